@@ -31,7 +31,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.packed import E2M1_VALUES
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker, bind_axes
-from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES, Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import measure_outputs
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, USUAL_ROUNDING, Stability
@@ -226,7 +226,7 @@ def each_regime(
     regimes = Regimes(definition, workload, seed)
     if not takes or not any(regimes.free):
         return
-    for name in REGIMES:
+    for name in regimes.names:
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in base]
         regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in inputs])
         yield name, inputs

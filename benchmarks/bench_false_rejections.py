@@ -31,7 +31,7 @@ import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
-from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES, Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -209,7 +209,7 @@ def judge_regimes(
     regimes = Regimes(definition, workload, context.seed)
     if not any(regimes.free):
         return
-    for name in REGIMES:
+    for name in regimes.names:
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in base]
         regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in inputs])
         expected = context.reference(inputs)

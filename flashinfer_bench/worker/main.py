@@ -212,7 +212,7 @@ class Worker:
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Switch the clock on, or what takes its place after a loss. Keep to a core until `stop`, where one is told."""
+        """Switch the clock on; after a loss, the one that takes its place."""
         self._running.close()
         if request["fall_back"] is not None:
             self.clock = self.clock.fall_back(request["fall_back"]) or self.clock
@@ -220,8 +220,6 @@ class Worker:
             self._running.enter_context(self.clock)
         except ClockLost as lost:
             return {"clock": describe_clock(self.clock), "lost": str(lost)[:MOST_WORDS]}
-        if request["core"] is not None:
-            self._running.enter_context(on_core(request["core"]))
         return {"clock": describe_clock(self.clock), "lost": None}
 
     def calls(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -232,7 +230,8 @@ class Worker:
             return {"readings": None, "returned": None, "refused": str(refused)[:MOST_WORDS]}
         if request["lead"] is not None:
             try:
-                samples = self.clock.sample([*launches], Lead(**request["lead"]))
+                with on_core(request.get("core")):
+                    samples = self.clock.sample([*launches], Lead(**request["lead"]))
             except ClockLost as lost:
                 return {"readings": None, "returned": None, "lost": str(lost)[:MOST_WORDS]}
             return {"readings": answer_readings(samples), "facts": self.clock.facts(), "returned": None}
@@ -249,7 +248,7 @@ class Worker:
         return {"readings": None, "returned": returned if any(launch.puts_away for launch in launches) else None}
 
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make calls back to back, and leave what they gave where it is."""
+        """Make calls back to back, on one core where one is told, and leave what they gave where it is."""
         launches = [self._eager(index, request["part"]) for index in request["indices"]]
         together = request["together"] and launches
         copied = bool(self._returns_same or self.device.type == "cpu" or request["part"] == "nothing")
@@ -263,8 +262,9 @@ class Worker:
                 launch = in_turn(launches, put_away=copied, then=then)
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
-        launch()
-        self._synchronize()
+        with on_core(request.get("core")):
+            launch()
+            self._synchronize()
         if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
         return {"refused": None, "copied": copied, "strided": self._has_strided(request)}
@@ -375,8 +375,11 @@ class Worker:
 
 
 @contextmanager
-def on_core(core: int) -> Iterator[None]:
-    """Keep this thread to one core, where the system lets it; threads that it starts meanwhile inherit that."""
+def on_core(core: int | None) -> Iterator[None]:
+    """Keep this thread to a core, where one is told and the system lets it; threads that it starts meanwhile, too."""
+    if core is None:
+        yield
+        return
     allowed = os.sched_getaffinity(0)
     with suppress(OSError):
         os.sched_setaffinity(0, {core})

@@ -44,7 +44,15 @@ FEW_NUMBERS: Final = 16
 """An output of fewer elements may be right by chance on inputs of a regime: of a single number, who looks at half of a
 row is off by no more than roundings may move it in 45 of 100 calls."""
 MORE_CALLS: Final = 3
-"""So there each trial has so many more calls of the regime `smaller`."""
+"""So there each trial has so many more calls of the regimes `smaller` and `one_row`."""
+ROW_FACTOR: Final = 32
+LEAST_ROW_FACTOR: Final = 16
+"""In the regime `one_row` one row is multiplied by so many times the number of rows. So it is most of a sum over all of
+them, also where each row's part is near a constant, as the logarithm of a sum is; and formats that take the others
+for zeros are off by a thirtieth. Where numbers that large are none of the input's, half of it will do, or none is."""
+LARGEST_ROW_FACTOR: Final = float(1 << 20)
+ROOM: Final = 10.0
+"""Usual values reach no further; times the factor they are numbers still."""
 LARGEST_VALUE: Final = 100.0
 """Of the few large values: its square is still a number of float16."""
 LARGE_SHARE: Final = 2.0
@@ -100,6 +108,15 @@ def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: Shar
     rows.mul_(_leave_few_loud(len(rows), QUIETEST_ROW, shared.of_other_axes).to(values.dtype)[:, None])
 
 
+def _make_one_row(values: torch.Tensor, generator: torch.Generator, shared: SharedPlaces) -> None:
+    del generator
+    rows = values.view(-1, values.shape[-1])
+    factor = min(ROW_FACTOR * len(rows), LARGEST_ROW_FACTOR, torch.finfo(values.dtype).max / ROOM)
+    if len(rows) > 1 and factor >= LEAST_ROW_FACTOR * len(rows):
+        place = torch.randint(len(rows), (), generator=shared.of_other_axes, device=values.device)
+        rows[place] *= factor
+
+
 def _leave_few_loud(count: int, quietest: float, generator: torch.Generator) -> torch.Tensor:
     """Return factors of so many columns or rows: ones for a few of them."""
     if count <= LOUD:
@@ -119,8 +136,11 @@ REGIMES: Final[Mapping[str, Change]] = {
     "larger": lambda values, generator, _: values.mul_(_uniform(LARGER, generator)),
     "smaller": _make_smaller,
     "heavy_tails": lambda values, *_: values.pow_(3),
+    "one_row": _make_one_row,
 }
-"""Name → changes usual values in place. The first is used in every job, the others in a secret order."""
+"""Name → changes usual values in place. The first is used in every job, the others in a secret order, but the last one,
+which is for outputs of few numbers."""
+FOR_FEW_NUMBERS: Final = ("smaller", "one_row")
 
 
 def why_no_regimes(definition: Definition) -> str | None:
@@ -185,15 +205,20 @@ class Regimes:
         self._has_few_numbers = has_few_numbers(definition, workload)
         self._axes = [tuple(spec.shape or ()) for spec in definition.inputs.values()]
 
+    @property
+    def names(self) -> list[str]:
+        """All regimes that the job may have."""
+        return [name for name in REGIMES if self._has_few_numbers or name != "one_row"]
+
     def choose(self, trial: int, trials: int) -> list[str]:
         """Return the regimes of a trial: one in each, one more in the last; and more for outputs of few numbers."""
         chance = random.Random(self._seed)
-        first, *others = REGIMES
+        first, *others = [name for name in REGIMES if name != "one_row"]
         chance.shuffle(others)
         wanted = [first, *others][: trials + 1]
         chance.shuffle(wanted)
         chosen = wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
-        more = ["smaller"] * (MORE_CALLS if self._has_few_numbers else 0)
+        more = [*FOR_FEW_NUMBERS] * (MORE_CALLS if self._has_few_numbers else 0)
         return [*more, *chosen]  # a trial of slow calls has the first only
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:

@@ -420,12 +420,11 @@ class DeviceSession:
         """Take into the task what the reference's calls have shown, and find out how the solution is called."""
         reference = job.block.reference
         written = reference.mutates or frozenset()
-        waits = self._device.type == "cuda" and "waits_inside" in (baseline.measurement or {}).get("flags", [])
         kernel.task = replace(
             kernel.task,
             may_return_inputs=reference.returns_inputs is not False,
             in_out_inputs=written,
-            beside=self._timer.beside(job) if waits else None,
+            beside=self._timer.beside(job, baseline),
         )
         if written:
             job.notes["in_out_inputs"] = sorted(written)

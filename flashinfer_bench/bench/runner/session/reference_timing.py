@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.evaluator import Baseline
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.beside import ReferenceBeside, ReferenceKernel
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
@@ -184,20 +185,27 @@ class ReferenceTimer:
                 self.kept.keep(job, self._plan(job), known)
         return move_to_gap(known, self.tools.readout.launch_gap_ns)
 
-    def beside(self, job: JobContext) -> ReferenceBeside:
-        """Return what times the reference in turns with a job's solution."""
+    def beside(self, job: JobContext, baseline: Baseline) -> ReferenceBeside | None:
+        """Return what times the reference in turns with a job's solution; None where it does not wait for the GPU.
+
+        Nor is it done without walls: the solution could reach what the reference's worker does.
+        """
+        flags = (baseline.measurement or {}).get("flags", [])
+        device = self.tools.arena.device
+        if device.type != "cuda" or "waits_inside" not in flags or not self.pool.has_walls:
+            return None
 
         def open_reference() -> ReferenceKernel:
             if self.side is None:
                 self.side = SharedArena(self.tools.arena.device)
             tools = replace(self.tools, arena=self.side)
             worker, metadata = self.pool.reference_worker(job.block.definition.digest()), self._metadata(job)
-            task = replace(self._task(job), in_out_inputs=job.block.reference.mutates or frozenset())
-            kernel = ReferenceKernel(worker, tools, task, metadata)
+            kernel = ReferenceKernel(worker, tools, self._task(job), metadata)
             self._load(kernel, job.block.definition)
             return kernel
 
-        return ReferenceBeside(open_reference, self.pool.end_reference, self.tools.settle, self.tools.arena.device)
+        end, settle = self.pool.end_reference, self.tools.settle
+        return ReferenceBeside(open_reference, end, settle, baseline.mean_latency_ms or 0.0)
 
     def release(self) -> None:
         """Give the memory back that references have beside solutions; no worker of theirs maps it any more."""

@@ -21,7 +21,6 @@ from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.custom import list_custom
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
-from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.session.regimes import plan_regimes
@@ -109,7 +108,7 @@ class CallsRehearsed:
         regimes = plan_regimes(self._job) if self._contents is not None and self._contents.differs else None
         if regimes is None:
             return
-        for name in REGIMES:
+        for name in regimes.names:
             regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in self._made])
 
     def look(self, inputs: list[Any]) -> None:

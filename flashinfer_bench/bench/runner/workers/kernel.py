@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, Final
@@ -15,7 +15,13 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.runner.workers.calling import CallableKernel
-from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
+from flashinfer_bench.bench.runner.workers.kernel_task import (
+    KernelMetadata,
+    KernelTask,
+    SessionTools,
+    TurnPlace,
+    Waiting,
+)
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_calls, count_read_calls
@@ -54,10 +60,9 @@ MEASUREMENTS: Final = 4
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
 FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
-TURN_READS: Final = 9
-"""Calls of turns with the reference's that are compared: who leaves out half passes once in 500 times."""
-TURN_PLACES: Final = 2
-"""Places of such calls: one, and one for a call on inputs of another regime beside it."""
+TURN_READS: Final = 16
+"""Single calls in turns with the reference's that are compared, and as many calls of bursts there: who leaves out a
+fifth of either passes once in 35 times."""
 SLICE_NS: Final = 1_000_000
 """A GPU that several contexts have work for goes from one to the next every millisecond or so."""
 LONG_NS: Final = 100_000_000
@@ -83,6 +88,8 @@ class RemoteKernel(CallableKernel):
         """The calls of each timed trial that are to be compared."""
         self.regime_calls: list[RegimeCall] = []
         """Calls on inputs of other regimes."""
+        self._turns: RemoteTrial | None = None
+        """Calls in turns with the reference's that are not handed over to be compared."""
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs; each call gets content of its own.
@@ -149,10 +156,10 @@ class RemoteKernel(CallableKernel):
             found = self._confirm(remote, claimed, known_ns)
             record |= found.to_record()
             latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
-        if self.task.beside is not None and waits_inside and trials[0].known is not None:
-            number = MEASUREMENTS * len(chosen)
-            lead = Lead(0, settled=trials[0].known.settled, resets_lines=trials[0].known.resets_lines)
-            record |= self.task.beside(self, chosen[0], number, lead)
+        known = trials[0].known
+        if self.task.beside is not None and waits_inside and known is not None and not self.worker.has_setup:
+            lead = Lead(settled=known.settled, resets_lines=known.resets_lines)
+            record |= self.task.beside(self, chosen[0], MEASUREMENTS * len(chosen), Waiting(latency_ms, lead))
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
@@ -205,31 +212,55 @@ class RemoteKernel(CallableKernel):
             remote.guard_pid, remote.worker_pid = self.worker.guard_pid, self.worker.pid
         return remote
 
-    @contextmanager
-    def open_side(self, inputs: list[Any], number: int, core: int | None, lead: Lead) -> Iterator[Side]:
-        """Open timed calls for turns with another kernel's; of a solution's some are compared.
-
-        Whoever takes them holds a solution's worker still between them.
+    def open_side(self, inputs: list[Any], number: int, lead: Lead, where: TurnPlace) -> Side:
+        """Open timed calls for turns with another kernel's. Whoever takes them holds the worker still between them.
 
         Args:
             inputs: the evaluator's, those of the first trial.
             number: that no trial has.
-            core: makes the calls; None for any.
-            lead: what goes before each.
+            lead: what goes before single calls.
+            where: the core, and how many calls bursts have.
 
         Raises:
-            SolutionFailure: it failed, also when the calls are over.
-            ClockLost: the clock loses its readings.
+            SolutionFailure: the worker does not take their places.
         """
-        places = self._lay_out(inputs, TURN_PLACES)
-        remote = self._open_trial(number, inputs, places, 0 if self.task.is_ours else TURN_READS)
-        remote.hold_worker = lambda: None
+        reads = 0 if self.task.is_ours else TURN_READS
+        remote = self._open_trial(number, inputs, self._lay_out(inputs, 1), reads)
+        remote.guard_pid, remote.hold_worker = self.worker.guard_pid, lambda: None
         self._schedule_regimes(remote, number, trials=max(1, len(self.reads)))
-        with RemoteClock(self._ask, self.worker.clock, remote, core=core) as clock:
-            yield Side(remote, clock, lead, renews=not self.task.is_ours or bool(self.task.in_out_inputs))
-        if not self.task.is_ours:
-            self.reads[0] += remote.reader.reads("turn")
-            self.regime_calls += remote.schedule.made if remote.schedule is not None else []
+        clock = RemoteClock(self._ask, self.worker.clock, remote)
+        clock.core = where.core
+        self._turns = remote
+
+        def open_bursts() -> BurstTimer:
+            self.close_side()
+            self._turns = later = replace(remote.moved_to(self._lay_out(inputs, where.calls), reads), schedule=None)
+            timer = BurstTimer(self._ask, later, operations=None)
+            timer.core, timer.overhead = where.core, where.overhead
+            return timer
+
+        return Side(clock, lead, open_bursts, where.calls, self.task.is_ours, where.overhead.request)
+
+    def close_side(self) -> None:
+        """Have the latest calls in turns be compared as those of the first trial are.
+
+        Raises:
+            SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
+        """
+        latest, self._turns = self._turns, None
+        if latest is not None and not self.task.is_ours:
+            self.reads[0] += latest.reader.reads("turn")
+            self.regime_calls += latest.schedule.made if latest.schedule is not None else []
+
+    @property
+    def device(self) -> torch.device:
+        """Where the calls run."""
+        return self._arena.device
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left for its calls."""
+        return self._left_s
 
     def _schedule_regimes(self, remote: RemoteTrial, number: int, *, trials: int) -> None:
         """Choose which of a trial's next calls get inputs of other regimes."""

@@ -13,6 +13,7 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import ContextTraits
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.timing.clocks import Lead
 from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
@@ -64,17 +65,38 @@ class MeasurePlan:
         return self.stops_early and trial.stop == "precision" and len(trial.samples) < self.iterations
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """What is known of a call that waits for the GPU inside."""
+
+    latency_ms: float
+    lead: Lead
+    """What goes before it."""
+
+
+@dataclass(frozen=True)
+class TurnPlace:
+    """How calls are made in turns with another kernel's."""
+
+    core: int | None
+    """Makes them; None for any."""
+    calls: int
+    """Of a burst."""
+    overhead: BurstOverhead
+    """What bursts take of themselves, by what both sides' workers took."""
+
+
 class Beside(Protocol):
     """Times another kernel's calls in turns with one's own."""
 
-    def __call__(self, kernel: Any, inputs: list[Any], number: int, lead: Lead) -> dict[str, Any]:
+    def __call__(self, kernel: Any, inputs: list[Any], number: int, call: Waiting) -> dict[str, Any]:
         """Return what came of it, as fields of the measurement's record.
 
         Args:
             kernel: whose calls these are.
             inputs: the evaluator's.
             number: that no trial of the kernel's has.
-            lead: what goes before each of its calls.
+            call: what is known of its calls.
         """
 
 

@@ -214,6 +214,11 @@ class WorkerPool:
         """Whether the current worker was made for no solution: it reaches nothing of the one that it serves."""
         return self._current is not None and self._current[1] in self._keys
 
+    @property
+    def has_walls(self) -> bool:
+        """Whether no worker reaches another one."""
+        return self._enclosure is not None
+
     def quiesce(self) -> None:
         """Wait until earlier workers are gone, and on a CPU until all spares are up: a measurement begins."""
         if self._hello.device != "cuda":

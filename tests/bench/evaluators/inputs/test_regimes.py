@@ -166,6 +166,29 @@ def test_some_of_the_rows_do_not_tell_what_all_of_them_do(reference, output, sha
     assert accepted <= (14 if (share, output) == (2, "float32[]") else 0)  # of a single number there are ten such calls
 
 
+LOSS = "import torch\ndef run(x):\n    return torch.logsumexp(x.float(), dim=-1).mean()\n"
+ABSOLUTE = "import torch\ndef run(x):\n    return x.float().abs().mean()\n"
+
+
+@pytest.mark.parametrize("reference", [LOSS, ABSOLUTE, ALL], ids=["loss", "absolute", "squares"])
+@pytest.mark.parametrize("share", [2, 3])
+def test_one_row_tells_who_looks_at_some_rows_of_a_mean_that_each_is_near(reference, share):
+    space = {}
+    exec(reference, space)
+    settings = {"n": 1500, "columns": 64, "outputs": {"y": "float32[]"}}
+    verdicts = [judge(reference, "one_row", lambda x: space["run"](x[::share]), seed=s, **settings) for s in range(20)]
+    accepted = sum(isinstance(one, Accepted) for one in verdicts)
+    assert accepted == 0  # also the one whose row it sees: that one counts twice
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        for per_row in (True, False):
+            one = judge(reference, "one_row", lambda x: space["run"](coarse_by(x, dtype, per_row)), **settings)  # noqa: B023
+            assert isinstance(one, Accepted), one.message
+
+
+def coarse_by(values, dtype, per_row):
+    return coarse(values, dtype) if per_row else coarse(values.view(1, -1), dtype).view_as(values)
+
+
 def test_floats_beside_whole_numbers_are_judged_by_themselves():
     reference = "import torch\ndef run(x):\n    return 30 * torch.tanh(x / 30), torch.full((len(x),), 7)\n"
     outputs = {"y": "float32[n, 4096]", "count": "int64[n]"}
@@ -214,18 +237,55 @@ def test_the_few_large_values_of_a_row_outweigh_it_and_are_few():
 
 
 @pytest.mark.parametrize(("n", "more"), [(1, 3), (15, 3), (16, 0)])
-def test_where_outputs_have_few_numbers_there_are_more_calls_of_smaller_ones(n, more):
+def test_where_outputs_have_few_numbers_there_are_more_calls_of_smaller_ones_and_of_one_row(n, more):
     regimes = open_regimes({"x": "float32[n, m]"}, n=n, m=8)
-    assert [regimes.choose(trial, 3).count("smaller") >= more for trial in range(3)] == [True] * 3
-    assert sum(regimes.choose(trial, 3).count("smaller") for trial in range(3)) == 1 + 3 * more
-    assert not more or all(regimes.choose(trial, 3)[0] == "smaller" for trial in range(3))
+    for name, others in (("smaller", 1), ("one_row", 0)):
+        assert [regimes.choose(trial, 3).count(name) >= more for trial in range(3)] == [True] * 3
+        assert sum(regimes.choose(trial, 3).count(name) for trial in range(3)) == others + 3 * more
+    assert not more or all(regimes.choose(trial, 3)[:2] == ["smaller", "one_row"] for trial in range(3))
+    assert ("one_row" in regimes.names) is bool(more)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "factor"),
+    [
+        (torch.float32, 400, 32 * 400),
+        (torch.bfloat16, 400, 32 * 400),
+        (torch.float16, 200, 32 * 200),
+        (torch.float16, 300, 6550.4),
+        (torch.float16, 500, 1),
+        (torch.float32, 1 << 16, 1 << 20),
+        (torch.float32, 1 << 17, 1),
+        (torch.float32, 1, 1),
+    ],
+    ids=str,
+)
+def test_one_row_outweighs_the_others_or_none_does(dtype, rows, factor):
+    regimes = open_regimes({"x": "float32[n, m]", "v": "float32[n]"}, n=rows, m=4)
+    x = torch.ones(rows, 4, dtype=dtype)
+    regimes.change("one_row", 0, [x, None])
+    loud = (x != 1).any(dim=1)
+    assert int(loud.sum()) == (factor > 1)
+    assert float(x.max()) == pytest.approx(factor, rel=0.01)
+    assert torch.equal((x != 1).all(dim=1), loud)
+
+
+def test_inputs_with_the_same_rows_have_the_same_one_larger_and_another_in_the_next_call():
+    regimes = open_regimes({"x": "float32[n, m]", "v": "float32[n, k]"}, n=4000, m=4, k=6)
+    places = []
+    for number in range(3):
+        x, v = torch.ones(4000, 4), torch.ones(4000, 6)
+        regimes.change("one_row", number, [x, v])
+        assert torch.equal(x[:, 0] != 1, v[:, 0] != 1)
+        places.append(int(x[:, 0].argmax()))
+    assert len(set(places)) == 3
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 5])
 def test_few_large_values_come_in_every_job_and_no_regime_twice(trials):
     regimes = open_regimes({"x": "float32[n]"}, n=40)
     chosen = [name for trial in range(trials) for name in regimes.choose(trial, trials)]
-    assert len(chosen) == len(set(chosen)) == min(trials + 1, len(REGIMES))
+    assert len(chosen) == len(set(chosen)) == min(trials + 1, len(regimes.names))
     assert "few_large" in chosen
 
 

@@ -188,6 +188,33 @@ def test_where_requests_settled_the_latency_readings_are_needed(monkeypatch):
     assert (compared["reading"], record) == (ENOUGH_READS, CONFIRMED)
 
 
+@pytest.mark.parametrize("way", ["relay", "burst", None])
+def test_of_turns_with_the_reference_enough_are_needed_beside(monkeypatch, way):
+    ways = {"turn": 9} | ({way: 12} if way else {})
+    _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of(**ways))
+    assert (compared["turn"], record) == (ENOUGH_READS, CONFIRMED)
+    assert compared[way or "reading"] == ENOUGH_READS
+
+
+@pytest.mark.parametrize(("call_s", "tells"), [(6.0, True), (7.0, False)])
+def test_where_too_few_of_turns_can_be_compared_they_tell_nothing(monkeypatch, call_s, tells):
+    notes = {"measurement": {"confirmed": True, "turns": {"ratio": 2.0}}}
+    found = [[ReadCall([at], [torch.zeros(1)], False, "turn") for at in range(9)]]
+    clock = [0.0]
+
+    def reference(inputs):
+        clock[0] += call_s
+        return [torch.zeros(1)]
+
+    monkeypatch.setattr(reads_module.time, "monotonic", lambda: clock[0])
+    judged = SimpleNamespace(judge_reads=lambda *_arguments: Accepted(Correctness()))
+    job = SimpleNamespace(
+        block=SimpleNamespace(definition=None, reference=reference, evaluator=judged), config=None, notes=notes
+    )
+    assert judge_reads(job, found, Baseline([], [[]], None, None), None) is None
+    assert notes["measurement"]["turns"] == ({"ratio": 2.0} if tells else {"why_not": TOO_SLOW})
+
+
 def test_of_few_calls_all_are_needed(monkeypatch):
     """As many as there was memory for, or as a burst has."""
     _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of(burst=2))

@@ -112,6 +112,8 @@ class BurstTimer:
             call waits for the GPU, so no graph can hold it.
         most_ns: a call does not cost more than this.
         now_ns: the session's clock.
+
+    `core` is the one that makes the worker's calls, None for any; `overhead` what bursts take of themselves.
     """
 
     def __init__(
@@ -129,11 +131,11 @@ class BurstTimer:
         self._most_ns = most_ns
         self._operations = operations or 0
         self._now_ns = now_ns
+        self.core: int | None = None
         self._calls = 0
         self._is_strided = False
         """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
-        self._empty = BurstOverhead()
-        """What bursts take of themselves."""
+        self.overhead = BurstOverhead()
         self._best_ns = math.inf
         self._copy_ns = math.inf
         self._moved_ns: dict[int, float] = {}
@@ -164,7 +166,7 @@ class BurstTimer:
 
     def _confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool) -> Confirmation:
         calls, device_type = len(self._trial.places), self._trial.asked.device_type
-        self._empty = overhead
+        self.overhead = overhead
         resolution_ns = RESOLVED * noise_ns(overhead, device_type) / calls
         settling = (resolution_ns, claimed_ns / least_share(device_type))
         if calls > 1:
@@ -187,6 +189,26 @@ class BurstTimer:
             return Confirmation(least_ns or None, resolution_ns, "the call is shorter than a burst resolves")
         doubt = find_doubt(claimed_ns, best, f"{series} series", refused=self.refused, is_ours=is_ours)
         return Confirmation(best.call_ns, resolution_ns, doubt)
+
+    def take_turn(self, calls: int, is_looked_at: Callable[[], bool] | None = None) -> tuple[float, int]:
+        """Make a burst; return what it took, in nanoseconds, and its calls.
+
+        Args:
+            calls: of the burst, as far as there are places.
+            is_looked_at: says, once its outputs are fetched, whether some of them may be compared. None for code that
+                we trust, whose outputs nobody fetches.
+        """
+        indices = list(range(min(calls, len(self._trial.places))))
+        numbers, wall_ns, _ = self._burst(indices)
+        if is_looked_at is None:
+            return wall_ns, len(indices)
+        is_spoiled = self._spoils and not self._was_copied
+        if self._trial.returns and not self._was_copied:  # who computes nothing before that has computed nothing
+            wall_ns += self._fetch(indices)
+            self._between.begin()
+        if is_looked_at():
+            self._trial.reader.look(indices, numbers, has_inputs=not is_spoiled)
+        return wall_ns, len(indices)
 
     def _take_series(self, calls: int, overhead: BurstOverhead, settling: tuple[float, float]) -> Outside:
         """Take some bursts of so many calls; return what one call costs in the best of them.
@@ -293,6 +315,7 @@ class BurstTimer:
         start = self._now_ns()
         part = "both" if trial.has_setup else "run"
         fields = {"indices": indices, "part": part, "together": self._together, "operations": self._operations}
+        fields |= {} if self.core is None else {"core": self.core}
         done = self._ask("burst", BurstDone, "the measurement", **fields)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
@@ -314,11 +337,11 @@ class BurstTimer:
         for _ in range(MOST_TOUCHES):
             start = self._now_ns()
             touch(self._trial.places.arena.device)
-            late_ns = max(0.0, self._now_ns() - start - self._empty.touch)
+            late_ns = max(0.0, self._now_ns() - start - self.overhead.touch)
             counts_ns += late_ns
             if late_ns <= TOUCH_SLACK_NS:
                 break
-            hidden_ns = self._empty.request + self._empty.touch
+            hidden_ns = self.overhead.request + self.overhead.touch
         return counts_ns + hidden_ns
 
     def _time_copies(self, indices: list[int]) -> float:

@@ -37,22 +37,15 @@ class RemoteClock:
         traits: the worker's clock, as it was before a solution was loaded.
         trial: where calls lie, what they are given, who looks at what they gave.
         fall_back: why the worker is to use another clock than its own; None for its own.
-        core: the one that makes the worker's calls; None for any.
+
+    `core` is the one that makes the worker's calls, None for any.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        traits: ClockTraits,
-        trial: RemoteTrial,
-        *,
-        fall_back: str | None = None,
-        core: int | None = None,
-    ) -> None:
+    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
+        self.core: int | None = None
         self._ask = ask
         self._trial = trial
         self._fall_back = fall_back
-        self._core = core
         self._take_traits(traits)
         self._facts: Facts = {}
         self._spent_ns = 0.0
@@ -72,7 +65,7 @@ class RemoteClock:
         return graphs if len(self._trial.places.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
-        started = self._ask("start", Started, "the measurement", fall_back=self._fall_back, core=self._core)
+        started = self._ask("start", Started, "the measurement", fall_back=self._fall_back)
         self._take_traits(started.clock)
         check_clock(started.clock, self._trial.asked)
         if started.lost is not None:
@@ -103,6 +96,7 @@ class RemoteClock:
         numbers = trial.write(indices)
         hidden = trial.hide(indices, numbers)
         fields = {"indices": indices, "lead": asdict(lead), "replay": launches[0].replay}
+        fields |= {} if self.core is None else {"core": self.core}
         self._spent_ns = 0.0
         setups = self._call(part="setup", **fields) if trial.has_setup else []
         samples = self._call(part="run", **fields)
@@ -116,14 +110,6 @@ class RemoteClock:
         taken = [samples[at] for at in usual][:count]
         left = [launches[at] for at in hidden][: count - len(taken)]  # where there was no place beside the usual calls
         return [*taken, *self._sample_together(left, lead)] if left else taken
-
-    def repeat(self, launches: Sequence[PlaceLaunch], lead: Lead) -> list[Sample]:
-        """Have the worker make calls on what lies in their places, which no worker but this one has seen."""
-        indices = [launch.index for launch in launches]
-        self._spent_ns = 0.0
-        samples = self._call(part="run", indices=indices, lead=asdict(lead), replay=launches[0].replay)
-        self._trial.costs_ns += [self._spent_ns / len(indices)] * len(indices)
-        return samples
 
     def _call(self, **fields: Any) -> list[Sample]:
         _, ahead_ns = self._between.end()

@@ -1,141 +1,158 @@
-"""Two kernels whose calls are timed in turns on one core: how many times as long do those of the other one take?
+"""Two kernels whose calls are timed in turns on one core: how many times as long do those of the other take?
 
 Where a call waits for the GPU inside, the host's time is part of it. A machine whose cores others use, too, may change
 that by half from one second to the next, and from core to core: equal calls in two processes, one after the other,
 agreed to 1.5 % in three pairs of ten. What holds one side up meets the call of the other side beside it as well.
+
+Single calls are timed in turns, by the workers' clocks: that is exact, and a worker may claim what it likes. So bursts
+are timed in turns as well, by the session's clock, and bound what single calls tell.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from math import exp, log
 from statistics import fmean, median
 from typing import Any, Final
 
+from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch
 from flashinfer_bench.timing.clocks import Lead
 from flashinfer_bench.timing.statistics import relative_half_width
 
-FEWEST_ROUNDS: Final = 20
-MOST_ROUNDS: Final = 250
-"""Rounds that a ratio needs, and the most that are made for it. A round has a call of each side."""
+TURN_NS: Final = 2_000_000
+"""A burst in turns has as many calls as take this long, and one at the least."""
+MOST_CALLS: Final = 32
+FEWEST_ROUNDS: Final = 10
+"""Rounds that single calls need, and bursts. A round has a turn of each side."""
 LOOK_EVERY: Final = 10
 """After so many rounds it is looked at how well the ratio is known."""
-RATIO_PRECISION: Final = 0.01
-"""Share to which the ratio is to be known. Rounds differ by some per cent."""
-MOST_S: Final = 0.7
-"""Seconds after which no further round is begun."""
-OUTSIDE_SLACK: Final = 1.1
-MORE_SLACK: Final = 1.2
-"""A ratio is told as no more than this multiple of what it is by the session's clock; the second where a call of one's
-own has more operations than one of the other side, whose records take the worker time beside the call. By 30 honest
-pairs the two agree to 4 %."""
+RATIO_PRECISION: Final = 0.008
+"""Share to which the ratio of single calls is to be known. Rounds differ by some per cent."""
+LOOKED_AT: Final = 0.4
+"""Share of one's own bursts whose outputs are looked at, chosen when a burst is over."""
 DISTURBED_SHARE: Final = 0.25
 """Where the GPU was not free in a larger share of the rounds, they tell nothing."""
+MEDIAN_SLACK: Final = 1.05
+"""The ratio is no more than this multiple of that of the medians: who leaves out some calls changes no median."""
+BURST_SLACK: Final = 1.2
+"""Nor more than this multiple of what bursts tell. Of equal calls these told 0.85 to 1.16 in 15 pairs (H200), most of
+them 0.95 to 1.09, since a GPU comes back to a worker sooner or later."""
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One call of one side."""
+class Limits:
+    """How many rounds are made."""
 
-    span_ns: float
-    """What it took by its worker's clock."""
-    cost_ns: float
-    """What it took by the session's clock, with all that goes before it."""
-    operations: int = 0
-    """What it launched on the GPU, as its worker says."""
+    most_s: float
+    """Seconds after which no further round is begun."""
+    most_rounds: int
+
+
+OF_CALLS: Final = Limits(0.8, 250)
+OF_BURSTS: Final = Limits(0.2, 16)
 
 
 @dataclass
 class Side:
-    """Timed calls of one kernel, one at a time.
+    """Timed calls of one kernel, each on content of its own.
 
     Args:
-        remote: where they lie, and who looks at what they gave.
-        clock: makes them; it is switched on.
-        lead: what goes before each.
-        renews: each call gets content of its own, and may be compared. Else all have what the first one got: for code
-            that we trust, and that leaves its inputs as they are.
+        clock: makes single calls; it is switched on for them.
+        lead: what goes before each of these.
+        open_bursts: gives what makes bursts; called once single calls are over.
+        calls: of a burst, as far as memory allows.
+        is_ours: it is the reference: nobody compares what its calls give.
     """
 
-    remote: RemoteTrial
     clock: RemoteClock
     lead: Lead
-    renews: bool
+    open_bursts: Callable[[], BurstTimer]
+    calls: int
+    is_ours: bool = False
+    request_ns: float = 0.0
+    """Taken off each burst: what one takes that computes nothing."""
 
-    def take(self) -> Turn:
-        """Make a call.
+    @cached_property
+    def _timer(self) -> BurstTimer:
+        return self.open_bursts()
+
+    def take_call(self) -> float:
+        """Make a call; return what it took by its worker's clock, in nanoseconds.
 
         Raises:
             SolutionFailure: it failed.
             ClockLost: the clock lost its readings.
         """
-        remote, launch = self.remote, PlaceLaunch(0)
-        is_new = self.renews or not remote.costs_ns
-        (sample,) = self.clock.sample([launch], self.lead) if is_new else self.clock.repeat([launch], self.lead)
-        return Turn(float(sample.span_ns), remote.costs_ns[-1], sample.operations or 0)
+        (sample,) = self.clock.sample([PlaceLaunch(0)], self.lead)
+        return float(sample.span_ns)
+
+    def take_burst(self) -> float:
+        """Make a burst; return what a call of it took by the session's clock, in nanoseconds.
+
+        Raises:
+            SolutionFailure: a call failed.
+        """
+        chance = random.SystemRandom()
+        is_looked_at = None if self.is_ours else lambda: chance.random() < LOOKED_AT
+        taken_ns, calls = self._timer.take_turn(self.calls, is_looked_at)
+        return max(taken_ns - self.request_ns, 0.0) / calls
 
 
 @dataclass
 class Turns:
-    """Calls of two sides, one of each in turn, beginning and ending with one's own."""
+    """What calls of two sides took in their turns, beginning and ending with one's own, in nanoseconds."""
 
-    own: list[Turn] = field(default_factory=list)
-    other: list[Turn] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
     disturbed: int = 0
     """Rounds in which the GPU was not free when the other side's turn came."""
 
     @property
     def ratios(self) -> list[float]:
-        """How many times as long each call of the other side took as those of one's own before it and after it."""
-        return compare_neighbours(*([turn.span_ns for turn in side] for side in (self.own, self.other)))
+        """How many times as long the other side's calls took as those of one's own turns before and after them."""
+        logs = [math.log(max(value, 1.0)) for value in self.own]
+        beside = [(before + after) / 2 for before, after in pairwise(logs)]
+        return [max(value, 1.0) / math.exp(middle) for middle, value in zip(beside, self.other, strict=False)]
 
     @property
-    def outside_ratio(self) -> float:
-        """The same by the session's clock, less what the other side's requests take beside its calls."""
-        beside_ns = median(turn.cost_ns - turn.span_ns for turn in self.other)
-        costs = [[turn.cost_ns - beside_ns for turn in side] for side in (self.own, self.other)]
-        return middle_half(compare_neighbours(*costs))
+    def ratio(self) -> float:
+        """What the rounds tell together."""
+        return min(middle_half(self.ratios), MEDIAN_SLACK * median(self.other) / max(median(self.own), 1.0))
+
+    @property
+    def precision(self) -> float | None:
+        """The share to which that is known; None where there are too few rounds."""
+        return relative_half_width(self.ratios, middle_half)
 
     @property
     def is_known(self) -> bool:
         """Whether the ratio is known well enough."""
         count = len(self.other)
         is_looked_at = count >= FEWEST_ROUNDS and count % LOOK_EVERY == 0
-        width = relative_half_width(self.ratios, middle_half) if is_looked_at else None
+        width = self.precision if is_looked_at else None
         return width is not None and width <= RATIO_PRECISION
 
-    def to_record(self) -> dict[str, Any]:
-        """Return what the rounds tell.
 
-        A worker may claim what it likes of its own calls. So the ratio is held against what it is by the session's
-        clock, which knows what the other side's requests take beside its calls, whose readings are ours.
-        """
-        count, ratios = len(self.other), self.ratios
-        if count < FEWEST_ROUNDS:
-            return {"rounds": count, "why_not": f"fewer than {FEWEST_ROUNDS} rounds fit into {MOST_S:g} s"}
-        if self.disturbed > DISTURBED_SHARE * count:
-            return {"rounds": count, "why_not": "the GPU was not free when it was the reference's turn"}
-        claimed, outside = middle_half(ratios), self.outside_ratio
-        operations, others = (median(turn.operations for turn in side) for side in (self.own, self.other))
-        slack = MORE_SLACK if operations > others else OUTSIDE_SLACK
-        own_ns, other_ns = (median(turn.span_ns for turn in side) for side in (self.own, self.other))
-        record = {"ratio": min(claimed, slack * outside), "outside_ratio": round(outside, 6), "rounds": count}
-        width = relative_half_width(ratios, middle_half)
-        known = {} if width is None else {"precision": round(width, 6)}
-        return {**record, **known, "own_ms": own_ns / 1e6, "reference_ms": other_ns / 1e6}
-
-
-def compare_neighbours(own: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return how many times as much each value of the other side is as those of one's own before it and after it."""
-    logs = [log(max(value, 1.0)) for value in own]
-    beside = [(before + after) / 2 for before, after in pairwise(logs)]
-    return [max(value, 1.0) / exp(middle) for middle, value in zip(beside, other, strict=False)]
+def tell(calls: Turns, bursts: Turns) -> dict[str, Any]:
+    """Return what rounds of single calls and of bursts tell, or why they tell nothing."""
+    count = len(calls.other)
+    if min(count, len(bursts.other)) < FEWEST_ROUNDS:
+        return {"rounds": count, "why_not": f"there was time for fewer than {FEWEST_ROUNDS} rounds"}
+    if calls.disturbed + bursts.disturbed > DISTURBED_SHARE * (count + len(bursts.other)):
+        return {"rounds": count, "why_not": "the GPU was not free when it was the reference's turn"}
+    record: dict[str, Any] = {"ratio": min(calls.ratio, BURST_SLACK * bursts.ratio), "rounds": count}
+    if calls.precision is not None:
+        record["precision"] = round(calls.precision, 6)
+    record |= {"burst_ratio": round(bursts.ratio, 6), "burst_rounds": len(bursts.other)}
+    return record | {"own_ms": median(calls.own) / 1e6, "reference_ms": median(calls.other) / 1e6}
 
 
 def middle_half(values: Sequence[float]) -> float:
@@ -145,24 +162,46 @@ def middle_half(values: Sequence[float]) -> float:
     return fmean(ordered[cut : len(ordered) - cut])
 
 
-def take_turns(
-    own: Callable[[], Turn],
-    other: Callable[[], Turn],
-    free_gpu: Callable[[], AbstractContextManager[bool]],
-    now: Callable[[], float] = time.monotonic,
-) -> Turns:
-    """Have two sides make a call each in turn until it is known how many times as long those of the other one take.
+def count_calls(call_ms: float) -> int:
+    """Return how many calls of this length a burst has."""
+    return max(1, min(MOST_CALLS, math.ceil(TURN_NS / 1e6 / max(call_ms, 1e-9))))
 
-    A first call of each is left out.
+
+def find_hindrance(own_ms: float, other_ms: float, left_s: float) -> str | None:
+    """Return why two kernels whose calls take so long take no turns; None where they do.
 
     Args:
-        own: makes a call of the one.
-        other: makes a call of the other one.
+        own_ms: a call of the one, milliseconds.
+        other_ms: a call of the other one.
+        left_s: seconds that are left for the one's calls.
+    """
+    round_s = sum(count_calls(call_ms) * call_ms for call_ms in (own_ms, other_ms)) / 1e3
+    if FEWEST_ROUNDS * round_s > OF_BURSTS.most_s:
+        return f"there is time for fewer than {FEWEST_ROUNDS} rounds"
+    most_s = OF_CALLS.most_s + OF_BURSTS.most_s
+    return None if left_s > 4 * most_s else "too little of the solution's time is left"
+
+
+def take_turns(
+    own: Callable[[], float],
+    other: Callable[[], float],
+    free_gpu: Callable[[], AbstractContextManager[bool]],
+    limits: Limits,
+    now: Callable[[], float] = time.monotonic,
+) -> Turns:
+    """Have two sides take turns until it is known how many times as long the calls of the other one take.
+
+    A first turn of each is left out.
+
+    Args:
+        own: has the one take a turn; returns what a call took, in nanoseconds.
+        other: has the other one take a turn.
         free_gpu: holds the one still while it is the other's turn; says whether the GPU was free then.
+        limits: how many rounds are made.
         now: seconds.
     """
 
-    def take_other() -> Turn:
+    def take_other() -> float:
         with free_gpu() as is_free:
             turns.disturbed += not is_free
             return other()
@@ -171,7 +210,7 @@ def take_turns(
     own()
     take_other()
     turns, start = Turns([own()]), now()
-    while len(turns.other) < MOST_ROUNDS and not turns.is_known and now() - start <= MOST_S:
+    while len(turns.other) < limits.most_rounds and not turns.is_known and now() - start <= limits.most_s:
         theirs = take_other()
         turns.other.append(theirs)
         turns.own.append(own())
