@@ -1,16 +1,18 @@
-"""The random numbers of `content_kernel.cu`, in plain loops."""
+"""The random numbers of `content_kernel.cu`, and what it makes of them, in plain loops."""
 
 import math
+
+MASK = 0xFFFFFFFF
 
 
 def philox(counter, key):
     """Return four numbers of 32 bits: Philox4x32-10, of a counter and a key of 64 bits each."""
-    a, b, c, d = counter & 0xFFFFFFFF, counter >> 32, 0, 0
-    k, m = key & 0xFFFFFFFF, key >> 32
+    a, b, c, d = counter & MASK, counter >> 32, 0, 0
+    k, m = key & MASK, key >> 32
     for _ in range(10):
         first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = (second >> 32) ^ b ^ k, second & 0xFFFFFFFF, (first >> 32) ^ d ^ m, first & 0xFFFFFFFF
-        k, m = (k + 0x9E3779B9) & 0xFFFFFFFF, (m + 0xBB67AE85) & 0xFFFFFFFF
+        a, b, c, d = (second >> 32) ^ b ^ k, second & MASK, (first >> 32) ^ d ^ m, first & MASK
+        k, m = (k + 0x9E3779B9) & MASK, (m + 0xBB67AE85) & MASK
     return [a, b, c, d]
 
 
@@ -24,3 +26,55 @@ def draw_normal(key, count, deviation):
             angle = math.pi * (words[at + 1] >> 8) * 2.0**-23
             drawn += [length * math.cos(angle), length * math.sin(angle)]
     return drawn[:count]
+
+
+def mix(value, key):
+    """Return a number of 32 bits that depends on a value and a key."""
+    value = (value ^ key) * 0x9E3779B1 & MASK
+    return (value ^ value >> 15) * 0x85EBCA77 & MASK
+
+
+def to_factor(word):
+    """Return the factor, within the root of 1.25, of 24 bits of a number."""
+    return 1.25**-0.5 + (1.25**0.5 - 1.25**-0.5) * (word >> 8) * 2.0**-24
+
+
+def shuffle(length, keys):
+    """Return from which place each element of a row comes: a Feistel network of four rounds, walked until it fits."""
+    high = math.isqrt(length - 1) + 1
+    wide = -(-length // high)
+    places = []
+    for column in range(length):
+        at = column
+        while True:
+            line, place = divmod(at, wide)
+            line = (line + (mix(place, keys[0]) * high >> 32)) % high
+            place = (place + (mix(line, keys[1]) * wide >> 32)) % wide
+            line = (line + (mix(place, keys[2]) * high >> 32)) % high
+            place = (place + (mix(line, keys[3]) * wide >> 32)) % wide
+            at = line * wide + place
+            if at < length:
+                break
+        places.append(at)
+    return places
+
+
+def vary(count, by, key, columns):
+    """Return of each element of a varied tensor where it stood in the base, and its factor.
+
+    Args:
+        count: elements of the tensor.
+        by: how many elements it is moved along.
+        key: a number below 2**63.
+        columns: elements of a row; the last row has what is left.
+    """
+    places, factors = [], []
+    for begin in range(0, count, columns):
+        keys = philox(begin // columns | 1 << 63, key)
+        of_row = to_factor(mix(keys[0], keys[3]))
+        for at, place in enumerate(shuffle(min(columns, count - begin), keys), start=begin):
+            if not at % 4 or not factors:
+                words = philox(at // 4, key)
+            factors.append(of_row * to_factor(words[at % 4]))
+            places.append((begin + place + by) % count)
+    return places, factors

@@ -7,7 +7,7 @@
 typedef unsigned u32;
 typedef unsigned long long u64;
 
-enum Kind : u64 { FILL, MOVE, MUL_BF16, MUL_F16, MUL_F32, MUL_F64, DRAW_BF16, DRAW_F16, DRAW_F32 };
+enum Kind : u64 { FILL, MOVE, VARY_BF16, VARY_F16, VARY_F32, VARY_F64, DRAW_BF16, DRAW_F16, DRAW_F32 };
 
 struct Piece {
   u64 first_tile;  // tiles of all pieces before this one
@@ -16,8 +16,8 @@ struct Piece {
   u64 into;
   u64 count;       // elements; of FILL and MOVE bytes
   u64 by;          // elements that the source is moved along; of DRAW the key
-  u64 factors;     // address of the table of factors
-  u64 start;       // where in it the first element stands
+  u64 key;         // of VARY; the highest bit says whether it is negated
+  u64 columns;     // of VARY: elements of a row, below 2^23; the last row may have fewer
 };
 
 __device__ inline float bf16_to_float(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
@@ -26,20 +26,6 @@ __device__ inline unsigned short float_to_bf16(float value) {
   unsigned bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
   return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-template <typename T, typename Product>
-__device__ inline void multiply(const Piece& piece, u64 begin, u64 end, u64 table, Product product) {
-  const T* source = (const T*)piece.source;
-  const T* factors = (const T*)piece.factors;
-  T* into = (T*)piece.into;
-  u64 factor = (begin + piece.start) % table + threadIdx.x;
-  for (u64 at = begin + threadIdx.x; at < end; at += blockDim.x, factor += blockDim.x) {
-    u64 from = at + piece.by;
-    if (from >= piece.count) from -= piece.count;
-    if (factor >= table) factor -= table;
-    into[at] = product(source[from], factors[factor]);
-  }
 }
 
 struct Four { u32 word[4]; };
@@ -85,7 +71,91 @@ __device__ inline void draw(const Piece& piece, u64 begin, u64 end) {
   }
 }
 
-extern "C" __global__ void flashinfer_bench_write(const Piece* pieces, u64 number, u64 tiles, u64 tile, u64 table) {
+// Which element of a row comes to which place: a Feistel network (Black and Rogaway, "Ciphers with arbitrary finite
+// domains", 2002) on a grid of `high` times `wide` places, which has hardly more of them than the row has elements.
+struct Row {
+  u64 number;
+  u32 length, high, wide;
+  Four keys;
+  float factor;    // that all elements of the row share
+};
+
+__device__ inline u32 mix(u32 value, u32 key) {
+  value = (value ^ key) * 0x9E3779B1u;
+  return (value ^ (value >> 15)) * 0x85EBCA77u;
+}
+
+__device__ inline float factor_of(u32 word) {  // from 1.25 ** -0.5 to 1.25 ** 0.5, as a row's and an element's are
+  return 0.894427191f + 0.223606798f * ((float)(word >> 8) * 0x1p-24f);
+}
+
+__device__ inline Row start_row(const Piece& piece, u64 number, u64 key) {
+  u64 left = piece.count - number * piece.columns;
+  Row row;
+  row.number = number;
+  row.length = (u32)(left < piece.columns ? left : piece.columns);
+  row.high = (u32)sqrtf((float)row.length);
+  while (row.high * row.high < row.length) ++row.high;
+  row.wide = (row.length + row.high - 1) / row.high;
+  row.keys = philox(number | 1ull << 63, key);
+  row.factor = factor_of(mix(row.keys.word[0], row.keys.word[3]));
+  if (piece.key >> 63) row.factor = -row.factor;
+  return row;
+}
+
+__device__ inline u32 turn(u32 place, u32 size, u32 by) {  // along by a share of the size
+  place += (u32)(((u64)by * size) >> 32);
+  return place >= size ? place - size : place;
+}
+
+__device__ inline u32 find_source(const Row& row, u32 column) {
+  u32 line = column / row.wide, place = column - line * row.wide;
+#pragma unroll 1
+  do {
+    line = turn(line, row.high, mix(place, row.keys.word[0]));
+    place = turn(place, row.wide, mix(line, row.keys.word[1]));
+    line = turn(line, row.high, mix(place, row.keys.word[2]));
+    place = turn(place, row.wide, mix(line, row.keys.word[3]));
+  } while (line * row.wide + place >= row.length);
+  return line * row.wide + place;
+}
+
+// The elements moved along, then shuffled in rows; each is multiplied by its row's factor and one of its own.
+__device__ inline void vary(const Piece& piece, u64 begin, u64 end) {
+  const u64 key = piece.key & ~(1ull << 63);
+  const u32 columns = (u32)piece.columns, step = blockDim.x * 4;
+  u64 at = begin + threadIdx.x * 4, first = at / columns;
+  u32 column = (u32)(at - first * columns);
+  Row row;
+  row.number = ~0ull;
+#pragma unroll 1
+  for (; at < end; at += step) {
+    Four drawn = philox(at / 4, key);
+    u64 number = first;
+    u32 next = column;
+#pragma unroll 1
+    for (u32 side = 0; side < 4 && at + side < end; ++side, ++next) {
+      if (next == columns) next = 0, ++number;
+      if (number != row.number) row = start_row(piece, number, key);
+      u32 word = side < 2 ? (side ? drawn.word[1] : drawn.word[0]) : (side == 2 ? drawn.word[2] : drawn.word[3]);
+      float factor = row.factor * factor_of(word);
+      u64 from = number * columns + find_source(row, next) + piece.by, into = at + side;
+      if (from >= piece.count) from -= piece.count;
+      if (piece.kind == VARY_F32) ((float*)piece.into)[into] = ((const float*)piece.source)[from] * factor;
+      else if (piece.kind == VARY_F64) ((double*)piece.into)[into] = ((const double*)piece.source)[from] * factor;
+      else if (piece.kind == VARY_F16)
+        ((__half*)piece.into)[into] = __float2half_rn(__half2float(((const __half*)piece.source)[from]) * factor);
+      else
+        ((unsigned short*)piece.into)[into] =
+            float_to_bf16(bf16_to_float(((const unsigned short*)piece.source)[from]) * factor);
+    }
+    first += step / columns;
+    column += step % columns;
+    if (column >= columns) column -= columns, ++first;
+  }
+}
+
+extern "C" __global__ void flashinfer_bench_write(const Piece* pieces, u64 number, u64 tiles, u64 tile) {
   for (u64 each = blockIdx.x; each < tiles; each += gridDim.x) {
     u64 low = 0, high = number - 1;  // the last piece whose first tile is not behind this one
     while (low < high) {
@@ -121,21 +191,11 @@ extern "C" __global__ void flashinfer_bench_write(const Piece* pieces, u64 numbe
         }
         break;
       }
-      case MUL_BF16:
-        multiply<unsigned short>(piece, begin, end, table, [](unsigned short a, unsigned short b) {
-          return float_to_bf16(bf16_to_float(a) * bf16_to_float(b));
-        });
-        break;
-      case MUL_F16:
-        multiply<__half>(piece, begin, end, table, [](__half a, __half b) {
-          return __float2half_rn(__half2float(a) * __half2float(b));
-        });
-        break;
-      case MUL_F32:
-        multiply<float>(piece, begin, end, table, [](float a, float b) { return a * b; });
-        break;
-      case MUL_F64:
-        multiply<double>(piece, begin, end, table, [](double a, double b) { return a * b; });
+      case VARY_BF16:
+      case VARY_F16:
+      case VARY_F32:
+      case VARY_F64:
+        vary(piece, begin, end);
         break;
       case DRAW_BF16:
       case DRAW_F16:

@@ -3,23 +3,22 @@
 A solution that has seen an input before could answer from memory, so no call gets what another had. The content of a
 call comes from a set of inputs that the evaluator made, in one of four ways, by the input's rule (`rules.py`):
 
-    scaled   moved along by a secret number of elements, and each multiplied by a factor of its own, from a table that
-             begins in a secret place; negated in half of the calls where the input has both signs. What is normal and
-             random in its workload is drawn anew by the writer: as quickly on a GPU, in 2 to 3 ns an element on a CPU
+    scaled   moved along by a secret number of elements, shuffled within rows, and each multiplied by a factor of its
+             row's and one of its own, all drawn anew; negated in half of the calls where the input has both signs.
+             What is normal and random in its workload is drawn anew by the writer
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
     redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are shuffled in rows, and
              each element multiplied by a factor of its own; custom ones by the definition's own function, all of a
              call together
     fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
 
-A pass over the input makes its content, so it costs about what a copy costs, but for what a CPU draws. The same number
-gives the same content.
+A pass over the input makes its content. A CPU takes 2 to 3 ns for an element that is drawn, and 5 to 8 ns for one that
+is shuffled. The same number gives the same content on the same kind of device.
 
-Normal values are drawn although that costs more. Of products, who knows the base and the factors knows the sum of the
-logarithms, and in which few places the largest of a row may be.
-
-One factor for all elements would not do: who has once added up the stretches of an input then knows all sums over rows
-of the next one, wherever it was moved. With a factor for each element there are as many sums as pairs of places.
+Factors from a table that is known would not do: of products, who knows the base and the factors knows the sum of the
+logarithms. Without shuffling he knows in which few places the largest of a row may be. One factor for all elements
+would not do: who has once added up the stretches of an input then knows all sums over rows of the next one, wherever it
+was moved. Factors of elements alone would not do: they even out in a long row, so its sum is about a stretch's.
 
 Moving rows of probabilities along would not do either: who has sorted a row once knows the order and the running sums
 of the next one, and with the order even a draw from other probabilities takes no look at all of them.
@@ -41,11 +40,10 @@ from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_deviation, find_way, make_tensor
-from flashinfer_bench.bench.evaluators.inputs.threads import one_thread
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
-    FactorRows,
+    Changes,
     TorchWriter,
     Unsigned,
     Writer,
@@ -53,14 +51,15 @@ from flashinfer_bench.bench.evaluators.inputs.writer import (
 )
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
-LARGEST_FACTOR: Final = 1.25
-"""Factors of scaled inputs lie between this and its inverse: outputs stay of the size that the tolerances are for."""
 LARGEST_SHARE_FACTOR: Final = 2.0
 """Factors of stored rows that have to add up to something lie between this and its inverse: so wide that the order of
 the elements changes, and so narrow that rows stay about as sharp as they were."""
-FACTORS: Final = (1 << 20) + 7
-"""Length of the table of factors, a prime: so long that small inputs, too, hardly come twice in a trial, and that no
-row is much longer, which could be added up by the factors' period."""
+SHORTEST_ROW: Final = 64
+"""Shorter rows are not shuffled each by itself: some places are known of few."""
+SHORT_TOGETHER: Final = 4096
+"""So many elements of short rows, at the most, are shuffled as one row."""
+LONGEST_ROW: Final = 1 << 22
+"""Longer rows are shuffled in parts of at most this length: on a GPU such a part of float32 lies in the L2."""
 SECRETS_TOGETHER: Final = 64
 """Calls whose secrets are drawn together."""
 PROBES: Final = range(-3, 0)
@@ -149,8 +148,6 @@ class Contents:
         self._varied = list(varied)
         self._seed = seed
         self._device = next((value.device for value in base if isinstance(value, torch.Tensor)), torch.device("cpu"))
-        self._factors: dict[tuple[int, bool], torch.Tensor] = {}
-        """Input and whether it is negated → its table of factors, found sooner here than by dtype and device."""
         self._secrets: dict[int, Unsigned] = {}
         """Calls whose numbers follow one another → their secrets."""
         self._has_both_signs = find_both_signs(
@@ -183,6 +180,8 @@ class Contents:
             return False
         if self._find_deviation(index) is not None:
             return True  # it is drawn anew
+        if self._is_varied(index):
+            return bool((value.isfinite() & (value != 0)).any())
         target = torch.empty_like(value, memory_format=torch.contiguous_format)
         base = value.reshape(-1).view(torch.uint8)
         writer, column = TorchWriter(), -1 if self._varied[index].is_joint else index
@@ -195,6 +194,10 @@ class Contents:
     def _find_deviation(self, index: int) -> float | None:
         """Return the deviation of normal values that can be drawn anew; None where an input has other ones."""
         return self._varied[index].deviation if self.base[index].dtype in DRAWN else None
+
+    def _is_varied(self, index: int) -> bool:
+        """Tell whether an input is made of its base by shuffling and factors."""
+        return self._varied[index].way == "scaled" and self.base[index].dtype in MULTIPLIED
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of a call, in memory of their own where they differ from the base."""
@@ -276,17 +279,11 @@ class Contents:
             writer.draw_rows(into, secrets, deviation)
             return
         by = choose_moves(value, secrets)
-        if varied.way != "scaled" or value.dtype not in MULTIPLIED:
+        if not self._is_varied(index):
             writer.move_rows(value, into, by)
             return
-        starts = (secrets >> np.uint64(40)) % np.uint64(FACTORS)
-        if not self._has_both_signs[index]:
-            usual = self._find_factors(index, is_negated=False)
-            writer.scale_rows(value, into, by, FactorRows([usual], None, starts))
-            return
-        is_negated = (secrets >> np.uint64(60)) & np.uint64(1)
-        factors = [self._find_factors(index, is_negated=sign) for sign in (False, True)]
-        writer.scale_rows(value, into, by, FactorRows(factors, is_negated, starts))
+        is_negated = (secrets >> np.uint64(60) & np.uint64(1)).astype(bool) & self._has_both_signs[index]
+        writer.vary_rows(value, into, Changes(by, secrets, is_negated, choose_columns(value)))
 
     def _redraw(self, index: int, secret: int) -> torch.Tensor:
         """Return an input that is made anew."""
@@ -301,24 +298,6 @@ class Contents:
         if value.dtype in MULTIPLIED:
             return redraw_rows(value, secret, keeps_length=self._has_both_signs[index])
         return torch.roll(value, 1 + secret % (size - 1), dims=dimension)
-
-    def _find_factors(self, index: int, *, is_negated: bool) -> torch.Tensor:
-        factors = self._factors.get((index, is_negated))
-        if factors is None:
-            value = self.base[index]
-            factors = make_factors(value.dtype, value.device, is_negated=is_negated)
-            self._factors[index, is_negated] = factors
-        return factors
-
-
-@functools.cache
-def make_factors(dtype: torch.dtype, device: torch.device, *, is_negated: bool = False) -> torch.Tensor:
-    """Return the table of factors; it is no secret, but where a call begins in it is."""
-    generator = torch.Generator().manual_seed(FACTORS)
-    with one_thread():
-        shares = 2 * torch.rand(FACTORS, generator=generator, dtype=torch.float64) - 1
-        factors = (shares * math.log(LARGEST_FACTOR)).exp()
-    return (-factors if is_negated else factors).to(device=device, dtype=dtype)
 
 
 def redraw_rows(value: torch.Tensor, secret: int, *, keeps_length: bool) -> torch.Tensor:
@@ -367,6 +346,20 @@ def choose_moves(value: torch.Tensor, secrets: Unsigned) -> Unsigned:
         beside = np.where(moves > 1, moves - np.uint64(1), moves + np.uint64(1))
         moves = np.where(is_whole, beside, moves)
     return moves
+
+
+def choose_columns(value: torch.Tensor) -> int:
+    """Return how many elements of a tensor that is varied are shuffled as one row; the last row may be shorter.
+
+    Args:
+        value: the tensor, not empty. Rows lie along its last axis; very short ones are taken together, very long ones
+            are divided.
+    """
+    count, columns = value.numel(), value.shape[-1] if value.ndim else 1
+    if SHORTEST_ROW <= columns <= LONGEST_ROW:
+        return columns
+    rows = -(-count // (SHORT_TOGETHER if columns < SHORTEST_ROW else LONGEST_ROW))
+    return -(-count // rows)
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -1,19 +1,22 @@
-"""Writes tensors that other tensors are made of: as they are, moved along, multiplied by factors, or filled.
+"""Writes tensors that other tensors are made of: as they are, moved along, varied, or filled; or draws them.
+
+A tensor is varied by a key: its elements are moved along, then shuffled within rows, and each is multiplied by a factor
+of its own. Who knows the tensor and not the key cannot tell which element comes to which place.
 
 `TorchWriter` does each at once. `KernelWriter` collects them, and writes all of them in one launch on a GPU
 (`content_kernel.cu`): a call has several tensors, and a row of calls has many; with torch each takes three launches or
-more, which cost the host more time than the GPU. Both move and multiply to the same bits, where factors and values are
-finite. Both draw normal values, too, each by its own random numbers.
+more, which cost the host more time than the GPU. Both move to the same bits. Both draw normal values and vary, each by
+its own random numbers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,13 +25,14 @@ import torch
 from numpy.typing import NDArray
 
 from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.bench.evaluators.inputs.shuffles import LARGEST_FACTOR, ROOT, SEEDS, list_pieces
 from flashinfer_bench.bench.evaluators.inputs.threads import one_thread
 from flashinfer_bench.timing import driver
 
 Unsigned = NDArray[np.uint64]
 """Unsigned 64-bit numbers: addresses, moves, secrets."""
 MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
-"""The dtypes that can be multiplied → the kernel's number for it; others are moved along only."""
+"""The dtypes that can be varied → the kernel's number for it; others are moved along only."""
 DRAWN: Final = {torch.bfloat16: 6, torch.float16: 7, torch.float32: 8}
 """The dtypes that can be drawn → the kernel's number for it. Its numbers have 24 bits, too few for float64."""
 FILL: Final = 0
@@ -45,24 +49,30 @@ BLOCKS_PER_PROCESSOR: Final = 8
 DRAWN_TOGETHER: Final = 1 << 18
 """Elements that torch draws by one seed: 0.7 ms on a CPU."""
 FEW_PIECES: Final = 4
-"""Fewer such pieces are drawn one after the other."""
+"""Fewer such pieces are made one after the other."""
 MOST_THREADS: Final = 4
-"""Threads that draw at once, at the most."""
-SEEDS: Final = 1 << 63
-"""Seeds are below this."""
+"""Threads that make pieces at once, at the most."""
+EXAMPLE_SHAPE: Final = torch.Size((17, 1_000))
+"""Shape of what is varied to see whether the kernel does it right: more elements than a tile has."""
+EXAMPLE_DIGITS: Final = 3
+"""Digits of a place in it, to the base of 32: in 16 bits, too, each can be told from the next one."""
+EXAMPLE_MOVE: Final = 5_003
+"""How many elements it is moved along."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FactorRows:
-    """By which factors each of some targets is multiplied."""
+class Changes:
+    """How each of some targets differs from the tensor that they are made of."""
 
-    tables: Sequence[torch.Tensor]
-    """Of one dtype and length, which all that is written shares."""
-    which: Unsigned | None
-    """[targets]: which of the tables is taken; None where it is the first for all."""
-    starts: Unsigned
-    """[targets]: where in it the target's first element stands; at its end the table begins again."""
+    by: Unsigned
+    """[targets]: how many elements it is moved along."""
+    keys: Unsigned
+    """[targets]: secrets below 2**63, by which elements are shuffled and factors drawn."""
+    is_negated: NDArray[np.bool_]
+    """[targets]: whether all its elements are negated."""
+    columns: int
+    """Elements that are shuffled as one row, below 2**23; the last row may have fewer."""
 
 
 class Writer(Protocol):
@@ -80,14 +90,13 @@ class Writer(Protocol):
             by: [targets]: how many elements it is moved.
         """
 
-    def scale_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, factors: FactorRows) -> None:
-        """Write a tensor's elements moved along, each multiplied by a factor, for each target.
+    def vary_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], changes: Changes) -> None:
+        """Write a tensor's elements varied, for each target; the same key gives the same order and factors.
 
         Args:
-            value: of a dtype in MULTIPLIED.
+            value: of a dtype in MULTIPLIED; not empty.
             into: targets of its shape and dtype.
-            by: [targets]: how many elements it is moved.
-            factors: by which each target is multiplied; tables of its dtype.
+            changes: how each target differs.
         """
 
     def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
@@ -115,11 +124,13 @@ class TorchWriter:
         for target, move in zip(into, by.tolist(), strict=True):
             _move(value, target, move)
 
-    def scale_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, factors: FactorRows) -> None:
-        """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
-        chosen = [0] * len(into) if factors.which is None else factors.which.tolist()
-        for target, move, table, start in zip(into, by.tolist(), chosen, factors.starts.tolist(), strict=True):
-            _scale(value, target, move, factors.tables[table], start)
+    def vary_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], changes: Changes) -> None:
+        """Write a tensor's elements varied, for each target; of many each core makes some."""
+        signs = np.where(changes.is_negated, -1.0, 1.0)
+        for target, by, key, sign in zip(into, changes.by.tolist(), changes.keys.tolist(), signs.tolist(), strict=True):
+            moved = torch.empty_like(target)
+            _move(value, moved, by)
+            _run_all(list_pieces((moved, target), key, sign, changes.columns), target.device)
 
     def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
         """Write normal values around zero to each target; of many each core makes some."""
@@ -128,15 +139,7 @@ class TorchWriter:
             for target, key in zip(into, keys.tolist(), strict=True)
             for at, piece in enumerate(torch.split(target.view(-1), DRAWN_TOGETHER))
         ]
-        draw = partial(_draw, deviation=deviation)
-        if len(pieces) < FEW_PIECES or pieces[0][0].device.type != "cpu":
-            for piece in pieces:
-                draw(piece)
-            return
-        count = min(MOST_THREADS, usable_cores())
-        with one_thread(), ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-            for _ in threads.map(draw, pieces):
-                pass
+        _run_all([partial(_draw, piece, deviation=deviation) for piece in pieces], into[0].device)
 
     def finish(self) -> None:
         """Do nothing: all is written."""
@@ -153,13 +156,16 @@ def _move(value: torch.Tensor, into: torch.Tensor, by: int) -> None:
     target[left:].copy_(source[: by * size])
 
 
-def _scale(value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
-    source, target = value.reshape(-1), into.view(-1)
-    count, period = source.numel(), factors.numel()
-    for begin, end in pairwise(sorted({0, count - by, count, *range(period - start, count, period)})):
-        place, factor = (begin + by) % count, (begin + start) % period
-        length = end - begin
-        torch.mul(source[place : place + length], factors[factor : factor + length], out=target[begin:end])
+def _run_all(pieces: Sequence[Callable[[], None]], device: torch.device) -> None:
+    """Make pieces of targets; many on a CPU in threads."""
+    if len(pieces) < FEW_PIECES or device.type != "cpu":
+        for make in pieces:
+            make()
+        return
+    count = min(MOST_THREADS, usable_cores())
+    with one_thread(), ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        for _ in threads.map(lambda make: make(), pieces):
+            pass
 
 
 def _draw(piece: tuple[torch.Tensor, int], *, deviation: float) -> None:
@@ -183,7 +189,6 @@ class KernelWriter:
         self._device = device
         self._launch = launch
         self._added: list[Unsigned] = []
-        self._period = 1
         self._held: list[torch.Tensor] = []
 
     def fill(self, into: torch.Tensor, byte: int) -> None:
@@ -210,14 +215,11 @@ class KernelWriter:
         size = value.dtype.itemsize
         self._add(MOVE, self._address(value), _addresses(into), value.numel() * size, by * np.uint64(size))
 
-    def scale_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, factors: FactorRows) -> None:
-        """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
-        self._period = factors.tables[0].numel()
-        assert self._period > THREADS, "the kernel goes round the table once a block at the most"
-        tables = _addresses(factors.tables)
-        table = tables[0] if factors.which is None else tables[factors.which]
-        kind = MULTIPLIED[value.dtype]
-        self._add(kind, self._address(value), _addresses(into), value.numel(), by, table, factors.starts)
+    def vary_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], changes: Changes) -> None:
+        """Write a tensor's elements varied, for each target."""
+        keys = changes.keys | changes.is_negated.astype(np.uint64) << np.uint64(63)
+        kind, source = MULTIPLIED[value.dtype], self._address(value)
+        self._add(kind, source, _addresses(into), value.numel(), changes.by, keys, changes.columns)
 
     def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
         """Write normal values around zero to each target."""
@@ -231,7 +233,7 @@ class KernelWriter:
         return value.data_ptr()
 
     def _add(self, kind: int, source: int, into: Unsigned, *fields: int | Unsigned) -> None:
-        """Add a piece for each target: kind, source, target, count; then the move, the table of factors, its start."""
+        """Add a piece for each target: kind, source, target, count; then the move, the key, the columns."""
         pieces = np.zeros((len(into), PIECE_FIELDS), np.uint64)
         for column, field in enumerate((kind, source, into, *fields), start=1):
             pieces[:, column] = field
@@ -252,7 +254,7 @@ class KernelWriter:
             return
         told = torch.from_numpy(pieces.view(np.int64)).to(self._device)
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._launch(stream, told.data_ptr(), len(pieces), tiles, TILE, self._period)
+        self._launch(stream, told.data_ptr(), len(pieces), tiles, TILE)
         self._held.clear()
 
 
@@ -273,13 +275,15 @@ def find_kernel(device: torch.device) -> driver.Launcher | None:
         torch.cuda.current_stream(device)
         module = driver.Module(driver.assemble(Path(__file__).with_name("content_kernel.ptx").read_bytes()))
         blocks = int(torch.cuda.get_device_properties(device).multi_processor_count) * BLOCKS_PER_PROCESSOR
-        launch = driver.Launcher(module.kernel(KERNEL), blocks=blocks, threads=THREADS, arguments=5)
+        launch = driver.Launcher(module.kernel(KERNEL), blocks=blocks, threads=THREADS, arguments=4)
     except (OSError, driver.DriverError) as error:
         _log.warning("inputs of calls are written by torch, which takes longer: %s", error)
         return None
     with one_thread():
         is_same = all(torch.equal(*write_example(dtype, launch, device)) for dtype in (*MULTIPLIED, torch.uint8))
-        is_right = is_same and all(looks_drawn(draw_example(dtype, launch, device)) for dtype in DRAWN)
+        is_drawn = is_same and all(looks_drawn(draw_example(dtype, launch, device)) for dtype in DRAWN)
+        writer = KernelWriter(device, launch)
+        is_right = is_drawn and all(looks_varied(vary_example(dtype, writer, device)) for dtype in MULTIPLIED)
     if not is_right:
         _log.warning("inputs of calls are written by torch, which takes longer: our kernel writes something else here")
         return None
@@ -291,22 +295,17 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
 
     torch writes on the CPU: on a GPU the driver would load the code of some twenty operations for it, in 0.1 s.
     """
-    count, period = 3 * TILE + 5, 1_009
+    count = 3 * TILE + 5
     value = (torch.arange(count) * 37 % 251 - 125).to(dtype)
-    factors = torch.linspace(0.8, 1.25, period).to(dtype)
     written = []
     writers: tuple[tuple[Writer, torch.device], ...] = (
         (TorchWriter(), torch.device("cpu")),
         (KernelWriter(device, launch), device),
     )
     for writer, place in writers:
-        source, table = value.to(place), factors.to(place)
-        parts = torch.zeros(4 * count, dtype=dtype).to(place).view(4, count)
-        writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
-        if dtype in MULTIPLIED:
-            by, start = (np.array([number], np.uint64) for number in (20_011, 1_000))
-            writer.scale_rows(source, [parts[2]], by, FactorRows([table], None, start))
-        writer.fill(parts[3].view(torch.uint8), 0xA5)
+        parts = torch.zeros(3 * count, dtype=dtype).to(place).view(3, count)
+        writer.move_rows(value.to(place), [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
+        writer.fill(parts[2].view(torch.uint8), 0xA5)
         writer.finish()
         written.append(parts.view(torch.uint8).cpu())
     return tuple(written)
@@ -328,3 +327,51 @@ def looks_drawn(drawn: torch.Tensor) -> bool:
     moments = torch.stack([values.mean(-1), values.square().mean(-1) - 1.0, values.pow(4).mean(-1) / 3.0 - 1.0])
     alike = (values[0] * values[1]).mean()
     return bool(moments.abs().amax() < 0.1 and alike.abs() < 0.05 and values.abs().amax() < 6.0)
+
+
+def vary_example(dtype: torch.dtype, writer: Writer, device: torch.device) -> torch.Tensor:
+    """Vary tensors that tell where their elements stand by one key, negated; return what was written.
+
+    Returns:
+        float64 [EXAMPLE_DIGITS + 1, *EXAMPLE_SHAPE] on the CPU: for each digit of an element's place a tensor of the
+        digits and one, the lowest first, and a tensor of ones.
+    """
+    places = torch.arange(EXAMPLE_SHAPE.numel(), dtype=torch.int32).view(EXAMPLE_SHAPE)
+    planes = [(places >> 5 * digit & 31) + 1 for digit in range(EXAMPLE_DIGITS)] + [torch.ones_like(places)]
+    values = torch.stack(planes).to(dtype).to(device)
+    made = torch.zeros(values.shape, dtype=dtype).to(device)
+    by, key = np.array([EXAMPLE_MOVE], np.uint64), np.array([2**62 + 1], np.uint64)
+    changes = Changes(by, key, np.array([True]), EXAMPLE_SHAPE[-1])
+    for value, target in zip(values, made, strict=True):
+        writer.vary_rows(value, [target], changes)
+    writer.finish()
+    return made.cpu().double()
+
+
+def find_places(varied: torch.Tensor) -> torch.Tensor:
+    """Return at which place of its row each element of an example stood when it had been moved along: [rows, columns].
+
+    Args:
+        varied: what `vary_example` returns; all its planes have the same factors.
+    """
+    rows, columns = EXAMPLE_SHAPE
+    digits = (varied[:-1] / varied[-1]).round() - 1
+    sources = (digits * 32.0 ** torch.arange(EXAMPLE_DIGITS)[:, None, None]).sum(0).long()
+    return (sources - EXAMPLE_MOVE) % (rows * columns) - columns * torch.arange(rows)[:, None]
+
+
+def looks_varied(varied: torch.Tensor) -> bool:
+    """Say whether an example's rows are shuffled, each in an order of its own, by factors that are spread as wanted."""
+    places, factors = find_places(varied), -varied[-1]
+    rows, columns = (torch.arange(size) for size in EXAMPLE_SHAPE)
+    counts = (places + len(columns) * rows[:, None]).view(-1).bincount(minlength=places.numel())
+    if bool(((places < 0) | (places >= len(columns))).any() or (counts != 1).any()):
+        return False  # some are in another row, lost, or twice there
+    alike = torch.stack([(places == columns).double().mean(), (places[1:] == places[:-1]).double().mean()])
+    beside = (places.diff(dim=-1).abs() == 1).double().mean()
+    means = factors.mean(-1, keepdim=True)
+    own = (factors / means - 1) / ((ROOT - 1 / ROOT) / math.sqrt(12))  # of deviation one
+    is_spread = abs(float(own.std()) - 1) < 0.1 and 0.02 < float(means.std()) < 0.12
+    is_known = float((own[:, 1:] * own[:, :-1]).mean().abs()) > 0.05
+    is_near = 0.99 / LARGEST_FACTOR < float(factors.min()) < float(factors.max()) < 1.01 * LARGEST_FACTOR
+    return is_spread and is_near and not is_known and bool(alike.max() < 0.01 and beside < 0.02)

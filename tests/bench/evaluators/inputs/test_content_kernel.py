@@ -15,12 +15,16 @@ from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
     TILE,
+    Changes,
     KernelWriter,
     draw_example,
+    find_places,
     looks_drawn,
+    looks_varied,
+    vary_example,
     write_example,
 )
-from tests.kit.philox import draw_normal, philox
+from tests.kit.philox import draw_normal, philox, shuffle, vary
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 CPU = torch.device("cpu")
@@ -45,11 +49,11 @@ static void sincospif(float x, float* sine, float* cosine) {
 """
 ON_CPU = """
 #include "kernel.cu"
-extern "C" void write_pieces(const Piece* pieces, u64 number, u64 tiles, u64 tile, u64 table) {
+extern "C" void write_pieces(const Piece* pieces, u64 number, u64 tiles, u64 tile) {
   gridDim.x = 3, blockDim.x = 32;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
     for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
-      flashinfer_bench_write(pieces, number, tiles, tile, table);
+      flashinfer_bench_write(pieces, number, tiles, tile);
 }
 extern "C" void draw_words(u64 counter, u64 key, unsigned* words) {
   Four drawn = philox(counter, key);
@@ -75,7 +79,7 @@ def on_cpu(library, monkeypatch):
 
     def finish(self):
         pieces, tiles = self.take_pieces()
-        numbers = map(ctypes.c_uint64, (len(pieces), tiles, TILE, self._period))
+        numbers = map(ctypes.c_uint64, (len(pieces), tiles, TILE))
         library.write_pieces(ctypes.c_void_p(np.ascontiguousarray(pieces).ctypes.data), *numbers)
 
     monkeypatch.setattr(KernelWriter, "finish", finish)
@@ -119,6 +123,75 @@ def test_normal_values_come_of_key_and_place_and_nothing_else_is_written(on_cpu,
     assert count < 4 or not torch.equal(held[0, :count], held[1, :count])
 
 
+KEY = 2**62 + 12_345
+PRECISE = {torch.float64: 1e-6, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 64, 65, 100, 127, 1000, 4096])
+def test_a_rows_order_has_each_place_once_and_looks_like_no_order(length):
+    orders = [np.array(shuffle(length, philox(1 << 63 | row, KEY))) for row in range(3)]
+    for order in orders:
+        assert sorted(order) == list(range(length))
+    if length >= 100:
+        assert all((one == other).mean() < 0.1 for one, other in zip(orders, [*orders[1:], range(length)], strict=True))
+        assert all((abs(np.diff(one)) == 1).mean() < 0.1 for one in orders)
+
+
+@pytest.mark.parametrize(
+    ("count", "columns"),
+    [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (7, 7),
+        (64, 64),
+        (600, 100),
+        (1_001, 77),
+        (1_000, 333),
+        (TILE + 65, 128),
+        (TILE + 9, TILE),
+    ],
+)
+@pytest.mark.parametrize("dtype", [*MULTIPLIED])
+def test_a_tensor_is_varied_as_a_plain_loop_says_and_nothing_else_is_written(on_cpu, dtype, count, columns):
+    torch.manual_seed(0)
+    base = torch.randn(count).to(dtype)
+    held = torch.full((3, count + 4), 9.0, dtype=dtype)
+    by = np.array([count // 3, 0, 0], np.uint64)
+    changes = Changes(by, np.array([KEY, KEY, 5], np.uint64), np.array([False, True, False]), columns)
+    on_cpu.vary_rows(base, [row[:count] for row in held], changes)
+    on_cpu.finish()
+    assert (held[:, count:] == 9).all()
+    for row, sign, key, moved in zip(held, (1, -1, 1), (KEY, KEY, 5), by.tolist(), strict=True):
+        places, factors = vary(count, moved, key, columns)
+        wanted = base.double()[places] * torch.tensor(factors, dtype=torch.float64) * sign
+        torch.testing.assert_close(row[:count].double(), wanted, rtol=PRECISE[dtype], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [*MULTIPLIED])
+def test_what_is_varied_looks_so_and_what_else_there_may_be_does_not(on_cpu, dtype):
+    varied = vary_example(dtype, on_cpu, CPU)
+    assert looks_varied(varied)
+    rows, columns = varied.shape[1:]
+    unshuffled = varied.gather(-1, find_places(varied).argsort(-1).expand(varied.shape))
+    assert torch.equal(find_places(unshuffled), torch.arange(columns).expand(rows, columns))
+    same_order = unshuffled[..., torch.randperm(columns)]
+    doubled = varied.clone()
+    doubled[:, 3, 5] = doubled[:, 3, 6]
+    alike = varied / varied[-1] * torch.linspace(-0.9, -1.1, rows)[:, None]
+    drifting = varied / varied[-1] * -torch.linspace(0.85, 1.2, columns)
+    for wrong in (unshuffled, same_order, doubled, alike, drifting, varied * 1.4, -varied, varied * 0, varied.flip(0)):
+        assert not looks_varied(wrong)
+    varied[:, 3, 5] = float("nan")
+    assert not looks_varied(varied)
+
+
+def test_a_kernel_whose_varied_values_are_wrong_is_not_used(on_cpu, monkeypatch):
+    """Each element in its place, and factors all the same: what a card that gets one instruction wrong may give."""
+    monkeypatch.setattr(on_cpu, "vary_rows", lambda value, into, changes: on_cpu.move_rows(value, into, changes.by))
+    assert not looks_varied(vary_example(torch.float32, on_cpu, CPU))
+
+
 @pytest.mark.parametrize("dtype", [*DRAWN])
 def test_what_is_drawn_looks_so_and_what_else_there_may_be_does_not(on_cpu, dtype):
     drawn = draw_example(dtype, None, CPU)
@@ -132,7 +205,7 @@ def test_what_is_drawn_looks_so_and_what_else_there_may_be_does_not(on_cpu, dtyp
 
 
 def test_inputs_that_are_normal_and_random_are_drawn_anew_for_each_call(on_cpu):
-    """On a CPU they are moved along and multiplied; others are so on a GPU, too."""
+    """Others are made of the base."""
     base = [torch.randn(64, 100), torch.randn(64, 100), torch.randn(8, 4, dtype=torch.float64)]
     ways = [VariedInput(name, "scaled", deviation=told) for name, told in (("x", 2.0), ("y", None), ("z", 1.0))]
     contents = Contents(base, ways, seed=9, base_number=2)
@@ -141,8 +214,11 @@ def test_inputs_that_are_normal_and_random_are_drawn_anew_for_each_call(on_cpu):
     on_cpu.finish()
     by_torch = contents.make_all([0, 1, 2, 0])
     for row, same in zip(into, by_torch, strict=True):
-        assert torch.equal(row[1], same[1])
-        assert torch.equal(row[2], same[2])
+        for made in (row, same):
+            sizes = [
+                (one.abs().sum() / value.abs().sum()).item() for one, value in zip(made[1:], base[1:], strict=True)
+            ]
+            assert 0.8 < min(sizes) <= max(sizes) < 1.25
     x = [row[0] for row in into]
     assert torch.equal(x[2], base[0])
     assert torch.equal(x[0], x[3])

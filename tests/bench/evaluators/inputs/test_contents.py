@@ -8,16 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashinfer_bench.bench.evaluators.inputs import contents as contents_module
 from flashinfer_bench.bench.evaluators.inputs.contents import (
-    LARGEST_FACTOR,
     Contents,
     VariedInput,
     find_both_signs,
     find_varied,
 )
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.bench.evaluators.inputs.writer import TorchWriter
+from flashinfer_bench.bench.evaluators.inputs.writer import LARGEST_FACTOR, TorchWriter
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -92,16 +90,6 @@ def test_sums_of_rows_are_no_sums_of_stretches_of_the_base(open_contents):
         made = contents.make(number)[0].double().square().sum(dim=1)
         ratios = (made[0] / made[1], known / known.roll(128))
         assert (ratios[1] / ratios[0] - 1).abs().min() > 1e-6
-
-
-def test_an_input_longer_than_the_table_of_factors_is_scaled_whole(monkeypatch):
-    monkeypatch.setattr(contents_module, "FACTORS", 7)
-    contents_module.make_factors.cache_clear()
-    contents = Contents([torch.ones(40)], [VariedInput("x", "scaled")], 7, BASE_NUMBER)
-    (made,) = contents.make(0)
-    contents_module.make_factors.cache_clear()
-    assert torch.equal(made[7:], made[:-7])
-    assert len(set(made.tolist())) == 7
 
 
 def test_an_input_of_both_signs_is_negated_in_some_calls_and_one_of_a_single_sign_in_none(open_contents):

@@ -52,7 +52,7 @@ def test_calls_of_a_normal_input_are_no_products_of_its_base():
         assert alike < 0.2
 
 
-def test_other_inputs_are_multiplied_as_before():
+def test_other_inputs_are_made_of_their_base():
     base = torch.rand(4096) + 1.0
     contents = Contents([base], [VariedInput("x", "scaled")], seed=3, base_number=0)
     made = contents.make(1)[0]
