@@ -118,8 +118,8 @@ def list_pieces(
         columns: elements of a row; the last row may have fewer.
     """
     count, device = tensors[0].numel(), tensors[0].device
-    if count <= FEW:
-        source, into = (one.view(-1, columns) if count % columns == 0 else one.view(1, -1) for one in tensors)
+    if count <= FEW and count % columns == 0:
+        source, into = (one.view(-1, columns) for one in tensors)
         return [partial(_vary_few, source, into, key, sign)]
     generator = torch.Generator(device).manual_seed(key)
     pieces: list[Callable[[], None]] = []
