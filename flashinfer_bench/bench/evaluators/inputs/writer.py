@@ -76,7 +76,8 @@ class Changes:
 
 
 class Writer(Protocol):
-    """Writes tensors. What it was told is written after `finish`; all tensors are contiguous and on one device."""
+    """Writes tensors. What it was told is written after `finish`. All tensors are contiguous and on one device, and who
+    told of them holds them until then."""
 
     def fill(self, into: torch.Tensor, byte: int) -> None:
         """Fill bytes."""
@@ -303,8 +304,9 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
         (KernelWriter(device, launch), device),
     )
     for writer, place in writers:
+        source = value.to(place)  # it has to be there until all is written
         parts = torch.zeros(3 * count, dtype=dtype).to(place).view(3, count)
-        writer.move_rows(value.to(place), [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
+        writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
         writer.fill(parts[2].view(torch.uint8), 0xA5)
         writer.finish()
         written.append(parts.view(torch.uint8).cpu())
