@@ -12,7 +12,7 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
              call together
     fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
 
-A pass over the input makes its content. A CPU takes 2 to 3 ns for an element that is drawn, and 5 to 8 ns for one that
+A pass over the input makes its content. A CPU takes 2 to 3 ns for an element that is drawn, and 4 to 12 ns for one that
 is shuffled. The same number gives the same content on the same kind of device.
 
 Factors from a table that is known would not do: of products, who knows the base and the factors knows the sum of the

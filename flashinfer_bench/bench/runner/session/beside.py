@@ -39,7 +39,7 @@ FREE_NS: Final = 150_000
 """A GPU is free if it comes back to the session in no longer than it does after an empty burst, and this. Where another
 process's kernel runs, it comes after that one's time slice, of 2 ms."""
 MOST_BYTES: Final = 1 << 28
-"""Calls with more inputs take no turns: the reference's lie in memory of their own."""
+"""Calls with more bytes of inputs take no turns: the reference's lie in memory of their own."""
 FREE_SHARE: Final = 0.25
 """Nor do they where less of a GPU's memory is free than this: a solution might miss what the reference takes."""
 MOST_CORES: Final = 32
@@ -48,21 +48,29 @@ LOOP: Final = 2_000
 """Steps of a loop by which cores are compared: a tenth of a millisecond."""
 MOST_OF_ALONE: Final = 2.0
 """The ratio is told as no more than this multiple of that of times that were taken one after the other."""
-FIELD: Final = "turns"
+TURNS: Final = "turns"
+"""What the rounds tell stands under this name in a measurement's record."""
 
 
 class ReferenceLost(Exception):
     """The reference's worker failed while it was timed in turns with a solution."""
 
 
+@contextmanager
+def as_reference() -> Iterator[None]:
+    """Have what fails here be the reference's failure, which is not the solution's beside it."""
+    try:
+        yield
+    except SolutionFailure as failure:
+        raise ReferenceLost(failure.message.splitlines()[0]) from None
+
+
 class ReferenceKernel(RemoteKernel):
-    """A reference whose failure is not taken for the solution's beside it."""
+    """A reference that is called beside a solution."""
 
     def _ask(self, verb: str, expected: type[Any], what: str, **fields: Any) -> Any:
-        try:
+        with as_reference():
             return super()._ask(verb, expected, what, **fields)
-        except SolutionFailure as failure:
-            raise ReferenceLost(failure.message.splitlines()[0]) from None
 
 
 @dataclass(frozen=True)
@@ -89,14 +97,14 @@ class ReferenceBeside:
         """
         hindrance = find_hindrance(call.latency_ms, self.call_ms, kernel.left_s) or _find_lack(kernel.device, inputs)
         if hindrance is not None:
-            return {FIELD: {"why_not": hindrance}}
+            return {TURNS: {"why_not": hindrance}}
         try:
-            return {FIELD: self._take(kernel, inputs, number, call)}
+            return {TURNS: self._take(kernel, inputs, number, call)}
         except (ReferenceLost, CudaMemoryError, torch.OutOfMemoryError) as error:
             self.end_reference()
-            return {FIELD: {"why_not": f"the reference could not be called beside the solution: {error}"}}
+            return {TURNS: {"why_not": f"the reference could not be called beside the solution: {error}"}}
         except ClockLost as lost:
-            return {FIELD: {"why_not": str(lost)}}
+            return {TURNS: {"why_not": str(lost)}}
 
     def _take(self, kernel: RemoteKernel, inputs: list[Any], number: int, call: Waiting) -> dict[str, Any]:
         reference = self.open_reference()
@@ -117,22 +125,10 @@ class ReferenceBeside:
             other = reference.open_side(inputs, number, Lead(), replace(place, calls=count_calls(self.call_ms)))
             kernel.worker.rest_all()
             with own.clock, other.clock:
-                calls = take_turns(own.take_call, shielded(other.take_call), free_gpu, OF_CALLS)
-            bursts = take_turns(own.take_burst, shielded(other.take_burst), free_gpu, OF_BURSTS)
+                calls = take_turns(own.take_call, as_reference()(other.take_call), free_gpu, OF_CALLS)
+            bursts = take_turns(own.take_burst, as_reference()(other.take_burst), free_gpu, OF_BURSTS)
             kernel.close_side()
         return tell(calls, bursts)
-
-
-def shielded(take: Callable[[], float]) -> Callable[[], float]:
-    """Return what has the reference take a turn: its failure is not the solution's."""
-
-    def take_turn() -> float:
-        try:
-            return take()
-        except SolutionFailure as failure:
-            raise ReferenceLost(failure.message.splitlines()[0]) from None
-
-    return take_turn
 
 
 def join_overheads(own: BurstOverhead, other: BurstOverhead) -> BurstOverhead:
@@ -145,7 +141,7 @@ def join_overheads(own: BurstOverhead, other: BurstOverhead) -> BurstOverhead:
 
 def _find_lack(device: torch.device, inputs: list[Any]) -> str | None:
     """Return why there is too little memory for a reference beside a solution; None where there is enough."""
-    if bytes_of([value for value in inputs if isinstance(value, torch.Tensor)]) > MOST_BYTES:
+    if bytes_of(inputs) > MOST_BYTES:
         return "the inputs are too large for the reference to have them beside"
     is_short = device.type == "cuda" and recently_free_bytes(device) < FREE_SHARE * total_bytes(device)
     return "too little of the GPU's memory is free for the reference beside" if is_short else None
@@ -180,7 +176,7 @@ def told_in_turns(performance: Performance, record: Any) -> Performance:
         performance: by times that were taken one after the other.
         record: the measurement's.
     """
-    turns = record.get(FIELD) if isinstance(record, dict) else None
+    turns = record.get(TURNS) if isinstance(record, dict) else None
     ratio = turns.get("ratio") if isinstance(turns, dict) else None
     if not ratio or not performance.latency_ms or not performance.speedup_factor:
         return performance

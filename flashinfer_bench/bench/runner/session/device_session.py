@@ -144,6 +144,7 @@ class DeviceSession:
         if self._arena.size > LARGE_ARENA_BYTES:
             self._pool.discard()  # the worker maps the arena
             self._arena.release()
+        self._timer.release(above=LARGE_ARENA_BYTES)
         self._broken_loads.clear()
         self._broken_workloads.clear()
         return BlockContext(

@@ -17,6 +17,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
+from flashinfer_bench.bench.runner.session.beside import TURNS
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
 from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
@@ -145,10 +146,13 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[Found], list[F
 
 
 def withdraw_confirmation(notes: dict[str, Any]) -> None:
-    """Have a latency that was confirmed be so no more: too few of the calls were compared that it was held against."""
+    """Have a latency that was confirmed be so no more: too few of the calls were compared that it was held against.
+
+    Turns with the reference tell nothing then, either.
+    """
     record = notes.get("measurement")
-    if isinstance(record, dict) and "turns" in record:
-        record["turns"] = {"why_not": TOO_SLOW}
+    if isinstance(record, dict) and TURNS in record:
+        record[TURNS] = {"why_not": TOO_SLOW}
     if isinstance(record, dict) and record.get("confirmed"):
         record |= {"confirmed": False, "not_confirmed": TOO_SLOW}
         add_flags(record, unconfirmed=True)

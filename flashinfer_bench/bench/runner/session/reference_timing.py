@@ -197,7 +197,7 @@ class ReferenceTimer:
 
         def open_reference() -> ReferenceKernel:
             if self.side is None:
-                self.side = SharedArena(self.tools.arena.device)
+                self.side = SharedArena(device)
             tools = replace(self.tools, arena=self.side)
             worker, metadata = self.pool.reference_worker(job.block.definition.digest()), self._metadata(job)
             kernel = ReferenceKernel(worker, tools, self._task(job), metadata)
@@ -207,10 +207,11 @@ class ReferenceTimer:
         end, settle = self.pool.end_reference, self.tools.settle
         return ReferenceBeside(open_reference, end, settle, baseline.mean_latency_ms or 0.0)
 
-    def release(self) -> None:
-        """Give the memory back that references have beside solutions; no worker of theirs maps it any more."""
-        if self.side is not None:
+    def release(self, *, above: int = 0) -> None:
+        """Give the memory back that references have beside solutions, where it has more bytes than this."""
+        if self.side is not None and self.side.size > above:
             self.pool.end_reference()
+            self.pool.finish_ending()  # it maps that memory
             self.side.release()
             self.side = None
 

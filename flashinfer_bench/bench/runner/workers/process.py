@@ -314,7 +314,7 @@ class WorkerProcess:
     def resting(self, *, also_on_gpu: bool = False) -> Iterator[None]:
         """Hold the worker still whenever nothing is asked of it.
 
-        One that uses a GPU goes on, since its work there would; but where `also_on_gpu` is given.
+        One that uses a GPU goes on, since its work there would, unless `also_on_gpu` is given.
         """
         if self._stillness is not None:
             yield  # somebody holds it already

@@ -2,10 +2,12 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.evaluator import Baseline
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import beside as beside_module
 from flashinfer_bench.bench.runner.session.beside import (
@@ -14,6 +16,7 @@ from flashinfer_bench.bench.runner.session.beside import (
     find_quiet_core,
     told_in_turns,
 )
+from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
@@ -270,6 +273,53 @@ def test_a_solution_with_a_setup_takes_no_turns(sides, monkeypatch):
     monkeypatch.setattr(solution, "_take_trial", take_trial)
     assert solution.worker.has_setup
     assert "turns" not in solution.measure([[X]]).record
+
+
+def open_timer(*, device="cuda", has_walls=True, ended=None):
+    """Return a timer of references whose arena would lie on such a device."""
+    tools = SimpleNamespace(arena=SimpleNamespace(device=torch.device(device)), settle=lambda: False)
+    ended = [] if ended is None else ended
+    pool = SimpleNamespace(
+        has_walls=has_walls,
+        end_reference=lambda: ended.append("begun"),
+        finish_ending=lambda: ended.append("awaited"),
+    )
+    return ReferenceTimer(None, pool, tools)
+
+
+WAITS = Baseline([], [], 0.5, {"flags": ["host_bound", "waits_inside"]})
+
+
+@pytest.mark.parametrize(
+    ("machine", "baseline", "takes"),
+    [
+        ({}, WAITS, True),
+        ({"device": "cpu"}, WAITS, False),
+        ({"has_walls": False}, WAITS, False),
+        ({}, Baseline([], [], 0.5, {"flags": ["host_bound"]}), False),
+        ({}, Baseline([], [], 0.5, {}), False),
+        ({}, Baseline([], [], None, None), False),
+    ],
+    ids=["it waits", "on a CPU", "without walls", "it does not wait", "no flags", "not timed"],
+)
+def test_a_reference_takes_turns_on_a_gpu_behind_walls_where_it_waits(machine, baseline, takes):
+    beside = open_timer(**machine).beside(None, baseline)
+    assert (beside is not None) is takes
+    assert not takes or beside.call_ms == 0.5
+
+
+@pytest.mark.parametrize(("above", "is_kept"), [(0, False), (1 << 20, True)])
+def test_memory_beside_solutions_is_given_back_once_nobody_maps_it(above, is_kept):
+    ended = []
+    timer = open_timer(ended=ended)
+    timer.release()  # there is none yet
+    assert ended == []
+    timer.side = SharedArena(CPU)
+    timer.side.reserve(1 << 20)
+    timer.release(above=above)
+    assert (timer.side is not None) is is_kept
+    assert ended == ([] if is_kept else ["begun", "awaited"])
+    timer.release()
 
 
 def test_a_core_is_found_and_this_process_keeps_its_own():
