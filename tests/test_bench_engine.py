@@ -104,6 +104,23 @@ def test_idle_is_the_time_without_a_job_between_the_first_verdict_and_the_last()
     assert Timeline(timeline.events[:4]).idle_shares() == {}
 
 
+def test_a_device_that_times_references_is_not_idle():
+    timeline = Timeline(
+        [
+            Happened(0.0, "run", jobs=3, devices=("cuda:0", "cuda:1")),
+            started(1.0, 0),
+            finished(2.0, 0),
+            Happened(2.0, "reference", device="cuda:0"),
+            Happened(4.0, "reference", device="cuda:0"),
+            Happened(5.0, "next", device="cuda:1"),
+            Happened(6.0, "next", device="cuda:0"),
+            started(7.0, 2),
+            finished(12.0, 2),
+        ]
+    )
+    assert timeline.idle_shares() == pytest.approx({"cuda:0": 0.1, "cuda:1": 1.0})
+
+
 def test_overlapping_spans_count_once():
     assert covered_s([(5, 9), (0, 3), (2, 4), (8, 20)], 1, 10) == 3 + 5
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.engine.drive EVENTS run --local SET ...
 
-The lines have the time of the system's monotonic clock, which the process that starts this one reads, too.
+The lines have the time of the system's monotonic clock, which the process that starts this one reads, too. Beside the
+events they tell when a device begins to time a reference, and what it does next: it is not idle meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,9 +36,13 @@ class EventLines:
 
     def show(self, event: Any) -> None:
         """Write one event."""
-        line = {"at": time.monotonic(), **describe(event)}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self.write(describe(event))
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Write one line, with the time."""
+        if not self._file.closed:
+            self._file.write(json.dumps({"at": time.monotonic(), **line}) + "\n")
+            self._file.flush()
 
 
 def describe(event: Any) -> dict[str, Any]:
@@ -68,15 +74,34 @@ def judge(evaluation: Any) -> dict[str, Any]:
     }
 
 
+def note_references(lines: EventLines) -> None:
+    """Have the phases that sessions tell of be written, those of references and what follows them."""
+    client = importlib.import_module("flashinfer_bench.bench.runner.client")
+    reference = importlib.import_module("flashinfer_bench.bench.runner.protocol").REFERENCE_PHASE
+    read = client.SessionClient.messages
+    timing: set[str] = set()
+
+    def messages(session: Any) -> Iterator[Any]:
+        for message in read(session):
+            name, device = (message.get("phase") or {}).get("name"), session.device.label
+            if name == reference or device in timing:
+                lines.write({"kind": "reference" if name == reference else "next", "device": device})
+                (timing.add if name == reference else timing.discard)(device)
+            yield message
+
+    client.SessionClient.messages = messages
+
+
 def main() -> int:
     """Run the command line; the progress is replaced after the command has begun its start-up, not before."""
-    events = Path(sys.argv.pop(1))
+    lines = EventLines(Path(sys.argv.pop(1)))
     parse = entry.parse_command_line
 
     def parse_then_listen(argv: Any) -> Any:
         parsed = parse(argv)
         command = importlib.import_module("flashinfer_bench.cli.run")
-        command.choose_progress = lambda *_args, **_kwargs: EventLines(events)  # type: ignore[attr-defined]
+        command.choose_progress = lambda *_args, **_kwargs: lines  # type: ignore[attr-defined]
+        note_references(lines)
         return parsed
 
     entry.parse_command_line = parse_then_listen

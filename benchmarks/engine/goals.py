@@ -14,7 +14,7 @@ ISOLATED_RATIO: Final = 1.5
 SCALING: Final = 0.9
 """All devices together have to be this share of their number faster than one: 3.6 times with four."""
 IDLE_SHARE: Final = 0.05
-"""No device may be without a job for a larger share of the time between the first verdict and the last."""
+"""No device may be idle for a larger share of the time between the first verdict and the last."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def hold_scaling(one_s: float, all_s: float, devices: int) -> Check:
 def hold_idle(shares: Mapping[str, float]) -> Check:
     """Hold the device that is idle most."""
     worst = max(shares.values(), default=None)
-    return Check("idle", worst, IDLE_SHARE, "share without a job, worst device", "")
+    return Check("idle", worst, IDLE_SHARE, "share without work, worst device", "")
 
 
 def hold_verdicts(odd: int) -> Check:

@@ -22,7 +22,8 @@ class Happened:
 
     at_s: float
     kind: str
-    """started, finished, faulted, notice, or run: the run begins, with so many `jobs` on these `devices`."""
+    """started, finished, faulted, notice, or run: the run begins, with so many `jobs` on these `devices`. A device begins
+    to time a reference (reference), or does something else again (next)."""
     job: Job | None = None
     device: str = ""
     status: str = ""
@@ -82,16 +83,21 @@ class Timeline:
         return dict(Counter(event.status for event in self.verdicts))
 
     def idle_shares(self) -> dict[str, float]:
-        """Return device → share of the time between the first verdict of the run and the last in which it had no job.
+        """Return device → share of the time between the first verdict of the run and the last in which it was idle.
 
-        While it times a reference it has none, so this is the most that it can have been idle.
+        It is idle while it has no job and times no reference.
         """
         if len(self.verdicts) < 2:
             return {}
         begin_s, end_s = self.verdicts[0].at_s, self.verdicts[-1].at_s
         opened: dict[Job, float] = {}
         spans: dict[str, list[tuple[float, float]]] = {device: [] for one in self.events for device in one.devices}
+        timing: dict[str, float] = {}
         for event in self.events:
+            if event.kind == "reference":
+                timing.setdefault(event.device, event.at_s)
+            elif event.device in timing and event.kind in ("next", "finished"):
+                spans[event.device].append((timing.pop(event.device), event.at_s))
             if event.job is None:
                 continue
             if event.kind == "started":

@@ -427,8 +427,8 @@ def test_what_was_captured_in_vain_counts_against_the_budget(gpu):
             raise CaptureRefused("the call cannot be captured: it reads a result back")
         return gpu.capture(launch)
 
-    lengths = random.Random(3).choices([5_000_000, 15_000_000], k=200)
-    calls = [gpu.call(operations=2, length_ns=length) for length in lengths]
+    chance = random.Random(3)
+    calls = [gpu.call(operations=2, length_ns=chance.randrange(5_000_000, 25_000_000)) for _ in range(200)]
     trial = take(gpu, calls.__getitem__, Recipe(warmup_runs=5, iterations=50, budget_s=1.5), capture=capture)
     assert (trial.facts["launch"], trial.stop) == ("stream", "budget")
     assert gpu.seconds() < 1.6

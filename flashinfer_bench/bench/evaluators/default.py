@@ -29,7 +29,7 @@ from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     measure_outputs,
 )
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
-from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
+from flashinfer_bench.bench.evaluators.integrity.sure import norms_surely_pass, surely_pass
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.verdict import (
     Accepted,
@@ -111,7 +111,7 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, regime: str, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge by norms alone: a tolerance of single elements is made for usual inputs."""
-        rule = replace(cls.norm_rule(definition, cfg), judges_output=True, row_rule=NORM)
+        rule = cls.regime_rule(definition, cfg)
         stability = Stability(context.reference, call.inputs, call.expected, context.seed, REGIME_ROUNDING)
         verdict = judge_norms(definition, call, rule, stability, Correctness())
         if isinstance(verdict, Accepted) or verdict.integrity is None:
@@ -119,6 +119,21 @@ class DefaultEvaluator(Evaluator):
         evidence = {"regime": regime, **verdict.integrity["evidence"]}
         message = f"on inputs of the regime {regime!r}, {verdict.message}"
         return replace(verdict, message=message, integrity={"rule": REGIMES_RULE, "evidence": evidence})
+
+    @classmethod
+    def regime_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
+        """Give the rule for the norms of errors on inputs of other regimes: outputs and rows are always judged."""
+        return replace(cls.norm_rule(definition, cfg), judges_output=True, row_rule=NORM)
+
+    @classmethod
+    def regimes_surely_pass(
+        cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig
+    ) -> list[bool] | None:
+        """Look at all calls together, where `judge_regime` is the one of this class."""
+        judge: Any = cls.judge_regime
+        default: Any = DefaultEvaluator.judge_regime
+        is_same = judge.__func__ is default.__func__
+        return norms_surely_pass(calls, cls.regime_rule(definition, cfg)) if is_same else None
 
     @classmethod
     def check_reference(

@@ -230,6 +230,18 @@ class Evaluator(ABC):
         raise NotImplementedError(f"{cls.__name__} judges no call on {regime} inputs of {definition.name}")
 
     @classmethod
+    def regimes_surely_pass(
+        cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig
+    ) -> list[bool] | None:
+        """Tell whether `judge_regime` would accept each of some calls, by a look at all of them.
+
+        Returns:
+            For each call whether anything else than zeros was expected; None says nothing, and each is judged.
+        """
+        del definition, calls, cfg
+        return None
+
+    @classmethod
     @abstractmethod
     def eval_performance(
         cls,

@@ -61,6 +61,42 @@ def surely_pass(calls: Sequence[JudgedCall], tolerance: Tolerance, rule: NormRul
     return not found or bool(torch.stack(found).all())
 
 
+def norms_surely_pass(calls: Sequence[JudgedCall], rule: NormRule) -> list[bool] | None:
+    """Tell whether the norms of every call surely pass, those of small outputs, too.
+
+    Args:
+        calls: what calls gave, and what was expected; each has outputs of the same shapes and dtypes.
+        rule: of norms.
+
+    Returns:
+        For each call whether anything else than zeros was expected of an output that has norms; None says nothing.
+    """
+    conditions: list[torch.Tensor] = []
+    sizes: list[torch.Tensor] = []
+    for outputs in zip(*(zip(call.expected, call.got, strict=True) for call in calls), strict=True):
+        first = outputs[0][0]
+        if is_packed(first.dtype) or any(
+            (one.shape, one.dtype) != (first.shape, first.dtype) for pair in outputs for one in pair
+        ):
+            return None
+        if not first.dtype.is_floating_point or first.dtype in NO_VALUE_SCALES or not first.numel():
+            continue
+        if first.numel() > MOST_ELEMENTS[first.device.type]:
+            return None
+        columns = row_length(first) or first.numel()
+        differences = (_subtract(*stacks) for stacks in _stacks(outputs))
+        norms = torch.cat([_norms(error, wanted, columns) for wanted, error in differences], dim=1)
+        conditions += [norms.isfinite().all(), _norms_pass([norms], rule)]
+        sizes.append(norms[1].sum(dim=1))
+    if not conditions:
+        return [False] * len(calls)
+    found = torch.cat((torch.stack(conditions).double(), *sizes)).view(-1).tolist()
+    if not all(found[: len(conditions)]):
+        return None
+    per_output = [found[at : at + len(calls)] for at in range(len(conditions), len(found), len(calls))]
+    return [any(size > 0 for size in of_call) for of_call in zip(*per_output, strict=True)]
+
+
 def _group(pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Put pairs of one shape and dtype together; those without elements are left out."""
     groups: dict[tuple[torch.dtype, torch.Size], list[Pair]] = {}
@@ -74,10 +110,8 @@ def _look(alike: Sequence[Pair], tolerance: Tolerance, rule: NormRule) -> Iterat
     """Give conditions that hold where outputs of one shape and dtype pass."""
     first = alike[0][0]
     columns = row_length(first) if rule.is_on and first.dtype not in NO_VALUE_SCALES else None
-    most = max(1, TOGETHER[first.device.type] // first.numel())
     norms: list[torch.Tensor] = []
-    for start in range(0, len(alike), most):
-        expected, got = (_stack(side) for side in zip(*alike[start : start + most], strict=True))
+    for expected, got in _stacks(alike):
         if not first.dtype.is_floating_point:
             yield (_bytes(expected) == _bytes(got)).all()
             continue
@@ -91,6 +125,14 @@ def _look(alike: Sequence[Pair], tolerance: Tolerance, rule: NormRule) -> Iterat
             norms = []
     if norms:
         yield _norms_pass(norms, rule)
+
+
+def _stacks(alike: Sequence[Pair]) -> Iterator[Pair]:
+    """Give pairs of one shape and dtype as stacks of what was expected and what calls gave, as many as may be."""
+    most = max(1, TOGETHER[alike[0][0].device.type] // alike[0][0].numel())
+    for start in range(0, len(alike), most):
+        expected, got = zip(*alike[start : start + most], strict=True)
+        yield _stack(expected), _stack(got)
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

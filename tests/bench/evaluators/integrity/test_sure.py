@@ -11,7 +11,7 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.integrity import sure as module
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, measure_outputs
-from flashinfer_bench.bench.evaluators.integrity.sure import NORM_MARGIN, surely_pass
+from flashinfer_bench.bench.evaluators.integrity.sure import NORM_MARGIN, norms_surely_pass, surely_pass
 from tests.bench.evaluators.pretend_gpu import PretendGpu
 
 TOLERANCE = Tolerance(rtol=0.01, atol=0.01)
@@ -215,3 +215,67 @@ def test_a_byte_of_a_bool_that_was_never_written_does_not():
     for count in (1, 3):
         call = JudgedCall([], [(raw * 0xA5).view(torch.bool)], [raw.view(torch.bool)])
         assert not surely_pass([call] * count, TOLERANCE, RULE)
+
+
+def norms_pass(*calls, rule=RULE):
+    """Look at the norms of calls, each what was expected and what came."""
+    return norms_surely_pass([JudgedCall([], list(got), list(expected)) for expected, got in calls], rule)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_norms_of_right_calls_pass_together(dtype):
+    expected = ROWS.to(dtype)
+    zeros = torch.zeros_like(expected)
+    small, none = torch.tensor(-2.5).to(dtype), torch.zeros(0).to(dtype)
+    assert norms_pass(((expected,), (expected.clone(),)), ((zeros,), (zeros.clone(),))) == [True, False]
+    assert norms_pass(((small, none), (small.clone(), none)), ((small, none), (small, none))) == [True, True]
+    assert norms_pass(((none,), (none,))) == [False]
+    assert norms_pass(((ROWS.int(),), (ROWS.int() + 1,))) == [False], "whole numbers have no norms"
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        ROWS * 1.2,
+        lose((3, 5), float("nan")),
+        lose((3, 5), float("inf")),
+        lose(4, 0.0),
+        ROWS[:5],
+        ROWS.double(),
+    ],
+)
+def test_norms_that_may_be_wrong_do_not(got):
+    right = (ROWS,), (ROWS.clone(),)
+    assert norms_pass(right, ((ROWS,), (got,))) is None
+    assert norms_pass(((ROWS,), (got,)), right) is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("got", [ROWS, lose((2, 2), float("inf")), lose((2, 2), float("nan"))])
+def test_norms_of_what_is_not_finite_are_judged_for_themselves(bad, got):
+    assert norms_pass(((lose((2, 2), bad),), (got,))) is None
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (5, 7), (4, 16)])
+def test_norms_pass_only_where_those_of_each_call_do(shape):
+    generator = torch.Generator().manual_seed(11)
+    outcomes = set()
+    for off in (0.0, 0.02, 0.05, 0.09, 0.11, 0.2):
+        expected = torch.randn(shape, generator=generator)
+        got = (
+            expected + off * torch.randn(shape, generator=generator) * expected.norm() / max(expected.numel(), 1) ** 0.5
+        )
+        (norms,) = measure_outputs([expected], [got])
+        is_right = norms.share() <= RULE.limit and norms.figures.worst_row <= RULE.limit
+        passes_ = norms_pass(((expected,), (got,))) is not None
+        assert is_right or not passes_
+        outcomes.add(passes_)
+    assert outcomes == {True, False}
+
+
+def test_norms_of_several_calls_cost_a_gpu_one_wait():
+    with PretendGpu() as gpu:
+        found = norms_surely_pass(calls_of(4, (16, 64), torch.bfloat16, put=gpu.put), RULE)
+    assert found == [True] * 4
+    assert len(gpu.waits) == 1, gpu.waits
+    assert len(gpu.operations) <= 36, gpu.operations

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Rejected
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeCall
@@ -41,3 +42,39 @@ def test_a_small_output_is_judged_and_said_to_be():
 def test_zeros_are_not_said_to_be_judged():
     assert judge(right, torch.full((4, 256), -1.0)) == (None, "left out: nothing but zeros is expected")
     assert judge(right, torch.full((32, 256), -1.0)) == (None, "left out: nothing but zeros is expected")
+
+
+def judge_all(*solutions, of=SUMS, xs=None):
+    """Judge calls of other regimes, one of each solution; return what is wrong, and what is told of each."""
+    definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs={"y": "float32[n]"}, reference=of)
+    xs = xs or [torch.randn(64, 256, generator=torch.Generator().manual_seed(at)) for at in range(len(solutions))]
+    judging = Judging(definition, make_workload(axes={"n": 64}, inputs={}))
+    block = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=judging.evaluator)
+    job = SimpleNamespace(block=block, config=judging.config, notes={})
+    baseline = Baseline([], [[torch.ones(64)]], None, None)
+    calls = [RegimeCall(f"r{at}", [x], [one(x)]) for at, (one, x) in enumerate(zip(solutions, xs, strict=True))]
+    wrong = judge_regimes(job, calls, baseline, judging.context)
+    return wrong, job.notes["regimes"]
+
+
+def test_calls_are_looked_at_together_and_judged_alone_where_one_may_be_wrong(monkeypatch):
+    alone = []
+    judge_one = DefaultEvaluator.judge_regime.__func__
+    monkeypatch.setattr(
+        DefaultEvaluator,
+        "judge_regime",
+        classmethod(lambda cls, *given: alone.append(given[1]) or judge_one(cls, *given)),
+    )
+    assert judge_all(right, right, right) == (None, {"r0": "judged", "r1": "judged", "r2": "judged"})
+    wrong, told = judge_all(right, lambda x: torch.ones(64), right)
+    assert isinstance(wrong, Rejected)
+    assert (list(told), alone) == (["r0", "r1"], ["r0", "r1"])
+
+
+def test_of_calls_that_are_looked_at_together_each_is_told_by_itself():
+    xs = [torch.full((64, 256), -1.0), torch.randn(64, 256, generator=torch.Generator().manual_seed(0))]
+    _, told = judge_all(right, right, xs=xs)
+    assert told == {"r0": "left out: nothing but zeros is expected", "r1": "judged"}
+    overflows = "def run(x):\n    return (x.clamp(min=0) * 1e38).sum(dim=-1)\n"
+    wrong, told = judge_all(lambda x: torch.ones(64), of=overflows, xs=xs[1:])
+    assert (wrong, told) == (None, {"r0": "left out: the reference is not finite"})
