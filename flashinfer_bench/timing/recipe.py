@@ -48,7 +48,7 @@ worker differed by 3 %, after 100 us by 1.4 % at the most."""
 MOST_REST_NS: Final = 50_000_000
 """The GPU rests at most this long. It rests as long as the call takes: a GPU that works without a pause reaches its
 power limit and slows down (12 % within fifty matrix products of 1.4 ms on an H200; with rest 0.2 %). Readings of 21 ms
-of products scattered by 1.7 and 2.6 % after rests of 10 ms, by 0.2 and 1.2 % after 25 ms, by 0.1 % after 50 ms (H100)."""
+of products scattered by 1.7 and 2.6 % after rests of 10 ms, by 0.2 and 1.2 % after 25 ms, by 0.1 % after 50 (H100)."""
 FLUSH_NS: Final = 50_000
 """What a flush takes at the most. It is a part of what a reading is thought to take, so it need not be exact."""
 SPARED_S: Final = 0.005

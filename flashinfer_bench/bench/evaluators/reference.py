@@ -19,6 +19,7 @@ import torch
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import logical_shape, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes
+from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
 from flashinfer_bench.data import Definition, TensorSpec
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
@@ -79,7 +80,8 @@ class Reference:
         spared = self.spare(inputs)
         before = [_version(value) for value in spared]
         compares = self.mutates is None  # once: kernels of its own write without torch's knowing
-        returned = self.launch(spared)
+        with usual_threads():
+            returned = self.launch(spared)
         steps = zip(self.definition.inputs, inputs, spared, before, strict=True)
         written = {
             name: given is used

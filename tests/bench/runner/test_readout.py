@@ -76,6 +76,20 @@ def test_a_measurement_looks_at_the_gpu_after_the_last_trial(monkeypatch):
     assert record["flags"] == ["throttled", "other_processes"]
 
 
+def test_the_look_after_a_measurement_stands_for_the_one_before_the_next_while_it_is_recent(monkeypatch):
+    looks, at = iter([IDLE, BUSY, IDLE]), [10.0]
+    monkeypatch.setattr(module, "read_gpu_state", lambda uuid, *, ours: next(looks))
+    monkeypatch.setattr(module.time, "monotonic", lambda: at[0])
+    readout = Readout("GPU-1")
+    assert readout.look_before() is IDLE
+    readout.measured([cupti_trial()], IDLE, 0.01)
+    at[0] += module.RECENT_S / 2
+    assert readout.look_before() is BUSY
+    at[0] += module.RECENT_S
+    assert readout.look_before() is IDLE
+    assert Readout(None).look_before() is None
+
+
 def test_every_reading_is_kept_on_request_only():
     assert "samples_ns" not in Readout(None).measured([cupti_trial()], None, 0.01).record
     kept = Readout(None, keep_samples=True).measured([cupti_trial(), cupti_trial(7)], None, 0.01).record["samples_ns"]

@@ -22,6 +22,7 @@ import torch
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
 from flashinfer_bench.bench.evaluators.reference import execute_reference, explain_error
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
@@ -82,7 +83,8 @@ class CustomInputs:
             WorkloadFault: there is not enough memory.
         """
         if self._last is None or self._last[0] != seed:
-            with Blame(functools.partial(explain_error, self._definition)), _seeded(seed, self._device):
+            blame = Blame(functools.partial(explain_error, self._definition))
+            with blame, _seeded(seed, self._device), usual_threads():
                 made = self._call()
             given = self._by_name(made)
             self._last = seed, {name: self._fit(name, given[name]) for name in self.names}

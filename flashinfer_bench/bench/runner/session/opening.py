@@ -23,6 +23,7 @@ from typing import Final
 
 from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
+from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.orders import Orders
@@ -75,6 +76,8 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
     template, precompiling = fork_templates(hello, host, run_directory)
     context = start_context(hello)
+    if context is not None:
+        keep_to_one_thread()
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
     if enclosure is not None:
         enclosure.open_to_workers(run_directory)

@@ -60,7 +60,6 @@ class CallableKernel:
         self._now = time.monotonic
         self._places: CallPlaces | None = None
         self._laid_out: tuple[Any, ...] | None = None
-        self._bound_generation = -1
         self._at_once = 1
         """Calls of a request of `call_repeatedly`, as far as calls were quick."""
 
@@ -212,11 +211,12 @@ class CallableKernel:
         if places is None or places.signature != signature or places.generation != self._arena.generation:
             places = CallPlaces(self._arena, inputs, self.task.outputs, most)
             self._places, self._laid_out = places, None
-        if self._bound_generation != self._arena.generation:
+        memory = self._arena, self._arena.generation
+        if self.worker.mapped != memory:
             description, fds = self._arena.describe()
             self._ask("bind", Bound, "mapping its memory", along=Along(fds), arena=description)
             self._arena.drop_retired()
-            self._bound_generation, self._laid_out = self._arena.generation, None
+            self.worker.mapped, self._laid_out = memory, None
         if self._laid_out is None:
             where = places.describe(self.task.input_names, inputs)
             may_return = self.task.may_return_inputs or self.task.may_write_inputs

@@ -113,7 +113,7 @@ class RemoteKernel(CallableKernel):
         Raises:
             ClaimContradicted: bursts take far longer than the trials say.
         """
-        before, start = self._tools.readout.look(), self._now()
+        before, start = self._tools.readout.look_before(), self._now()
         self.reads, self.regime_calls = [], []
         remote: RemoteTrial | None = None
         trials: list[Trial] = []

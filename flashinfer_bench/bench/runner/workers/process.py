@@ -133,6 +133,8 @@ class WorkerProcess:
         """A reference was loaded."""
         self.has_setup = False
         """The solution that was loaded exports `setup`."""
+        self.mapped: tuple[object, int] | None = None
+        """The session's memory that it maps, and which generation of it. To map it takes the driver 1 to 4 ms."""
         home.mkdir(parents=True)
         user = (order.get("walls") or {}).get("user")
         if user is not None:
@@ -305,6 +307,7 @@ class WorkerProcess:
 
     def unbind(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
         """Have the worker give up the session's memory; say whether it has."""
+        self.mapped = None
         try:
             return isinstance(self.ask("unbind", Unbound, limit_s), Unbound)
         except (WorkerGone, WorkerLate, WireError):

@@ -30,7 +30,7 @@ def open_kernel(arena):
 
         fields = {"timeout_seconds": 60.0, "plan": MeasurePlan(2, 5, 1.0), "vary": None, **task}
         asked = KernelTask(NAMES, [OutputSpec("y", (5,), torch.float32)], **fields)
-        worker = SimpleNamespace(ask=ask, has_setup=False)
+        worker = SimpleNamespace(ask=ask, has_setup=False, mapped=None)
         kernel = CallableKernel(worker, SessionTools(arena, None, lambda: None), asked, KernelMetadata("s", "d", True))
         return kernel
 

@@ -261,11 +261,25 @@ def test_a_worker_that_has_given_the_memory_up_maps_it_again_for_its_next_calls(
     with open_kernel("def run(x):\n    return x * 2") as kernel:
         assert kernel(torch.ones(4))[0].tolist() == [2.0] * 4
         assert kernel.worker.unbind()
-        with pytest.raises(SolutionFailure, match="before load and bind"):
-            kernel._laid_out = None
-            kernel(torch.ones(4))
-        kernel._bound_generation = -1  # as a new job's
         assert kernel(torch.full((4,), 3.0))[0].tolist() == [6.0] * 4
+
+
+def test_a_worker_maps_the_memory_once_for_all_its_jobs_until_that_is_other_memory(open_kernel, monkeypatch):
+    with open_kernel("def run(x):\n    return x * 2") as kernel:
+        asked, ask = [], kernel.worker.ask
+        monkeypatch.setattr(
+            kernel.worker, "ask", lambda verb, *given, **fields: asked.append(verb) or ask(verb, *given, **fields)
+        )
+        for at in range(3):  # jobs, each with a kernel of its own
+            later = type(kernel)(kernel.worker, kernel._tools, kernel.task, kernel.metadata)
+            later.calling_style = kernel.calling_style
+            assert later(torch.full((4,), float(at)))[0].tolist() == [2.0 * at] * 4
+        assert asked.count("bind") == 1
+        kernel._arena.renew()  # on a CPU that is other memory
+        later = type(kernel)(kernel.worker, kernel._tools, kernel.task, kernel.metadata)
+        later.calling_style = kernel.calling_style
+        assert later(torch.ones(4))[0].tolist() == [2.0] * 4
+        assert asked.count("bind") == 2
 
 
 def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
