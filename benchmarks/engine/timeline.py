@@ -22,8 +22,8 @@ class Happened:
 
     at_s: float
     kind: str
-    """started, finished, faulted, notice, or run: the run begins, with so many `jobs` on these `devices`. A device begins
-    to time a reference (reference), or does something else again (next)."""
+    """started, finished, faulted, notice, or run: the run begins, with so many `jobs` on these `devices`. Of a device:
+    it begins to time a reference (reference), or does something else again (next)."""
     job: Job | None = None
     device: str = ""
     status: str = ""

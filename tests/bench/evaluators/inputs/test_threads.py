@@ -41,7 +41,7 @@ def test_a_process_that_is_not_has_them_anyway():
 
 def test_a_reference_has_the_usual_threads_and_they_are_taken_back_where_it_raises(kept):
     tells = "import torch\ndef run(x):\n    return x * 0 + torch.get_num_threads()\n"
-    definition = make_definition(inputs={"x": "float32[4]"}, outputs={"y": "float32[4]"}, reference=tells)
+    definition = make_definition(inputs={"x": "float32[n]"}, outputs={"y": "float32[n]"}, reference=tells)
     assert Reference.compile(definition)([torch.ones(4)])[0].tolist() == [3.0] * 4
     assert torch.get_num_threads() == 1
     with pytest.raises(ZeroDivisionError), threads.usual_threads():

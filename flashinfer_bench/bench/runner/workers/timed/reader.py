@@ -76,6 +76,8 @@ class Reader:
     wanted: int
     check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
     chance: random.Random = field(default_factory=random.SystemRandom)
+    is_idle: bool = False
+    """Nobody compares these calls: nothing is looked at, and nothing kept."""
     _kept: dict[int, LeftCall | None] = field(default_factory=dict)
     """The number of each call that is kept by chance; None until it is over."""
     _odd: dict[int, LeftCall] = field(default_factory=dict)
@@ -108,6 +110,8 @@ class Reader:
             outputs: place → copies of its outputs, where they were made already; else they are made now.
             has_inputs: the places hold the calls' inputs still.
         """
+        if self.is_idle:
+            return
         chosen = self._choose(indices, numbers) if chooses else set()
         copies = self._copy(list(chosen), outputs, has_inputs=has_inputs)
         seen = self.places.glance(indices, self._look_secret)

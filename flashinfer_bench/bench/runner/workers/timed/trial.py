@@ -122,7 +122,7 @@ class RemoteTrial:
 
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
         """Return the trial in other places, with a reader of its own for so many calls; no content comes again."""
-        reader = Reader(places, self.contents, wanted, self.reader.check_inputs)
+        reader = Reader(places, self.contents, wanted, self.reader.check_inputs, is_idle=self.reader.is_idle)
         return replace(self, places=places, reader=reader)
 
     def supply(self, index: int) -> PlaceLaunch:

@@ -208,6 +208,19 @@ def test_a_look_waits_once_however_many_calls_it_has_and_keeps(arena, wanted):
     assert (counted.waits(), counted.launches()) == (1, 1)
 
 
+def test_calls_that_nobody_compares_are_not_looked_at_where_they_lie_now_or_later(arena):
+    trial = make_trial(arena, wanted=3)
+    trial.reader.is_idle = True
+    moved = trial.moved_to(trial.places, 5)
+    for idle in (trial, moved):
+        numbers = idle.write(range(8))
+        with counting_operations() as counted:
+            idle.reader.look(range(8), numbers)
+            idle.reader.check_unchanged()
+        assert (counted.waits(), counted.launches()) == (0, 0)
+        assert idle.reader.reads() == []
+
+
 def test_all_calls_that_are_kept_are_checked_with_one_wait(arena):
     checked = []
     trial = make_trial(arena, wanted=8, check_inputs=lambda inputs, now: checked.append(inputs))
