@@ -85,7 +85,7 @@ class Timeline:
     def idle_shares(self) -> dict[str, float]:
         """Return device → share of the time between the first verdict of the run and the last in which it was idle.
 
-        It is idle while it has no job and times no reference.
+        It is idle while it has no job and makes no baseline, which begins with the wait for the reference's worker.
         """
         if len(self.verdicts) < 2:
             return {}

@@ -236,7 +236,8 @@ class Evaluator(ABC):
         """Tell whether `judge_regime` would accept each of some calls, by a look at all of them.
 
         Returns:
-            For each call whether anything else than zeros was expected; None says nothing, and each is judged.
+            None says nothing, and each is judged. A list says that it would accept all: for each whether anything else
+            than zeros was expected.
         """
         del definition, calls, cfg
         return None

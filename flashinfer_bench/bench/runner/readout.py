@@ -65,10 +65,14 @@ class Readout:
         return found
 
     def look_before(self) -> GpuState | None:
-        """Return what the GPU is like before a measurement: the look after the one before, where that is recent."""
-        if self._latest is not None and time.monotonic() - self._latest[0] <= RECENT_S:
-            return self._latest[1]
-        return self.look()
+        """Return what the GPU is like before a measurement: as the latest look has it, where that is recent.
+
+        What slowed the GPU then, and who was there, may be gone: then it is looked at anew.
+        """
+        if self._latest is None or time.monotonic() - self._latest[0] > RECENT_S:
+            return self.look()
+        found = self._latest[1]
+        return self.look() if found is not None and (found.slowed_by or found.other_processes) else found
 
     def measured(self, trials: Sequence[Trial], before: GpuState | None, precision: float) -> Measured:
         """Summarise trials that have just been taken.

@@ -10,6 +10,7 @@ from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Sample, Trial
 
 IDLE = GpuState(1980, 3201, 100.0, 40, (), 0)
+CALM = GpuState(1980, 3201, 400.0, 55, (), 0)
 BUSY = GpuState(1755, 3201, 690.0, 71, ("power_cap",), 1)
 
 
@@ -77,16 +78,17 @@ def test_a_measurement_looks_at_the_gpu_after_the_last_trial(monkeypatch):
 
 
 def test_the_look_after_a_measurement_stands_for_the_one_before_the_next_while_it_is_recent(monkeypatch):
-    looks, at = iter([IDLE, BUSY, IDLE]), [10.0]
+    looks, at = iter([IDLE, CALM, BUSY, IDLE]), [10.0]
     monkeypatch.setattr(module, "read_gpu_state", lambda uuid, *, ours: next(looks))
     monkeypatch.setattr(module.time, "monotonic", lambda: at[0])
     readout = Readout("GPU-1")
     assert readout.look_before() is IDLE
     readout.measured([cupti_trial()], IDLE, 0.01)
     at[0] += module.RECENT_S / 2
-    assert readout.look_before() is BUSY
+    assert readout.look_before() is CALM
     at[0] += module.RECENT_S
-    assert readout.look_before() is IDLE
+    assert readout.look_before() is BUSY, "it is not recent any more"
+    assert readout.look_before() is IDLE, "what slowed the GPU may be gone"
     assert Readout(None).look_before() is None
 
 

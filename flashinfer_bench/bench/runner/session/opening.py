@@ -76,8 +76,6 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
     template, precompiling = fork_templates(hello, host, run_directory)
     context = start_context(hello)
-    if context is not None:
-        keep_to_one_thread()
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
     if enclosure is not None:
         enclosure.open_to_workers(run_directory)
@@ -118,9 +116,13 @@ def fork_templates(
 
 
 def start_context(hello: Hello) -> threading.Thread | None:
-    """Have this process's context on its GPU made in the background; return the thread that waits for it."""
+    """Have this process's context on its GPU made in the background; return the thread that waits for it.
+
+    This process computes in one thread from here on.
+    """
     if hello.device != "cuda":
         return None
+    keep_to_one_thread()
     os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
     set_connections(1)  # what is judged here runs on one stream
     context = threading.Thread(target=make_context, daemon=True)

@@ -15,7 +15,7 @@ from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeCall
-from flashinfer_bench.errors import DefinitionFault
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 PATIENCE_S: Final = 1.0
 """No more calls are judged after the reference has taken so long for them together; the first is always judged."""
@@ -66,6 +66,10 @@ def _expect_together(
         except DefinitionFault:
             told[call.regime] = "left out: the reference fails"
             continue
+        except WorkloadFault:  # what is wrong already is told in its place
+            if found:
+                yield found
+            raise
         finally:
             spent_s += time.monotonic() - start
         found.append((call.regime, JudgedCall(call.inputs, call.outputs, expected)))

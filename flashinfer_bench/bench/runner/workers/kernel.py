@@ -202,7 +202,7 @@ class RemoteKernel(CallableKernel):
     def _open_trial(self, number: int, inputs: list[Any], places: CallPlaces, reads: int) -> RemoteTrial:
         """Return what calls in these places share, of which so many are kept to be compared."""
         contents = self.task.vary(number, inputs)
-        is_idle = self.task.is_ours and self._arena.device.type == "cuda"  # looks are no part of readings there
+        is_idle = not self.task.is_looked_at(self._arena.device.type)
         reader = Reader(places, contents, reads, self._check_inputs_intact, is_idle=is_idle)
         asked = ReadingsAsked(self._arena.device.type, self.task.plan.timing)
         returns = self.style != "dps" and bool(self.task.outputs)

@@ -125,6 +125,13 @@ class KernelTask:
     beside: Beside | None = None
     """Has the reference timed in turns with a call that waits for the GPU inside; None where that does not wait so."""
 
+    def is_looked_at(self, device_type: str) -> bool:
+        """Tell whether what timed calls leave is looked at: always, but for a reference's on a GPU.
+
+        Nobody compares those. On a CPU looks move the caches, for a reference as for a solution.
+        """
+        return not self.is_ours or device_type == "cpu"
+
 
 @dataclass(frozen=True)
 class SessionTools:

@@ -9,8 +9,10 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from flashinfer_bench.bench.runner.session import start
+from flashinfer_bench.bench.evaluators.inputs import threads
+from flashinfer_bench.bench.runner.session import opening, start
 from flashinfer_bench.bench.runner.session.start import Starter
 
 pytestmark = pytest.mark.cpu
@@ -51,6 +53,25 @@ def test_sessions_that_somebody_waits_for_are_forked_at_once_and_later_ones_find
     os.close(starter._woken)
     os.close(starter._wake)
     assert told == ["fork", "fork", "import", "fork"]
+
+
+def test_a_session_beside_a_gpu_computes_in_one_thread_from_its_start(monkeypatch, tmp_path):
+    before, made = torch.get_num_threads(), []
+    monkeypatch.setattr(threads, "_usual", [])
+    monkeypatch.setattr(opening, "set_connections", made.append)
+    monkeypatch.setattr(opening, "make_context", lambda: made.append("context"))
+    monkeypatch.delenv("CUDA_CACHE_PATH", raising=False)
+    torch.set_num_threads(2)
+    try:
+        assert opening.start_context(SimpleNamespace(device="cpu", cache_root=tmp_path)) is None
+        assert torch.get_num_threads() == 2
+        monkeypatch.setenv("CUDA_CACHE_PATH", "")
+        opening.start_context(SimpleNamespace(device="cuda", cache_root=tmp_path)).join()
+        assert (torch.get_num_threads(), made) == (1, [1, "context"])
+        with threads.usual_threads():
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def make_fds():

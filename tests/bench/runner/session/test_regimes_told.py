@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgedCall, Rejected
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeCall
+from flashinfer_bench.data import EvaluationStatus
+from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
@@ -78,3 +80,48 @@ def test_of_calls_that_are_looked_at_together_each_is_told_by_itself():
     overflows = "def run(x):\n    return (x.clamp(min=0) * 1e38).sum(dim=-1)\n"
     wrong, told = judge_all(lambda x: torch.ones(64), of=overflows, xs=xs[1:])
     assert (wrong, told) == (None, {"r0": "left out: the reference is not finite"})
+
+
+class Stricter(DefaultEvaluator):
+    """Rejects whatever it judges."""
+
+    @classmethod
+    def judge_regime(cls, definition, regime, call, cfg, context):
+        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "never")
+
+
+def test_an_evaluator_with_a_rule_of_its_own_judges_each_call():
+    x = torch.randn(64, 256)
+    call = JudgedCall([x], [right(x)], [right(x)])
+    definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs={"y": "float32[n]"}, reference=SUMS)
+    config = Judging(definition, make_workload(axes={"n": 64}, inputs={})).config
+    assert DefaultEvaluator.regimes_surely_pass(definition, [call], config) == [True]
+    assert Stricter.regimes_surely_pass(definition, [call], config) is None
+
+
+def test_what_is_wrong_is_told_though_the_reference_has_no_memory_for_later_calls():
+    calls = []
+
+    def short(inputs):
+        calls.append(inputs)
+        if len(calls) > 1:
+            raise WorkloadFault("no memory")
+        return [right(inputs[0])]
+
+    x = torch.randn(64, 256)
+    definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs={"y": "float32[n]"}, reference=SUMS)
+    judging = Judging(definition, make_workload(axes={"n": 64}, inputs={}))
+    block = SimpleNamespace(definition=definition, reference=short, evaluator=judging.evaluator)
+    job, baseline = (
+        SimpleNamespace(block=block, config=judging.config, notes={}),
+        Baseline([], [[torch.ones(64)]], None, None),
+    )
+
+    def judge_two(first):
+        calls.clear()
+        found = [RegimeCall("larger", [x], [first]), RegimeCall("smaller", [x], [right(x)])]
+        return judge_regimes(job, found, baseline, judging.context)
+
+    assert isinstance(judge_two(torch.ones(64)), Rejected)
+    with pytest.raises(WorkloadFault):
+        judge_two(right(x))

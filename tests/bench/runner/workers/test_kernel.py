@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, MeasurePlan
 from flashinfer_bench.errors import SolutionFailure
 
 pytestmark = pytest.mark.cpu
@@ -275,11 +278,32 @@ def test_a_worker_maps_the_memory_once_for_all_its_jobs_until_that_is_other_memo
             later.calling_style = kernel.calling_style
             assert later(torch.full((4,), float(at)))[0].tolist() == [2.0 * at] * 4
         assert asked.count("bind") == 1
+        with SharedArena(kernel._arena.device) as other:  # of the same generation
+            later = type(kernel)(kernel.worker, replace(kernel._tools, arena=other), kernel.task, kernel.metadata)
+            later.calling_style = kernel.calling_style
+            assert later(torch.ones(4))[0].tolist() == [2.0] * 4
+            assert (asked.count("bind"), other.generation) == (2, kernel._arena.generation)
         kernel._arena.renew()  # on a CPU that is other memory
         later = type(kernel)(kernel.worker, kernel._tools, kernel.task, kernel.metadata)
         later.calling_style = kernel.calling_style
         assert later(torch.ones(4))[0].tolist() == [2.0] * 4
-        assert asked.count("bind") == 2
+        assert asked.count("bind") == 3
+
+
+@pytest.mark.parametrize(
+    ("is_ours", "device_type", "is_looked_at"),
+    [(False, "cuda", True), (False, "cpu", True), (True, "cpu", True), (True, "cuda", False)],
+)
+def test_timed_calls_are_looked_at_but_for_those_of_a_reference_on_a_gpu(is_ours, device_type, is_looked_at):
+    task = KernelTask([], [], 1.0, MeasurePlan(2, 5, 1.0), None, is_ours=is_ours)
+    assert task.is_looked_at(device_type) is is_looked_at
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_trial_has_an_idle_reader_where_nobody_looks(open_kernel, monkeypatch, is_ours):
+    with open_kernel("def run(x):\n    return x * 2", is_ours=is_ours) as kernel:
+        monkeypatch.setattr(KernelTask, "is_looked_at", lambda task, device_type: not task.is_ours)
+        assert kernel._open_trial(0, [torch.ones(4)], kernel._lay_out([torch.ones(4)]), 3).reader.is_idle is is_ours
 
 
 def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
