@@ -9,6 +9,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, choose_columns
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
+    FLIPPED_TOGETHER,
     LARGEST_FACTOR,
     MULTIPLIED,
     Changes,
@@ -130,3 +131,15 @@ def test_sizes_and_places_of_all_kinds(count):
     assert torch.equal(made[1], by_torch[1])
     sizes = [float(one.double().abs().sum() / value.double().abs().sum()) for one in (made[0], by_torch[0])]
     assert 0.99 / LARGEST_FACTOR < min(sizes) <= max(sizes) < 1.01 * LARGEST_FACTOR
+
+
+@pytest.mark.parametrize("count", [1, 7, FLIPPED_TOGETHER, 3 * FLIPPED_TOGETHER + 5])
+def test_bits_are_flipped_once_the_bytes_are_written(count):
+    value = torch.randint(0, 256, (count,), dtype=torch.uint8, device=DEVICE)
+    contents = Contents([value], [VariedInput("x", "rolled", flips=0xFF)], 3, -1)
+    made = contents.make_all([5, 6, 5])
+    by_torch = [[torch.empty_like(value)] for _ in range(2)]
+    contents.write_all([5, 6], by_torch, TorchWriter())
+    assert torch.equal(made[0][0], made[2][0])
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(made[:2], by_torch, strict=True))
+    assert count == 1 or not torch.equal(made[0][0], made[1][0])

@@ -199,6 +199,19 @@ class Evaluator(ABC):
         After a solution was timed, this is called once more, on one trial that `build_baseline` makes of another seed.
         """
 
+    needs_expected: ClassVar[bool] = True
+    """Whether `judge_reads` looks at what the reference gives for each call; else only at its form."""
+
+    @classmethod
+    def count_reads(cls, elements: int) -> int:
+        """Give how many timed calls of each trial are judged at the least.
+
+        Args:
+            elements: of the first output.
+        """
+        del elements
+        return 0
+
     @classmethod
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext

@@ -6,7 +6,8 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
     scaled   moved along by a secret number of elements, shuffled within rows, and each multiplied by a factor of its
              row's and one of its own, all drawn anew; negated in half of the calls where the input has both signs.
              What is normal and random in its workload is drawn anew by the writer
-    rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
+    rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something.
+             Of bytes and packed floats that are random in their workload bits are flipped, too, by a secret pattern
     redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are shuffled in rows, and
              each element multiplied by a factor of its own; custom ones by the definition's own function, all of a
              call together
@@ -18,7 +19,8 @@ is shuffled. The same number gives the same content on the same kind of device.
 Factors from a table that is known would not do: of products, who knows the base and the factors knows the sum of the
 logarithms. Without shuffling he knows in which few places the largest of a row may be. One factor for all elements
 would not do: who has once added up the stretches of an input then knows all sums over rows of the next one, wherever it
-was moved. Factors of elements alone would not do: they even out in a long row, so its sum is about a stretch's.
+was moved. Factors of elements alone would not do: they even out in a long row, so its sum is about a stretch's. Nor
+would it do to move bytes along: who has unpacked them once takes a stretch of that.
 
 Moving rows of probabilities along would not do either: who has sorted a row once knows the order and the running sums
 of the next one, and with the order even a draw from other probabilities takes no look at all of them.
@@ -39,7 +41,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_deviation, find_way, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_deviation, find_flips, find_way, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
@@ -82,6 +84,8 @@ class VariedInput:
     """Whether it is made together with other inputs of its call, from one seed."""
     deviation: float | None = None
     """Standard deviation of a "scaled" input that is normal and random in its workload."""
+    flips: int = 0
+    """Bits of each byte of a "rolled" input, random in its workload, of which a secret decides which are flipped."""
 
 
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
@@ -99,7 +103,8 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     for name, shape in shapes.items():
         if shape is not None and isinstance(workload.inputs.get(name), RandomInput | None):
             deviation = find_deviation(blanks[name])
-            varied[name] = VariedInput(name, ways[name], _remaker(blanks[name]), deviation=deviation)
+            flips = find_flips(blanks[name]) if ways[name] == "rolled" else 0
+            varied[name] = VariedInput(name, ways[name], _remaker(blanks[name]), deviation=deviation, flips=flips)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         varied.update(_vary_custom(custom, ways))
@@ -281,6 +286,8 @@ class Contents:
         by = choose_moves(value, secrets)
         if not self._is_varied(index):
             writer.move_rows(value, into, by)
+            if varied.flips:
+                writer.flip_rows(into, secrets, varied.flips)
             return
         is_negated = (secrets >> np.uint64(60) & np.uint64(1)).astype(bool) & self._has_both_signs[index]
         writer.vary_rows(value, into, Changes(by, secrets, is_negated, choose_columns(value)))

@@ -76,6 +76,19 @@ def find_deviation(blank: Blank) -> float | None:
     return deviation(blank) if deviation is not None and dtype.kind == "float" and dtype.bits > 8 else None
 
 
+def find_flips(blank: Blank) -> int:
+    """Return which bits of each byte of a random input may be flipped, and leave it as likely as it was.
+
+    Where any byte may come, all of them; of 8-bit floats around zero the sign; of other inputs none.
+    """
+    make, dtype = find_rule(TENSOR_RULES, blank).make, DTYPES[blank.dtype_name]
+    if make is _small_or_bytes and dtype.bits == 8:
+        return 0xFF
+    if dtype.kind != "float" or dtype.bits > 8 or make not in DEVIATIONS or blank.dtype_name == "float8_e8m0fnu":
+        return 0
+    return 0x80 if dtype.bits == 8 else 0xFF
+
+
 def make_number(blank: Blank) -> bool | int | float:
     """Make a random input that is a single Python number."""
     if blank.name in blank.axes:

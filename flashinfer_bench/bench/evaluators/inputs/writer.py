@@ -48,6 +48,8 @@ COUNT: Final = 4
 BLOCKS_PER_PROCESSOR: Final = 8
 DRAWN_TOGETHER: Final = 1 << 18
 """Elements that torch draws by one seed: 0.7 ms on a CPU."""
+FLIPPED_TOGETHER: Final = 1 << 16
+"""Bytes after which a pattern of flipped bits comes again."""
 FEW_PIECES: Final = 4
 """Fewer such pieces are made one after the other."""
 MOST_THREADS: Final = 4
@@ -109,6 +111,15 @@ class Writer(Protocol):
             deviation: the values' standard deviation.
         """
 
+    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, bits: int) -> None:
+        """Flip bits of targets that were told of before, by a pattern that a key gives; the same key gives the same.
+
+        Args:
+            into: targets of one size.
+            keys: [targets]: secrets.
+            bits: those of each byte that may be flipped.
+        """
+
     def finish(self) -> None:
         """Launch what is left to be written. Nobody waits for it."""
 
@@ -142,6 +153,11 @@ class TorchWriter:
         ]
         _run_all([partial(_draw, piece, deviation=deviation) for piece in pieces], into[0].device)
 
+    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, bits: int) -> None:
+        """Flip bits of targets."""
+        for target, key in zip(into, keys.tolist(), strict=True):
+            _flip(target, key, bits)
+
     def finish(self) -> None:
         """Do nothing: all is written."""
 
@@ -155,6 +171,22 @@ def _move(value: torch.Tensor, into: torch.Tensor, by: int) -> None:
     left = source.numel() - by * size
     target[:left].copy_(source[by * size :])
     target[left:].copy_(source[: by * size])
+
+
+def _flip(into: torch.Tensor, key: int, bits: int) -> None:
+    """Flip bits by a pattern that comes again after FLIPPED_TOGETHER bytes: as quick as a copy.
+
+    Who looks at so many bytes knows the pattern, and still has to find out anew what each byte means.
+    """
+    flat = into.view(-1).view(torch.uint8)
+    length = min(len(flat), FLIPPED_TOGETHER)
+    generator = torch.Generator(into.device).manual_seed(key % SEEDS)
+    pattern = torch.empty(length, dtype=torch.uint8, device=into.device).random_(0, 256, generator=generator)
+    pattern.bitwise_and_(bits)
+    whole = len(flat) // length * length
+    flat[:whole].view(-1, length).bitwise_xor_(pattern)
+    if whole < len(flat):
+        flat[whole:].bitwise_xor_(pattern[: len(flat) - whole])
 
 
 def _run_all(pieces: Sequence[Callable[[], None]], device: torch.device) -> None:
@@ -191,6 +223,7 @@ class KernelWriter:
         self._launch = launch
         self._added: list[Unsigned] = []
         self._held: list[torch.Tensor] = []
+        self._flips: list[tuple[torch.Tensor, int, int]] = []
 
     def fill(self, into: torch.Tensor, byte: int) -> None:
         """Fill bytes."""
@@ -227,6 +260,10 @@ class KernelWriter:
         bits = int(np.float32(deviation).view(np.uint32))
         self._add(DRAWN[into[0].dtype], bits, _addresses(into), into[0].numel(), keys)
 
+    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, bits: int) -> None:
+        """Flip bits of targets, by torch, once the kernel has written them."""
+        self._flips += [(target, key, bits) for target, key in zip(into, keys.tolist(), strict=True)]
+
     def _address(self, value: torch.Tensor) -> int:
         if not value.is_contiguous():
             value = value.contiguous()
@@ -257,6 +294,9 @@ class KernelWriter:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         self._launch(stream, told.data_ptr(), len(pieces), tiles, TILE)
         self._held.clear()
+        for target, key, flipped in self._flips:  # on the same stream
+            _flip(target, key, flipped)
+        self._flips.clear()
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> Unsigned:

@@ -56,7 +56,10 @@ DEFAULT_FALSE_ALARM: Final = 1e-4
 """Chance that a perfect sampler is rejected, over all tests of a verdict together."""
 LEAST_CALLS_TO_MOVE: Final = 8
 """Calls from which on rows are tested for equal tokens in one call; fewer calls are too few to be moved."""
-TIMED_SHARE: Final = 0.01
+TIMED_DRAWS: Final = 96
+"""Draws of each timed trial that are judged at the least. Who draws the likeliest token passes where that has more than
+nine tenths of a row."""
+TIMED_SHARE: Final = 0.05
 """Timed draws are rejected by chance this many times as often as the first draws: they are a second look."""
 DETECTABLE: Final = 5.5
 """Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
@@ -69,6 +72,12 @@ class SamplingEvaluator(DefaultEvaluator):
     built_in = SAMPLING
     revision = SAMPLING.revision
     is_random = True
+    needs_expected = False
+
+    @classmethod
+    def count_reads(cls, elements: int) -> int:
+        """Give so many calls that TIMED_DRAWS draws of each trial are judged."""
+        return math.ceil(TIMED_DRAWS / max(elements, 1))
 
     @classmethod
     def check_correctness(
@@ -112,13 +121,17 @@ class SamplingEvaluator(DefaultEvaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge timed calls, each on probabilities of its own: every token is allowed, and their places are uniform."""
+        """Judge timed calls, each on probabilities of its own: every token is allowed, and their places are uniform.
+
+        The calls of `check_correctness` have equal inputs, and timed ones have not. So whoever tells them apart may do
+        without a part of each row in timed calls only.
+        """
         limits = SamplingLimits.of(cfg)
         generator = make_generator(context.seed, "places of timed draws", device=torch.device("cpu"))
         places = place_calls(definition, calls, generator)
         if isinstance(places, Rejected):
             return places
-        return judge_timed_places(places["by_probability"], limits)
+        return judge_timed_places(places, limits)
 
     @classmethod
     def rehearse(cls, definition: Definition, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext) -> None:
@@ -155,14 +168,24 @@ class SamplingLimits:
         return cls(int(trials), threshold, false_alarm, read_parameter(cfg, LEAST_SHIFT, DEFAULT_LEAST_SHIFT))
 
 
-def judge_timed_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
-    """Judge the places [calls, rows] of timed draws in their distributions; few of them show coarse faults only."""
-    chances = measure_chances(places)
+def judge_timed_places(places: Mapping[str, torch.Tensor], limits: SamplingLimits) -> Verdict:
+    """Judge the places [calls, rows] of timed draws, by the tokens' order; few of them show coarse faults only."""
+    chances = measure_places(places, limits)
     oddest = min(chances, key=lambda test: chances[test])
     wrong = None
     if chances[oddest] * len(chances) < limits.false_alarm_rate * TIMED_SHARE:
         wrong = f"the draws are not random as they should be: {describe_chance(oddest, chances)}"
-    return decide(wrong, Correctness(extra={"calls": places.shape[0], "smallest_p_value": chances[oddest]}))
+    calls = len(places["by_probability"])
+    return decide(wrong, Correctness(extra={"calls": calls, "smallest_p_value": chances[oddest]}))
+
+
+def measure_places(places: Mapping[str, torch.Tensor], limits: SamplingLimits) -> dict[str, float]:
+    """Give the p-value of each test of places [calls, rows] in each order of the tokens."""
+    chances: dict[str, float] = {}
+    for order, drawn in places.items():
+        tests = {**measure_chances(drawn), "left out": measure_omission(drawn, limits.least_shift)}
+        chances.update({f"{test}, tokens by {ORDERS[order]}": chance for test, chance in tests.items()})
+    return chances
 
 
 def judge_flattened(
@@ -176,10 +199,7 @@ def judge_flattened(
     places = place_calls(definition, calls, generator)
     if isinstance(places, Rejected):
         return places
-    chances: dict[str, float] = {}
-    for order, drawn in places.items():
-        tests = {**measure_chances(drawn), "left out": measure_omission(drawn, limits.least_shift)}
-        chances.update({f"{test}, tokens by {ORDERS[order]}": chance for test, chance in tests.items()})
+    chances = measure_places(places, limits)
     oddest = min(chances, key=lambda test: chances[test])
     found = {"calls": len(calls), "least_shift": limits.least_shift, "smallest_p_value": chances[oddest]}
     correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": found}})

@@ -296,7 +296,7 @@ class DeviceSession:
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
             timeout_seconds=self._hello.timeout_seconds,
-            plan=plan_solution(self._hello, job.config, solution),
+            plan=plan_solution(self._hello, job, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
             regimes=plan_regimes(job),
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan
 
 INTERPRETED: Final = {
@@ -19,13 +21,18 @@ REFERENCE_PRECISION: Final = 0.01
 """Share of its time to which a reference is known at the least, since all speed-ups of its workload stand on it."""
 
 
-def plan_solution(hello: Hello, config: ResolvedEvalConfig, solution: BlockSolution) -> MeasurePlan:
-    """Return how a solution is measured."""
+def plan_solution(hello: Hello, job: JobContext, solution: BlockSolution) -> MeasurePlan:
+    """Return how a job's solution is measured."""
+    config = job.config
     if solution.language == "triton" and hello.device == "cpu":
         return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)  # its time says nothing: one call will do
     per_trial_s = hello.time_budget_s / config.num_trials
     counts = config.warmup_runs, config.iterations
-    return MeasurePlan(*counts, per_trial_s, config.precision, timing=hello.timing, reads=READS[hello.device])
+    elements = next((math.prod(output.shape) for output in job.output_specs()), 0)
+    wanted = job.block.evaluator.count_reads(elements)
+    reads = max(READS[hello.device], wanted)
+    timing = hello.timing
+    return MeasurePlan(*counts, per_trial_s, config.precision, timing=timing, reads=reads, makes_up=wanted > 0)
 
 
 def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:

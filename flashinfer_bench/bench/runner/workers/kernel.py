@@ -67,6 +67,8 @@ SLICE_NS: Final = 1_000_000
 """A GPU that several contexts have work for goes from one to the next every millisecond or so."""
 LONG_NS: Final = 100_000_000
 """Longer calls are not timed again: a context, which takes 0.2 s, makes little difference to their median."""
+MAKING_UP_S: Final = 0.5
+"""No more calls are made up for after so many seconds of a trial."""
 QUICK_CALL_NS: Final = 5_000_000
 """Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
 
@@ -134,6 +136,8 @@ class RemoteKernel(CallableKernel):
             check_context(trials[-1], self._tools.context_of(self.worker))
             if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
                 self._make_up_for_regimes(remote, remote.schedule)
+            if self.task.plan.makes_up:
+                self._make_up_for_reads(remote)
             self.reads.append(remote.reader.reads("reading"))
             self.regime_calls += self._finish_regimes(remote)
             costs_ns += remote.costs_ns
@@ -300,6 +304,15 @@ class RemoteKernel(CallableKernel):
                 clock.sample([remote.supply(index) for index in range(calls)], Lead())
         del remote.costs_ns[kept[0] :], remote.setup_samples[kept[1] :]
 
+    def _make_up_for_reads(self, remote: RemoteTrial) -> None:
+        """Where a trial had fewer timed calls than are to be compared, make others like them, while there is time."""
+        kept, deadline = (len(remote.costs_ns), len(remote.setup_samples)), self._now() + MAKING_UP_S
+        with suppress(ClockLost), RemoteClock(self._ask, self.worker.clock, remote) as clock:
+            while remote.reader.missing and self._now() < deadline:
+                count = min(remote.reader.missing, len(remote.places))
+                clock.sample([remote.supply(index) for index in range(count)], Lead())
+        del remote.costs_ns[kept[0] :], remote.setup_samples[kept[1] :]
+
     def _take_trial(self, remote: RemoteTrial, known: KnownCall | None, *, trials: int, left: int) -> Trial:
         """Take one of the trials, of which some are left, each with its share of the solution's time.
 
@@ -333,25 +346,29 @@ class RemoteKernel(CallableKernel):
         if empty_ns is not None and calls:
             remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
             relays = RelayTimer(self._ask, remote, empty_ns)
-            by_relays = relays.confirm(claimed.latency_ns, is_ours=self.task.is_ours)
+            by_relays = relays.confirm(claimed.latency_ns, is_believed=self.task.is_ours)
             self.reads[-1] += remote.reader.reads("relay")
             told_ns = max(claimed.latency_ns, RELAY_SHARE * (by_relays.relay_ns or 0.0))
             if CREDITED_SHARE["cpu"] * relays.most_ns <= told_ns:
                 return by_relays
-            # Who computes along with the move of the inputs is told as too fast by a relay.
-            found = self._confirm_by_bursts(remote, claimed, relays.most_ns)
+            # Who computes along with the move of the inputs is told as too fast by a relay; bursts raise his latency.
+            # They refuse nothing that a relay confirms: where calls read little of large inputs, caches do not hold it.
+            found = self._confirm_by_bursts(remote, claimed, relays.most_ns, is_believed=by_relays.why_not is None)
             doubt = found.why_not or by_relays.why_not
             return replace(found, why_not=doubt, relay_ns=by_relays.relay_ns, relay_calls=by_relays.relay_calls)
         settled = settle_by_requests(claimed.latency_ns, known_ns, self._arena.device.type)
         return settled or self._confirm_by_bursts(remote, claimed)
 
-    def _confirm_by_bursts(self, remote: RemoteTrial, claimed: Claimed, most_ns: float = math.inf) -> Confirmation:
+    def _confirm_by_bursts(
+        self, remote: RemoteTrial, claimed: Claimed, most_ns: float = math.inf, *, is_believed: bool = False
+    ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too.
 
         Args:
             remote: the latest trial.
             claimed: what the worker says of the call.
             most_ns: what a call costs at the most.
+            is_believed: the claim is not refused: another look has confirmed it.
         """
         inputs, size = remote.contents.base, remote.places.stride
         calls = count_burst_calls(
@@ -361,7 +378,8 @@ class RemoteKernel(CallableKernel):
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
         operations = None if claimed.waits_inside else claimed.operations
         timer = BurstTimer(self._ask, remote, operations=operations, most_ns=most_ns)
-        confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_ours=self.task.is_ours)
+        is_believed = is_believed or self.task.is_ours
+        confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
         self.reads[-1] += remote.reader.reads("burst")
         return confirmation
 

@@ -60,6 +60,9 @@ class MeasurePlan:
     """A slow call gets no more readings than its median needs to be known, and no further trial that could not differ
     (`Contents.stands_for`)."""
 
+    makes_up: bool = False
+    """Where a trial has fewer timed calls than are to be compared, further ones are made."""
+
     def is_enough(self, trial: Trial) -> bool:
         """Tell whether a trial knows the median of a slow call."""
         return self.stops_early and trial.stop == "precision" and len(trial.samples) < self.iterations

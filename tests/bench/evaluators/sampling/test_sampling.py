@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
+from flashinfer_bench.bench.evaluators.sampling.evaluator import (
+    TIMED_DRAWS,
+    SamplingEvaluator,
+    SamplingLimits,
+    judge_draws,
+)
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
@@ -291,3 +297,47 @@ def test_rows_that_are_no_distribution_are_a_fault():
     made.inputs[0][0][3] = 0
     with pytest.raises(WorkloadFault, match="no distribution"):
         job.check(right_sampler, made)
+
+
+def judge_timed(sampler, *, calls=200, seed=0):
+    """Judge calls on one row that never comes twice."""
+    judging, chance = sampling_job(), seeded(seed)
+    made = []
+    for _ in range(calls):
+        probs = (torch.randn(1, 512, generator=chance) * (1 + 4 * torch.rand(1, generator=chance))).softmax(dim=-1)
+        inputs = [probs, torch.tensor([0.9])]
+        made.append(JudgedCall(inputs, [sampler(*inputs)], [torch.zeros(1, dtype=torch.int64)]))
+    return judging.evaluator.judge_reads(judging.definition, made, judging.config, judging.context)
+
+
+def first_part(probs, top_p):
+    return right_sampler(probs[:, :32], top_p)
+
+
+def every_eighth(probs, top_p):
+    return right_sampler(probs[:, ::8], top_p) * 8
+
+
+def likeliest(probs, top_p):
+    return probs.argmax(dim=-1)
+
+
+@pytest.mark.parametrize("sampler", [first_part, every_eighth, likeliest])
+def test_a_sampler_that_reads_less_of_rows_that_never_come_twice_is_rejected(sampler):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        verdict = judge_timed(sampler, seed=seed)
+        assert isinstance(verdict, Rejected)
+        assert "draws are not" in verdict.message
+
+
+def test_a_right_sampler_is_accepted_on_rows_that_never_come_twice():
+    for seed in range(10):
+        torch.manual_seed(seed)
+        assert isinstance(judge_timed(right_sampler, seed=seed), Accepted)
+
+
+@pytest.mark.parametrize(("rows", "calls"), [(1, TIMED_DRAWS), (2, TIMED_DRAWS // 2), (1000, 1)])
+def test_so_many_timed_calls_are_judged_that_there_are_enough_draws(rows, calls):
+    assert SamplingEvaluator.count_reads(rows) == calls
+    assert DefaultEvaluator.count_reads(rows) == 0

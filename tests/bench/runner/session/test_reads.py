@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cpu
 TRIALS = 3
 
 
-def judge(latency_ms, *, reads=8, with_base=True, verdict=None):
+def judge(latency_ms, *, reads=8, with_base=True, verdict=None, needs_expected=True):
     """Judge the reads of three trials with a reference that returns at once; return what was compared, and the rest."""
     compared, called = [], []
 
@@ -34,7 +34,8 @@ def judge(latency_ms, *, reads=8, with_base=True, verdict=None):
         called.append(inputs)
         return [torch.zeros(1)]
 
-    block = SimpleNamespace(definition=None, reference=reference, evaluator=SimpleNamespace(judge_reads=judge_calls))
+    evaluator = SimpleNamespace(judge_reads=judge_calls, needs_expected=needs_expected)
+    block = SimpleNamespace(definition=None, reference=reference, evaluator=evaluator)
     job = SimpleNamespace(block=block, config=None, notes={})
     found = [
         [ReadCall([trial, at], [torch.zeros(1)], with_base and at == 0) for at in range(reads)]
@@ -50,6 +51,13 @@ def test_all_are_compared_where_the_reference_is_quick():
     assert len(compared) == notes["reads"] == 8 * TRIALS
     assert len(called) == 7 * TRIALS  # what the base gives is known
     assert sorted(int(call.expected[0]) for call in compared if call.inputs[1] == 0) == [0, 1, 2]
+
+
+def test_the_reference_is_not_called_for_an_evaluator_that_looks_at_the_form_only():
+    rejected, compared, called, notes = judge(5000.0, needs_expected=False)
+    assert (rejected, called) == (None, [])
+    assert len(compared) == notes["reads"] == 8 * TRIALS
+    assert all(int(call.expected[0]) == call.inputs[0] for call in compared)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,9 @@ def test_calls_are_judged_in_portions_where_what_is_expected_takes_much_memory(m
         return Accepted(Correctness())
 
     block = SimpleNamespace(
-        definition=None, reference=lambda _: [torch.zeros(1)], evaluator=SimpleNamespace(judge_reads=note)
+        definition=None,
+        reference=lambda _: [torch.zeros(1)],
+        evaluator=SimpleNamespace(judge_reads=note, needs_expected=True),
     )
     job = SimpleNamespace(block=block, config=None, notes={})
     found = [[ReadCall([at], [torch.zeros(1)], False) for at in range(7)]]
@@ -128,7 +138,9 @@ def judge_slow(monkeypatch, call_s, found, *, is_right=lambda call: True):
         return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "too far", Correctness())
 
     monkeypatch.setattr(reads_module.time, "monotonic", lambda: clock[0])
-    block = SimpleNamespace(definition=None, reference=reference, evaluator=SimpleNamespace(judge_reads=judge_calls))
+    block = SimpleNamespace(
+        definition=None, reference=reference, evaluator=SimpleNamespace(judge_reads=judge_calls, needs_expected=True)
+    )
     job = SimpleNamespace(block=block, config=None, notes={"measurement": {"confirmed": True, "flags": ["noisy"]}})
     rejected = judge_reads(job, found, Baseline([], [[torch.zeros(1)]] * TRIALS, None, None), None)
     ways = {id(read.inputs): read.way for of_trial in found for read in of_trial}
@@ -207,7 +219,7 @@ def test_where_too_few_of_turns_can_be_compared_they_tell_nothing(monkeypatch, c
         return [torch.zeros(1)]
 
     monkeypatch.setattr(reads_module.time, "monotonic", lambda: clock[0])
-    judged = SimpleNamespace(judge_reads=lambda *_arguments: Accepted(Correctness()))
+    judged = SimpleNamespace(judge_reads=lambda *_arguments: Accepted(Correctness()), needs_expected=True)
     job = SimpleNamespace(
         block=SimpleNamespace(definition=None, reference=reference, evaluator=judged), config=None, notes=notes
     )

@@ -16,6 +16,7 @@ from flashinfer_bench.bench.runner.workers.timed.burst_size import READ_CALLS
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
 from flashinfer_bench.bench.runner.workers.timed.relay import FEWEST_CALLS, RELAY_READS, RelayTimer
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
@@ -131,6 +132,29 @@ def test_where_inputs_can_be_followed_bursts_are_made_beside_relays(open_kernel,
     assert 0 < ways["burst"] <= READ_CALLS["cpu"]
     assert ways["reading"] + ways[None] == 13
     assert 13 + FEWEST_CALLS < len(kernel.reads[0]) <= 13 + RELAY_READS + READ_CALLS["cpu"]
+    assert all(is_right(read) for read in kernel.reads[0])
+
+
+def test_bursts_raise_what_a_relay_confirms_and_refuse_none_of_it(open_kernel, monkeypatch):
+    usual, slower = handover.to_span, BurstTimer._time_one
+    monkeypatch.setattr(handover, "to_span", lambda *given: usual(*given)._replace(move=100_000_000))
+    monkeypatch.setattr(BurstTimer, "_time_one", lambda timer, *given: 8 * slower(timer, *given))
+    source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
+    with open_kernel(source, plan=READ) as kernel:
+        measured = kernel.measure([[X]])
+    assert not measured.record["confirmed"]
+    assert measured.latency_ms == pytest.approx(CREDITED_SHARE["cpu"] * measured.record["burst_ms"])
+    assert measured.record["claimed_ms"] < 0.4 * measured.latency_ms
+
+
+@pytest.mark.parametrize("makes_up", [True, False])
+def test_timed_calls_are_made_up_for_where_more_are_wanted_than_there_were(open_kernel, makes_up):
+    plan = replace(READ, reads=40, makes_up=makes_up)
+    with open_kernel("def run(x):\n    return x * 2", plan=plan) as kernel:
+        record = kernel.measure([[X]]).record
+    ways = Counter(read.way for read in kernel.reads[0])
+    assert (ways["reading"] == 40) is makes_up
+    assert record["samples"] == READ.iterations
     assert all(is_right(read) for read in kernel.reads[0])
 
 

@@ -150,21 +150,21 @@ class BurstTimer:
         self.refused: str | None = "the call waits for the GPU" if operations is None else None
         """Why the calls cannot be made as one graph."""
 
-    def confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool = False) -> Confirmation:
+    def confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_believed: bool = False) -> Confirmation:
         """Hold a claimed latency against bursts.
 
         Args:
             claimed_ns: latency of one call, `setup` included.
             overhead: what bursts take of themselves.
-            is_ours: the call is a reference's, whose claim is never refused.
+            is_believed: the claim is not refused: the call is a reference's, or another look has confirmed it.
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; bursts take longer than the claim allows, each time.
             SolutionFailure: the same, and far longer.
         """
-        return replace(self._confirm(claimed_ns, overhead, is_ours=is_ours), calls=self._calls)
+        return replace(self._confirm(claimed_ns, overhead, is_believed=is_believed), calls=self._calls)
 
-    def _confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool) -> Confirmation:
+    def _confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_believed: bool) -> Confirmation:
         calls, device_type = len(self._trial.places), self._trial.asked.device_type
         self.overhead = overhead
         resolution_ns = RESOLVED * noise_ns(overhead, device_type) / calls
@@ -176,9 +176,9 @@ class BurstTimer:
             elif self._trial.returns and self._together:
                 self._collect(list(range(calls)))  # the graph of the copies is made
         best = self._take_series(calls, overhead, settling)
-        series, again = 1, 0 if is_ours else AGAIN
+        series = 1
         divisors = SHORTER[device_type]
-        while claimed_ns < REFUSED_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= again:
+        while claimed_ns < REFUSED_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
             fewer = max(1, calls // divisors[series % len(divisors)])
             best = min(best, self._take_series(fewer, overhead, settling), key=lambda one: one.call_ns)
             series += 1
@@ -187,7 +187,7 @@ class BurstTimer:
             if device_type == "cuda":
                 least_ns = best.call_ns
             return Confirmation(least_ns or None, resolution_ns, "the call is shorter than a burst resolves")
-        doubt = find_doubt(claimed_ns, best, f"{series} series", refused=self.refused, is_ours=is_ours)
+        doubt = find_doubt(claimed_ns, best, f"{series} series", refused=self.refused, is_believed=is_believed)
         return Confirmation(best.call_ns, resolution_ns, doubt)
 
     def take_turn(self, calls: int, is_looked_at: Callable[[], bool] | None = None) -> tuple[float, int]:

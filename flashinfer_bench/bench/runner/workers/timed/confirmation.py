@@ -97,7 +97,7 @@ class Confirmation:
 
 
 def find_doubt(
-    claimed_ns: float, outside: Outside, tried: str, *, refused: str | None = None, is_ours: bool = False
+    claimed_ns: float, outside: Outside, tried: str, *, refused: str | None = None, is_believed: bool = False
 ) -> str | None:
     """Return why a claimed latency is not confirmed by an outside time; None where it is.
 
@@ -106,7 +106,7 @@ def find_doubt(
         outside: what a call takes from outside.
         tried: how often that was taken, for the message.
         refused: why the host may be what takes the time; None where it is not.
-        is_ours: the call is a reference's, whose claim is never refused.
+        is_believed: the claim is not refused: the call is a reference's, or another look has confirmed it.
 
     Raises:
         ClaimContradicted: RUNTIME_ERROR; the calls take far longer than the claim allows.
@@ -119,7 +119,7 @@ def find_doubt(
         return f"{told}, and the host may be what holds it up: {refused}"
     if outside.is_busy and claimed_ns >= BUSY_LEAST_SHARE * outside.call_ns:
         return f"{told}, while other processes held the processors"
-    if is_ours or claimed_ns >= min(outside.refused_share * outside.call_ns, outside.call_ns - outside.slack_ns):
+    if is_believed or claimed_ns >= min(outside.refused_share * outside.call_ns, outside.call_ns - outside.slack_ns):
         return told
     failure = SolutionFailure if claimed_ns < FORGED_SHARE * outside.call_ns else ClaimContradicted
     claimed = f"the worker claims {claimed_ns / 1e6:.6g} ms a call"

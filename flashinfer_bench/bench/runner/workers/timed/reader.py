@@ -132,6 +132,11 @@ class Reader:
             if number in self._kept:
                 self._kept[number] = left
 
+    @property
+    def missing(self) -> int:
+        """How many calls more are wanted than were there to be chosen from."""
+        return max(0, self.wanted - self._seen)
+
     def begin(self) -> None:
         """Forget the calls that are kept by chance: only those that come from now on are chosen from."""
         self._kept, self._seen = {}, 0

@@ -131,12 +131,12 @@ class RelayTimer:
         self.most_ns = math.inf
         """What a call costs where it is computed along with the move of its inputs, which is not taken off then."""
 
-    def confirm(self, claimed_ns: float, *, is_ours: bool = False) -> Confirmation:
+    def confirm(self, claimed_ns: float, *, is_believed: bool = False) -> Confirmation:
         """Hold a claimed latency against relays.
 
         Args:
             claimed_ns: latency of one call, `setup` included.
-            is_ours: the call is a reference's, whose claim is never refused.
+            is_believed: the claim is not refused: the call is a reference's, or another look has confirmed it.
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; relays take longer than the claim allows, each time.
@@ -157,7 +157,7 @@ class RelayTimer:
             relays += 1
         is_busy = tree_waiting_ns(trial.guard_pid) - waited_ns > BUSY_SHARE * (time.perf_counter_ns() - start)
         outside = Outside("relay", best_ns, is_busy, REFUSED_SHARE, SLACK_NS)
-        doubt = find_doubt(claimed_ns, outside, f"{relays} relays", is_ours=is_ours)
+        doubt = find_doubt(claimed_ns, outside, f"{relays} relays", is_believed=is_believed)
         return Confirmation(None, None, doubt, relay_ns=best_ns, relay_calls=relays * len(indices))
 
     def _run_one(self, indices: list[int], *, waits: bool) -> Relay:

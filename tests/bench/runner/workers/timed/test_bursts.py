@@ -327,7 +327,7 @@ def test_only_a_claim_that_a_busy_machine_could_explain_may_be_measured_again(op
 
 def test_the_claim_of_a_reference_is_not_refused_and_its_burst_is_told(open_timer):
     timer, _ = open_timer()
-    found = timer.confirm(CALL_NS / 20, OVERHEAD, is_ours=True)
+    found = timer.confirm(CALL_NS / 20, OVERHEAD, is_believed=True)
     assert found.burst_ns == pytest.approx(CALL_NS, rel=0.01)
     assert found.to_record()["confirmed"] is False
 

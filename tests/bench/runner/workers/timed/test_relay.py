@@ -287,7 +287,7 @@ def test_a_claim_that_a_busy_machine_may_explain_is_doubted_and_not_refused(open
 
 def test_the_claim_of_a_reference_is_not_refused_and_raised_like_others(open_timer):
     timer, _ = open_timer()
-    assert timer.confirm(0.2 * CALL_NS, is_ours=True).why_not is not None
+    assert timer.confirm(0.2 * CALL_NS, is_believed=True).why_not is not None
 
 
 def test_a_call_that_is_told_as_over_before_its_outputs_are_there_is_refused(open_timer):
