@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.bench_engine import render_check, share_of_limit
-from benchmarks.engine import sets
+from benchmarks.engine import drive, sets
 from benchmarks.engine.goals import hold_idle, hold_isolated, hold_scaling, hold_verdicts, within
 from benchmarks.engine.rows import ROWS, choose_rows, why_skipped
 from benchmarks.engine.timeline import Happened, Timeline, covered_s, read_events
+from flashinfer_bench.bench.runner.client import SessionClient
+from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE
 from flashinfer_bench.data import TraceSet
 
 JOBS = [("d", "s", f"w{number}") for number in range(4)]
@@ -119,6 +122,21 @@ def test_a_device_that_times_references_is_not_idle():
         ]
     )
     assert timeline.idle_shares() == pytest.approx({"cuda:0": 0.1, "cuda:1": 1.0})
+
+
+def test_a_device_is_told_to_time_references_until_it_does_something_else(monkeypatch, tmp_path):
+    phases = ["load", REFERENCE_PHASE, REFERENCE_PHASE, "load", "solution"]
+    come = [{"ready": {}}, *({"phase": {"name": name}} for name in phases)]
+    monkeypatch.setattr(SessionClient, "messages", lambda _session: iter(come))
+    with drive.EventLines(tmp_path / "events") as lines:
+        drive.note_references(lines)
+        assert list(SessionClient.messages(SimpleNamespace(device=SimpleNamespace(label="cuda:1")))) == come
+    told = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [(line["kind"], line["device"]) for line in told] == [
+        ("reference", "cuda:1"),
+        ("reference", "cuda:1"),
+        ("next", "cuda:1"),
+    ]
 
 
 def test_overlapping_spans_count_once():

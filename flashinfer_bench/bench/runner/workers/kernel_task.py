@@ -59,7 +59,6 @@ class MeasurePlan:
     stops_early: bool = False
     """A slow call gets no more readings than its median needs to be known, and no further trial that could not differ
     (`Contents.stands_for`)."""
-
     makes_up: bool = False
     """Where a trial has fewer timed calls than are to be compared, further ones are made."""
 
