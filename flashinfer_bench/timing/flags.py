@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.timing.facts import join_facts
 from flashinfer_bench.timing.measurement import Trial, latency_ns
+from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
 
 if TYPE_CHECKING:  # reports name flags without NVML
     from flashinfer_bench.timing.gpu_state import GpuState
@@ -30,8 +31,6 @@ FLAGS: Final = {
     "same_inputs": "the inputs could not be varied from call to call",
 }
 """Each flag, and what it tells a reader; reports name flags in this order. `find_flags` says when each is raised."""
-FEW_SAMPLES: Final = 9
-"""Fewer readings than this, over all trials, have no interval."""
 LATE_SHARE: Final = 0.25
 """A call is host-bound if a larger share of its readings is late."""
 
@@ -65,7 +64,7 @@ def find_flags(
         "side_stream": bool(facts.get("side_stream")),
         "persisting_l2": bool(facts.get("lines_reset")),
         "noisy": is_noisy,
-        "too_few_samples": len(samples) < FEW_SAMPLES,
+        "too_few_samples": len(samples) < FEWEST_BATCHES * count_together([sample.span_ns for sample in samples]),
         "throttled": any(state.slowed_by for state in states),
         "other_processes": any(state.other_processes for state in states),
     }

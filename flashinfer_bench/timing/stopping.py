@@ -14,7 +14,7 @@ from typing import Final
 
 from flashinfer_bench.timing.measurement import Stop, Trial
 from flashinfer_bench.timing.settings import PRECISION
-from flashinfer_bench.timing.statistics import Middle, relative_half_width, trimmed_mean
+from flashinfer_bench.timing.statistics import BATCH, Middle, count_together, relative_half_width, trimmed_mean
 
 STEP_NS: Final = 32
 """Step of the GPU's clock on an H200. A time that is known to half a step is known well enough: no number of extra
@@ -59,7 +59,7 @@ class StoppingRule:
             return self._reason_to_stop_extra(spans_ns, busy_ns, spent_s, per_call_s)
         if not spans_ns or self._fits(len(spans_ns), spent_s, per_call_s):
             return None
-        width = relative_half_width(spans_ns)
+        width = relative_half_width(spans_ns, batch=count_together(spans_ns) if self.stops_early else BATCH)
         if width is not None and width <= self.precision:
             return "precision"
         return "budget" if spent_s + per_call_s > self.budget_s else None
@@ -139,5 +139,5 @@ def _widths_ns(spans_ns: Sequence[int], busy_ns: Sequence[int]) -> list[tuple[fl
 
 def _width_ns(values: Sequence[int], middle: Middle) -> tuple[float | None, float]:
     """Return half the width of a series' interval, None where there is none, and its middle."""
-    share, centre = relative_half_width(values, middle), middle(values)
+    share, centre = relative_half_width(values, middle, batch=count_together(values)), middle(values)
     return (None if share is None else share * centre), centre

@@ -16,7 +16,7 @@ from flashinfer_bench.timing.facts import join_facts
 from flashinfer_bench.timing.flags import find_flags
 from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Measured, Stop, Trial, latency_ns
-from flashinfer_bench.timing.statistics import summarise_trials, trimmed_mean
+from flashinfer_bench.timing.statistics import count_together, summarise_trials, trimmed_mean
 
 STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")
 """The reasons to stop, the most welcome first."""
@@ -42,7 +42,7 @@ def summarise(
     latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
     medians_ms = [median(values) / 1e6 for values in latencies_ns]
     samples = [sample for trial in trials for sample in trial.samples]
-    statistics = summarise_trials(latencies_ns)
+    statistics = summarise_trials(latencies_ns, count_together([value for values in latencies_ns for value in values]))
     record: dict[str, Any] = {
         **join_facts([trial.facts for trial in trials]),
         "trials": len(trials),

@@ -65,11 +65,12 @@ def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
 @pytest.mark.parametrize(
     ("length_ns", "stops_early", "readings", "stop"),
     [
-        (SECOND_NS // 200, True, 9, "precision"),
-        (SECOND_NS // 200, False, 50, "count"),
+        (SECOND_NS // 100, True, 3, "precision"),
+        (SECOND_NS // 250, True, 9, "precision"),
+        (SECOND_NS // 250, False, 50, "count"),
         (SECOND_NS // 10_000, True, 50, "count"),
     ],
-    ids=["5 ms", "5 ms, all readings wanted", "quick"],
+    ids=["20 ms", "8 ms", "8 ms, all readings wanted", "quick"],
 )
 def test_a_steady_call_that_is_not_quick_may_stop_early_where_all_readings_would_fit(
     gpu, length_ns, stops_early, readings, stop
@@ -113,14 +114,14 @@ def test_what_each_reading_costs_beside_the_call_counts_as_its_time(gpu, cost_ms
 
 
 @pytest.mark.parametrize(
-    ("host_ns", "length_ns", "is_warmed_up"),
-    [(1_500_000, 100_000, True), (0, 10_000_000, False)],
+    ("host_ns", "length_ns", "readings", "is_warmed_up"),
+    [(1_500_000, 100_000, 9, True), (0, 10_000_000, 3, False)],
     ids=["the host takes a millisecond", "10 ms"],
 )
-def test_of_calls_that_may_stop_early_only_slow_ones_get_no_warm_up(gpu, host_ns, length_ns, is_warmed_up):
+def test_of_calls_that_may_stop_early_only_slow_ones_get_no_warm_up(gpu, host_ns, length_ns, readings, is_warmed_up):
     recipe = Recipe(10, 50, budget_s=10.0, was_called=True, stops_early=True, cuda_graphs=False)
     trial = take(gpu, gpu.call(length_ns=length_ns, host_ns=host_ns), recipe)
-    assert (trial.stop, len(trial.samples)) == ("precision", 9)
+    assert (trial.stop, len(trial.samples)) == ("precision", readings)
     assert (trial.facts["calls"] - len(trial.samples) >= recipe.warmup_runs) is is_warmed_up
 
 

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.timing.statistics import (
+    BATCH,
+    LONG_NS,
+    count_together,
     median_interval,
     quantile,
     relative_half_width,
@@ -58,6 +61,15 @@ def test_the_interval_contains_the_median(values):
 def test_fewer_than_nine_readings_have_no_interval(values):
     assert median_interval(values) is None
     assert relative_half_width(values) is None
+
+
+def test_readings_of_ten_milliseconds_and_more_are_batches_by_themselves():
+    long = [LONG_NS, LONG_NS * 1.01, LONG_NS * 1.02]
+    assert [count_together(values) for values in ([], [1.0], [*long, 1.0], long)] == [BATCH, BATCH, BATCH, 1]
+    low, high = median_interval(long, batch=1)
+    assert (high - low) / 2 == pytest.approx(4.303 * LONG_NS * 0.01 / 3**0.5, rel=1e-3)
+    assert median_interval(long[:2], batch=1) is None
+    assert summarise_trials([long[:2], long[2:]], 1).interval is not None
 
 
 @given(readings, st.integers(9, 60))

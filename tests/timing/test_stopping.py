@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.timing.measurement import Sample, Trial
-from flashinfer_bench.timing.statistics import relative_half_width, trimmed_mean
+from flashinfer_bench.timing.statistics import LONG_NS, relative_half_width, trimmed_mean
 from flashinfer_bench.timing.stopping import (
     BATCH_SHARE,
     QUICK_S,
@@ -56,6 +56,22 @@ NOISY = [1_000_000, 3_000_000] * 10
 def test_why_sampling_stops(spans, spent_s, per_call_s, reason):
     rule = StoppingRule(iterations=50, budget_s=10.0)
     assert rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s) == reason
+
+
+@pytest.mark.parametrize(
+    ("spans", "stops_early", "reason"),
+    [
+        ([LONG_NS] * 3, True, "precision"),
+        ([LONG_NS] * 3, False, None),
+        ([LONG_NS] * 2, True, None),
+        ([LONG_NS - 1] * 3, True, None),
+        ([LONG_NS, LONG_NS * 1.02, LONG_NS * 1.04], True, None),
+    ],
+    ids=["known", "of a solution", "too few to tell", "not so long", "noisy"],
+)
+def test_a_long_call_that_may_stop_early_is_known_after_three_readings(spans, stops_early, reason):
+    rule = StoppingRule(iterations=50, budget_s=1.0, stops_early=stops_early)
+    assert rule.reason_to_stop(spans, spent_s=0.1, per_call_s=0.025) == reason
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,14 @@ FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
     *("protocol", "sandbox", "seed"),
 )
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
 are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
 timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the calls that
 were timed is judged. 5: calls of more than a millisecond are timed while no context is made; normal inputs are drawn
 anew on a CPU, too. 6: calls that wait for the GPU inside take turns with their references. 7: a GPU rests longer before
-calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged."""
+calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged. 8: it rests twice
+as long before such calls."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

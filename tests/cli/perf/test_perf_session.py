@@ -343,9 +343,11 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
     def tell(done, call, _problem):
         told.append((done, call.solution.name))
         deadline = time.monotonic() + 40
-        while len(list(tmp_path.glob("child.*"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)  # until the others are at work
-        at_work.extend(alive())
+        while time.monotonic() < deadline:
+            at_work[:] = alive()  # two children, each with a compiler
+            if len(list(tmp_path.glob("child.*"))) == 2 and len(at_work) >= 4:
+                break
+            time.sleep(0.02)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "executable", str(child))
@@ -354,7 +356,7 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
         with pytest.raises(KeyboardInterrupt):
             compile_ahead(calls, AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]), parallel=2, tell=tell)
         assert told == [(1, "s0")]
-        assert len(at_work) >= 4  # two children, each with a compiler
+        assert len(at_work) >= 4
         assert wait_until_gone(alive) == []
 
 

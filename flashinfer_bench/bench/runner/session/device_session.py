@@ -17,7 +17,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
-from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, cached_bytes, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -483,10 +483,7 @@ class DeviceSession:
 
     def _trim_cache(self) -> None:
         """Free device memory that the reference and spare workers do not need; the solution may need it."""
-        if (
-            self._device.type == "cuda"
-            and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LARGE_CACHE_BYTES
-        ):
+        if self._device.type == "cuda" and cached_bytes(self._device) > LARGE_CACHE_BYTES:
             torch.cuda.empty_cache()
         self._pool.make_room()
 

@@ -44,7 +44,7 @@ from flashinfer_bench.bench.runner.workers.timed.readings import (
 )
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_READS, RelayTimer, count_relay_calls
-from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import HeldClock, RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.bench.runner.workers.timed.turns import Side
 from flashinfer_bench.timing.clocks import ClockLost, Lead
@@ -90,6 +90,8 @@ class RemoteKernel(CallableKernel):
         """The calls of each timed trial that are to be compared."""
         self.regime_calls: list[RegimeCall] = []
         """Calls on inputs of other regimes."""
+        self._held = HeldClock()
+        """The worker's clock, on from the first trial to the last."""
         self._turns: RemoteTrial | None = None
         """Calls in turns with the reference's that are not handed over to be compared."""
 
@@ -116,7 +118,7 @@ class RemoteKernel(CallableKernel):
             ClaimContradicted: bursts take far longer than the trials say.
         """
         before, start = self._tools.readout.look_before(), self._now()
-        self.reads, self.regime_calls = [], []
+        self.reads, self.regime_calls, self._held = [], [], HeldClock()
         remote: RemoteTrial | None = None
         trials: list[Trial] = []
         setups_ns: list[float] = []
@@ -143,6 +145,7 @@ class RemoteKernel(CallableKernel):
             costs_ns += remote.costs_ns
             if remote.setup_ns is not None:
                 setups_ns.append(remote.setup_ns)
+        self._held.let_go(self._ask)
         measured = self._tools.readout.measured(trials, before, self.task.plan.precision)
         record = {**measured.record, **(self.task.plan.facts or {})}
         if self.worker.chain_gap_ns:
@@ -299,7 +302,7 @@ class RemoteKernel(CallableKernel):
         kept = len(remote.costs_ns), len(remote.setup_samples)
         count = len(remote.places)
         schedule.hide_among(range(remote.number + UNTOUCHED, remote.number + UNTOUCHED + count))
-        with suppress(ClockLost), RemoteClock(self._ask, self.worker.clock, remote) as clock:
+        with suppress(ClockLost), self._clock(remote) as clock:
             for calls in (*[1] * UNTOUCHED, *[count] * len(schedule.left)):
                 clock.sample([remote.supply(index) for index in range(calls)], Lead())
         del remote.costs_ns[kept[0] :], remote.setup_samples[kept[1] :]
@@ -307,7 +310,7 @@ class RemoteKernel(CallableKernel):
     def _make_up_for_reads(self, remote: RemoteTrial) -> None:
         """Where a trial had fewer timed calls than are to be compared, make others like them, while there is time."""
         kept, deadline = (len(remote.costs_ns), len(remote.setup_samples)), self._now() + MAKING_UP_S
-        with suppress(ClockLost), RemoteClock(self._ask, self.worker.clock, remote) as clock:
+        with suppress(ClockLost), self._clock(remote) as clock:
             while remote.reader.missing and self._now() < deadline:
                 count = min(remote.reader.missing, len(remote.places))
                 clock.sample([remote.supply(index) for index in range(count)], Lead())
@@ -329,9 +332,12 @@ class RemoteKernel(CallableKernel):
             was_called=True,  # to be checked
             stops_early=plan.stops_early,
         )
-        clock = RemoteClock(self._ask, self.worker.clock, remote)
-        trial = take_trial(remote.supply, clock, recipe, known=known)
+        trial = take_trial(remote.supply, self._clock(remote), recipe, known=known)
         return check_trial(trial, remote.asked)
+
+    def _clock(self, remote: RemoteTrial) -> RemoteClock:
+        """Return the worker's clock for a trial; it stays on when the trial is over."""
+        return RemoteClock(self._ask, self.worker.clock, remote, held=self._held)
 
     def _confirm(self, remote: RemoteTrial, claimed: Claimed, known_ns: Sequence[float]) -> Confirmation:
         """Hold the latency against relays, what requests took, or bursts; some of the calls are compared, too.

@@ -12,18 +12,21 @@ GPU = torch.device("cuda")
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Return the clock, which a test moves, and how many looks there were."""
-    state = {"now": 0.0, "looks": 0}
+    """Return the clock, which a test moves, how many looks there were, all memory, and what torch holds of it."""
+    state = {"now": 0.0, "looks": 0, "total": 1000, "held": 10}
 
     def look(_device):
         state["looks"] += 1
-        return 100 - state["looks"], 100
+        return 100 - state["looks"], state["total"]
+
+    def count(_device):
+        return {name: {"all": {"current": state["held"]}} for name in ("reserved_bytes", "allocated_bytes")}
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", look)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", count)
     monkeypatch.setattr(memory.time, "monotonic", lambda: state["now"])
-    forget_looks()
-    yield state
-    forget_looks()
+    monkeypatch.setattr(memory, "_looks", {})
+    return state
 
 
 def test_a_look_counts_for_a_while(looks):
@@ -37,3 +40,24 @@ def test_it_looks_anew_where_much_may_have_changed(looks):
     forget_looks()
     assert recently_free_bytes(GPU) == 98
     assert looks["looks"] == 2
+
+
+def test_a_look_that_found_much_memory_stands_for_longer_unless_more_is_held_here(looks):
+    looks["total"] = 100
+    recently_free_bytes(GPU)
+    looks["now"] += memory.RECENT_S * 2
+    forget_looks()
+    assert recently_free_bytes(GPU) == 99
+    looks["held"] += 1
+    forget_looks()
+    assert recently_free_bytes(GPU) == 98
+    looks["now"] += memory.ROOMY_S * 1.01
+    assert recently_free_bytes(GPU) == 97
+
+
+def test_what_torch_holds_for_no_tensor_is_free(monkeypatch):
+    figures = {"reserved_bytes": {"all": {"current": 70}}, "allocated_bytes": {"all": {"current": 30}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: figures)
+    assert memory.cached_bytes(GPU) == 40
+    figures.clear()  # as before CUDA has started
+    assert memory.cached_bytes(GPU) == 0

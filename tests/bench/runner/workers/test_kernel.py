@@ -290,6 +290,18 @@ def test_a_worker_maps_the_memory_once_for_all_its_jobs_until_that_is_other_memo
         assert asked.count("bind") == 3
 
 
+def test_the_clock_is_on_from_the_first_trial_to_the_last_and_off_for_what_confirms_them(open_kernel, monkeypatch):
+    with open_kernel("def run(x):\n    return x * 2") as kernel:
+        asked, ask = [], kernel.worker.ask
+        monkeypatch.setattr(
+            kernel.worker, "ask", lambda verb, *given, **fields: asked.append(verb) or ask(verb, *given, **fields)
+        )
+        kernel.measure([[torch.ones(4)], [torch.zeros(4)]])
+        order = [verb for verb in asked if verb in ("start", "stop", "relay", "burst")]
+        assert order[:3] == ["start", "stop", order[2]]
+        assert {*order[2:]} <= {"relay", "burst"}
+
+
 @pytest.mark.parametrize(
     ("is_ours", "device_type", "is_looked_at"),
     [(False, "cuda", True), (False, "cpu", True), (True, "cpu", True), (True, "cuda", False)],

@@ -75,7 +75,7 @@ class Reader:
     contents: Contents
     wanted: int
     check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
-    chance: random.Random = field(default_factory=random.SystemRandom)
+    chance: random.Random = field(default_factory=lambda: random.Random(random.SystemRandom().getrandbits(256)))
     is_idle: bool = False
     """Nobody compares these calls: nothing is looked at, and nothing kept."""
     _kept: dict[int, LeftCall | None] = field(default_factory=dict)

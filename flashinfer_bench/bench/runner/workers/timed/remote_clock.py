@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol
 
@@ -29,6 +29,23 @@ class Ask(Protocol):
         """Return the checked answer."""
 
 
+@dataclass
+class HeldClock:
+    """A worker's clock that stays on from one trial to the next, until `let_go`.
+
+    To switch CUPTI on and off takes a millisecond, and several where sessions of other GPUs do it, too.
+    """
+
+    started: Started | None = None
+    """What the worker said when it switched its clock on; None while it is off."""
+
+    def let_go(self, ask: Ask) -> None:
+        """Have the worker switch its clock off, where it is on."""
+        started, self.started = self.started, None
+        if started is not None:
+            ask("stop", Stopped, "the measurement")
+
+
 class RemoteClock:
     """The clock of one worker for one trial. It takes the calls of a request together, each in another place.
 
@@ -37,15 +54,25 @@ class RemoteClock:
         traits: the worker's clock, as it was before a solution was loaded.
         trial: where calls lie, what they are given, who looks at what they gave.
         fall_back: why the worker is to use another clock than its own; None for its own.
+        held: keeps it on when the trial is over; None where it is switched off then.
 
     `core` is the one that makes the worker's calls, None for any.
     """
 
-    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        traits: ClockTraits,
+        trial: RemoteTrial,
+        *,
+        fall_back: str | None = None,
+        held: HeldClock | None = None,
+    ) -> None:
         self.core: int | None = None
         self._ask = ask
         self._trial = trial
         self._fall_back = fall_back
+        self._held = held
         self._take_traits(traits)
         self._facts: Facts = {}
         self._spent_ns = 0.0
@@ -65,18 +92,22 @@ class RemoteClock:
         return graphs if len(self._trial.places.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
-        started = self._ask("start", Started, "the measurement", fall_back=self._fall_back)
+        started = self._held.started if self._held is not None and self._fall_back is None else None
+        if started is None:
+            started = self._ask("start", Started, "the measurement", fall_back=self._fall_back)
         self._take_traits(started.clock)
         check_clock(started.clock, self._trial.asked)
         if started.lost is not None:
             raise ClockLost(started.lost)
+        if self._held is not None:
+            self._held.started = started
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Switch the worker's clock off, unless the worker is gone or the solution has failed."""
-        if error is None or isinstance(error, (ClockLost, CaptureRefused)):
+        """Switch the worker's clock off, unless it is held, the worker is gone or the solution has failed."""
+        if self._held is None and (error is None or isinstance(error, (ClockLost, CaptureRefused))):
             self._ask("stop", Stopped, "the measurement")
 
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
@@ -144,7 +175,7 @@ class RemoteClock:
         """Return the clock that the worker uses instead; a wall clock has none."""
         if self.method != "cupti":
             return None
-        return RemoteClock(self._ask, self._traits, self._trial, fall_back=reason)
+        return RemoteClock(self._ask, self._traits, self._trial, fall_back=reason, held=self._held)
 
     def launch_gap_ns(self) -> int:
         """Return 0: the worker has told it when it was ready."""

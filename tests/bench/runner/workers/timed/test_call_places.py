@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks
+from flashinfer_bench.bench.evaluators.inputs import memory
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed import call_places as places_module
 from flashinfer_bench.bench.runner.workers.timed.call_places import (
@@ -50,9 +50,9 @@ def test_a_cpu_has_as_many_places_as_its_cache_holds_and_one_at_the_least(size, 
 
 def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * MIB, 100 * MIB))
-    forget_looks()
+    monkeypatch.setattr(memory, "_looks", {})
     assert count_places(5 * MIB, torch.device("cuda"), MOST_PLACES) == 2
-    forget_looks()
+    monkeypatch.setattr(memory, "_looks", {})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     assert count_places(2000 * MIB, torch.device("cuda"), MOST_PLACES) == 4
 
