@@ -15,7 +15,7 @@ The number of draws in the group shows which set the sampler follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -114,6 +114,19 @@ def read_problem(definition: Definition, inputs: list[Any]) -> SamplingProblem:
         min_p=_per_row(values, "min_p", weights, torch.float64),
         joint="joint" in definition.name.lower(),
     )
+
+
+def join_problems(problems: Sequence[SamplingProblem]) -> SamplingProblem:
+    """Return one problem with the rows of several problems of one definition, one behind the other."""
+    first = problems[0]
+    if len(problems) == 1:
+        return first
+
+    def join(name: str) -> torch.Tensor | None:
+        return None if getattr(first, name) is None else torch.cat([getattr(problem, name) for problem in problems])
+
+    probabilities = torch.cat([problem.probabilities for problem in problems])
+    return SamplingProblem(probabilities, join("top_k"), join("top_p"), join("min_p"), first.joint)
 
 
 def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> Iterator[PlacedDraws]:
