@@ -56,9 +56,6 @@ FIRST_PORTION_S: Final = 0.5
 verdict waits for one workload's baseline and little else."""
 LATER_PORTION_S: Final = 4.0
 """The same for the first portion of each later block, since nobody waits for a first verdict then."""
-FEW_LEFT: Final = 4
-"""Where no more baselines than this are left after a quick first one of a portion, they have a portion's time of their
-own: the first waits for the reference's worker, and another portion for so few would cost two workers."""
 START_POLL_S: Final = 0.02
 """Seconds between two looks at workers that are starting while nothing is asked of the session."""
 PORTION_GROWTH: Final = 4
@@ -170,20 +167,6 @@ def prepare_portion(
         if session.lacks_baseline(shared, job):
             with held_against(host, job):
                 session.prepare(shared, job)
-        is_quick = at == 0 and time.monotonic() < deadline + portion_s
-        if is_quick and _lacks_few(session, shared, jobs):
-            deadline = time.monotonic() + portion_s
-
-
-def _lacks_few(session: DeviceSession, shared: BlockContext, jobs: list[BlockJob]) -> bool:
-    """Tell whether few workloads of these jobs lack their baseline."""
-    lacking: set[str] = set()
-    for job in jobs:
-        if session.lacks_baseline(shared, job):
-            lacking.add(str(job.workload["uuid"]))
-            if len(lacking) > FEW_LEFT:
-                return False
-    return True
 
 
 @contextlib.contextmanager

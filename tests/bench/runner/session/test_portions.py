@@ -13,9 +13,8 @@ pytestmark = pytest.mark.cpu
 class FakeSession:
     """Notes in order what is asked of it. A baseline takes `baseline_s` on a clock that stands still otherwise."""
 
-    def __init__(self, baseline_s, known=(), later_s=None):
+    def __init__(self, baseline_s, known=()):
         self.baseline_s = baseline_s
-        self.later_s = baseline_s if later_s is None else later_s
         self.known = set(known)
         self.now = 0.0
         self.log = []
@@ -37,7 +36,7 @@ class FakeSession:
 
     def prepare(self, shared, order):
         self.known.add(order.workload["uuid"])
-        self.now += self.later_s if "baseline" in self.log else self.baseline_s
+        self.now += self.baseline_s
         self.log.append("baseline")
 
     def judged(self):
@@ -80,19 +79,6 @@ def test_a_later_block_makes_its_few_baselines_at_once(monkeypatch):
 
 def test_quick_baselines_of_a_small_block_are_one_portion(monkeypatch):
     assert run_block(monkeypatch, FakeSession(0.05), 8) == [("end", 1), ("baseline", 8), ("job", 8)]
-
-
-@pytest.mark.parametrize(("workloads", "first_portion"), [(5, 5), (6, 1)])
-def test_few_quick_baselines_behind_one_that_waits_for_a_worker_are_no_portion_of_their_own(
-    monkeypatch, workloads, first_portion
-):
-    happened = run_block(monkeypatch, FakeSession(0.6, later_s=0.1), workloads, solutions=2)
-    assert happened[:2] == [("end", 1), ("baseline", first_portion)]
-
-
-def test_slow_ones_are_still_made_in_portions(monkeypatch):
-    happened = run_block(monkeypatch, FakeSession(1.0), 4)
-    assert happened[:4] == [("end", 1), ("baseline", 1), ("job", 1), ("end", 1)]
 
 
 def test_each_baseline_is_made_once_for_all_solutions(monkeypatch):
