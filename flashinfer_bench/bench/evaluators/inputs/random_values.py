@@ -6,6 +6,7 @@ Small integer tensors are made on the CPU and moved, so that every device gets t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,8 @@ from flashinfer_bench.data.dtypes import torch_dtype
 
 CHUNK_ELEMENTS: Final = 1 << 22
 """Number of elements that are made at once where torch cannot fill the dtype in place."""
+SPREAD_EVENLY: Final = 1 << 12
+"""Of so many numbers, at the most, one lies in each of equal parts of their range; of more, chance sees to that."""
 _FILLED_IN_PLACE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _CPU: Final = torch.device("cpu")
 
@@ -93,6 +96,20 @@ def uniform(blank: Blank, low: float, high: float) -> torch.Tensor:
     if is_packed(torch_dtype(blank.dtype_name)):
         return fill_bytes(blank)
     return fill_floats(blank, lambda values, generator: values.uniform_(low, high, generator=generator))
+
+
+def uniform_logs(blank: Blank, low: float, high: float) -> torch.Tensor:
+    """Make the logarithms of numbers of all magnitudes between two positive numbers, as float64; of many as float32.
+
+    Few of them are spread evenly, so that a tensor of four numbers has small ones and large ones, too.
+    """
+    generator, count = blank.generator(blank.device), _count(blank.shape)
+    is_few = count <= SPREAD_EVENLY
+    dtype = torch.float64 if is_few else torch.float32
+    shares = torch.rand(count, generator=generator, device=blank.device, dtype=dtype)
+    if is_few:
+        shares.add_(torch.randperm(count, generator=generator, device=blank.device)).div_(max(count, 1))
+    return shares.mul_(math.log(high / low)).add_(math.log(low)).view(blank.shape)
 
 
 def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:

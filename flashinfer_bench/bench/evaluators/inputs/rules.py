@@ -21,6 +21,17 @@ from flashinfer_bench.data.dtypes import DTYPES
 SCALE_RANGE: Final = (0.5, 1.5)
 """Range of quantisation scales. They are near 1, so a product of normal values keeps their magnitude."""
 
+STEP_RANGE: Final = (0.001, 0.1)
+"""Range of the steps of a state, to which a bias is added before the softplus that makes them. A step times the rate of
+a channel says how much the channel forgets in it. Models begin with such biases: with steps near one all channels would
+forget within 20 steps."""
+DELTA_STEP_RANGE: Final = (0.01, 1.0)
+"""The same of a gated delta net, whose outputs grow with what it remembers: with steps of 0.003 one in 1,200 verdicts
+on code that rounds to bfloat16 was wrong. It forgets by itself, too, since new keys overwrite old ones."""
+RATE_RANGE: Final = (1.0, 16.0)
+"""Range of these rates, where steps have a bias: channels forget within a step, within hundreds, or in between."""
+LONE_RATE_RANGE: Final = (0.001, 16.0)
+"""The same where they have none: then steps are near one, and the rates alone say how long a channel remembers."""
 LOGIT_DEVIATION: Final = 3.0
 ABSORBED_HEAD_DIM: Final = 128
 """Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla says it."""
@@ -129,8 +140,27 @@ def _cos_sin(blank: Blank) -> torch.Tensor:
     return blank.finish(torch.cat((angle.cos(), angle.sin()), dim=-1))
 
 
-def _log_gate(blank: Blank) -> torch.Tensor:
-    return blank.finish(random_values.uniform(blank, 1.0, 16.0).double().log_())
+def _log_rates(blank: Blank) -> torch.Tensor:
+    has_bias = any(name.lower() == STEP_BIAS for name in blank.definition.inputs)
+    return random_values.uniform_logs(blank, *(RATE_RANGE if has_bias else LONE_RATE_RANGE))
+
+
+def _log_decay(blank: Blank) -> torch.Tensor:
+    return blank.finish(_log_rates(blank))
+
+
+def _decay(blank: Blank) -> torch.Tensor:
+    return blank.finish(_log_rates(blank).exp_().neg_())
+
+
+def _step_bias(low: float, high: float) -> Callable[[Blank], torch.Tensor]:
+    """Make biases whose softplus is a step: softplus(step + log(1 - exp(-step))) is the step."""
+
+    def make(blank: Blank) -> torch.Tensor:
+        steps = random_values.uniform_logs(blank, low, high).exp_()
+        return blank.finish(steps + torch.log(-torch.expm1(-steps)))
+
+    return make
 
 
 def _fan_in(blank: Blank, weights: str) -> int:
@@ -207,6 +237,7 @@ DEVIATIONS: Final[dict[Callable[[Blank], Any], Callable[[Blank], float]]] = {
 }
 """What makes normal values → their standard deviation."""
 ANY: Final = ".*"
+STEP_BIAS: Final = "dt_bias"
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
@@ -229,8 +260,12 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule("sampling", "float", PROBABILITIES, _softmax_rows, "softmax rows of mixed sharpness", "redrawn"),
     Rule("sampling", "float", r".*logits", _logits, "normal, deviation 3"),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "redrawn"),
-    Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),
-    Rule("mamba.*", "float", r"a", lambda blank: random_values.uniform(blank, -16.0, -1.0), "-16 to -1: states decay"),
+    Rule(
+        "gdn|mamba.*", "float", r"a_log", _log_decay, "logarithm of 1 to 16; without `dt_bias` 0.001 to 16", "redrawn"
+    ),
+    Rule("mamba.*", "float", r"a", _decay, "-16 to -1; without `dt_bias` -16 to -0.001; all magnitudes alike"),
+    Rule("gdn", "float", STEP_BIAS, _step_bias(*DELTA_STEP_RANGE), "its softplus is 0.01 to 1", "redrawn"),
+    Rule("mamba.*", "float", STEP_BIAS, _step_bias(*STEP_RANGE), "its softplus is 0.001 to 0.1", "redrawn"),
     Rule("moe", "float", r"gemm\d_weights|w\d+", _moe_weights, "normal; not quantised: divided by sqrt(fan-in)"),
     Rule("moe", "float", r".*weights_scales?|output\d_scales.*", _weights_scale, "0.5 to 1.5, divided by sqrt(fan-in)"),
     # names that mean the same everywhere

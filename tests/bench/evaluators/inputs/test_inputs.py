@@ -141,6 +141,38 @@ def test_probabilities_sum_to_one_and_scales_are_positive():
     assert bool((made["min_p"] > 0).all())
 
 
+@pytest.mark.parametrize("op_type", ["gdn", "mamba", "mamba_ssu"])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_channels_of_a_state_forget_quickly_and_slowly(op_type, has_bias):
+    bias = {"dt_bias": "float32[h]"} if has_bias else {}
+    definition = definition_with(
+        op_type, a_log="float32[h]", **({"A": "float32[h, n]"} if op_type != "gdn" else {}), **bias
+    )
+    for seed in range(20):
+        made = inputs_of(definition, h=4, n=8, seed=seed)
+        steps = torch.nn.functional.softplus(made["dt_bias"]) if has_bias else torch.ones(4)
+        rates = [made["a_log"].exp(), *([-made["A"].view(-1)] if "A" in made else [])]
+        for one in rates:
+            low, high = (1.0, 16.0) if has_bias else (0.001, 16.0)
+            assert 0.999 * low <= one.min() < low * 2.1 * (high / low) ** 0.25
+            assert 1.001 * high >= one.max() > high / 16
+        if has_bias:
+            factor = 10 if op_type == "gdn" else 1
+            assert 0.00099 * factor <= steps.min() < 0.0033 * factor
+            assert 0.03 * factor < steps.max() < 0.1001 * factor
+
+
+@pytest.mark.parametrize("count", [1, 7, 5_000])
+def test_logarithms_are_uniform_and_no_two_of_few_are_near_each_other(count):
+    made = inputs_of(definition_with("mamba", A="float32[h]"), h=count)["A"]
+    places = (-made).log().sub(math.log(0.001)).div(math.log(16_000)).sort().values
+    assert bool(((places >= -1e-6) & (places <= 1 + 1e-6)).all())
+    if count == 7:
+        assert places.mul(7).floor().tolist() == list(range(7))
+    if count > 7:
+        assert places.mean() == pytest.approx(0.5, abs=0.03)
+
+
 def test_packed_fp8_keys_hold_values_first_and_then_a_scale_for_each_token():
     definition = definition_with(op_type="dsa_paged", k_index_cache_fp8="int8[num_pages, 64, 1, 132]")
     pages = inputs_of(definition, num_pages=3)["k_index_cache_fp8"].view(torch.uint8).reshape(3, -1)
