@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, choose_columns
+from flashinfer_bench.bench.evaluators.inputs.nudges import find_nudge
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     FLIPPED_TOGETHER,
@@ -143,3 +144,23 @@ def test_bits_are_flipped_once_the_bytes_are_written(count):
     assert torch.equal(made[0][0], made[2][0])
     assert all(torch.equal(one[0], other[0]) for one, other in zip(made[:2], by_torch, strict=True))
     assert count == 1 or not torch.equal(made[0][0], made[1][0])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int8"])
+@pytest.mark.parametrize("count", [7, 3 * FLIPPED_TOGETHER + 5, (1 << 23) + 3])
+def test_stored_numbers_of_narrow_formats_are_flipped_as_torch_does_it(dtype, count):
+    value = torch.randint(0, 256, (count,), dtype=torch.uint8, device=DEVICE).view(getattr(torch, dtype))
+    ways = [VariedInput("x", "rolled", is_nudged=True)]
+    contents = Contents([value], ways, 3, -1)
+    made, by_torch = contents.make_all([5, 6]), [[torch.empty_like(value)] for _ in range(2)]
+    contents.write_all([5, 6], by_torch, TorchWriter())
+    for one, other in zip(made, by_torch, strict=True):
+        assert torch.equal(one[0].view(torch.uint8), other[0].view(torch.uint8))
+    nudge, same = find_nudge(value), find_nudge(value.cpu())
+    assert nudge == same
+    if nudge is not None:
+        pattern = torch.randint(0, 256, (count,), dtype=torch.uint8)
+        held, there = value.cpu().view(torch.uint8).clone(), value.view(torch.uint8).clone()
+        nudge.change(held, pattern)
+        nudge.change(there, pattern.to(DEVICE))
+        assert torch.equal(held, there.cpu())

@@ -7,7 +7,8 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
              row's and one of its own, all drawn anew; negated in half of the calls where the input has both signs.
              What is normal and random in its workload is drawn anew by the writer
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something.
-             Of bytes and packed floats that are random in their workload bits are flipped, too, by a secret pattern
+             Bits of bytes and packed floats are flipped, too, by a secret pattern: of those that are random in their
+             workload any, of others such that numbers stay within their range (`nudges.py`)
     redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are shuffled in rows, and
              each element multiplied by a factor of its own; custom ones by the definition's own function, all of a
              call together
@@ -40,8 +41,16 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.nudges import AnyBits, Flips, find_nudge
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_deviation, find_flips, find_way, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.rules import (
+    Way,
+    find_deviation,
+    find_flips,
+    find_way,
+    is_quantised,
+    make_tensor,
+)
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
@@ -86,6 +95,8 @@ class VariedInput:
     """Standard deviation of a "scaled" input that is normal and random in its workload."""
     flips: int = 0
     """Bits of each byte of a "rolled" input, random in its workload, of which a secret decides which are flipped."""
+    is_nudged: bool = False
+    """Whether a "rolled" input that is not random in its workload holds numbers, which may be changed a little."""
 
 
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
@@ -99,7 +110,10 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     ways: dict[str, Way] = {
         name: "fixed" if shapes[name] is None else find_way(blank) for name, blank in blanks.items()
     }
-    varied = {name: VariedInput(name, way) for name, way in ways.items()}
+    varied = {
+        name: VariedInput(name, way, is_nudged=way == "rolled" and is_quantised(blanks[name]))
+        for name, way in ways.items()
+    }
     for name, shape in shapes.items():
         if shape is not None and isinstance(workload.inputs.get(name), RandomInput | None):
             deviation = find_deviation(blanks[name])
@@ -153,6 +167,8 @@ class Contents:
         self._varied = list(varied)
         self._seed = seed
         self._device = next((value.device for value in base if isinstance(value, torch.Tensor)), torch.device("cpu"))
+        self._nudges: dict[int, Flips | None] = {}
+        """How inputs whose bits are flipped are changed, by their places."""
         self._secrets: dict[int, Unsigned] = {}
         """Calls whose numbers follow one another → their secrets."""
         self._has_both_signs = find_both_signs(
@@ -199,6 +215,17 @@ class Contents:
     def _find_deviation(self, index: int) -> float | None:
         """Return the deviation of normal values that can be drawn anew; None where an input has other ones."""
         return self._varied[index].deviation if self.base[index].dtype in DRAWN else None
+
+    def _find_flips(self, index: int) -> Flips | None:
+        """Return how bits of an input may be flipped; None where they have to stay."""
+        varied = self._varied[index]
+        if varied.flips:
+            return AnyBits(varied.flips)
+        if not varied.is_nudged:
+            return None
+        if index not in self._nudges:
+            self._nudges[index] = find_nudge(self.base[index])
+        return self._nudges[index]
 
     def _is_varied(self, index: int) -> bool:
         """Tell whether an input is made of its base by shuffling and factors."""
@@ -286,8 +313,9 @@ class Contents:
         by = choose_moves(value, secrets)
         if not self._is_varied(index):
             writer.move_rows(value, into, by)
-            if varied.flips:
-                writer.flip_rows(into, secrets, varied.flips)
+            flips = self._find_flips(index)
+            if flips is not None:
+                writer.flip_rows(into, secrets, flips)
             return
         is_negated = (secrets >> np.uint64(60) & np.uint64(1)).astype(bool) & self._has_both_signs[index]
         writer.vary_rows(value, into, Changes(by, secrets, is_negated, choose_columns(value)))

@@ -100,6 +100,22 @@ def find_flips(blank: Blank) -> int:
     return 0x80 if dtype.bits == 8 else 0xFF
 
 
+def is_quantised(blank: Blank) -> bool:
+    """Tell whether an input holds numbers of a narrow format whose bits mean no more than a number.
+
+    These are floats of 4 and 8 bits and int8, where no rule gives them a range or takes them for indices, their name
+    speaks of no scale or mask, and no constraint asks for their values.
+    """
+    make, dtype = find_rule(TENSOR_RULES, blank).make, DTYPES[blank.dtype_name]
+    value = rf"\b{re.escape(blank.name)}\b(?!\.(shape|ndim)\b)"
+    if any(re.search(value, text) for text in blank.definition.constraints):
+        return False
+    if blank.dtype_name == "int8":
+        return make is _small_or_bytes and re.search(NO_NUMBERS, blank.name.lower()) is None
+    is_narrow = dtype.kind == "float" and dtype.bits <= 8 and blank.dtype_name != "float8_e8m0fnu"
+    return is_narrow and make in DEVIATIONS
+
+
 def make_number(blank: Blank) -> bool | int | float:
     """Make a random input that is a single Python number."""
     if blank.name in blank.axes:
@@ -238,6 +254,8 @@ DEVIATIONS: Final[dict[Callable[[Blank], Any], Callable[[Blank], float]]] = {
 """What makes normal values → their standard deviation."""
 ANY: Final = ".*"
 STEP_BIAS: Final = "dt_bias"
+NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
+"""What a name of stored int8 says where its values are no quantised numbers."""
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (

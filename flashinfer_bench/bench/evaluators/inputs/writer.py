@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.bench.evaluators.inputs.nudges import CHANGED_TOGETHER, Flips
 from flashinfer_bench.bench.evaluators.inputs.shuffles import LARGEST_FACTOR, ROOT, SEEDS, list_pieces
 from flashinfer_bench.bench.evaluators.inputs.threads import one_thread
 from flashinfer_bench.timing import driver
@@ -50,6 +51,8 @@ DRAWN_TOGETHER: Final = 1 << 18
 """Elements that torch draws by one seed: 0.7 ms on a CPU."""
 FLIPPED_TOGETHER: Final = 1 << 16
 """Bytes after which a pattern of flipped bits comes again."""
+LARGER_ON_GPU: Final = 16
+"""So many times as many bytes as on a CPU are flipped by one row of launches on a GPU."""
 FEW_PIECES: Final = 4
 """Fewer such pieces are made one after the other."""
 MOST_THREADS: Final = 4
@@ -111,13 +114,13 @@ class Writer(Protocol):
             deviation: the values' standard deviation.
         """
 
-    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, bits: int) -> None:
+    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
         """Flip bits of targets that were told of before, by a pattern that a key gives; the same key gives the same.
 
         Args:
             into: targets of one size.
             keys: [targets]: secrets.
-            bits: those of each byte that may be flipped.
+            flips: which bits of each byte may be flipped.
         """
 
     def finish(self) -> None:
@@ -153,10 +156,10 @@ class TorchWriter:
         ]
         _run_all([partial(_draw, piece, deviation=deviation) for piece in pieces], into[0].device)
 
-    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, bits: int) -> None:
+    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
         """Flip bits of targets."""
         for target, key in zip(into, keys.tolist(), strict=True):
-            _flip(target, key, bits)
+            _flip(target, key, flips)
 
     def finish(self) -> None:
         """Do nothing: all is written."""
@@ -173,7 +176,7 @@ def _move(value: torch.Tensor, into: torch.Tensor, by: int) -> None:
     target[left:].copy_(source[: by * size])
 
 
-def _flip(into: torch.Tensor, key: int, bits: int) -> None:
+def _flip(into: torch.Tensor, key: int, flips: Flips) -> None:
     """Flip bits by a pattern that comes again after FLIPPED_TOGETHER bytes: as quick as a copy.
 
     Who looks at so many bytes knows the pattern, and still has to find out anew what each byte means.
@@ -182,11 +185,12 @@ def _flip(into: torch.Tensor, key: int, bits: int) -> None:
     length = min(len(flat), FLIPPED_TOGETHER)
     generator = torch.Generator(into.device).manual_seed(key % SEEDS)
     pattern = torch.empty(length, dtype=torch.uint8, device=into.device).random_(0, 256, generator=generator)
-    pattern.bitwise_and_(bits)
-    whole = len(flat) // length * length
-    flat[:whole].view(-1, length).bitwise_xor_(pattern)
+    whole = len(flat) // max(length, 1) * length
+    together = CHANGED_TOGETHER * (1 if into.device.type == "cpu" else LARGER_ON_GPU)
+    for rows in torch.split(flat[:whole].view(-1, max(length, 1)), together // FLIPPED_TOGETHER):
+        flips.change(rows, pattern)
     if whole < len(flat):
-        flat[whole:].bitwise_xor_(pattern[: len(flat) - whole])
+        flips.change(flat[whole:], pattern[: len(flat) - whole])
 
 
 def _run_all(pieces: Sequence[Callable[[], None]], device: torch.device) -> None:
@@ -223,7 +227,7 @@ class KernelWriter:
         self._launch = launch
         self._added: list[Unsigned] = []
         self._held: list[torch.Tensor] = []
-        self._flips: list[tuple[torch.Tensor, int, int]] = []
+        self._flips: list[tuple[torch.Tensor, int, Flips]] = []
 
     def fill(self, into: torch.Tensor, byte: int) -> None:
         """Fill bytes."""
@@ -260,9 +264,9 @@ class KernelWriter:
         bits = int(np.float32(deviation).view(np.uint32))
         self._add(DRAWN[into[0].dtype], bits, _addresses(into), into[0].numel(), keys)
 
-    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, bits: int) -> None:
+    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
         """Flip bits of targets, by torch, once the kernel has written them."""
-        self._flips += [(target, key, bits) for target, key in zip(into, keys.tolist(), strict=True)]
+        self._flips += [(target, key, flips) for target, key in zip(into, keys.tolist(), strict=True)]
 
     def _address(self, value: torch.Tensor) -> int:
         if not value.is_contiguous():
@@ -294,8 +298,12 @@ class KernelWriter:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         self._launch(stream, told.data_ptr(), len(pieces), tiles, TILE)
         self._held.clear()
-        for target, key, flipped in self._flips:  # on the same stream
-            _flip(target, key, flipped)
+        self.flip_written()
+
+    def flip_written(self) -> None:
+        """Flip bits of what the kernel writes, behind it on the same stream."""
+        for target, key, flips in self._flips:
+            _flip(target, key, flips)
         self._flips.clear()
 
 

@@ -81,6 +81,7 @@ def on_cpu(library, monkeypatch):
         pieces, tiles = self.take_pieces()
         numbers = map(ctypes.c_uint64, (len(pieces), tiles, TILE))
         library.write_pieces(ctypes.c_void_p(np.ascontiguousarray(pieces).ctypes.data), *numbers)
+        self.flip_written()
 
     monkeypatch.setattr(KernelWriter, "finish", finish)
     return KernelWriter(CPU, None)
@@ -92,6 +93,18 @@ def test_it_writes_what_torch_writes(dtype):
     by_torch, by_kernel = write_example(dtype, None, CPU)
     assert by_torch.any()
     assert torch.equal(by_torch, by_kernel)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int8"])
+@pytest.mark.parametrize("varied", [VariedInput("x", "rolled", is_nudged=True), VariedInput("x", "rolled", flips=0xFF)])
+def test_bits_are_flipped_of_what_it_wrote_as_of_what_torch_writes(on_cpu, dtype, varied):
+    value = torch.randint(0, 256, (2, TILE + 3), dtype=torch.uint8).view(getattr(torch, dtype))
+    contents = Contents([value], [varied], 7, 0)
+    made = [[torch.empty_like(value)] for _ in range(3)]
+    contents.write_all([0, 1, 2], made, on_cpu)
+    on_cpu.finish()
+    for (one,), (other,) in zip(made, contents.make_all([0, 1, 2]), strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 @pytest.mark.parametrize(
