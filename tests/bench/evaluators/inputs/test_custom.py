@@ -161,6 +161,24 @@ def test_inputs_that_cannot_be_made_anew_are_varied_as_stored_ones(tmp_path, mad
     assert torch.equal(i, contents.base[1])
 
 
+@pytest.mark.parametrize(("is_random", "is_nudged"), [(True, False), (False, True)])
+def test_narrow_numbers_that_are_not_made_anew_are_changed_a_little(tmp_path, is_random, is_nudged):
+    drawn = "torch.randn(n)" if is_random else "torch.arange(n) - 2.0"
+    made = f"{{'w': ({drawn}).to(torch.float8_e4m3fn)}}"
+    definition = make_definition(
+        inputs={"w": "float8_e4m3fn[n]"},
+        outputs={"y": "float32[n]"},
+        reference=f"import torch\ndef make(n):\n    return {made}\ndef run(w):\n    return w",
+        custom_inputs_entrypoint="make",
+    )
+    workload = make_workload(axes={"n": 64}, inputs={"w": CUSTOM})
+    (one,) = find_varied(definition, workload, CPU)
+    assert (one.way, one.is_nudged) == ("redrawn" if is_random else "rolled", is_nudged)
+    base = InputMaker(definition, workload, CPU, tmp_path).make(1)
+    sizes = [value.float().abs().max() for value in (base[0], *Contents(base, [one], 7, 0).make(1))]
+    assert is_random or sizes[1] <= sizes[0]
+
+
 @pytest.mark.gpu
 def test_a_function_draws_on_a_gpu_and_leaves_its_generator_alone(tmp_path):
     cuda = torch.device("cuda")
