@@ -29,6 +29,7 @@ FLAGS: Final = {
     "other_processes": "other processes were on the GPU",
     "unconfirmed": "what was timed from outside could not confirm the time",
     "same_inputs": "the inputs could not be varied from call to call",
+    "constant_output": "an output of whole numbers or bools was the same on all inputs",
 }
 """Each flag, and what it tells a reader; reports name flags in this order. `find_flags` says when each is raised."""
 LATE_SHARE: Final = 0.25
@@ -68,7 +69,7 @@ def find_flags(
         "throttled": any(state.slowed_by for state in states),
         "other_processes": any(state.other_processes for state in states),
     }
-    return [name for name, holds in found.items() if holds]  # the session adds "unconfirmed" and "same_inputs"
+    return [name for name, holds in found.items() if holds]  # the session adds the last three
 
 
 def _varies(trial: Trial) -> bool:

@@ -59,12 +59,12 @@ def test_a_rejection_names_rule_and_evidence(finished):
     assert (zeros["rule"], identity["rule"]) == ("norm", "regimes")
     assert zeros["evidence"]["output"] == "y"
     assert zeros["evidence"]["error_norm"] == pytest.approx(1.0)
-    assert identity["evidence"]["regime"] in REGIMES  # each job has three of the four
+    assert identity["evidence"]["regime"] in REGIMES  # each job has four of the five
     assert repr(identity["evidence"]["regime"]) in usual["identity"].log
 
 
 def test_an_honest_trace_tells_which_regimes_were_judged(finished):
     usual, without = finished
     assert set(usual["honest_softcap"].extra["regimes"].values()) == {"judged"}
-    assert len(usual["honest_softcap"].extra["regimes"]) == 3
+    assert len(usual["honest_softcap"].extra["regimes"]) == 4
     assert "regimes" not in without["honest_softcap"].extra

@@ -20,6 +20,7 @@ from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.regimes import why_no_regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_left_out
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     NORM,
     USUAL_LIMIT,
@@ -134,6 +135,29 @@ class DefaultEvaluator(Evaluator):
         default: Any = DefaultEvaluator.judge_regime
         is_same = judge.__func__ is default.__func__
         return norms_surely_pass(calls, cls.regime_rule(definition, cfg)) if is_same else None
+
+    @classmethod
+    def tries_constants(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
+        """Try them where outputs are compared element by element, also where floats are judged on usual inputs only."""
+        return cfg.regimes_rule and cls.compares_elements(definition)
+
+    @classmethod
+    def judge_constants(
+        cls, definition: Definition, regime: str, call: JudgedCall, constants: Constants, context: JudgeContext
+    ) -> Verdict:
+        """Judge whether outputs differ from the usual ones where the reference's do."""
+        found = find_left_out(constants, call, context.reference, context.seed)
+        if found is None:
+            return Accepted(Correctness())
+        name = list(definition.outputs)[found.output]
+        message = (
+            f"on inputs of the regime {regime!r}, output {name!r}: {found.changed} elements differ from what they are "
+            f"on all usual inputs, and {found.wrong} are wrong in this: an output that is nearly always the same is no "
+            f"reason to leave the work out (rule {REGIMES_RULE!r})"
+        )
+        evidence = {"regime": regime, "output": name, "changed": found.changed, "wrong": found.wrong}
+        integrity = {"rule": REGIMES_RULE, "evidence": evidence}
+        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(), integrity)
 
     @classmethod
     def check_reference(

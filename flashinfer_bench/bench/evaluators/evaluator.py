@@ -256,6 +256,32 @@ class Evaluator(ABC):
         return None
 
     @classmethod
+    def tries_constants(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
+        """Tell whether whole numbers and bools that are the same on all usual inputs are tried on those of regimes."""
+        del definition, cfg
+        return False
+
+    @classmethod
+    def judge_constants(
+        cls,
+        definition: Definition,
+        regime: str,
+        call: JudgedCall,
+        constants: Mapping[int, torch.Tensor],
+        context: JudgeContext,
+    ) -> Verdict:
+        """Judge such outputs in a call on inputs of a regime; it is asked only where `tries_constants` is true.
+
+        Args:
+            definition: what is computed.
+            regime: the name of the inputs' regime.
+            call: what is judged.
+            constants: number of an output → what it is on all usual inputs.
+            context: of the job.
+        """
+        raise NotImplementedError(f"{cls.__name__} judges no constants on {regime} inputs of {definition.name}")
+
+    @classmethod
     @abstractmethod
     def eval_performance(
         cls,

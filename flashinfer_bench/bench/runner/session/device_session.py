@@ -298,7 +298,6 @@ class DeviceSession:
             timeout_seconds=self._hello.timeout_seconds,
             plan=plan_solution(self._hello, job, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
-            regimes=plan_regimes(job),
         )
         kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))
         if is_fresh:
@@ -425,6 +424,7 @@ class DeviceSession:
             kernel.task,
             may_return_inputs=reference.returns_inputs is not False,
             in_out_inputs=written,
+            regimes=plan_regimes(job, baseline.outputs),
             beside=self._timer.beside(job, baseline),
         )
         if written:

@@ -1,9 +1,13 @@
-"""Judges the calls of a job that had inputs of other regimes: by the reference, where it stays finite."""
+"""Judges the calls of a job that had inputs of other regimes: by the reference, where it stays finite.
+
+Floats are judged by norms. Whole numbers and bools are judged where they are the same on all usual inputs.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -11,9 +15,11 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
-from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes import FOR_CONSTANTS_ALONE, Regimes
+from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_constants
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.runner.session.job import JobContext
+from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeCall
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
@@ -23,87 +29,152 @@ TOGETHER_BYTES: Final = 1 << 24
 """Calls whose outputs take no more are looked at together: what is expected of all of them is held meanwhile."""
 JUDGED: Final = "judged"
 ZEROS: Final = "left out: nothing but zeros is expected"
+THE_SAME: Final = "left out: nothing else than on usual inputs is expected"
 
 
-def plan_regimes(job: JobContext) -> Regimes | None:
-    """Return what changes inputs of a job's calls; None where its evaluator judges usual inputs only."""
-    block = job.block
-    if not block.evaluator.takes_regimes(block.definition, job.config):
+def plan_regimes(job: JobContext, outputs: Sequence[Sequence[torch.Tensor]] = ()) -> Regimes | None:
+    """Return what changes inputs of a job's calls; None where its evaluator judges usual inputs only.
+
+    Args:
+        job: the job.
+        outputs: what the reference gives for usual inputs, call by call.
+    """
+    definition, evaluator = job.block.definition, job.block.evaluator
+    has_constants = evaluator.tries_constants(definition, job.config) and bool(find_constants(outputs))
+    if not has_constants and not evaluator.takes_regimes(definition, job.config):
         return None
-    return Regimes(block.definition, job.workload, job.order.seed)
+    return Regimes(definition, job.workload, job.order.seed, has_constants=has_constants)
 
 
 def judge_regimes(
     job: JobContext, calls: Sequence[RegimeCall], baseline: Baseline, context: JudgeContext
 ) -> Rejected | None:
     """Return the first verdict that rejects; the notes get which regimes were judged, and which were not and why."""
-    told: dict[str, Any] = {}
+    judging = _Judging(job, baseline, context, find_constants(baseline.outputs))
     is_small = bytes_of(baseline.outputs[0]) <= TOGETHER_BYTES
-    most = len(calls) if is_small else 1
     wrong: Rejected | None = None
-    for found in _expect_together(job, calls, told, most):
-        wrong = _judge_together(job, found, baseline, context, told)
+    for found in judging.expect(_put_each_first_once(calls), len(calls) if is_small else 1):
+        wrong = judging.judge(found)
         if wrong is not None:
             break
+    told = judging.told
     if told:
         job.notes["regimes"] = {call.regime: told[call.regime] for call in calls if call.regime in told}
+    measurement = job.notes.get("measurement")
+    if wrong is None and isinstance(measurement, dict):
+        add_flags(measurement, constant_output=judging.has_constant_output)
     return wrong
 
 
-def _expect_together(
-    job: JobContext, calls: Sequence[RegimeCall], told: dict[str, Any], most: int
-) -> Iterator[list[tuple[str, JudgedCall]]]:
-    """Give the calls, at most so many together, with what the reference gives for them, as long as it is not slow."""
-    spent_s = 0.0
-    found: list[tuple[str, JudgedCall]] = []
-    for call in calls:
-        if spent_s > PATIENCE_S:
-            told[call.regime] = "left out: the reference is slow"
-            continue
-        start = time.monotonic()
-        try:
-            expected = job.block.reference(call.inputs)
-        except DefinitionFault:
-            told[call.regime] = "left out: the reference fails"
-            continue
-        except WorkloadFault:  # what is wrong already is told in its place
-            if found:
+def _put_each_first_once(calls: Sequence[RegimeCall]) -> list[RegimeCall]:
+    """Return calls with one of each regime first: where the reference is slow, the others are left out."""
+    again = {id(call): [one.regime for one in calls[:at]].count(call.regime) for at, call in enumerate(calls)}
+    return sorted(calls, key=lambda call: again[id(call)])
+
+
+Found = list[tuple[str, JudgedCall]]
+"""Calls with what is expected of them, each with its regime."""
+
+
+@dataclass
+class _Judging:
+    """Judges a job's calls on inputs of other regimes.
+
+    Args:
+        job: the job.
+        baseline: what is expected of usual inputs.
+        context: the evaluator's.
+        constants: the outputs of whole numbers and bools that are the same on these.
+    """
+
+    job: JobContext
+    baseline: Baseline
+    context: JudgeContext
+    constants: Constants
+    told: dict[str, Any] = field(default_factory=dict)
+    """Regime → what became of its calls."""
+    _changed: set[int] = field(default_factory=set)
+    """Those of the constants that are others on inputs of a regime."""
+
+    def __post_init__(self) -> None:
+        """Ask the evaluator what it judges."""
+        block, config = self.job.block, self.job.config
+        self._takes_norms = block.evaluator.takes_regimes(block.definition, config)
+        self._tries_constants = bool(self.constants) and block.evaluator.tries_constants(block.definition, config)
+
+    @property
+    def has_constant_output(self) -> bool:
+        """Whether an output was the same on all inputs, of which there were several."""
+        is_known = len({id(outputs) for outputs in self.baseline.outputs}) > 1 or bool(self.told)
+        return is_known and bool(self.constants.keys() - self._changed)
+
+    def expect(self, calls: Sequence[RegimeCall], most: int) -> Iterator[Found]:
+        """Give the calls, at most so many together, with what the reference gives for them, while it is not slow."""
+        spent_s = 0.0
+        found: Found = []
+        for call in calls:
+            if spent_s > PATIENCE_S:
+                self.told[call.regime] = "left out: the reference is slow"
+                continue
+            start = time.monotonic()
+            try:
+                expected = self.job.block.reference(call.inputs)
+            except DefinitionFault:
+                self.told[call.regime] = "left out: the reference fails"
+                continue
+            except WorkloadFault:  # what is wrong already is told in its place
+                if found:
+                    yield found
+                raise
+            finally:
+                spent_s += time.monotonic() - start
+            found.append((call.regime, JudgedCall(call.inputs, call.outputs, expected)))
+            if len(found) == most:
                 yield found
-            raise
-        finally:
-            spent_s += time.monotonic() - start
-        found.append((call.regime, JudgedCall(call.inputs, call.outputs, expected)))
-        if len(found) == most:
+                found = []
+        if found:
             yield found
-            found = []
-    if found:
-        yield found
 
+    def judge(self, found: Found) -> Rejected | None:
+        """Judge calls; tell of each what became of it."""
+        wrong = self._judge_constants(found)
+        if wrong is None and self._takes_norms:
+            wrong = self._judge_norms([one for one in found if one[0] not in FOR_CONSTANTS_ALONE])
+        return wrong
 
-def _judge_together(
-    job: JobContext,
-    found: Sequence[tuple[str, JudgedCall]],
-    baseline: Baseline,
-    context: JudgeContext,
-    told: dict[str, Any],
-) -> Rejected | None:
-    """Judge calls, by one look at all of them where they surely pass; tell of each what became of it."""
-    block = job.block
-    sure = block.evaluator.regimes_surely_pass(block.definition, [call for _, call in found], job.config)
-    if sure is not None:
-        told |= {regime: JUDGED if says else ZEROS for (regime, _), says in zip(found, sure, strict=True)}
+    def _judge_constants(self, found: Found) -> Rejected | None:
+        block = self.job.block
+        for regime, call in found if self.constants else []:
+            changed = {at for at, usual in self.constants.items() if not torch.equal(call.expected[at], usual)}
+            self._changed |= changed
+            if self.told.get(regime) != JUDGED:
+                self.told[regime] = JUDGED if changed else THE_SAME
+            if not changed or not self._tries_constants:
+                continue
+            usual = {at: self.constants[at] for at in changed}
+            verdict = block.evaluator.judge_constants(block.definition, regime, call, usual, self.context)
+            if isinstance(verdict, Rejected):
+                return verdict
         return None
-    for regime, call in found:
-        nonfinite = count_nonfinite(call.expected)
-        if nonfinite and nonfinite > max(map(count_nonfinite, baseline.outputs)):
-            told[regime] = "left out: the reference is not finite"
-            continue
-        verdict = block.evaluator.judge_regime(block.definition, regime, call, job.config, context)
-        has_norms = isinstance(verdict, Rejected) or any(map(says_something, call.expected))
-        told[regime] = JUDGED if has_norms else ZEROS
-        if isinstance(verdict, Rejected):
-            return verdict
-    return None
+
+    def _judge_norms(self, found: Found) -> Rejected | None:
+        """Judge floats, by one look at all calls where they surely pass."""
+        block, told = self.job.block, self.told
+        sure = block.evaluator.regimes_surely_pass(block.definition, [call for _, call in found], self.job.config)
+        if sure is not None:
+            told |= {regime: JUDGED if says else ZEROS for (regime, _), says in zip(found, sure, strict=True)}
+            return None
+        for regime, call in found:
+            nonfinite = count_nonfinite(call.expected)
+            if nonfinite and nonfinite > max(map(count_nonfinite, self.baseline.outputs)):
+                told[regime] = "left out: the reference is not finite"
+                continue
+            verdict = block.evaluator.judge_regime(block.definition, regime, call, self.job.config, self.context)
+            has_norms = isinstance(verdict, Rejected) or any(map(says_something, call.expected))
+            told[regime] = JUDGED if has_norms else ZEROS
+            if isinstance(verdict, Rejected):
+                return verdict
+        return None
 
 
 def count_nonfinite(outputs: Sequence[torch.Tensor]) -> int:

@@ -301,7 +301,8 @@ class RemoteKernel(CallableKernel):
             return
         kept = len(remote.costs_ns), len(remote.setup_samples)
         count = len(remote.places)
-        schedule.hide_among(range(remote.number + UNTOUCHED, remote.number + UNTOUCHED + count))
+        first = remote.number + UNTOUCHED
+        schedule.hide_among(range(first, first + count * len(schedule.left)))
         with suppress(ClockLost), self._clock(remote) as clock:
             for calls in (*[1] * UNTOUCHED, *[count] * len(schedule.left)):
                 clock.sample([remote.supply(index) for index in range(calls)], Lead())

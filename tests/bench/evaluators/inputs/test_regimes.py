@@ -6,12 +6,22 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES, Regimes, chooses, why_no_regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes import (
+    FOR_CONSTANTS_ALONE,
+    IN_ALL_JOBS,
+    OTHERS,
+    Regimes,
+    chooses,
+    looks_for_nonfinite,
+    why_no_regimes,
+)
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 
+REGIMES = (*IN_ALL_JOBS, *OTHERS, "one_row")
+"""Those that floats are judged in."""
 SOFTCAP = "import torch\ndef run(x):\n    return 30 * torch.tanh(x / 30)\n"
 NORM = "import torch\ndef run(x):\n    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6)\n"
 TINY = "def run(x):\n    return x * 1e-4\n"
@@ -282,11 +292,141 @@ def test_inputs_with_the_same_rows_have_the_same_one_larger_and_another_in_the_n
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 5])
-def test_few_large_values_come_in_every_job_and_no_regime_twice(trials):
+def test_few_large_values_and_an_offset_come_in_every_job_and_no_regime_twice(trials):
     regimes = open_regimes({"x": "float32[n]"}, n=40)
     chosen = [name for trial in range(trials) for name in regimes.choose(trial, trials)]
-    assert len(chosen) == len(set(chosen)) == min(trials + 1, len(regimes.names))
-    assert "few_large" in chosen
+    assert len(chosen) == len(set(chosen)) == min(trials + 2, len(regimes.names))
+    assert {"few_large", "offset"} <= set(chosen)
+    assert all(regimes.choose(trial, trials) for trial in range(min(trials, 3)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "counts"),
+    [
+        ((1, 4000), [1, 0, 0]),
+        ((4000,), [1, 0, 0]),
+        ((2, 64), [1, 0, 1]),
+        ((3, 64), [1, 1, 1]),
+        ((16, 64), [3, 3, 10]),
+        ((3, 100, 8), [50, 50, 200]),
+    ],
+    ids=str,
+)
+def test_a_sixth_of_the_rows_lies_to_one_side_and_a_sixth_far_to_the_same(shape, counts):
+    regimes = open_regimes({"x": "float32[n]"}, n=4)
+    signs = set()
+    for number in range(12):
+        x = torch.zeros(shape)
+        regimes.change("offset", number, [x])
+        rows = x.view(-1, shape[-1])
+        assert torch.equal(rows, rows[:, :1].expand_as(rows))
+        sizes = rows[:, 0].abs()
+        near, far = ((low <= sizes) & (sizes <= high) for low, high in ((0.899, 1.201), (2.499, 4.501)))
+        assert [int(one.sum()) for one in (near, far, sizes == 0)] == counts
+        assert len({float(one) for one in rows[:, 0].sign() if one}) == 1
+        signs.add(bool((rows > 0).any()))
+    assert signs == {True, False}
+
+
+def test_of_very_many_rows_two_thirds_stay():
+    regimes = open_regimes({"x": "float32[n, m]"}, n=4, m=1)
+    x = torch.zeros(100_000, 1)
+    regimes.change("offset", 0, [x])
+    assert len(x.unique()) == 3
+    assert int((x == 0).sum()) == pytest.approx(66_667, rel=0.05)
+
+
+GATES = "import torch\ndef run(x):\n    return torch.sigmoid(x).mean(dim=-1)\n"
+ALL_GATES = "import torch\ndef run(x):\n    return torch.sigmoid(x).mean()\n"
+CENTRED = (
+    "import torch\ndef run(x):\n    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("reference", "output", "wrong"),
+    [
+        (GATES, "float32[n]", lambda x: torch.full((len(x),), 0.5)),
+        (ALL_GATES, "float32[]", lambda x: torch.tensor(0.5)),
+        (CENTRED, "float32[n, 512]", lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()),
+    ],
+    ids=["rows", "all", "centred"],
+)
+@pytest.mark.parametrize("n", [1, 4, 48])
+def test_who_leaves_out_what_averages_out_is_always_found(reference, output, wrong, n):
+    space = {}
+    exec(reference, space)
+    settings = {"n": n, "columns": 512, "outputs": {"y": output}}
+    for seed in range(12):
+        assert isinstance(judge(reference, "offset", wrong, seed=seed, **settings), Rejected)
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            one = judge(reference, "offset", lambda x: space["run"](coarse(x, dtype)), seed=seed, **settings)  # noqa: B023
+            assert isinstance(one, Accepted), one.message
+
+
+def test_who_looks_at_one_row_to_tell_whether_rows_are_moved_is_found():
+    def centred_if_seen(x):
+        mean = x.mean(-1, keepdim=True) if abs(x[0].mean()) > 1 else 0.0
+        return (x - mean) / (x.var(-1, keepdim=True) + 1e-5).sqrt()
+
+    settings = {"n": 48, "columns": 512, "outputs": {"y": "float32[n, 512]"}}
+    verdicts = [judge(CENTRED, "offset", centred_if_seen, seed=seed, **settings) for seed in range(30)]
+    assert sum(isinstance(one, Rejected) for one in verdicts) >= 12  # twenty are expected
+
+
+@pytest.mark.parametrize(
+    ("reference", "more"),
+    [
+        ("def run(x):\n    return (x > 8).sum()\n", ["spike", "far", "offset", "spike", "spike"]),
+        (
+            "import torch\ndef run(x):\n    return torch.isnan(x).any()\n",
+            ["spike", "far", "offset", "spike", "spike", "nonfinite"],
+        ),
+    ],
+)
+def test_where_an_output_is_constant_each_trial_has_strong_inputs_first(reference, more):
+    definition = make_definition(inputs={"x": "float32[n]"}, outputs={"y": "int64[]"}, reference=reference)
+    usual, tried = (
+        Regimes(definition, make_workload(axes={"n": 64}, inputs={}), seed=3, has_constants=has)
+        for has in (False, True)
+    )
+    for trial in range(3):
+        assert tried.choose(trial, 3) == [*more, *usual.choose(trial, 3)]
+    assert set(tried.names) == {*usual.names, *more}
+    assert {*more} - {"offset"} <= FOR_CONSTANTS_ALONE
+
+
+def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():
+    regimes = open_regimes({"x": "float16[n, m]"}, n=100, m=100)
+    spikes = []
+    for number in range(8):
+        x = torch.ones(100, 100, dtype=torch.float16)
+        regimes.change("spike", number, [x])
+        assert int((x != 1).sum()) == 1
+        spikes.append(x[x != 1].item())
+        assert 9.9 <= abs(spikes[-1]) <= 1001
+    assert min(spikes) < 0 < max(spikes)
+    y, z = (torch.ones(100, 100, dtype=torch.float16) for _ in range(2))
+    regimes.change("far", 0, [y])
+    assert 99 <= y.unique().item() <= 1001
+    regimes.change("nonfinite", 0, [z])
+    assert (int(z.isinf().sum()), int(z.isnan().sum())) == (2, 1)
+    one = torch.ones(1, 1, dtype=torch.float16)
+    for name in FOR_CONSTANTS_ALONE:
+        regimes.change(name, 0, [one])
+
+
+@pytest.mark.parametrize(
+    ("source", "does"),
+    [
+        ("def run(x):\n    return torch.isnan(x).any()\n", True),
+        ("def run(x):\n    return x.isfinite().all()\n", True),
+        ('def run(x):\n    """No isnan here."""\n    return x\n', False),
+        ("def run(x:\n    return x.isnan()\n", False),
+    ],
+)
+def test_names_tell_whether_a_reference_looks_for_values_that_are_not_finite(source, does):
+    assert looks_for_nonfinite(source) is does
 
 
 @pytest.mark.parametrize(

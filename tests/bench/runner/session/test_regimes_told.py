@@ -7,7 +7,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgedCall, Rejected
-from flashinfer_bench.bench.runner.session.regimes import judge_regimes
+from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeCall
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
@@ -125,3 +125,114 @@ def test_what_is_wrong_is_told_though_the_reference_has_no_memory_for_later_call
     assert isinstance(judge_two(torch.ones(64)), Rejected)
     with pytest.raises(WorkloadFault):
         judge_two(right(x))
+
+
+COUNTS = "import torch\ndef run(x):\n    return (x > 8).sum(dim=-1)\n"
+FLAGGED = "def run(x):\n    return x * 2, (x > 8).any(dim=-1)\n"
+ONES = "import torch\ndef run(x):\n    return torch.ones(len(x), dtype=torch.int64)\n"
+INDICES = "import torch\ndef run(x):\n    return (x > 8).any(dim=-1), x.argmax(dim=-1)\n"
+KINDS = {
+    COUNTS: {"y": "int64[n]"},
+    FLAGGED: {"y": "float32[n, 256]", "flag": "bool[n]"},
+    ONES: {"y": "int64[n]"},
+    INDICES: {"y": "bool[n]", "at": "int64[n]"},
+}
+
+
+def open_job(reference, evaluator=DefaultEvaluator, **settings):
+    """Return a job with three trials of usual inputs, its baseline and the evaluator's context."""
+    definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs=KINDS[reference], reference=reference)
+    workload = make_workload(axes={"n": 32}, inputs={})
+    judging = Judging(definition, workload, **settings)
+    block = SimpleNamespace(definition=definition, reference=judging.context.reference, evaluator=evaluator)
+    notes = {"measurement": {"flags": ["noisy"]}}
+    order = SimpleNamespace(seed=3)
+    job = SimpleNamespace(block=block, config=judging.config, notes=notes, workload=workload, order=order)
+    xs = [torch.randn(32, 256, generator=torch.Generator().manual_seed(at)) for at in range(3)]
+    return job, Baseline([], [block.reference([x]) for x in xs], None, None), judging.context
+
+
+def judge_constants(reference, solution, **settings):
+    """Judge the calls of three trials on inputs of the job's regimes."""
+    job, baseline, context = open_job(reference, **settings)
+    regimes = plan_regimes(job, baseline.outputs)
+    calls = []
+    for trial in range(3) if regimes is not None else ():
+        for at, name in enumerate(regimes.choose(trial, 3)):
+            x = torch.randn(32, 256, generator=torch.Generator().manual_seed(100 * trial + at))
+            regimes.change(name, 100 * trial + at, [x])
+            calls.append(RegimeCall(name, [x], [one.clone() for one in solution(x)]))
+    return judge_regimes(job, calls, baseline, context), job.notes
+
+
+def run(reference):
+    space = {}
+    exec(reference, space)
+    return lambda x: got if isinstance(got := space["run"](x), tuple) else (got,)
+
+
+WRONG = {
+    COUNTS: lambda x: [torch.zeros(len(x), dtype=torch.int64)],
+    FLAGGED: lambda x: [x * 2, torch.zeros(len(x), dtype=torch.bool)],
+    INDICES: lambda x: [torch.zeros(len(x), dtype=torch.bool), x.argmax(dim=-1)],
+}
+OF_A_PART = {
+    COUNTS: lambda x: run(COUNTS)(x if (x[:, ::16].abs() > 8).any() else x * 0),
+    FLAGGED: lambda x: run(FLAGGED)(x) if (x[::2].abs() > 8).any() else WRONG[FLAGGED](x),
+}
+
+
+@pytest.mark.parametrize("reference", WRONG, ids=["count", "flag beside floats", "flag beside a choice"])
+def test_an_output_that_is_constant_on_usual_inputs_and_left_out_is_rejected(reference):
+    wrong, notes = judge_constants(reference, WRONG[reference])
+    assert isinstance(wrong, Rejected)
+    assert wrong.integrity["rule"] == "regimes"
+    assert wrong.integrity["evidence"]["output"] == list(KINDS[reference])[-1 if reference == FLAGGED else 0]
+    assert notes["measurement"]["flags"] == ["noisy"]
+    assert judge_constants(reference, WRONG[reference], regimes_rule=False)[0] is None
+
+
+@pytest.mark.parametrize("reference", OF_A_PART, ids=["count", "flag"])
+def test_who_looks_at_a_part_to_tell_whether_inputs_are_strong_misses_a_spike(reference):
+    assert isinstance(judge_constants(reference, OF_A_PART[reference])[0], Rejected)
+
+
+@pytest.mark.parametrize("reference", [COUNTS, FLAGGED, INDICES], ids=["count", "flag", "flag beside a choice"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_honest_solutions_are_told_nothing(reference, dtype):
+    def rounded(x):
+        scale = x.abs().amax(dim=-1, keepdim=True) / 448 if dtype.itemsize == 1 else 1.0
+        return run(reference)((x / scale).to(dtype).float() * scale)
+
+    wrong, notes = judge_constants(reference, rounded)
+    assert wrong is None
+    assert notes["measurement"]["flags"] == ["noisy"]
+    assert notes["regimes"]["spike"] == "judged"
+
+
+def test_an_output_that_is_the_same_on_all_inputs_is_flagged():
+    wrong, notes = judge_constants(ONES, run(ONES))
+    assert wrong is None
+    assert notes["measurement"]["flags"] == ["noisy", "constant_output"]
+    assert set(notes["regimes"].values()) == {"left out: nothing else than on usual inputs is expected"}
+    assert judge_constants(ONES, run(ONES), regimes_rule=False)[1]["measurement"]["flags"][-1] == "constant_output"
+
+
+def test_one_set_of_inputs_says_of_no_output_that_it_is_constant():
+    job, baseline, context = open_job(ONES)
+    one = Baseline([], [baseline.outputs[0]] * 3, None, None)
+    assert judge_regimes(job, [], one, context) is None
+    assert job.notes["measurement"]["flags"] == ["noisy"]
+
+
+class Choosing(DefaultEvaluator):
+    """Compares outputs in its own way."""
+
+    @classmethod
+    def judge_trial(cls, definition, trial, cfg):
+        return DefaultEvaluator.judge_trial(definition, trial, cfg)
+
+
+def test_an_evaluator_with_a_comparison_of_its_own_has_no_strong_inputs():
+    job, baseline, _ = open_job(COUNTS, evaluator=Choosing)
+    assert plan_regimes(job, baseline.outputs) is None

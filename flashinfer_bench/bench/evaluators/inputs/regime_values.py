@@ -1,0 +1,169 @@
+"""How the values of an input are changed for each regime: usual ones become others, in place.
+
+`regimes.py` says which inputs are changed, and when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import torch
+
+LARGER: Final = (16.0, 24.0)
+"""Factors of the regime `larger`. At 16 the identity is off by 0.27 of the norm of 30 tanh(x / 30), at 1 by 0.001."""
+SMALLER: Final = (1 / 32, 1 / 16)
+LOUD: Final = 15
+"""In the regime `smaller` so many columns and rows keep these values, and others are smaller still. Who looks at a part
+sees some of them, so is far off: also where a function caps large values, and where every second element is looked at,
+or one row of a hundred, which tells of usual values what all of them do."""
+QUIET_SHARE: Final = 1 / 400
+"""The other columns together have this share of the square sum of a row: formats that take them for zeros, as eight
+bits for a row do, are off by a twentieth, half of what is allowed. So have the other rows, beside the loud ones."""
+QUIETEST_ROW: Final = 1 / 256
+"""No row is multiplied by less: squares of its values should still be numbers. Of more than 2,400 rows the quiet ones
+have a larger share, a seventh of 150,000."""
+MANY: Final = 1 << 16
+"""Of more columns or rows the loud ones are drawn one by one."""
+ROW_FACTOR: Final = 32
+LEAST_ROW_FACTOR: Final = 16
+"""In the regime `one_row` one row is multiplied by so many times the number of rows. So it is most of a sum over all of
+them, also where each row's part is near a constant, as the logarithm of a sum is; and formats that take the others
+for zeros are off by a thirtieth. Where numbers that large are none of the input's, half of it will do, or none is."""
+LARGEST_ROW_FACTOR: Final = float(1 << 20)
+ROOM: Final = 10.0
+"""Usual values reach no further; times the factor they are numbers still."""
+LARGEST_VALUE: Final = 100.0
+"""Of the few large values: its square is still a number of float16."""
+LARGE_SHARE: Final = 2.0
+"""The few large values of a row hold about as much of its square sum as this many rows: whoever leaves them out of the
+statistics of a row, or counts them twice, is off by half."""
+LEAST_LARGE: Final = 8
+"""Large values of a row, at least: with fewer, the rounding of one of them would move the whole row."""
+NEAR_OFFSET: Final = (0.9, 1.2)
+"""In the regime `offset` a sixth of the rows is moved to one side by so much, also an input's only row. Roundings to
+fp8 leave more than nine tenths of what is left of these when their mean is taken off, so it is judged."""
+FAR_OFFSET: Final = (2.5, 4.5)
+"""Another sixth is moved by so much, to the same side. A mean of sigmoids is 0.9 or more then, or 0.1 or less; that
+over all rows is off by a sixth."""
+OFFSETS: Final = ("near", "none", "far", "none", "none", "none")
+"""How rows are moved, by turns in a secret order. Most of them stay: who looks at one to tell whether rows are moved
+finds one that is not in two of three calls."""
+FAR: Final = (2.0, 3.0)
+"""Powers of ten: the regime `far` multiplies by as much. The regime `spike` has one
+element of such a size, or of a tenth, with any sign: who has looked at half of an input has not seen it in half of the
+calls."""
+NOT_FINITE: Final = (torch.inf, -torch.inf, torch.nan)
+"""What the regime `nonfinite` puts in places of an input."""
+
+
+class SharedPlaces(NamedTuple):
+    """Generators that choose places along the axes of an input: the same for all inputs that have the same axes."""
+
+    of_last_axis: torch.Generator
+    of_other_axes: torch.Generator
+
+
+Change = Callable[[torch.Tensor, torch.Generator, SharedPlaces], object]
+"""Changes an input, given a generator of its own, and what it shares with others."""
+
+
+def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
+    share = float(torch.rand((), generator=generator, device=generator.device))
+    return bounds[0] + (bounds[1] - bounds[0]) * share
+
+
+def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+    columns = values.shape[-1]
+    rows = values.view(-1, columns)
+    size = min(math.sqrt(LARGE_SHARE * columns / LEAST_LARGE), LARGEST_VALUE)
+    count = min(columns, math.ceil(LARGE_SHARE * columns / size**2))
+    shape = (len(rows), count)
+    places = torch.randint(columns, shape, generator=generator, device=values.device)
+    large = torch.rand(shape, generator=generator, device=values.device).mul_(0.3).add_(0.7).mul_(size)
+    signs = torch.randint(2, shape, generator=generator, device=values.device).mul_(2).sub_(1)
+    rows.scatter_(1, places, (large * signs).to(values.dtype))
+
+
+def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: SharedPlaces) -> None:
+    values.mul_(_uniform(SMALLER, generator))
+    columns = values.shape[-1]
+    rows = values.view(-1, columns)
+    rows.mul_(_leave_few_loud(columns, 0.0, shared.of_last_axis).to(values.dtype))
+    rows.mul_(_leave_few_loud(len(rows), QUIETEST_ROW, shared.of_other_axes).to(values.dtype)[:, None])
+
+
+def _make_one_row(values: torch.Tensor, generator: torch.Generator, shared: SharedPlaces) -> None:
+    del generator
+    rows = values.view(-1, values.shape[-1])
+    factor = min(ROW_FACTOR * len(rows), LARGEST_ROW_FACTOR, torch.finfo(values.dtype).max / ROOM)
+    if len(rows) > 1 and factor >= LEAST_ROW_FACTOR * len(rows):
+        place = torch.randint(len(rows), (), generator=shared.of_other_axes, device=values.device)
+        rows[place] *= factor
+
+
+def _leave_few_loud(count: int, quietest: float, generator: torch.Generator) -> torch.Tensor:
+    """Return factors of so many columns or rows: ones for a few of them."""
+    if count <= LOUD:
+        return torch.ones(count, device=generator.device)
+    quiet = max(math.sqrt(QUIET_SHARE * LOUD / count), quietest)
+    factors = torch.full((count,), quiet, device=generator.device)
+    if count > MANY:  # hardly any comes twice, and a permutation would take as much memory as an input
+        places = torch.randint(count, (LOUD,), generator=generator, device=generator.device)
+    else:
+        places = torch.randperm(count, generator=generator, device=generator.device)[:LOUD]
+    factors[places] = 1
+    return factors
+
+
+def _make_offset(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+    rows = values.view(-1, values.shape[-1])
+    sign = _sign(generator)
+    sizes = {"near": _uniform(NEAR_OFFSET, generator), "far": _uniform(FAR_OFFSET, generator), "none": 0.0}
+    offsets = [sizes[one] * sign for one in OFFSETS]
+    if len(rows) > MANY:
+        which = torch.randint(len(offsets), (len(rows),), generator=generator, device=values.device)
+    else:
+        order = torch.randperm(len(rows), generator=generator, device=values.device)
+        which = order % len(offsets)
+    rows.add_(torch.tensor(offsets, dtype=values.dtype, device=values.device)[which, None])
+
+
+def _make_far(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+    values.mul_(10 ** _uniform(FAR, generator))
+
+
+def _make_spike(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+    size = 10 ** _uniform((FAR[0] - 1, FAR[1]), generator) * _sign(generator)
+    _put_somewhere(values, torch.tensor([size], device=values.device), generator)
+
+
+def _make_nonfinite(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+    _put_somewhere(values, torch.tensor(NOT_FINITE, device=values.device), generator)
+
+
+def _put_somewhere(values: torch.Tensor, what: torch.Tensor, generator: torch.Generator) -> None:
+    """Put numbers in places that chance chooses; where there are fewer places, so many of them."""
+    flat = values.view(-1)
+    what = what[torch.randperm(len(what), generator=generator, device=values.device)][: len(flat)]
+    places = torch.randint(len(flat), (len(what),), generator=generator, device=values.device)
+    flat[places] = what.to(values.dtype)
+
+
+def _sign(generator: torch.Generator) -> float:
+    return float(torch.randint(2, (), generator=generator, device=generator.device)) * 2 - 1
+
+
+REGIMES: Final[Mapping[str, Change]] = {
+    "few_large": _make_few_large,
+    "offset": _make_offset,
+    "larger": lambda values, generator, _: values.mul_(_uniform(LARGER, generator)),
+    "smaller": _make_smaller,
+    "heavy_tails": lambda values, *_: values.pow_(3),
+    "one_row": _make_one_row,
+    "spike": _make_spike,
+    "far": _make_far,
+    "nonfinite": _make_nonfinite,
+}
+"""Name → changes usual values in place."""

@@ -1,0 +1,109 @@
+"""Outputs of whole numbers and bools that are the same on all usual inputs: such an output may be left out unseen.
+
+On inputs of other regimes it may be another. There only one thing is judged: whether the solution's differs from the
+usual one where the reference's does. What follows from numbers near a threshold may differ by rounding, so elements
+that roundings of the inputs turn are left out, and some others may be wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.integrity.stability import (
+    FEWEST_DRAWS,
+    MOST_DRAWS,
+    PATIENCE_S,
+    REGIME_ROUNDING,
+    add_rounding,
+)
+
+WRONG_SHARE: Final = 0.25
+"""Elements that may be wrong, as a share of those that differ from the usual output."""
+
+Constants = Mapping[int, torch.Tensor]
+"""Number of an output → what it is on all usual inputs."""
+
+
+class LeftOut(NamedTuple):
+    """An output that stays as it is on usual inputs where the reference's does not."""
+
+    output: int
+    wrong: int
+    """Elements that differ from the usual ones in one of both only."""
+    changed: int
+    """Elements of the reference's that differ from the usual ones."""
+
+
+def find_constants(outputs: Sequence[Sequence[torch.Tensor]]) -> Constants:
+    """Return the outputs of whole numbers and bools that are the same in all calls.
+
+    Args:
+        outputs: what the reference gave, for each call. Of a single call, an output counts that is one number over and
+            over: nothing says that it differs elsewhere.
+    """
+    calls = list({id(one): one for one in outputs}.values())  # where memory is short, trials share what is expected
+    if not calls:
+        return {}
+    first, *others = calls
+    return {
+        number: value
+        for number, value in enumerate(first)
+        if is_whole(value)
+        and value.numel()
+        and all(torch.equal(value, other[number]) for other in others)
+        and (others or bool((value == value.reshape(-1)[0]).all()))
+    }
+
+
+def is_whole(output: torch.Tensor) -> bool:
+    """Tell whether an output is of whole numbers or bools."""
+    return not output.dtype.is_floating_point and not output.dtype.is_complex and not is_packed(output.dtype)
+
+
+def find_left_out(
+    constants: Constants,
+    call: JudgedCall,
+    reference: Callable[[list[Any]], list[torch.Tensor]],
+    seed: int,
+    now: Callable[[], float] = time.monotonic,
+) -> LeftOut | None:
+    """Return the first output that was left out in a call; None where there is none.
+
+    Args:
+        constants: the outputs, as they are on usual inputs.
+        call: on other inputs.
+        reference: is called on these with rounding errors before anything is blamed.
+        seed: of these errors.
+        now: a clock.
+    """
+    suspects = {}
+    for number, usual in constants.items():
+        changed = call.expected[number] != usual
+        wrong = changed != (call.got[number] != usual)
+        if _is_left_out(wrong, changed):
+            suspects[number] = changed, wrong
+    draws, start = 0, now()
+    while suspects and draws < MOST_DRAWS and now() - start <= PATIENCE_S:
+        found = reference(add_rounding(call.inputs, REGIME_ROUNDING.size, derive_seed(seed, "constants", draws)))
+        draws += 1
+        for number, (changed, wrong) in list(suspects.items()):
+            turned = (found[number] != constants[number]) != changed
+            suspects[number] = changed & ~turned, wrong & ~turned
+            if not _is_left_out(*reversed(suspects[number])):
+                del suspects[number]
+    if not suspects or draws < FEWEST_DRAWS:
+        return None
+    number, (changed, wrong) = next(iter(suspects.items()))
+    return LeftOut(number, int(wrong.sum()), int(changed.sum()))
+
+
+def _is_left_out(wrong: torch.Tensor, changed: torch.Tensor) -> bool:
+    count = int(changed.sum())
+    return count > 0 and int(wrong.sum()) > WRONG_SHARE * count
