@@ -114,13 +114,13 @@ class _Judging:
         found: Found = []
         for call in calls:
             if spent_s > PATIENCE_S:
-                self.told[call.regime] = "left out: the reference is slow"
+                self._tell(call.regime, "left out: the reference is slow")
                 continue
             start = time.monotonic()
             try:
                 expected = self.job.block.reference(call.inputs)
             except DefinitionFault:
-                self.told[call.regime] = "left out: the reference fails"
+                self._tell(call.regime, "left out: the reference fails")
                 continue
             except WorkloadFault:  # what is wrong already is told in its place
                 if found:
@@ -147,8 +147,7 @@ class _Judging:
         for regime, call in found if self.constants else []:
             changed = {at for at, usual in self.constants.items() if not torch.equal(call.expected[at], usual)}
             self._changed |= changed
-            if self.told.get(regime) != JUDGED:
-                self.told[regime] = JUDGED if changed else THE_SAME
+            self._tell(regime, JUDGED if changed else THE_SAME)
             if not changed or not self._tries_constants:
                 continue
             usual = {at: self.constants[at] for at in changed}
@@ -159,22 +158,28 @@ class _Judging:
 
     def _judge_norms(self, found: Found) -> Rejected | None:
         """Judge floats, by one look at all calls where they surely pass."""
-        block, told = self.job.block, self.told
+        block = self.job.block
         sure = block.evaluator.regimes_surely_pass(block.definition, [call for _, call in found], self.job.config)
         if sure is not None:
-            told |= {regime: JUDGED if says else ZEROS for (regime, _), says in zip(found, sure, strict=True)}
+            for (regime, _), says in zip(found, sure, strict=True):
+                self._tell(regime, JUDGED if says else ZEROS)
             return None
         for regime, call in found:
             nonfinite = count_nonfinite(call.expected)
             if nonfinite and nonfinite > max(map(count_nonfinite, self.baseline.outputs)):
-                told[regime] = "left out: the reference is not finite"
+                self._tell(regime, "left out: the reference is not finite")
                 continue
             verdict = block.evaluator.judge_regime(block.definition, regime, call, self.job.config, self.context)
             has_norms = isinstance(verdict, Rejected) or any(map(says_something, call.expected))
-            told[regime] = JUDGED if has_norms else ZEROS
+            self._tell(regime, JUDGED if has_norms else ZEROS)
             if isinstance(verdict, Rejected):
                 return verdict
         return None
+
+    def _tell(self, regime: str, what: str) -> None:
+        """Note what became of a call, unless another of its regime, or another output, was judged."""
+        if self.told.get(regime) != JUDGED:
+            self.told[regime] = what
 
 
 def count_nonfinite(outputs: Sequence[torch.Tensor]) -> int:

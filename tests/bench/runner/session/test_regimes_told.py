@@ -127,6 +127,20 @@ def test_what_is_wrong_is_told_though_the_reference_has_no_memory_for_later_call
         judge_two(right(x))
 
 
+def test_one_call_of_each_regime_is_judged_before_others_of_it():
+    definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs={"y": "float32[n]"}, reference=SUMS)
+    judging = Judging(definition, make_workload(axes={"n": 64}, inputs={}))
+    seen = []
+    reference = lambda inputs: seen.append(int(inputs[0][0, 0])) or judging.context.reference(inputs)  # noqa: E731
+    block = SimpleNamespace(definition=definition, reference=reference, evaluator=judging.evaluator)
+    job = SimpleNamespace(block=block, config=judging.config, notes={})
+    xs = [torch.full((64, 256), float(at)) for at in range(5)]
+    calls = [RegimeCall(name, [x], [right(x)]) for name, x in zip("aabca", xs, strict=True)]
+    assert judge_regimes(job, calls, Baseline([], [[torch.ones(64)]], None, None), judging.context) is None
+    assert seen == [0, 2, 3, 1, 4]
+    assert job.notes["regimes"] == dict.fromkeys("abc", "judged")  # of the first, zeros are expected once
+
+
 COUNTS = "import torch\ndef run(x):\n    return (x > 8).sum(dim=-1)\n"
 FLAGGED = "def run(x):\n    return x * 2, (x > 8).any(dim=-1)\n"
 ONES = "import torch\ndef run(x):\n    return torch.ones(len(x), dtype=torch.int64)\n"
