@@ -41,6 +41,9 @@ FOR_FEW_NUMBERS: Final = ("smaller", "one_row")
 FOR_CONSTANTS: Final = ("spike", "far", "offset", "spike", "spike")
 """Each trial has more calls of these where an output of whole numbers or bools is the same on all usual inputs: the
 only ones that may change it are strong, and often rare."""
+MOST_BYTES: Final = 1 << 30
+"""Inputs of the calls that a trial has more for that are kept until they are judged. Of larger ones there are fewer
+calls, one at least."""
 NONFINITE: Final = "nonfinite"
 """The regime beside these for references that look for values that are no numbers."""
 FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far", NONFINITE})
@@ -132,7 +135,10 @@ class Regimes:
         self._more = [*FOR_FEW_NUMBERS] * (MORE_CALLS if has_few_numbers(definition, workload) else 0)
         if has_constants:
             is_asked = looks_for_nonfinite(definition.reference or "")
-            self._more = [*FOR_CONSTANTS, *([NONFINITE] if is_asked else []), *self._more]
+            wanted = [*FOR_CONSTANTS[:1], *([NONFINITE] if is_asked else []), *FOR_CONSTANTS[1:]]
+            specs = zip(definition.inputs.values(), shapes.values(), strict=True)
+            size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
+            self._more = [*wanted[: max(1, MOST_BYTES // max(size, 1))], *self._more]
 
     @property
     def names(self) -> list[str]:
