@@ -4,7 +4,7 @@ Bytes that are only moved along from call to call are known from the base: who h
 that. So stored numbers of narrow formats are changed, too, by as little as their range allows:
 
     float8, float4   the lowest bit of the mantissa, and the sign where both signs reach about as far
-    int8             the sign, where both signs reach far enough to be quantised numbers
+    int8             the sign, of numbers that were seen with both signs, where these are quantised numbers
 
 Zeros, infinities and NaN stay, nothing becomes one of them, and no number is larger than the largest one seen. Bytes of
 uint8 stay: they may be codes, masks or packed fields of any form.
@@ -27,6 +27,7 @@ FLOAT4_BINADE: Final = 2
 LEAST_REACH: Final = 4
 """Whole numbers of both signs reach this far at the least where they are taken for quantised ones. Others may be
 numbers of experts, with -1 where there is none."""
+LARGEST_INT8: Final = 127
 CHANGED_TOGETHER: Final = 1 << 22
 """Bytes that are looked at together; what is worked out of them takes as much memory a few times over."""
 
@@ -77,16 +78,21 @@ class NarrowFloats:
 
 @dataclass(frozen=True)
 class NarrowIntegers:
-    """Changes the sign of whole numbers of 8 bits, where the other one was seen as well."""
+    """Changes the sign of whole numbers of 8 bits, where the other one was seen as well.
 
-    reach: int
-    """No larger number is changed."""
+    So each becomes one that was there. Labels of 0 to 9 with -100 where there is none stay, and bytes into which
+    narrower codes were packed become others of these.
+    """
+
+    sizes: tuple[int, ...]
+    """The numbers without their signs that were seen with both, in order."""
 
     def change(self, held: torch.Tensor, pattern: torch.Tensor) -> None:
         """Change bytes in place."""
-        numbers = held.view(torch.int8)
-        is_free = (numbers >= -self.reach) & (numbers <= self.reach)
-        ones = (is_free.view(torch.uint8) & pattern).neg_()  # all bits of a byte, or none
+        is_free = torch.zeros(256, dtype=torch.uint8)
+        is_free[[*self.sizes, *(256 - size for size in self.sizes)]] = 1
+        found = is_free.to(held.device).index_select(0, held.reshape(-1).int()).view(held.shape)
+        ones = found.bitwise_and_(pattern).neg_()  # all bits of a byte, or none
         held.bitwise_xor_(ones).sub_(ones)
 
 
@@ -99,10 +105,9 @@ def find_nudge(value: torch.Tensor) -> Flips | None:
     flat = value.reshape(-1).view(torch.uint8)
     parts = torch.split(flat, CHANGED_TOGETHER) if len(flat) else ()
     if value.dtype is torch.int8:
-        bounds = [torch.stack(torch.aminmax(part.view(torch.int8))) for part in parts]
-        low, high = torch.stack(bounds).T.tolist() if bounds else ((0,), (0,))
-        reach = min(-min(low), max(high))
-        return NarrowIntegers(reach) if reach >= LEAST_REACH else None
+        seen = sum((torch.bincount(part, minlength=256) for part in parts), torch.zeros(256, device=flat.device)) > 0
+        sizes = (seen[1 : LARGEST_INT8 + 1] & seen[LARGEST_INT8 + 2 :].flip(0)).nonzero()[:, 0].add(1).tolist()
+        return NarrowIntegers(tuple(sizes)) if sizes and sizes[-1] >= LEAST_REACH else None
     if is_packed(value.dtype):
         found = [_find_largest(part >> shift & 0xF, 8, 7) for part in parts for shift in (0, 4)]
         return _nudge_floats(4, found, FLOAT4_BINADE)

@@ -49,8 +49,9 @@ COUNT: Final = 4
 BLOCKS_PER_PROCESSOR: Final = 8
 DRAWN_TOGETHER: Final = 1 << 18
 """Elements that torch draws by one seed: 0.7 ms on a CPU."""
-FLIPPED_TOGETHER: Final = 1 << 16
-"""Bytes after which a pattern of flipped bits comes again."""
+FLIPPED_TOGETHER: Final = 65_521
+"""Bytes after which a pattern of flipped bits comes again. A prime number, so hardly any rows of a matrix have the same
+one. With 1 << 16 weights were converted once, and sums of products over all rows of one pattern were flipped."""
 LARGER_ON_GPU: Final = 16
 """So many times as many bytes as on a CPU are flipped by one row of launches on a GPU."""
 FEW_PIECES: Final = 4

@@ -40,7 +40,9 @@ def place_calls(
         chunks = list(place_draws(problem, tokens, generator))
         if not all(bool(chunk.allowed.all()) for chunk in chunks):
             alone = (_find_forbidden_alone(group, generator) for group in groups)
-            return next(wrong for wrong in alone if wrong is not None)
+            found = next((wrong for wrong in alone if wrong is not None), None)
+            if found is not None:  # sums of other numbers of rows may round otherwise, at the edge of what is allowed
+                return found
         clear = torch.cat([chunk.clear for chunk in chunks]).cpu()
         for order, of_order in places.items():
             here = torch.cat([getattr(chunk, order) for chunk in chunks], dim=1).cpu()

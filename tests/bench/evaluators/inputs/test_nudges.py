@@ -100,7 +100,7 @@ def test_numbers_of_one_sign_keep_it(dtype, sign):
 def test_of_whole_numbers_the_sign_changes_where_both_reach_far():
     value = torch.arange(-20, 13, dtype=torch.int8).repeat(50)
     made, before = flip_often(value), values_of(value)
-    assert find_nudge(value) == NarrowIntegers(12)
+    assert find_nudge(value) == NarrowIntegers(tuple(range(1, 13)))
     assert torch.equal(made.abs(), before.abs().expand_as(made))
     assert bool((made[:, before < -12] == before[before < -12]).all())
     assert bool(((made < 0).any(0) == (made > 0).any(0))[(before.abs() <= 12) & (before != 0)].all())
@@ -111,13 +111,14 @@ def test_of_whole_numbers_the_sign_changes_where_both_reach_far():
     [
         torch.arange(100, dtype=torch.int8),
         torch.tensor([-1, 0, 1, 2, 77], dtype=torch.int8),
+        torch.tensor([*range(10), -100], dtype=torch.int8),
         torch.zeros(9, dtype=torch.int8),
         torch.empty(0, dtype=torch.int8),
         torch.empty(0).to(torch.float8_e4m3fn),
         torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e8m0fnu),
         torch.arange(256, dtype=torch.int16).to(torch.uint8),
     ],
-    ids=["positive", "indices", "zeros", "empty", "empty float8", "exponents", "bytes"],
+    ids=["positive", "indices", "labels", "zeros", "empty", "empty float8", "exponents", "bytes"],
 )
 def test_other_bytes_stay(value):
     assert find_nudge(value) is None
@@ -128,6 +129,22 @@ def test_the_least_of_whole_numbers_has_no_other_sign():
     made = flip_often(value)
     assert bool((made[:, 0] == -128).all())
     assert {abs(one) for one in made[:, 1].tolist()} == {127.0}
+
+
+def test_a_whole_number_becomes_none_that_was_not_there():
+    digits = torch.arange(3)
+    packed = (digits[:, None, None, None] + 4 * digits[:, None, None] + 16 * digits[:, None] + 64 * digits).view(-1)
+    value = packed.to(torch.uint8).view(torch.int8).repeat(9)  # bytes of four codes of 0 to 2 each
+    made = flip_often(value)
+    assert set(made.unique().tolist()) <= set(value.tolist())
+    assert not torch.equal(made[0], values_of(value))
+
+
+def test_rows_of_a_matrix_are_flipped_by_other_patterns():
+    value = torch.ones(256, 4096, dtype=torch.int8)
+    value[0] = torch.tensor([4, -4, 1, -1]).repeat(1024)
+    made = flip(value)
+    assert len(made[1:].unique(dim=0)) == 255
 
 
 def test_zeros_infinities_and_nan_alone_stay():
