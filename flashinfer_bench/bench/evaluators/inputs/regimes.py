@@ -38,9 +38,12 @@ row is off by no more than roundings may move it in 45 of 100 calls."""
 MORE_CALLS: Final = 3
 """So there each trial has so many more calls of these regimes."""
 FOR_FEW_NUMBERS: Final = ("smaller", "one_row")
-FOR_CONSTANTS: Final = ("spike", "far", "offset", "spike", "spike")
+FOR_CONSTANTS: Final = ("spike", "far", "offset")
 """Each trial has more calls of these where an output of whole numbers or bools is the same on all usual inputs: the
 only ones that may change it are strong, and often rare."""
+SPIKE_CALLS: Final = 12
+"""Calls of the first of these in a job, at least: who looks at half of an input misses what one of them shows in all of
+them once in 4,000 jobs, where that counts with either sign."""
 MOST_BYTES: Final = 1 << 30
 """Inputs of the calls that a trial has more for that are kept until they are judged. Of larger ones there are fewer
 calls, one at least."""
@@ -132,18 +135,19 @@ class Regimes:
         ]
         """Which inputs are changed, in the order of the definition."""
         self._axes = [tuple(spec.shape or ()) for spec in definition.inputs.values()]
-        self._more = [*FOR_FEW_NUMBERS] * (MORE_CALLS if has_few_numbers(definition, workload) else 0)
+        self._for_few = [*FOR_FEW_NUMBERS] * (MORE_CALLS if has_few_numbers(definition, workload) else 0)
+        self._for_constants: list[str] = []
         if has_constants:
             is_asked = looks_for_nonfinite(definition.reference or "")
-            wanted = [*FOR_CONSTANTS[:1], *([NONFINITE] if is_asked else []), *FOR_CONSTANTS[1:]]
-            specs = zip(definition.inputs.values(), shapes.values(), strict=True)
-            size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
-            self._more = [*wanted[: max(1, MOST_BYTES // max(size, 1))], *self._more]
+            self._for_constants = [*FOR_CONSTANTS[:1], *([NONFINITE] if is_asked else []), *FOR_CONSTANTS[1:]]
+        specs = zip(definition.inputs.values(), shapes.values(), strict=True)
+        size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
+        self._most_for_constants = max(1, MOST_BYTES // max(size, 1))
 
     @property
     def names(self) -> list[str]:
         """All regimes that the job may have."""
-        return list(dict.fromkeys((*IN_ALL_JOBS, *OTHERS, *self._more)))
+        return list(dict.fromkeys((*IN_ALL_JOBS, *OTHERS, *self._for_constants, *self._for_few)))
 
     def choose(self, trial: int, trials: int) -> list[str]:
         """Return the regimes of a trial: one in each, the rest in the last; and more for outputs of few numbers."""
@@ -152,7 +156,9 @@ class Regimes:
         wanted = [*IN_ALL_JOBS, *others][: trials + MORE_IN_LAST]
         chance.shuffle(wanted)
         chosen = wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
-        return [*self._more, *chosen]  # a trial of slow calls has the first only
+        spikes = [FOR_CONSTANTS[0]] * (math.ceil(SPIKE_CALLS / trials) - 1 if self._for_constants else 0)
+        strong = [*self._for_constants, *spikes][: self._most_for_constants]
+        return [*strong, *self._for_few, *chosen]  # a trial of slow calls has the first only
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a regime, in place."""

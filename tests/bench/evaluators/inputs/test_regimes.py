@@ -377,10 +377,10 @@ def test_who_looks_at_one_row_to_tell_whether_rows_are_moved_is_found():
 @pytest.mark.parametrize(
     ("reference", "more"),
     [
-        ("def run(x):\n    return (x > 8).sum()\n", ["spike", "far", "offset", "spike", "spike"]),
+        ("def run(x):\n    return (x > 8).sum()\n", ["spike", "far", "offset", "spike", "spike", "spike"]),
         (
             "import torch\ndef run(x):\n    return torch.isnan(x).any()\n",
-            ["spike", "nonfinite", "far", "offset", "spike", "spike"],
+            ["spike", "nonfinite", "far", "offset", "spike", "spike", "spike"],
         ),
     ],
 )
@@ -393,15 +393,17 @@ def test_where_an_output_is_constant_each_trial_has_strong_inputs_first(referenc
     for trial in range(3):
         assert tried.choose(trial, 3) == [*more, *usual.choose(trial, 3)]
     assert set(tried.names) == {*usual.names, *more}
+    for trials in (1, 2, 5, 20):
+        assert 12 <= sum(tried.choose(trial, trials).count("spike") for trial in range(trials)) <= 20
     assert {*more} - {"offset"} <= FOR_CONSTANTS_ALONE
 
 
-@pytest.mark.parametrize(("n", "more"), [(1 << 24, 5), (1 << 27, 2), (1 << 28, 1), (1 << 34, 1)])
+@pytest.mark.parametrize(("n", "more"), [(1 << 24, 6), (1 << 27, 2), (1 << 28, 1), (1 << 34, 1)])
 def test_of_large_inputs_fewer_strong_ones_are_kept(n, more):
     reference = "def run(x):\n    return (x > 8).sum()\n"
     definition = make_definition(inputs={"x": "float32[n]"}, outputs={"y": "int64[]"}, reference=reference)
     tried = Regimes(definition, make_workload(axes={"n": n}, inputs={}), seed=3, has_constants=True)
-    assert tried.choose(0, 3)[:-1] == ["spike", "far", "offset", "spike", "spike"][:more]
+    assert tried.choose(0, 3)[:-1] == ["spike", "far", "offset", "spike", "spike", "spike"][:more]
 
 
 def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():
