@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.timing.facts import join_facts
 from flashinfer_bench.timing.measurement import Trial, latency_ns
-from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
+from flashinfer_bench.timing.statistics import FEWEST_BATCHES, WALL, count_together
 
 if TYPE_CHECKING:  # reports name flags without NVML
     from flashinfer_bench.timing.gpu_state import GpuState
@@ -50,6 +50,7 @@ def find_flags(
     samples = [sample for trial in trials for sample in trial.samples]
     facts = join_facts([trial.facts for trial in trials])
     span_ns = median(latency_ns(sample, 0) for sample in samples)
+    batch = count_together([sample.span_ns for sample in samples], facts.get("method", WALL))
     on_gpu = facts.get("method") != "wall"
     states = [state for state in (before, after) if state is not None]
     empty = any(sample.operations == 0 for sample in samples)
@@ -65,7 +66,7 @@ def find_flags(
         "side_stream": bool(facts.get("side_stream")),
         "persisting_l2": bool(facts.get("lines_reset")),
         "noisy": is_noisy,
-        "too_few_samples": len(samples) < FEWEST_BATCHES * count_together([sample.span_ns for sample in samples]),
+        "too_few_samples": len(samples) < FEWEST_BATCHES * batch,
         "throttled": any(state.slowed_by for state in states),
         "other_processes": any(state.other_processes for state in states),
     }

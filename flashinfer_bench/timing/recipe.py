@@ -133,7 +133,8 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)
-    rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, stops_early=recipe.stops_early)
+    method = trial.clock.method
+    rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, recipe.stops_early, method)
     try:
         samples, stop = take_samples(trial, calls.supply, rule, untimed=recipe.warmup_runs if joins else 0)
     except CaptureRefused as refused:  # of a later call: it does something else than the first

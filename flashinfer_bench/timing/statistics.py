@@ -21,8 +21,11 @@ FEWEST_BATCHES: Final = 3
 BATCH: Final = 3
 """A batch holds at least this many readings."""
 LONG_NS: Final = 10_000_000
-"""A reading of such a length is a batch by itself: each begins after a rest as long as itself, and many looks at power
-and clocks. Nine readings of a reference of 24 ms took 0.4 s, and told no more than three (0.1 to 0.2 % apart)."""
+"""A reading of such a length on a GPU is a batch by itself: each begins after a rest as long as itself, and many looks
+at power and clocks. Nine readings of a reference of 24 ms took 0.4 s, and told no more than three (0.1 to 0.2 % apart).
+On a CPU nothing rests, and what disturbs one reading disturbs the next."""
+WALL: Final = "wall"
+"""The name of the clock of a CPU."""
 STUDENT_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t for 1 to 9 degrees of freedom. For more of them the last one is taken, which is a
 little too large."""
@@ -49,9 +52,14 @@ class Summary:
         return (self.q75 - self.q25) / self.median if self.median else 0.0
 
 
-def count_together(spans_ns: Sequence[float]) -> int:
-    """Return how many readings a batch holds at least, by how long they took, in nanoseconds."""
-    return 1 if spans_ns and min(spans_ns) >= LONG_NS else BATCH
+def count_together(spans_ns: Sequence[float], method: object) -> int:
+    """Return how many readings a batch holds at least.
+
+    Args:
+        spans_ns: the readings, in nanoseconds.
+        method: the name of their clock.
+    """
+    return 1 if method != WALL and spans_ns and min(spans_ns) >= LONG_NS else BATCH
 
 
 def summarise_series(values: Sequence[float], batch: int = BATCH) -> Summary:

@@ -16,7 +16,7 @@ from flashinfer_bench.timing.facts import join_facts
 from flashinfer_bench.timing.flags import find_flags
 from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Measured, Stop, Trial, latency_ns
-from flashinfer_bench.timing.statistics import count_together, summarise_trials, trimmed_mean
+from flashinfer_bench.timing.statistics import WALL, count_together, summarise_trials, trimmed_mean
 
 STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")
 """The reasons to stop, the most welcome first."""
@@ -42,9 +42,11 @@ def summarise(
     latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
     medians_ms = [median(values) / 1e6 for values in latencies_ns]
     samples = [sample for trial in trials for sample in trial.samples]
-    statistics = summarise_trials(latencies_ns, count_together([value for values in latencies_ns for value in values]))
+    facts = join_facts([trial.facts for trial in trials])
+    batch = count_together([sample.span_ns for sample in samples], facts.get("method", WALL))
+    statistics = summarise_trials(latencies_ns, batch)
     record: dict[str, Any] = {
-        **join_facts([trial.facts for trial in trials]),
+        **facts,
         "trials": len(trials),
         "samples": statistics.count,
         "stop": max((trial.stop for trial in trials), key=STOPS.index),

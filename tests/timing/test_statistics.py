@@ -63,9 +63,10 @@ def test_fewer_than_nine_readings_have_no_interval(values):
     assert relative_half_width(values) is None
 
 
-def test_readings_of_ten_milliseconds_and_more_are_batches_by_themselves():
+def test_readings_of_ten_milliseconds_and_more_of_a_gpu_are_batches_by_themselves():
     long = [LONG_NS, LONG_NS * 1.01, LONG_NS * 1.02]
-    assert [count_together(values) for values in ([], [1.0], [*long, 1.0], long)] == [BATCH, BATCH, BATCH, 1]
+    assert [count_together(values, "cupti") for values in ([], [1.0], [*long, 1.0], long)] == [BATCH, BATCH, BATCH, 1]
+    assert count_together(long, "wall") == BATCH  # nothing rests there
     low, high = median_interval(long, batch=1)
     assert (high - low) / 2 == pytest.approx(4.303 * LONG_NS * 0.01 / 3**0.5, rel=1e-3)
     assert median_interval(long[:2], batch=1) is None

@@ -65,13 +65,21 @@ def test_why_sampling_stops(spans, spent_s, per_call_s, reason):
         ([LONG_NS] * 3, False, None),
         ([LONG_NS] * 2, True, None),
         ([LONG_NS - 1] * 3, True, None),
-        ([LONG_NS, LONG_NS * 1.02, LONG_NS * 1.04], True, None),
+        ([LONG_NS, LONG_NS * 1.003, LONG_NS * 1.006], True, "precision"),
+        ([LONG_NS, LONG_NS * 1.005, LONG_NS * 1.01], True, None),
+        ([LONG_NS, LONG_NS * 1.005, LONG_NS * 1.01] * 3, True, "precision"),
     ],
-    ids=["known", "of a solution", "too few to tell", "not so long", "noisy"],
+    ids=["known", "of a solution", "too few to tell", "not so long", "steady", "known by chance", "more of these"],
 )
 def test_a_long_call_that_may_stop_early_is_known_after_three_readings(spans, stops_early, reason):
-    rule = StoppingRule(iterations=50, budget_s=1.0, stops_early=stops_early)
+    rule = StoppingRule(iterations=50, budget_s=1.0, stops_early=stops_early, method="cupti")
     assert rule.reason_to_stop(spans, spent_s=0.1, per_call_s=0.025) == reason
+
+
+def test_on_a_cpu_long_readings_count_as_others_do():
+    rule = StoppingRule(iterations=50, budget_s=1.0, stops_early=True, method="wall")
+    assert rule.reason_to_stop([LONG_NS] * 3, spent_s=0.1, per_call_s=0.025) is None
+    assert rule.reason_to_stop([LONG_NS] * 9, spent_s=0.1, per_call_s=0.025) == "precision"
 
 
 @pytest.mark.parametrize(
