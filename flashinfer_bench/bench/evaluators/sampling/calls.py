@@ -24,15 +24,25 @@ ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_rever
 """Field of `PlacedDraws` → the order of the tokens, in words."""
 
 
+class PlacedCalls(NamedTuple):
+    """Draws of several calls, each on rows of its own."""
+
+    places: dict[str, torch.Tensor]
+    """[calls, rows] each, by the order of the tokens."""
+    peaks: torch.Tensor
+    """[calls, rows]: the largest probability of each row."""
+
+
 def place_calls(
     definition: Definition, calls: Sequence[JudgedCall], generator: torch.Generator
-) -> dict[str, torch.Tensor] | Rejected:
-    """Give the places [calls, rows] of draws, by the order of the tokens; or the verdict on a wrong one.
+) -> PlacedCalls | Rejected:
+    """Give the places of draws; or the verdict on a wrong one.
 
     Calls on the same inputs stand together. Several such groups are placed at once, as rows of one problem: of a
     hundred calls on two rows each, to place them one by one takes half a second on a GPU.
     """
     places: dict[str, list[torch.Tensor]] = {order: [] for order in ORDERS}
+    peaks: list[torch.Tensor] = []
     for groups in _share_out(definition, calls):
         if isinstance(groups, Rejected):
             return groups
@@ -49,7 +59,8 @@ def place_calls(
             if order != "by_probability":  # where ties decide what is kept, ids say nothing
                 here = torch.where(clear, here, torch.rand(here.shape, dtype=here.dtype, generator=generator))
             of_order += here.chunk(len(groups), dim=1)
-    return {order: torch.cat(of_order) for order, of_order in places.items()}
+        peaks += problem.probabilities.amax(dim=1).cpu().expand(len(tokens), -1).chunk(len(groups), dim=1)
+    return PlacedCalls({order: torch.cat(of_order) for order, of_order in places.items()}, torch.cat(peaks))
 
 
 class _Group(NamedTuple):

@@ -20,7 +20,7 @@ from flashinfer_bench.bench.evaluators.built_in import SAMPLING
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling.calls import ORDERS, find_forbidden, place_calls
+from flashinfer_bench.bench.evaluators.sampling.calls import ORDERS, PlacedCalls, find_forbidden, place_calls
 from flashinfer_bench.bench.evaluators.sampling.power import (
     ALARM_SHARE,
     DEFAULT_LEAST_SHIFT,
@@ -36,12 +36,14 @@ from flashinfer_bench.bench.evaluators.sampling.rules import (
     read_problem,
 )
 from flashinfer_bench.bench.evaluators.sampling.statistics import (
+    PART_GROUPS,
     Distance,
     measure_agreement,
     measure_chances,
     measure_distance,
     measure_omission,
     measure_overuse,
+    measure_shares,
 )
 from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict, check_form, decide, read_parameter
 from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, LEAST_SHIFT, TRIALS, TVD_THRESHOLD
@@ -61,6 +63,10 @@ TIMED_DRAWS: Final = 96
 nine tenths of a row."""
 TIMED_SHARE: Final = 0.05
 """Timed draws are rejected by chance this many times as often as the first draws: they are a second look."""
+PARTS: Final = {"quarter": 4, "eighth": 8}
+"""Parts of the rows of timed draws, by their largest probability, the flattest first."""
+LEAST_PART: Final = 24
+"""Fewer draws of a part are not tested by themselves."""
 DETECTABLE: Final = 5.5
 """Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
 to another without being rejected. Few draws show coarse faults only."""
@@ -128,10 +134,8 @@ class SamplingEvaluator(DefaultEvaluator):
         """
         limits = SamplingLimits.of(cfg)
         generator = make_generator(context.seed, "places of timed draws", device=torch.device("cpu"))
-        places = place_calls(definition, calls, generator)
-        if isinstance(places, Rejected):
-            return places
-        return judge_timed_places(places, limits)
+        placed = place_calls(definition, calls, generator)
+        return placed if isinstance(placed, Rejected) else judge_timed_places(placed, limits)
 
     @classmethod
     def rehearse(cls, definition: Definition, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext) -> None:
@@ -168,15 +172,32 @@ class SamplingLimits:
         return cls(int(trials), threshold, false_alarm, read_parameter(cfg, LEAST_SHIFT, DEFAULT_LEAST_SHIFT))
 
 
-def judge_timed_places(places: Mapping[str, torch.Tensor], limits: SamplingLimits) -> Verdict:
-    """Judge the places [calls, rows] of timed draws, by the tokens' order; few of them show coarse faults only."""
-    chances = measure_places(places, limits)
+def judge_timed_places(placed: PlacedCalls, limits: SamplingLimits) -> Verdict:
+    """Judge the places of timed draws, by the tokens' order; few of them show coarse faults only.
+
+    A sampler may leave tokens out in some of the rows, such as flat ones. Among the draws of all rows that is hardly
+    seen. So each quarter of the rows, by how flat they are, is tested by itself, and each eighth.
+    """
+    chances = measure_places(placed.places, limits) | measure_parts(placed, limits)
     oddest = min(chances, key=lambda test: chances[test])
     wrong = None
     if chances[oddest] * len(chances) < limits.false_alarm_rate * TIMED_SHARE:
         wrong = f"the draws are not random as they should be: {describe_chance(oddest, chances)}"
-    calls = len(places["by_probability"])
-    return decide(wrong, Correctness(extra={"calls": calls, "smallest_p_value": chances[oddest]}))
+    return decide(wrong, Correctness(extra={"calls": len(placed.peaks), "smallest_p_value": chances[oddest]}))
+
+
+def measure_parts(placed: PlacedCalls, limits: SamplingLimits) -> dict[str, float]:
+    """Give the p-value of each test of a part of the rows, in each order of the tokens; none where there are few."""
+    by_flatness = placed.peaks.reshape(-1).argsort()
+    chances: dict[str, float] = {}
+    for order, drawn in placed.places.items():
+        for name, count in PARTS.items():
+            parts = drawn.reshape(-1)[by_flatness].chunk(count) if len(by_flatness) >= count * LEAST_PART else ()
+            for number, part in enumerate(parts, 1):
+                words = f"{name} {number} of the rows by flatness, tokens by {ORDERS[order]}"
+                chances[f"shares, {words}"] = measure_shares(part, PART_GROUPS)
+                chances[f"left out, {words}"] = measure_omission(part, limits.least_shift)
+    return chances
 
 
 def measure_places(places: Mapping[str, torch.Tensor], limits: SamplingLimits) -> dict[str, float]:
@@ -196,10 +217,10 @@ def judge_flattened(
     correctness: Correctness,
 ) -> Verdict:
     """Judge calls on flattened rows, and add what they show to what is known of the sampler."""
-    places = place_calls(definition, calls, generator)
-    if isinstance(places, Rejected):
-        return places
-    chances = measure_places(places, limits)
+    placed = place_calls(definition, calls, generator)
+    if isinstance(placed, Rejected):
+        return placed
+    chances = measure_places(placed.places, limits)
     oddest = min(chances, key=lambda test: chances[test])
     found = {"calls": len(calls), "least_shift": limits.least_shift, "smallest_p_value": chances[oddest]}
     correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": found}})

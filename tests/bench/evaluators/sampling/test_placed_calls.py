@@ -42,8 +42,10 @@ def test_a_place_lies_in_the_stretch_of_the_token_that_its_own_call_drew_from_it
     monkeypatch.setattr(calls_module, "CHUNK_ELEMENTS", most)
     made = on_rows_of_their_own(9)
     made += [JudgedCall(made[8].inputs, made[8].got, EXPECTED)]  # two calls on one input
-    places = place_calls(definition(), made, torch.Generator().manual_seed(1))["by_id"]
-    assert places.shape == (10, 2)
+    placed = place_calls(definition(), made, torch.Generator().manual_seed(1))
+    places = placed.places["by_id"]
+    assert places.shape == placed.peaks.shape == (10, 2)
+    assert torch.equal(placed.peaks, torch.stack([call.inputs[0].amax(dim=-1) for call in made]))
     for call, found in zip(made, places, strict=True):
         ends = call.inputs[0].double().cumsum(dim=-1)
         ends = ends / ends[:, -1:]
@@ -75,5 +77,5 @@ def test_draws_that_are_wrong_beside_those_of_other_calls_alone_are_no_fault(mon
     for call in made:
         call.got[0][:] = call.inputs[0].argmin(dim=-1)
     monkeypatch.setattr(calls_module, "_find_forbidden_alone", lambda *_: None)
-    places = place_calls(definition(), made, torch.Generator())
+    places = place_calls(definition(), made, torch.Generator()).places
     assert {found.shape for found in places.values()} == {(3, 2)}

@@ -7,6 +7,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
+from flashinfer_bench.bench.evaluators.sampling import evaluator as evaluator_module
 from flashinfer_bench.bench.evaluators.sampling.evaluator import (
     TIMED_DRAWS,
     SamplingEvaluator,
@@ -329,6 +330,27 @@ def test_a_sampler_that_reads_less_of_rows_that_never_come_twice_is_rejected(sam
         verdict = judge_timed(sampler, seed=seed)
         assert isinstance(verdict, Rejected)
         assert "draws are not" in verdict.message
+
+
+def judge_timed_flat(*, seed, every=8):
+    """Judge a sampler that reads an eighth of flat rows, which some calls have, and all of others."""
+    torch.manual_seed(seed)
+    chance, made = seeded(seed), []
+    for call in range(200):
+        probs = torch.randn(1, 8192, generator=chance).mul(0.5 if call % every == 0 else 5).softmax(dim=-1)
+        step = 8 if call % every == 0 else 1
+        some = probs[:, ::step]
+        drawn = right_sampler(some / some.sum(), torch.tensor([0.9 if step == 1 else 0.7])) * step
+        made.append(JudgedCall([probs, torch.tensor([0.9])], [drawn], [torch.zeros(1, dtype=torch.int64)]))
+    job = sampling_job()
+    return job.evaluator.judge_reads(job.definition, made, job.config, job.context)
+
+
+def test_a_sampler_that_reads_less_of_flat_rows_alone_is_rejected(monkeypatch):
+    verdicts = [judge_timed_flat(seed=seed) for seed in range(8)]
+    assert all(isinstance(verdict, Rejected) and "1 of the rows by flatness" in verdict.message for verdict in verdicts)
+    monkeypatch.setattr(evaluator_module, "LEAST_PART", 1000)
+    assert any(isinstance(judge_timed_flat(seed=seed), Accepted) for seed in range(8))  # among all rows it is lost
 
 
 def test_a_right_sampler_is_accepted_on_rows_that_never_come_twice():
