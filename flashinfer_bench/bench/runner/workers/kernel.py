@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.runner.workers.calling import CallableKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import (
     KernelMetadata,
@@ -60,6 +61,9 @@ MEASUREMENTS: Final = 4
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
 FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
+LARGE_SHARE: Final = 64
+"""Of calls whose inputs and outputs take more than this share of all memory, one of a trial has inputs of another
+regime: what it was given and gave is kept until it is judged."""
 TURN_READS: Final = 16
 """Single calls in turns with the reference's that are compared, and as many calls of bursts there: who leaves out a
 fifth of either passes once in 35 times."""
@@ -275,6 +279,8 @@ class RemoteKernel(CallableKernel):
         plan, regimes = self.task.plan, self.task.regimes
         if regimes is not None and any(regimes.free) and self.is_meaningful:
             chosen = regimes.choose(number % trials, trials)
+            if remote.places.stride > total_bytes(self._arena.device) // LARGE_SHARE:
+                chosen = chosen[:1]
             remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations, first=remote.number)
 
     def _finish_regimes(self, remote: RemoteTrial) -> list[RegimeCall]:
