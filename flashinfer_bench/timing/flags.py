@@ -51,7 +51,7 @@ def find_flags(
     facts = join_facts([trial.facts for trial in trials])
     span_ns = median(latency_ns(sample, 0) for sample in samples)
     batch = count_together([sample.span_ns for sample in samples], facts.get("method", WALL))
-    on_gpu = facts.get("method") != "wall"
+    on_gpu = facts.get("method") != WALL
     states = [state for state in (before, after) if state is not None]
     empty = any(sample.operations == 0 for sample in samples)
     waits = bool(facts.get("waits_inside")) or sum(sample.late for sample in samples) > LATE_SHARE * len(samples)

@@ -24,7 +24,7 @@ from flashinfer_bench.timing.lines import check_lines
 from flashinfer_bench.timing.measurement import Facts, KnownCall, Sample, Stop, Trial
 from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialUnderWay
 from flashinfer_bench.timing.replays import Calls, choose_calls
-from flashinfer_bench.timing.statistics import LONG_NS
+from flashinfer_bench.timing.statistics import LONG_READING_NS
 from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
 
 PROBE_NS: Final = 2_000_000
@@ -49,8 +49,8 @@ worker differed by 3 %, after 100 us by 1.4 % at the most."""
 MOST_REST_NS: Final = 50_000_000
 """The GPU rests at most this long. It rests as long as the call takes: a GPU that works without a pause reaches its
 power limit and slows down (12 % within fifty matrix products of 1.4 ms on an H200; with rest 0.2 %). Before calls of
-LONG_NS and more it rests twice as long: readings of 21 ms of products scattered by 1.7 and 2.6 % after rests of 10 ms,
-by 0.2 and 1.2 % after 25 ms, by 0.1 % after 50 (H100)."""
+LONG_READING_NS and more it rests twice as long: readings of 21 ms of products scattered by 1.7 and 2.6 % after rests of
+10 ms, by 0.2 and 1.2 % after 25 ms, by 0.1 % after 50 (H100)."""
 FLUSH_NS: Final = 50_000
 """What a flush takes at the most. It is a part of what a reading is thought to take, so it need not be exact."""
 SPARED_S: Final = 0.005
@@ -318,7 +318,7 @@ def find_spin(trial: TrialUnderWay, enqueue_ns: int) -> int:
 def rest_ns(call: Sample | None) -> int:
     """Return how long the GPU rests before a call: as long as the call keeps it busy, or up to twice that."""
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
-    wanted_ns = busy_ns + busy_ns * min(busy_ns, LONG_NS) // LONG_NS
+    wanted_ns = busy_ns + busy_ns * min(busy_ns, LONG_READING_NS) // LONG_READING_NS
     return min(max(wanted_ns, REST_NS), MOST_REST_NS)
 
 

@@ -20,10 +20,10 @@ FEWEST_BATCHES: Final = 3
 """A series that gives fewer batches than this has no interval."""
 BATCH: Final = 3
 """A batch holds at least this many readings."""
-LONG_NS: Final = 10_000_000
-"""A reading of such a length on a GPU is a batch by itself: each begins after a rest as long as itself, and many looks
-at power and clocks. Nine readings of a reference of 24 ms took 0.4 s, and told no more than three (0.1 to 0.2 % apart).
-On a CPU nothing rests, and what disturbs one reading disturbs the next."""
+LONG_READING_NS: Final = 10_000_000
+"""A reading of such a length on a GPU is a batch by itself: the rest before it is longer than the call, so what slowed
+one reading down hardly reaches the next. Nine readings of a reference of 24 ms took 0.4 s, and told no more than three
+(0.1 to 0.2 % apart). On a CPU nothing rests, and what disturbs one reading disturbs the next."""
 WALL: Final = "wall"
 """The name of the clock of a CPU."""
 STUDENT_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -59,7 +59,7 @@ def count_together(spans_ns: Sequence[float], method: object) -> int:
         spans_ns: the readings, in nanoseconds.
         method: the name of their clock.
     """
-    return 1 if method != WALL and spans_ns and min(spans_ns) >= LONG_NS else BATCH
+    return 1 if method != WALL and spans_ns and min(spans_ns) >= LONG_READING_NS else BATCH
 
 
 def summarise_series(values: Sequence[float], batch: int = BATCH) -> Summary:

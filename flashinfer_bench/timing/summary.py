@@ -64,7 +64,7 @@ def summarise(
     late = sum(sample.late for sample in samples)
     if late:
         record["late"] = late
-    spread = default_spread("cpu" if record.get("method") == "wall" else "cuda")
+    spread = default_spread("cpu" if record.get("method") == WALL else "cuda")
     scatters = is_noisy(fmean(medians_ms) * 1e6, statistics.interval, spread)
     flags = find_flags(trials, is_noisy=scatters, before=before, after=after)
     if flags:

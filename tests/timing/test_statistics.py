@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.timing.statistics import (
     BATCH,
-    LONG_NS,
+    LONG_READING_NS,
     count_together,
     median_interval,
     quantile,
@@ -64,11 +64,11 @@ def test_fewer_than_nine_readings_have_no_interval(values):
 
 
 def test_readings_of_ten_milliseconds_and_more_of_a_gpu_are_batches_by_themselves():
-    long = [LONG_NS, LONG_NS * 1.01, LONG_NS * 1.02]
+    long = [LONG_READING_NS, LONG_READING_NS * 1.01, LONG_READING_NS * 1.02]
     assert [count_together(values, "cupti") for values in ([], [1.0], [*long, 1.0], long)] == [BATCH, BATCH, BATCH, 1]
     assert count_together(long, "wall") == BATCH  # nothing rests there
     low, high = median_interval(long, batch=1)
-    assert (high - low) / 2 == pytest.approx(4.303 * LONG_NS * 0.01 / 3**0.5, rel=1e-3)
+    assert (high - low) / 2 == pytest.approx(4.303 * LONG_READING_NS * 0.01 / 3**0.5, rel=1e-3)
     assert median_interval(long[:2], batch=1) is None
     assert summarise_trials([long[:2], long[2:]], 1).interval is not None
 

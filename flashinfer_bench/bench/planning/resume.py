@@ -36,7 +36,8 @@ timed as replays of graphs, too. 4: stored probabilities change their order from
 were timed is judged. 5: calls of more than a millisecond are timed while no context is made; normal inputs are drawn
 anew on a CPU, too. 6: calls that wait for the GPU inside take turns with their references. 7: a GPU rests longer before
 calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged. 8: it rests twice
-as long before such calls; bits of stored narrow numbers are flipped; states of mamba and gdn forget at all speeds."""
+as long before such calls; bits of stored narrow numbers are flipped; states of mamba and gdn forget at all speeds;
+draws of flat rows are tested by themselves."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

@@ -8,12 +8,13 @@ from types import TracebackType
 from flashinfer_bench.timing.clocks.clock import Launch, WholeCallClock, put_away, puts_away
 from flashinfer_bench.timing.lane import Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
+from flashinfer_bench.timing.statistics import WALL
 
 
 class WallClock(WholeCallClock):
     """Reads the monotonic clock before and after each call."""
 
-    method = "wall"
+    method = WALL
     cache_state = "warm"
     fills_queue = False
 

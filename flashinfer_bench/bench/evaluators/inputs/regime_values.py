@@ -25,7 +25,7 @@ QUIETEST_ROW: Final = 1 / 256
 """No row is multiplied by less: squares of its values should still be numbers. Of more than 2,400 rows the quiet ones
 have a larger share, a seventh of 150,000."""
 MANY: Final = 1 << 16
-"""Of more columns or rows the loud ones are drawn one by one."""
+"""Of more columns or rows places are drawn one by one."""
 ROW_FACTOR: Final = 32
 LEAST_ROW_FACTOR: Final = 16
 """In the regime `one_row` one row is multiplied by so many times the number of rows. So it is most of a sum over all of
@@ -51,9 +51,8 @@ OFFSETS: Final = ("near", "none", "far", "none", "none", "none")
 """How rows are moved, by turns in a secret order. Most of them stay: who looks at one to tell whether rows are moved
 finds one that is not in two of three calls."""
 FAR: Final = (2.0, 3.0)
-"""Powers of ten: the regime `far` multiplies by as much. The regime `spike` has one
-element of such a size, or of a tenth, with any sign: who has looked at half of an input has not seen it in half of the
-calls."""
+"""Powers of ten: the regime `far` multiplies by as much. The regime `spike` has one element of such a size, or of a
+tenth, with any sign: who has looked at half of an input has not seen it in half of the calls."""
 NOT_FINITE: Final = (torch.inf, -torch.inf, torch.nan)
 """What the regime `nonfinite` puts in places of an input."""
 

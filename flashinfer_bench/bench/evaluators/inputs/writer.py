@@ -183,12 +183,14 @@ def _flip(into: torch.Tensor, key: int, flips: Flips) -> None:
     Who looks at so many bytes knows the pattern, and still has to find out anew what each byte means.
     """
     flat = into.view(-1).view(torch.uint8)
+    if not len(flat):
+        return
     length = min(len(flat), FLIPPED_TOGETHER)
     generator = torch.Generator(into.device).manual_seed(key % SEEDS)
     pattern = torch.empty(length, dtype=torch.uint8, device=into.device).random_(0, 256, generator=generator)
-    whole = len(flat) // max(length, 1) * length
+    whole = len(flat) // length * length
     together = CHANGED_TOGETHER * (1 if into.device.type == "cpu" else LARGER_ON_GPU)
-    for rows in torch.split(flat[:whole].view(-1, max(length, 1)), together // FLIPPED_TOGETHER):
+    for rows in torch.split(flat[:whole].view(-1, length), together // FLIPPED_TOGETHER):
         flips.change(rows, pattern)
     if whole < len(flat):
         flips.change(flat[whole:], pattern[: len(flat) - whole])
