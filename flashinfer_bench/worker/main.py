@@ -24,6 +24,7 @@ from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,
     ClockLost,
+    GraphMemory,
     Launch,
     Lead,
     capture,
@@ -60,6 +61,8 @@ LARGE_BYTES: Final = 1 << 17
 took 0.3 ms then. So results of calls are dropped at once where they are smaller only."""
 KEPT_RESULTS: Final = 8
 """Of larger results on a CPU bursts and relays keep the latest, as many as timed calls do, in their places."""
+KEPT_SHARE: Final = 32
+"""Memory of graphs that is more than a GPU's divided by this is given back between two jobs."""
 PIECES: Final = 32
 LARGEST_PIECE: Final = 1 << 14
 """Pieces of memory that shift what is allocated later, and the most bytes of one."""
@@ -144,6 +147,8 @@ class Worker:
         """The latest calls of relays, whose results are still there."""
         self._replays: dict[int, ReplayLaunch] = {}
         self._joins: dict[tuple[Any, ...], Launch] = {}
+        self._memory = GraphMemory()
+        """Of the latest burst's graph."""
         self._running = ExitStack()
 
     def serve(self) -> None:
@@ -209,6 +214,8 @@ class Worker:
         self._joins.clear()
         if has_graphs:
             with suppress(RuntimeError):  # a broken device will say so again
+                if self._memory.nbytes * KEPT_SHARE > torch.cuda.get_device_properties(self.device).total_memory:
+                    self._memory = GraphMemory()
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -304,6 +311,7 @@ class Worker:
     def _joined(self, launches: list[CallLaunch], key: tuple[Any, ...], *, copied: bool, operations: int) -> Launch:
         """Return one graph of all these calls, each of so many operations at the least; it is captured once."""
         if key not in self._joins:
+            self._joins = {one: launch for one, launch in self._joins.items() if not isinstance(launch, JoinedLaunch)}
             first, *others = launches
 
             def launch_all() -> None:
@@ -313,7 +321,7 @@ class Worker:
                     first.put_away()
                 in_turn(others, put_away=copied)()
 
-            self._joins[key] = JoinedLaunch(launches, capture(launch_all))
+            self._joins[key] = JoinedLaunch(launches, capture(launch_all, self._memory))
         return self._joins[key]
 
     def _put_all_away(self, launches: list[CallLaunch], key: tuple[Any, ...], *, together: bool) -> None:

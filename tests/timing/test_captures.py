@@ -8,7 +8,13 @@ import torch
 
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, graphs
-from flashinfer_bench.timing.clocks.graphs import CAPTURES_FIRST, capture, capture_first, see_operations
+from flashinfer_bench.timing.clocks.graphs import (
+    CAPTURES_FIRST,
+    GraphMemory,
+    capture,
+    capture_first,
+    see_operations,
+)
 
 pytestmark = pytest.mark.cpu
 CUDA = torch.device("cuda", 0)
@@ -38,16 +44,19 @@ def false_torch(monkeypatch):
     log, faults = [], {"fails": None, "count": 1}
 
     class FalseGraph:
-        def capture_begin(self):
+        def capture_begin(self, pool=None):
             if faults["fails"]:
                 raise RuntimeError(faults["fails"])
-            log.append("begin")
+            log.append("begin" if pool is None else f"begin in {pool}")
 
         def capture_end(self):
             log.append("end")
 
         def replay(self):
             log.append("replay")
+
+        def pool(self):
+            return "its memory"
 
     @contextmanager
     def nothing(_thing):
@@ -96,6 +105,26 @@ def test_the_captures_that_change_later_ones_are_made_once_and_no_capture_makes_
     for _ in range(2):
         capture_first(CUDA)
     assert log.count("begin") == 1 + CAPTURES_FIRST
+
+
+def test_graphs_that_follow_one_another_take_the_memory_that_an_empty_one_holds(false_torch, monkeypatch):
+    log, faults = false_torch
+    reserved = [0]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved[0])
+
+    def call():
+        reserved[0] += 1000
+
+    memory = GraphMemory()
+    capture(call, memory)
+    assert log == ["begin", "end", "begin in its memory", "end"]
+    assert memory.nbytes == 1000
+    faults["fails"] = "out of memory"
+    with pytest.raises(CaptureRefused):
+        capture(call, memory)
+    faults["fails"] = None
+    capture(call, memory)
+    assert (log[-2:], memory.nbytes) == (["begin in its memory", "end"], 2000)
 
 
 def test_all_captures_use_one_stream(false_torch):

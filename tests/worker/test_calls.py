@@ -6,6 +6,7 @@ import torch
 from flashinfer_bench.timing.clocks.clock import Replay, is_replay
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.calls import (
+    THREADED_BYTES,
     CallLaunch,
     LaidCall,
     ReplayLaunch,
@@ -51,6 +52,29 @@ def test_what_several_outputs_gave_is_brought_into_their_slots_and_what_does_not
     launch.put_away()
     assert [float(output.max()) for output in outputs.values()] == [2, 3, 0, 7, 5, 0]
     assert not any(output.requires_grad for output in outputs.values())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(THREADED_BYTES, dtype=torch.float32),
+        torch.arange(16, dtype=torch.float32),
+        torch.arange(2 * THREADED_BYTES, dtype=torch.float32)[::2],
+        torch.arange(THREADED_BYTES, dtype=torch.float32).expand(2, -1),
+        torch.conj(torch.arange(THREADED_BYTES) * (1 + 2j)).imag,
+        torch._neg_view(torch.arange(THREADED_BYTES, dtype=torch.float32)),
+        torch.arange(THREADED_BYTES, dtype=torch.float32).view(torch.bfloat16),
+    ],
+    ids=["large", "small", "strided", "expanded", "conjugated", "negated", "bfloat16"],
+)
+@pytest.mark.parametrize("among", [1, 2])
+def test_what_is_brought_into_a_slot_is_what_was_returned_however_it_lies(value, among):
+    outputs = {f"y{at}": torch.zeros(value.shape, dtype=value.dtype) for at in range(among)}
+    call = LaidCall(SolutionFunctions(lambda: (value,) * among, None), {}, outputs, "value")
+    launch = CallLaunch(call, Shelf(1, 0), "run")
+    launch()
+    launch.put_away()
+    assert all(torch.equal(output.nan_to_num(), value.nan_to_num()) for output in outputs.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float8_e4m3fn])

@@ -12,7 +12,7 @@ from flashinfer_bench.timing.clocks.clock import CaptureRefused, Clock, ClockLos
 from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock, Event
 from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder, import_cupti
-from flashinfer_bench.timing.clocks.graphs import capture, capture_first, see_operations
+from flashinfer_bench.timing.clocks.graphs import GraphMemory, capture, capture_first, see_operations
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
@@ -22,6 +22,7 @@ __all__ = [
     "CaptureRefused",
     "Clock",
     "ClockLost",
+    "GraphMemory",
     "Launch",
     "Lead",
     "capture",

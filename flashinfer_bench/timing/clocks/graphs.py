@@ -21,15 +21,15 @@ refuses such a launch, and the call is timed as it is launched. On other streams
 driver refuses none; `see_operations` finds that the graph lacks them.
 
 Each graph has a memory pool of its own. torch keeps the pool when the graph is gone, and gives it to no other graph.
-`torch.cuda.empty_cache` after a trial frees it.
+`torch.cuda.empty_cache` after a trial frees it. A graph of hundreds of calls may have a `GraphMemory` instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -40,8 +40,46 @@ CAPTURES_FIRST: Final = 8
 """Captures that a process makes before it measures. Four bring the later start; after eight it seldom goes back."""
 
 
-def capture(launch: Launch) -> Launch:
+class GraphMemory:
+    """Memory of graphs on the current device that live one after the other: each takes that of the one before.
+
+    512 calls with results of 1 MB took 24 ms to be captured in memory of their own, and 14 to give it back; in that of
+    the graph before 5 and 1 (H100). The driver takes as long for memory as for all else. It is held while this lives.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[torch.cuda.CUDAGraph, torch.Tensor] | None = None
+        self.nbytes = 0
+        """What graphs have taken that were captured in it, or more."""
+
+    @contextmanager
+    def taken(self) -> Iterator[Any]:
+        """Give what torch names it by to a graph that is captured meanwhile."""
+        handle, before = self._handle(), torch.cuda.memory_reserved()
+        try:
+            yield handle
+        finally:
+            self.nbytes += max(0, torch.cuda.memory_reserved() - before)
+
+    def _handle(self) -> Any:
+        """Return what torch names it by. The first time a graph of next to nothing is captured, which holds it."""
+        if self._held is None:
+            holder = torch.cuda.CUDAGraph()
+            holder.capture_begin()
+            try:
+                least = torch.zeros(1, device="cuda")
+            finally:
+                holder.capture_end()
+            self._held = holder, least
+        return self._held[0].pool()
+
+
+def capture(launch: Launch, memory: GraphMemory | None = None) -> Launch:
     """Return a function that replays what the call launches on the current device.
+
+    Args:
+        launch: makes the call.
+        memory: what the graph's results lie in, in place of memory of its own. No other graph in it is replayed again.
 
     Raises:
         CaptureRefused: the call cannot be captured: it waits for the GPU, launches on the legacy default stream, or
@@ -51,8 +89,8 @@ def capture(launch: Launch) -> Launch:
     stream = _capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin()
+        with torch.cuda.stream(stream), nullcontext() if memory is None else memory.taken() as handle:
+            graph.capture_begin(handle)
             try:
                 launch()
             finally:

@@ -44,7 +44,12 @@ from flashinfer_bench.bench.runner.workers.timed.readings import (
     raise_claim,
 )
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
-from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_READS, RelayTimer, count_relay_calls
+from flashinfer_bench.bench.runner.workers.timed.relay import (
+    RELAY_READS,
+    RELAY_REFUSED_SHARE,
+    RelayTimer,
+    count_relay_calls,
+)
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import HeldClock, RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.bench.runner.workers.timed.turns import Side
@@ -365,23 +370,29 @@ class RemoteKernel(CallableKernel):
             if CREDITED_SHARE["cpu"] * relays.most_ns <= told_ns:
                 return by_relays
             # Who computes along with the move of the inputs is told as too fast by a relay; bursts raise his latency.
-            # They refuse nothing that a relay confirms: where calls read little of large inputs, caches do not hold it.
-            found = self._confirm_by_bursts(remote, claimed, relays.most_ns, is_believed=by_relays.why_not is None)
+            found = self._confirm_by_bursts(remote, claimed, relays.most_ns, by_relays=by_relays)
             doubt = found.why_not or by_relays.why_not
             return replace(found, why_not=doubt, relay_ns=by_relays.relay_ns, relay_calls=by_relays.relay_calls)
         settled = settle_by_requests(claimed.latency_ns, known_ns, self._arena.device.type)
         return settled or self._confirm_by_bursts(remote, claimed)
 
     def _confirm_by_bursts(
-        self, remote: RemoteTrial, claimed: Claimed, most_ns: float = math.inf, *, is_believed: bool = False
+        self,
+        remote: RemoteTrial,
+        claimed: Claimed,
+        most_ns: float = math.inf,
+        *,
+        by_relays: Confirmation | None = None,
     ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too.
+
+        They refuse nothing that a relay confirms: where calls read little of large inputs, caches do not hold it.
 
         Args:
             remote: the latest trial.
             claimed: what the worker says of the call.
             most_ns: what a call costs at the most.
-            is_believed: the claim is not refused: another look has confirmed it.
+            by_relays: what relays say of it, where some were run. They have not refused it.
         """
         inputs, size = remote.contents.base, remote.places.stride
         calls = count_burst_calls(
@@ -391,7 +402,9 @@ class RemoteKernel(CallableKernel):
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
         operations = None if claimed.waits_inside else claimed.operations
         timer = BurstTimer(self._ask, remote, operations=operations, most_ns=most_ns)
-        is_believed = is_believed or self.task.is_ours
+        if by_relays is not None:
+            timer.refused_share = RELAY_REFUSED_SHARE
+        is_believed = self.task.is_ours or (by_relays is not None and by_relays.why_not is None)
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
         self.reads[-1] += remote.reader.reads("burst")
         return confirmation

@@ -113,7 +113,8 @@ class BurstTimer:
         most_ns: a call does not cost more than this.
         now_ns: the session's clock.
 
-    `core` is the one that makes the worker's calls, None for any; `overhead` what bursts take of themselves.
+    `core` is the one that makes the worker's calls, None for any; `overhead` what bursts take of themselves;
+    `refused_share` the share of what a call costs below which a claim is refused.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class BurstTimer:
         self._operations = operations or 0
         self._now_ns = now_ns
         self.core: int | None = None
+        self.refused_share = REFUSED_SHARE
         self._calls = 0
         self._is_strided = False
         """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
@@ -178,7 +180,7 @@ class BurstTimer:
         best = self._take_series(calls, overhead, settling)
         series = 1
         divisors = SHORTER[device_type]
-        while claimed_ns < REFUSED_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
+        while claimed_ns < self.refused_share * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
             fewer = max(1, calls // divisors[series % len(divisors)])
             best = min(best, self._take_series(fewer, overhead, settling), key=lambda one: one.call_ns)
             series += 1
@@ -187,6 +189,7 @@ class BurstTimer:
             if device_type == "cuda":
                 least_ns = best.call_ns
             return Confirmation(least_ns or None, resolution_ns, "the call is shorter than a burst resolves")
+        best = replace(best, refused_share=self.refused_share)
         doubt = find_doubt(claimed_ns, best, f"{series} series", refused=self.refused, is_believed=is_believed)
         return Confirmation(best.call_ns, resolution_ns, doubt)
 

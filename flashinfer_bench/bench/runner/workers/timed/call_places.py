@@ -33,8 +33,8 @@ SMALL_BYTES: Final = 1 << 30
 """Places beyond GPU_PLACES take no more than this together."""
 GRAPH_PLACES: Final = 16
 """Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""
-MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
-"""Places of the calls of a burst, by the kind of device."""
+MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 640}
+"""Places of the calls of a burst at the most, by the kind of device."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""
 GPU_BYTES: Final = 8 << 30

@@ -37,6 +37,7 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 )
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.readings import raise_claim
+from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_REFUSED_SHARE
 from flashinfer_bench.errors import SolutionFailure
 from tests.bench.runner.workers.timed.conftest import CALL_NS, OVERHEAD
 
@@ -315,6 +316,16 @@ def test_a_claim_far_below_a_burst_is_refused_with_both_figures_after_several_se
     assert failure.value.status == "RUNTIME_ERROR"
     assert "claims 0.18 ms a call; a call in a burst takes 0.4 ms" in failure.value.message
     assert f"({1 + AGAIN} series)" in failure.value.message
+
+
+def test_a_claim_that_relays_have_not_refused_bursts_do_not_refuse_either_and_their_time_is_told(open_timer):
+    timer, _ = open_timer()
+    timer.refused_share = RELAY_REFUSED_SHARE
+    for share in (REFUSED_SHARE - 0.05, RELAY_REFUSED_SHARE + 0.01):
+        found = timer.confirm(CALL_NS * share, OVERHEAD)
+        assert (found.why_not, found.burst_ns) == ("a call in a burst takes 0.4 ms", pytest.approx(CALL_NS, rel=0.01))
+    with pytest.raises(ClaimContradicted):
+        timer.confirm(CALL_NS * (RELAY_REFUSED_SHARE - 0.01), OVERHEAD)
 
 
 @pytest.mark.parametrize(("factor", "may_be_honest"), [(1.1, True), (0.9, False)])

@@ -8,6 +8,7 @@ from flashinfer_bench.bench.runner.workers.timed import bursts
 from flashinfer_bench.bench.runner.workers.timed.burst_size import (
     MOST_OPERATIONS,
     SHORT_BURST_NS,
+    USUAL_CALLS,
     count_burst_calls,
 )
 from flashinfer_bench.bench.runner.workers.timed.bursts import (
@@ -20,7 +21,7 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     TOUCH_SLACK_NS,
 )
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import take_overhead
-from flashinfer_bench.bench.runner.workers.timed.write_back import SMALL_SHARE, held_up_ns
+from flashinfer_bench.bench.runner.workers.timed.write_back import MOST_SHARE, SMALL_SHARE, held_up_ns
 from flashinfer_bench.errors import SolutionFailure
 from tests.bench.runner.workers.timed.conftest import CALL_NS, OVERHEAD
 
@@ -166,10 +167,18 @@ def test_a_burst_of_many_operations_has_fewer_calls_but_as_many_as_a_short_one()
     assert counts == [128, MOST_OPERATIONS // 6, SHORT_BURST_NS // 20_000]
 
 
+@pytest.mark.parametrize(
+    ("claimed_ns", "operations", "calls"),
+    [(3_000, 1, 500), (1_000, 1, MOST_OPERATIONS), (5_000, 4, 200), (12_000, 1, USUAL_CALLS), (40_000, 1, 100)],
+)
+def test_a_burst_of_short_calls_has_so_many_that_what_is_taken_off_is_little_beside_them(claimed_ns, operations, calls):
+    assert count_burst_calls(claimed_ns, "cuda", OVERHEAD, 1 << 10, operations) == calls
+
+
 @pytest.mark.parametrize(("cost_ns", "share"), [(100_000, 0.0), (50_000, 0.0), (40_000, 0.5), (32_000, 1.0), (1, 1.0)])
 def test_a_call_that_memory_holds_up_waits_for_what_the_one_before_wrote(cost_ns, share):
     """Its bytes are read or written in 30 us; 6 us of that are in the cache when a call alone ends."""
-    expected_ns = max(0.0, 6_000 * share - SMALL_SHARE * cost_ns)
+    expected_ns = min(max(0.0, 6_000 * share - SMALL_SHARE * cost_ns), MOST_SHARE * cost_ns)
     assert held_up_ns(cost_ns, 60_000_000, 12_000_000, 0.0005) == pytest.approx(expected_ns)
 
 
