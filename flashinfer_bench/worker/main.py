@@ -311,7 +311,7 @@ class Worker:
     def _joined(self, launches: list[CallLaunch], key: tuple[Any, ...], *, copied: bool, operations: int) -> Launch:
         """Return one graph of all these calls, each of so many operations at the least; it is captured once."""
         if key not in self._joins:
-            self._joins = {one: launch for one, launch in self._joins.items() if not isinstance(launch, JoinedLaunch)}
+            memory = None if key[0] == "nothing" else self._forget_burst()
             first, *others = launches
 
             def launch_all() -> None:
@@ -321,8 +321,13 @@ class Worker:
                     first.put_away()
                 in_turn(others, put_away=copied)()
 
-            self._joins[key] = JoinedLaunch(launches, capture(launch_all, self._memory))
+            self._joins[key] = JoinedLaunch(launches, capture(launch_all, memory))
         return self._joins[key]
+
+    def _forget_burst(self) -> GraphMemory:
+        """Drop the graph of the burst before; return the memory that it had."""
+        self._joins = {key: launch for key, launch in self._joins.items() if key[0] in ("nothing", "collect")}
+        return self._memory
 
     def _put_all_away(self, launches: list[CallLaunch], key: tuple[Any, ...], *, together: bool) -> None:
         """Put away what several calls gave; as a graph, captured once, what the latest burst's graph gives."""

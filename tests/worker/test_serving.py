@@ -9,6 +9,7 @@ import torch
 
 from flashinfer_bench.timing.clocks import make_clock
 from flashinfer_bench.worker import main, protocol
+from flashinfer_bench.worker.calls import LaidCall, SolutionFunctions
 from flashinfer_bench.worker.protocol import Called, check_answer
 from flashinfer_bench.worker.wire import FrameReader
 
@@ -46,6 +47,32 @@ def test_what_a_solution_returned_is_told_whatever_its_type_is_called():
     assert told["type"].startswith("\\ud800")
     answer = {"id": 1, "readings": None, "returned": [[told]]}
     assert check_answer(answer, 1, Called).returned[0][0].type == told["type"]
+
+
+def test_a_burst_takes_the_memory_of_the_one_before_and_empty_ones_keep_their_graphs(monkeypatch):
+    captured = []
+
+    def capture(launch, memory=None):
+        launch()
+        captured.append(memory)
+        return launch
+
+    monkeypatch.setattr(main, "capture", capture)
+    monkeypatch.setattr(main, "see_operations", lambda least: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = main.Worker(theirs, CPU, make_clock(CPU))
+        for _ in range(3):
+            for calls in (1, 65):
+                worker.burst({"part": "nothing", "indices": [*range(calls)], "together": True, "operations": 0})
+        assert captured == [None, None]
+        worker._laid = [LaidCall(SolutionFunctions(lambda: 1, None), {}, {"y": torch.zeros(())}, "value")] * 4
+        worker.collect({"part": "run", "indices": [0, 1], "together": True})
+        captured.clear()
+        for calls in (2, 2, 4, 2):
+            worker.burst({"part": "run", "indices": [*range(calls)], "together": True, "operations": 0})
+        assert captured == [worker._memory] * 3
+        assert sorted(key[0] for key in worker._joins) == ["collect", "nothing", "nothing", "run"]
 
 
 PLACES_OF_FORKS = """

@@ -67,8 +67,10 @@ machine may change threefold between readings and bursts; a forged claim is cont
 FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
 LARGE_SHARE: Final = 64
-"""Of calls whose inputs and outputs take more than this share of all memory, one of a trial has inputs of another
-regime: what it was given and gave is kept until it is judged."""
+HUGE_SHARE: Final = 16
+"""Of calls whose inputs and outputs take more than all memory divided by the first of these, one of each trial has
+inputs of another regime, by the second one of the first trial alone: what it was given and gave is kept until it is
+judged. For calls of 8 GB with three of them a GPU of 80 GB had no memory."""
 TURN_READS: Final = 16
 """Single calls in turns with the reference's that are compared, and as many calls of bursts there: who leaves out a
 fifth of either passes once in 35 times."""
@@ -283,9 +285,9 @@ class RemoteKernel(CallableKernel):
         """Choose which of a trial's next calls get inputs of other regimes."""
         plan, regimes = self.task.plan, self.task.regimes
         if regimes is not None and any(regimes.free) and self.is_meaningful:
-            chosen = regimes.choose(number % trials, trials)
-            if remote.places.stride > total_bytes(self._arena.device) // LARGE_SHARE:
-                chosen = chosen[:1]
+            chosen, memory = regimes.choose(number % trials, trials), total_bytes(self._arena.device)
+            if remote.places.stride > memory // LARGE_SHARE:
+                chosen = chosen[: 0 if remote.places.stride > memory // HUGE_SHARE and number % trials else 1]
             remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations, first=remote.number)
 
     def _finish_regimes(self, remote: RemoteTrial) -> list[RegimeCall]:

@@ -13,7 +13,7 @@ import torch
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.kernel import LARGE_SHARE
+from flashinfer_bench.bench.runner.workers.kernel import HUGE_SHARE, LARGE_SHARE
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, MeasurePlan
 from flashinfer_bench.errors import SolutionFailure
 
@@ -305,16 +305,23 @@ def test_the_clock_is_on_from_the_first_trial_to_the_last_and_off_for_what_confi
         assert {*order[2:]} <= {"relay", "burst"}
 
 
-def test_of_calls_that_take_much_memory_one_of_a_trial_is_on_another_regime(open_kernel, monkeypatch):
+def test_of_calls_that_take_much_memory_one_of_a_trial_is_on_another_regime_or_one_of_a_job(open_kernel, monkeypatch):
     names = ["larger", "offset", "smaller"]
     regimes = SimpleNamespace(free=[True], choose=lambda trial, trials: names)
     with open_kernel("def run(x):\n    return x * 2") as kernel:
         kernel.task = replace(kernel.task, regimes=regimes)
         remote = kernel._open_trial(0, [torch.ones(4)], kernel._lay_out([torch.ones(4)]), 3)
-        for memory, left in ((LARGE_SHARE * remote.places.stride, 3), (LARGE_SHARE * remote.places.stride - 1, 1)):
+        stride = remote.places.stride
+        for memory, left in (
+            (LARGE_SHARE * stride, [3, 3]),
+            (LARGE_SHARE * stride - 1, [1, 1]),
+            (HUGE_SHARE * stride, [1, 1]),
+            (HUGE_SHARE * stride - 1, [1, 0]),
+        ):
             monkeypatch.setattr(kernel_module, "total_bytes", lambda _device, memory=memory: memory)
-            kernel._schedule_regimes(remote, 0, trials=3)
-            assert sorted(remote.schedule.left) == names[:left]
+            for trial, count in enumerate(left):
+                kernel._schedule_regimes(remote, 3 + trial, trials=3)
+                assert sorted(remote.schedule.left) == names[:count]
 
 
 @pytest.mark.parametrize(
