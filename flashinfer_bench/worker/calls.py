@@ -33,9 +33,10 @@ data_of = torch.Tensor.data_ptr
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
 
-THREADED_BYTES: Final = 1 << 15
-"""Larger tensors torch copies in several threads on a CPU, which wait for one another. Where the session waits for a
-call, it has one of their processors: on two cores a copy of 200 KB took 40 to 90 us, in one thread it takes 10."""
+THREADED: Final = 1 << 15
+"""Tensors of so many elements and more torch copies in several threads on a CPU, which wait for one another. Where the
+session waits for a call, it has one of their processors: on two cores a copy of 200 KB took 40 to 90 us, in one thread
+it takes 10."""
 
 NOWHERE: Final = 1
 """An address where nothing lies. Results of who may return inputs are held against it, as those of others are against
@@ -320,15 +321,17 @@ def address_of(value: torch.Tensor) -> int:
 
 def copy_into(slot: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a plain tensor into a slot of its shape and dtype; a large one on a CPU in one thread."""
-    if slot.is_cpu and slot.nbytes >= THREADED_BYTES and is_simple(value):
+    if is_threaded(slot, value):
         memmove(data_of(slot), data_of(value), slot.nbytes)
     else:
         copy_of_torch(slot, value)
 
 
-def is_simple(value: torch.Tensor) -> bool:
-    """Tell whether a tensor's bytes on a CPU are its elements, one after the other."""
-    return value.is_cpu and is_contiguous(value) and not is_negated(value) and not is_conjugated(value)
+def is_threaded(slot: torch.Tensor, value: torch.Tensor) -> bool:
+    """Tell whether torch would copy in several threads on a CPU what one can copy byte by byte."""
+    if not (slot.is_cpu and slot.numel() >= THREADED and value.is_cpu and is_contiguous(value)):
+        return False
+    return not is_negated(value) and not is_conjugated(value) and data_of(value) != 0  # of zeros there may be no memory
 
 
 def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at: int = 0) -> bool:
@@ -351,9 +354,14 @@ def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at:
         elif kind in (int, float, bool) and slot.ndim == 0:
             slot.fill_(value)
     strided = not all(is_contiguous(value) for value in plain)
-    if len(plain) > 1 and slots[0].is_cpu and max(slot.nbytes for slot in slots) < THREADED_BYTES:
-        copy_all(slots, plain)
-        return strided
+    small: list[tuple[torch.Tensor, torch.Tensor]] = []
     for slot, value in zip(slots, plain, strict=True):
-        copy_into(slot, value)
+        if slot.is_cpu and not is_threaded(slot, value):
+            small.append((slot, value))
+        else:
+            copy_into(slot, value)
+    if len(small) > 1:
+        copy_all([slot for slot, _ in small], [value for _, value in small])
+    elif small:
+        copy_of_torch(*small[0])
     return strided

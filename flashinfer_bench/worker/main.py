@@ -61,7 +61,7 @@ LARGE_BYTES: Final = 1 << 17
 took 0.3 ms then. So results of calls are dropped at once where they are smaller only."""
 KEPT_RESULTS: Final = 8
 """Of larger results on a CPU bursts and relays keep the latest, as many as timed calls do, in their places."""
-KEPT_SHARE: Final = 32
+KEPT_SHARE: Final = 64
 """Memory of graphs that is more than a GPU's divided by this is given back between two jobs."""
 PIECES: Final = 32
 LARGEST_PIECE: Final = 1 << 14
@@ -215,7 +215,7 @@ class Worker:
         if has_graphs:
             with suppress(RuntimeError):  # a broken device will say so again
                 if self._memory.nbytes * KEPT_SHARE > torch.cuda.get_device_properties(self.device).total_memory:
-                    self._memory = GraphMemory()
+                    self._memory.give_up()
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -325,8 +325,8 @@ class Worker:
         return self._joins[key]
 
     def _forget_burst(self) -> GraphMemory:
-        """Drop the graph of the burst before; return the memory that it had."""
-        self._joins = {key: launch for key, launch in self._joins.items() if key[0] in ("nothing", "collect")}
+        """Drop the graphs of the burst before and of its results; return the memory that they lay in."""
+        self._joins = {key: launch for key, launch in self._joins.items() if key[0] == "nothing"}
         return self._memory
 
     def _put_all_away(self, launches: list[CallLaunch], key: tuple[Any, ...], *, together: bool) -> None:

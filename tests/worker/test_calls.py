@@ -6,7 +6,7 @@ import torch
 from flashinfer_bench.timing.clocks.clock import Replay, is_replay
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.calls import (
-    THREADED_BYTES,
+    THREADED,
     CallLaunch,
     LaidCall,
     ReplayLaunch,
@@ -57,24 +57,28 @@ def test_what_several_outputs_gave_is_brought_into_their_slots_and_what_does_not
 @pytest.mark.parametrize(
     "value",
     [
-        torch.arange(THREADED_BYTES, dtype=torch.float32),
+        torch.arange(THREADED, dtype=torch.float32),
         torch.arange(16, dtype=torch.float32),
-        torch.arange(2 * THREADED_BYTES, dtype=torch.float32)[::2],
-        torch.arange(THREADED_BYTES, dtype=torch.float32).expand(2, -1),
-        torch.conj(torch.arange(THREADED_BYTES) * (1 + 2j)).imag,
-        torch._neg_view(torch.arange(THREADED_BYTES, dtype=torch.float32)),
-        torch.arange(THREADED_BYTES, dtype=torch.float32).view(torch.bfloat16),
+        torch.arange(2 * THREADED, dtype=torch.float32)[::2],
+        torch.arange(THREADED, dtype=torch.float32).expand(2, -1),
+        torch.conj(torch.arange(THREADED) * (1 + 2j)).imag,
+        torch._neg_view(torch.arange(THREADED, dtype=torch.float32)),
+        torch.arange(THREADED, dtype=torch.float32).view(torch.bfloat16),
+        torch._efficientzerotensor(THREADED),
     ],
-    ids=["large", "small", "strided", "expanded", "conjugated", "negated", "bfloat16"],
+    ids=["large", "small", "strided", "expanded", "conjugated", "negated", "bfloat16", "zeros without memory"],
 )
-@pytest.mark.parametrize("among", [1, 2])
+@pytest.mark.parametrize("among", [0, 1, 2])
 def test_what_is_brought_into_a_slot_is_what_was_returned_however_it_lies(value, among):
-    outputs = {f"y{at}": torch.zeros(value.shape, dtype=value.dtype) for at in range(among)}
-    call = LaidCall(SolutionFunctions(lambda: (value,) * among, None), {}, outputs, "value")
+    """Also beside small outputs, which are copied together."""
+    given = (value, *[torch.ones(3)] * among)
+    outputs = {f"y{at}": torch.full(one.shape, 7, dtype=one.dtype) for at, one in enumerate(given)}
+    call = LaidCall(SolutionFunctions(lambda: given, None), {}, outputs, "value")
     launch = CallLaunch(call, Shelf(1, 0), "run")
     launch()
     launch.put_away()
-    assert all(torch.equal(output.nan_to_num(), value.nan_to_num()) for output in outputs.values())
+    for output, one in zip(outputs.values(), given, strict=True):
+        assert torch.equal(output.nan_to_num(), torch.zeros_like(output) + one.nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float8_e4m3fn])

@@ -72,7 +72,7 @@ def test_a_burst_takes_the_memory_of_the_one_before_and_empty_ones_keep_their_gr
         for calls in (2, 2, 4, 2):
             worker.burst({"part": "run", "indices": [*range(calls)], "together": True, "operations": 0})
         assert captured == [worker._memory] * 3
-        assert sorted(key[0] for key in worker._joins) == ["collect", "nothing", "nothing", "run"]
+        assert sorted(key[0] for key in worker._joins) == ["nothing", "nothing", "run"]
 
 
 PLACES_OF_FORKS = """

@@ -50,7 +50,11 @@ class GraphMemory:
     def __init__(self) -> None:
         self._held: tuple[torch.cuda.CUDAGraph, torch.Tensor] | None = None
         self.nbytes = 0
-        """What graphs have taken that were captured in it, or more."""
+        """About what graphs have taken that were captured in it."""
+
+    def give_up(self) -> None:
+        """Hold no memory: what graphs that live have taken stays theirs, and the next graph begins anew."""
+        self._held, self.nbytes = None, 0
 
     @contextmanager
     def taken(self) -> Iterator[Any]:
@@ -98,6 +102,8 @@ def capture(launch: Launch, memory: GraphMemory | None = None) -> Launch:
     except Exception as error:  # the call may raise anything; it can still be timed without a graph
         torch.cuda.synchronize()
         _free_generator()
+        if memory is not None:
+            memory.give_up()  # torch may take it for memory of a capture that goes on
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CaptureRefused(f"the call cannot be captured: {said[:200]}") from None
     torch.cuda.current_stream().wait_stream(stream)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from secrets import randbelow
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ FEW_READS: Final = 2
 LARGE_SHARE: Final = 64
 HUGE_SHARE: Final = 16
 """Of calls whose inputs and outputs take more than all memory divided by the first of these, one of each trial has
-inputs of another regime, by the second one of the first trial alone: what it was given and gave is kept until it is
+inputs of another regime, by the second one of a job, in a secret trial: what it was given and gave is kept until it is
 judged. For calls of 8 GB with three of them a GPU of 80 GB had no memory."""
 TURN_READS: Final = 16
 """Single calls in turns with the reference's that are compared, and as many calls of bursts there: who leaves out a
@@ -287,8 +288,19 @@ class RemoteKernel(CallableKernel):
         if regimes is not None and any(regimes.free) and self.is_meaningful:
             chosen, memory = regimes.choose(number % trials, trials), total_bytes(self._arena.device)
             if remote.places.stride > memory // LARGE_SHARE:
-                chosen = chosen[: 0 if remote.places.stride > memory // HUGE_SHARE and number % trials else 1]
+                chosen = chosen[:1]
+            if remote.places.stride > memory // HUGE_SHARE and not self._is_next_chosen(number % trials):
+                chosen = []
             remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations, first=remote.number)
+
+    def _is_next_chosen(self, trial: int) -> bool:
+        """Choose whether the one call of a job that is on another regime is a trial's, in place of an earlier one's.
+
+        Nobody knows how many trials there will be: by chance it is any of those that there were.
+        """
+        if trial and randbelow(trial + 1) == 0:
+            self.regime_calls.clear()
+        return not self.regime_calls
 
     def _finish_regimes(self, remote: RemoteTrial) -> list[RegimeCall]:
         """Return the calls on inputs of other regimes.

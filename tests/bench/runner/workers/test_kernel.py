@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -305,7 +306,7 @@ def test_the_clock_is_on_from_the_first_trial_to_the_last_and_off_for_what_confi
         assert {*order[2:]} <= {"relay", "burst"}
 
 
-def test_of_calls_that_take_much_memory_one_of_a_trial_is_on_another_regime_or_one_of_a_job(open_kernel, monkeypatch):
+def test_of_calls_that_take_much_memory_one_of_a_trial_is_on_another_regime(open_kernel, monkeypatch):
     names = ["larger", "offset", "smaller"]
     regimes = SimpleNamespace(free=[True], choose=lambda trial, trials: names)
     with open_kernel("def run(x):\n    return x * 2") as kernel:
@@ -316,12 +317,31 @@ def test_of_calls_that_take_much_memory_one_of_a_trial_is_on_another_regime_or_o
             (LARGE_SHARE * stride, [3, 3]),
             (LARGE_SHARE * stride - 1, [1, 1]),
             (HUGE_SHARE * stride, [1, 1]),
-            (HUGE_SHARE * stride - 1, [1, 0]),
         ):
             monkeypatch.setattr(kernel_module, "total_bytes", lambda _device, memory=memory: memory)
             for trial, count in enumerate(left):
                 kernel._schedule_regimes(remote, 3 + trial, trials=3)
                 assert sorted(remote.schedule.left) == names[:count]
+
+
+def test_of_calls_that_take_more_one_of_a_job_is_on_another_regime_in_any_trial(open_kernel, monkeypatch):
+    regimes = SimpleNamespace(free=[True], choose=lambda trial, trials: ["larger", "offset"])
+    kept = Counter()
+    with open_kernel("def run(x):\n    return x * 2") as kernel:
+        kernel.task = replace(kernel.task, regimes=regimes)
+        remote = kernel._open_trial(0, [torch.ones(4)], kernel._lay_out([torch.ones(4)]), 3)
+        memory = HUGE_SHARE * remote.places.stride - 1
+        monkeypatch.setattr(kernel_module, "total_bytes", lambda _device: memory)
+        for _ in range(300):
+            kernel.regime_calls = []
+            for trial in range(3):
+                kernel._schedule_regimes(remote, 6 + trial, trials=3)
+                kernel.regime_calls += [trial] * len(remote.schedule.left)
+                assert len(kernel.regime_calls) == 1
+            kept[kernel.regime_calls[0]] += 1
+        kernel._schedule_regimes(remote, 9, trials=3)
+        assert remote.schedule.left == []  # turns have none beside it
+    assert all(60 < kept[trial] < 140 for trial in range(3))
 
 
 @pytest.mark.parametrize(

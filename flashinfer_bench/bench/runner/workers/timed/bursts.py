@@ -180,7 +180,7 @@ class BurstTimer:
         best = self._take_series(calls, overhead, settling)
         series = 1
         divisors = SHORTER[device_type]
-        while claimed_ns < self.refused_share * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
+        while claimed_ns < REFUSED_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
             fewer = max(1, calls // divisors[series % len(divisors)])
             best = min(best, self._take_series(fewer, overhead, settling), key=lambda one: one.call_ns)
             series += 1

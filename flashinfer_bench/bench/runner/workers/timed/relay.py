@@ -70,8 +70,8 @@ call takes longer where it is timed alone."""
 RELAY_REFUSED_SHARE: Final = 0.25
 """A claim below this share of what a call costs in a relay, or in bursts after it, is refused. The session has a core
 of its own in a relay, which threads of a call may lack, and its inputs are cold: honest calls of two threads on two
-cores came to 0.4. Relays and bursts raise the latency all the same. Bursts alone refuse a claim below half of theirs:
-one of 1,500 honest jobs claimed 0.495 of its bursts four times in a row."""
+cores came to 0.4. Relays and bursts raise the latency all the same. Bursts refused below half of theirs, which without
+a relay they do, and one of 2,128 honest jobs claimed 0.495 of its bursts four times in a row."""
 SLACK_NS: Final = 10_000
 """A claim that is no more than this below what a call costs is doubted, and never refused: on a busy machine the
 handovers of a whole relay took 1.3 us longer than they had before. The latency is told by the relay all the same."""

@@ -169,7 +169,14 @@ def test_a_burst_of_many_operations_has_fewer_calls_but_as_many_as_a_short_one()
 
 @pytest.mark.parametrize(
     ("claimed_ns", "operations", "calls"),
-    [(3_000, 1, 500), (1_000, 1, MOST_OPERATIONS), (5_000, 4, 200), (12_000, 1, USUAL_CALLS), (40_000, 1, 100)],
+    [
+        (3_000, 1, 500),
+        (1_000, 1, MOST_OPERATIONS),
+        (5_000, 4, MOST_OPERATIONS // 4),
+        (5_000, 9, USUAL_CALLS),
+        (12_000, 1, USUAL_CALLS),
+        (40_000, 1, 100),
+    ],
 )
 def test_a_burst_of_short_calls_has_so_many_that_what_is_taken_off_is_little_beside_them(claimed_ns, operations, calls):
     assert count_burst_calls(claimed_ns, "cuda", OVERHEAD, 1 << 10, operations) == calls
