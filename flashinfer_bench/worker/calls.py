@@ -37,6 +37,8 @@ THREADED: Final = 1 << 15
 """Tensors of so many elements and more torch copies in several threads on a CPU, which wait for one another. Where the
 session waits for a call, it has one of their processors: on two cores a copy of 200 KB took 40 to 90 us, in one thread
 it takes 10."""
+MOST_ALONE: Final = 1 << 20
+"""Of more bytes than this several threads are quicker all the same, and a strided result is copied by several."""
 
 NOWHERE: Final = 1
 """An address where nothing lies. Results of who may return inputs are held against it, as those of others are against
@@ -320,7 +322,7 @@ def address_of(value: torch.Tensor) -> int:
 
 
 def copy_into(slot: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a plain tensor into a slot of its shape and dtype; a large one on a CPU in one thread."""
+    """Copy a plain tensor into a slot of its shape and dtype; one of some size on a CPU in one thread."""
     if is_threaded(slot, value):
         memmove(data_of(slot), data_of(value), slot.nbytes)
     else:
@@ -328,8 +330,10 @@ def copy_into(slot: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def is_threaded(slot: torch.Tensor, value: torch.Tensor) -> bool:
-    """Tell whether torch would copy in several threads on a CPU what one can copy byte by byte."""
-    if not (slot.is_cpu and slot.numel() >= THREADED and value.is_cpu and is_contiguous(value)):
+    """Tell whether torch would copy in several threads on a CPU what one is to copy byte by byte."""
+    if not (slot.is_cpu and slot.numel() >= THREADED and slot.nbytes <= MOST_ALONE):
+        return False
+    if not (value.is_cpu and is_contiguous(value)):
         return False
     return not is_negated(value) and not is_conjugated(value) and data_of(value) != 0  # of zeros there may be no memory
 

@@ -6,6 +6,7 @@ import torch
 from flashinfer_bench.timing.clocks.clock import Replay, is_replay
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.calls import (
+    MOST_ALONE,
     THREADED,
     CallLaunch,
     LaidCall,
@@ -65,8 +66,19 @@ def test_what_several_outputs_gave_is_brought_into_their_slots_and_what_does_not
         torch._neg_view(torch.arange(THREADED, dtype=torch.float32)),
         torch.arange(THREADED, dtype=torch.float32).view(torch.bfloat16),
         torch._efficientzerotensor(THREADED),
+        torch.arange(MOST_ALONE // 4 + 1, dtype=torch.float32),
     ],
-    ids=["large", "small", "strided", "expanded", "conjugated", "negated", "bfloat16", "zeros without memory"],
+    ids=[
+        "large",
+        "small",
+        "strided",
+        "expanded",
+        "conjugated",
+        "negated",
+        "bfloat16",
+        "zeros without memory",
+        "very large",
+    ],
 )
 @pytest.mark.parametrize("among", [0, 1, 2])
 def test_what_is_brought_into_a_slot_is_what_was_returned_however_it_lies(value, among):

@@ -189,7 +189,8 @@ class BurstTimer:
             if device_type == "cuda":
                 least_ns = best.call_ns
             return Confirmation(least_ns or None, resolution_ns, "the call is shorter than a burst resolves")
-        best = replace(best, refused_share=self.refused_share)
+        # Results that lie otherwise than their slots are a view, perhaps, which leaves the work to its reader.
+        best = replace(best, refused_share=REFUSED_SHARE if self._is_strided else self.refused_share)
         doubt = find_doubt(claimed_ns, best, f"{series} series", refused=self.refused, is_believed=is_believed)
         return Confirmation(best.call_ns, resolution_ns, doubt)
 

@@ -326,6 +326,9 @@ def test_a_claim_that_relays_have_not_refused_bursts_do_not_refuse_either_and_th
         assert (found.why_not, found.burst_ns) == ("a call in a burst takes 0.4 ms", pytest.approx(CALL_NS, rel=0.01))
     with pytest.raises(ClaimContradicted):
         timer.confirm(CALL_NS * (RELAY_REFUSED_SHARE - 0.01), OVERHEAD)
+    timer._is_strided = True
+    with pytest.raises(ClaimContradicted):
+        timer.confirm(CALL_NS * (REFUSED_SHARE - 0.05), OVERHEAD)
 
 
 @pytest.mark.parametrize(("factor", "may_be_honest"), [(1.1, True), (0.9, False)])
