@@ -116,8 +116,10 @@ def _find_stretch(hit: torch.Tensor) -> FailingRegion:
 
 
 def _list_periods(hit: torch.Tensor) -> list[int]:
-    """Return the periods that may be there."""
+    """Return the periods that may be there; none where nothing fails at these places."""
     places = hit.nonzero().flatten()
+    if not len(places):
+        return []
     begins = places[torch.cat([torch.ones(1, dtype=torch.bool), places.diff() > 1])]
     gaps, counts = torch.unique(begins.diff(), return_counts=True)
     common = gaps[counts.argsort(descending=True, stable=True)][:MOST_GAPS].tolist()
