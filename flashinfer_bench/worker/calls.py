@@ -344,7 +344,7 @@ def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at:
     One that does not fit is left out, for the session to judge.
 
     Left out is also what lies in the memory at `inputs_at`: a view of an input would leave the work to its reader.
-    On a CPU several small ones are copied together: each one alone would take as long as a call that computes nothing.
+    On a CPU torch copies several together: each one alone would take as long as a call that computes nothing.
     """
     plain: list[torch.Tensor] = []
     slots: list[torch.Tensor] = []
@@ -358,14 +358,14 @@ def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at:
         elif kind in (int, float, bool) and slot.ndim == 0:
             slot.fill_(value)
     strided = not all(is_contiguous(value) for value in plain)
-    small: list[tuple[torch.Tensor, torch.Tensor]] = []
+    together: list[tuple[torch.Tensor, torch.Tensor]] = []
     for slot, value in zip(slots, plain, strict=True):
         if slot.is_cpu and not is_threaded(slot, value):
-            small.append((slot, value))
+            together.append((slot, value))
         else:
             copy_into(slot, value)
-    if len(small) > 1:
-        copy_all([slot for slot, _ in small], [value for _, value in small])
-    elif small:
-        copy_of_torch(*small[0])
+    if len(together) > 1:
+        copy_all([slot for slot, _ in together], [value for _, value in together])
+    elif together:
+        copy_of_torch(*together[0])
     return strided
