@@ -40,6 +40,9 @@ it takes 10."""
 MOST_ALONE: Final = 1 << 20
 """Of more bytes than this several threads are quicker all the same, and a strided result is copied by several."""
 
+WORD_BYTES: Final = 16
+"""What kernels read at once."""
+
 NOWHERE: Final = 1
 """An address where nothing lies. Results of who may return inputs are held against it, as those of others are against
 that of the inputs: it takes half a microsecond, and a reference has to bear what a solution bears."""
@@ -121,6 +124,14 @@ class LaidCall:
             if set(named) == set(self._names):
                 return [named[name] for name in self._names]
         return [result]
+
+    def is_plain(self, value: Any, slot: torch.Tensor) -> bool:
+        """Tell whether a result could be copied into its slot byte for byte, in words."""
+        if type(value) is not torch.Tensor or value.shape != slot.shape or value.dtype != slot.dtype:
+            return False
+        if value.device != slot.device or not is_contiguous(value) or is_negated(value) or is_conjugated(value):
+            return False
+        return not data_of(value) % WORD_BYTES and not (self.inputs_at and address_of(value) == self.inputs_at)
 
     def store(self) -> None:
         """Bring what the latest call returned into its output slots: one plain tensor, as most give, without detours.
@@ -210,6 +221,18 @@ class CallLaunch:
             self._call.store()
             if self._shelf.has_room:
                 self._shelf.keep(self._call.values())
+
+    @property
+    def slots(self) -> list[torch.Tensor]:
+        """The call's output slots."""
+        return self._call.outputs
+
+    def plain_results(self) -> list[torch.Tensor] | None:
+        """Return what the latest call returned, where it lies as the slots do, and in words as they do."""
+        values, slots = self._call.values() if self.puts_away else [], self.slots
+        if len(values) != len(slots) or not all(map(self._call.is_plain, values, slots)):
+            return None
+        return values
 
     @property
     def result(self) -> Any:

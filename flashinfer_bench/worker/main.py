@@ -46,6 +46,7 @@ from flashinfer_bench.worker.calls import (
     share_memory,
 )
 from flashinfer_bench.worker.confine import confine
+from flashinfer_bench.worker.gpu_relay.calls import GpuRelays
 from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.linux import show_memory
@@ -149,6 +150,7 @@ class Worker:
         self._joins: dict[tuple[Any, ...], Launch] = {}
         self._memory = GraphMemory()
         """Of the latest burst's graph."""
+        self._gpu_relays = GpuRelays(device)
         self._running = ExitStack()
 
     def serve(self) -> None:
@@ -209,7 +211,7 @@ class Worker:
         self._returns_same = self._returns_same or share_memory(self._laid)
         self._laid, self._shelf, self._is_looked_at = [], Shelf(1, 0), False
         self._kept.clear()
-        has_graphs = bool(self._replays or self._joins)
+        has_graphs = self._gpu_relays.forget() or bool(self._replays or self._joins)
         self._replays.clear()
         self._joins.clear()
         if has_graphs:
@@ -278,6 +280,12 @@ class Worker:
 
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls one by one, each as soon as the board that came with the request says that it has its inputs."""
+        if self.device.type == "cuda":
+            assert self.arena is not None  # calls are laid out
+            calls = [self._eager(index, request["part"]) for index in request["indices"]]
+            (memory,) = self.reader.take_fds()
+            answer = self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
+            return {**answer, "strided": self._has_strided(request)}
         memory, bell = self.reader.take_fds()
         board = RelayBoard(memory, bell)
         os.close(memory)

@@ -35,6 +35,12 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     Confirmation,
     settle_by_requests,
 )
+from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
+    GPU_RELAY_READS,
+    GpuRelayTimer,
+    count_gpu_relay_calls,
+    open_gpu_relay,
+)
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import (
     CREDITED_SHARE,
@@ -171,7 +177,8 @@ class RemoteKernel(CallableKernel):
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             # A request with setup makes all its calls' setups first, and threads of these may work side by side.
             known_ns = [] if remote.has_setup else costs_ns
-            claimed = Claimed(latency_ms * 1e6, waits_inside, record.get("operations", 1))
+            flags = record.get("flags", [])
+            claimed = Claimed(latency_ms * 1e6, waits_inside, record.get("operations", 1), "side_stream" in flags)
             found = self._confirm(remote, claimed, known_ns)
             record |= found.to_record()
             latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
@@ -373,22 +380,44 @@ class RemoteKernel(CallableKernel):
             claimed: what the worker says of the call.
             known_ns: what timed calls took by the session's clock.
         """
-        inputs, size, empty_ns = remote.contents.base, remote.places.stride, self.worker.overhead.relay
-        calls = 0 if empty_ns is None else count_relay_calls(claimed.latency_ns, size)
-        if empty_ns is not None and calls:
-            remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
-            relays = RelayTimer(self._ask, remote, empty_ns)
-            by_relays = relays.confirm(claimed.latency_ns, is_believed=self.task.is_ours)
-            self.reads[-1] += remote.reader.reads("relay")
-            told_ns = max(claimed.latency_ns, RELAY_SHARE * (by_relays.relay_ns or 0.0))
-            if CREDITED_SHARE["cpu"] * relays.most_ns <= told_ns:
+        kind = self._arena.device.type
+        by_relays, most_ns = self._confirm_by_relays(remote, claimed)
+        if by_relays is not None:
+            told_ns = max(claimed.latency_ns, RELAY_SHARE[kind] * (by_relays.relay_ns or 0.0))
+            if CREDITED_SHARE[kind] * most_ns <= told_ns:
                 return by_relays
             # Who computes along with the move of the inputs is told as too fast by a relay; bursts raise his latency.
-            found = self._confirm_by_bursts(remote, claimed, relays.most_ns, by_relays=by_relays)
+            found = self._confirm_by_bursts(remote, claimed, most_ns, by_relays=by_relays)
             doubt = found.why_not or by_relays.why_not
             return replace(found, why_not=doubt, relay_ns=by_relays.relay_ns, relay_calls=by_relays.relay_calls)
-        settled = settle_by_requests(claimed.latency_ns, known_ns, self._arena.device.type)
+        settled = settle_by_requests(claimed.latency_ns, known_ns, kind)
         return settled or self._confirm_by_bursts(remote, claimed)
+
+    def _confirm_by_relays(self, remote: RemoteTrial, claimed: Claimed) -> tuple[Confirmation | None, float]:
+        """Hold the latency against relays; return what they say, None where none is run, and what a call costs at most.
+
+        Args:
+            remote: the latest trial.
+            claimed: what the worker says of the call.
+        """
+        inputs, size, empty_ns = remote.contents.base, remote.places.stride, self.worker.overhead.relay
+        relays: RelayTimer | GpuRelayTimer | None = None
+        if self._arena.device.type == "cuda":
+            calls = count_gpu_relay_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
+            if calls:
+                remote = remote.moved_to(self._lay_out(inputs, calls), GPU_RELAY_READS)
+                operations = None if claimed.waits_inside else claimed.operations
+                relays = open_gpu_relay(self._ask, remote, operations=operations, settles=claimed.uses_side_stream)
+        else:
+            calls = 0 if empty_ns is None else count_relay_calls(claimed.latency_ns, size)
+            if empty_ns is not None and calls:
+                remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
+                relays = RelayTimer(self._ask, remote, empty_ns)
+        if relays is None:
+            return None, math.inf
+        found = relays.confirm(claimed.latency_ns, is_believed=self.task.is_ours)
+        self.reads[-1] += remote.reader.reads("relay")
+        return found, relays.most_ns
 
     def _confirm_by_bursts(
         self,

@@ -46,6 +46,8 @@ class Claimed:
     """It waits for the GPU."""
     operations: int = 1
     """It launches so many on a GPU."""
+    uses_side_stream: bool = False
+    """Nothing waits for the streams that it uses."""
 
 
 @dataclass(frozen=True)

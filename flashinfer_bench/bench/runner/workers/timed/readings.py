@@ -22,7 +22,7 @@ EMPTY_CALL_NS: Final = 50
 CREDITED_SHARE: Final = {"cpu": 0.9, "cuda": 0.79}
 """A latency is told as no less than this share of what a call costs in a burst, by the kind of device: a claim below
 earns nothing. A GPU that computes without a pause may be a quarter slower than one that rests before each call."""
-RELAY_SHARE: Final = 0.97
+RELAY_SHARE: Final = {"cpu": 0.97, "cuda": 0.9}
 """The same share of what a call costs in a relay, which is timed more exactly."""
 
 
@@ -112,7 +112,7 @@ def raise_claim(claimed_ms: float, record: dict[str, Any], device_type: str) -> 
     """
     burst_ms: float = record.get("burst_ms", 0.0)
     relay_ms: float = record.get("relay_ms", 0.0)
-    least_ms = max(CREDITED_SHARE[device_type] * burst_ms, RELAY_SHARE * relay_ms)
+    least_ms = max(CREDITED_SHARE[device_type] * burst_ms, RELAY_SHARE[device_type] * relay_ms)
     if claimed_ms >= least_ms:
         return claimed_ms
     record["claimed_ms"] = claimed_ms

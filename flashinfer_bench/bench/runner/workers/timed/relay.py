@@ -147,7 +147,7 @@ class RelayTimer:
         indices = list(range(len(trial.places)))
         waited_ns, start = tree_waiting_ns(trial.guard_pid), time.perf_counter_ns()
         best_ns, relays, fewest = math.inf, 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
-        while relays < fewest or (relays < MOST_RELAYS and RELAY_SHARE * best_ns > claimed_ns):
+        while relays < fewest or (relays < MOST_RELAYS and RELAY_SHARE["cpu"] * best_ns > claimed_ns):
             waits = claimed_ns >= WAITED_NS and (relays % 2 == 0) is (claimed_ns >= LONG_NS)
             one = self._run_one(indices, waits=waits)
             is_best = one.cost_ns <= best_ns

@@ -1,0 +1,173 @@
+"""Relays on a GPU: rows of calls, each of which can read its inputs when the call before is over.
+
+The calls of a burst lie in memory at the same time, so a worker may compute all of them in one operation, or side by
+side, where one call leaves most of a GPU idle. In a relay their inputs are masked. A call's key comes when the call
+before has committed to its outputs, by a digest that nobody knows who has not all of them. A call costs
+
+    median(from its key to its digest) - the same of a call that computes nothing - START_NS
+
+and a latency is told as no less than RELAY_SHARE of that.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from flashinfer_bench.bench.runner.workers.timed.confirmation import Confirmation, Outside, find_doubt
+from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
+    RelayDesk,
+    Told,
+    draw_keys,
+    hand_out,
+    open_desk,
+    open_gpu_board,
+)
+from flashinfer_bench.bench.runner.workers.timed.handover import Along
+from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE
+from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_REFUSED_SHARE, SLACK_NS
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.gpu_relay.board import MOST_OUTPUTS, GpuBoard
+from flashinfer_bench.worker.gpu_relay.kernels import Piece, split
+from flashinfer_bench.worker.protocol import Relayed
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
+    from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+
+RELAY_CALLS: Final = 17
+"""Calls of a relay. The median counts, so who wants to gain has to leave out half of them."""
+GPU_RELAY_READS: Final = 6
+"""Calls that are compared of the relay that counts: who leaves out half of all passes once in 400 times."""
+FEWEST_CALLS: Final = 5
+"""A relay has so many calls at the least."""
+LONGEST_NS: Final = 100_000_000
+"""Calls beyond this are not relayed."""
+RELAY_NS: Final = 40_000_000
+RELAY_BYTES: Final = 2 << 30
+"""A relay has fewer than RELAY_CALLS where they would take longer than the first of these together, or more bytes than
+the second."""
+CACHED_BYTES: Final = 24 << 20
+BYTES_PER_NS: Final = 150
+"""Calls with more bytes than the first of these are relayed only where they take a nanosecond for the second: unmasked
+inputs that no cache holds are written back while the call runs, and one that moves 96 MB took 38 us in place of 31."""
+FEWEST_RELAYS: Final = 2
+MOST_RELAYS: Final = 4
+"""Relays that are run of quick calls, and of all. Those after the first ones only while the best so far would raise the
+latency."""
+QUICK_NS: Final = 1_000_000
+"""Of calls from this on one relay will do."""
+START_NS: Final = 1_000.0
+"""Taken off each call: its first operation starts so much later than the kernel that unmasks its inputs ends."""
+HIDDEN_NS: Final = 2_000.0
+"""So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
+who does all in one kernel."""
+FEW_BYTES: Final = 256
+
+
+def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
+    """Return how many calls a relay on a GPU has; 0 where none is run.
+
+    Args:
+        claimed_ns: latency of one call.
+        size: bytes of the inputs and outputs of one call.
+        outputs: of one call.
+    """
+    if claimed_ns > LONGEST_NS or size * FEWEST_CALLS > RELAY_BYTES or not 0 < outputs <= MOST_OUTPUTS:
+        return 0
+    if size > CACHED_BYTES and size > claimed_ns * BYTES_PER_NS:
+        return 0
+    return int(min(RELAY_CALLS, max(FEWEST_CALLS, RELAY_NS / max(claimed_ns, 1.0)), RELAY_BYTES // max(size, 1)))
+
+
+class GpuRelayTimer:
+    """Times relays of one trial's calls.
+
+    Args:
+        ask: asks the worker.
+        trial: where the calls lie and what they are given.
+        desk: the session's kernels.
+        operations: a call launches so many; None where the call waits for the GPU, so no graph can hold it.
+        settles: the claim is that nothing waits for the streams that a call uses.
+
+    `most_ns` is what a call costs where one kernel does all.
+    """
+
+    def __init__(self, ask: Ask, trial: RemoteTrial, desk: RelayDesk, *, operations: int | None, settles: bool) -> None:
+        self._ask = ask
+        self._trial = trial
+        self._desk = desk
+        self._fields = {"operations": None if trial.has_setup else operations, "settles": settles}
+        self._count = len(trial.places)
+        held = trial.places.input_bytes(self._count)
+        begin, step = held.data_ptr(), held.stride(0)
+        self._rows = [Piece(begin + at * step, held.shape[1]) for at in range(self._count)]
+        self._outputs = [trial.places.outputs(at) for at in range(self._count)]
+        self._groups = len(split(self._outputs[0]))
+        few = [Piece(row.address, min(row.nbytes, FEW_BYTES)) for row in self._rows]
+        least = [[one.view(-1)[:1].view(torch.uint8) for one in own[:1]] for own in self._outputs]
+        self._empty_ns = desk.take_empty(self._rows, self._outputs)
+        self._hidden_ns = max(0, self._empty_ns - desk.take_empty(few, least)) + HIDDEN_NS
+        self.most_ns = math.inf
+
+    def confirm(self, claimed_ns: float, *, is_believed: bool = False) -> Confirmation:
+        """Hold a claimed latency against relays.
+
+        Args:
+            claimed_ns: latency of one call, `setup` included.
+            is_believed: the claim is not refused: the call is a reference's.
+
+        Raises:
+            ClaimContradicted: RUNTIME_ERROR; relays take longer than the claim allows, each time.
+            SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
+        """
+        best_ns, relays, fewest = math.inf, 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
+        with open_gpu_board() as (board, fd, size):
+            while relays < fewest or (relays < MOST_RELAYS and RELAY_SHARE["cuda"] * best_ns > claimed_ns):
+                numbers, cost_ns = self._run_one(board, fd, size)
+                is_best = cost_ns <= best_ns
+                if is_best:
+                    best_ns = cost_ns
+                    self._trial.reader.begin()
+                self._trial.reader.look(range(self._count), numbers, chooses=is_best)
+                relays += 1
+        self.most_ns = best_ns + self._hidden_ns
+        outside = Outside("relay", best_ns, False, RELAY_REFUSED_SHARE, SLACK_NS)
+        doubt = find_doubt(claimed_ns, outside, f"{relays} relays", is_believed=is_believed)
+        return Confirmation(None, None, doubt, relay_ns=best_ns, relay_calls=relays * self._count)
+
+    def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[list[int], float]:
+        """Run a relay; return the numbers of its calls, and what one costs."""
+        numbers, keys = self._trial.write(range(self._count)), draw_keys(self._count)
+        self._desk.mask(self._rows, keys)
+        board.clear()
+        told: list[Told] = []
+        along = Along([fd], lambda is_over: told.extend(hand_out(board, keys, self._groups, is_over)))
+        fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
+        fields |= {"stride": self._trial.places.stride, "inputs": self._rows[0].nbytes}
+        self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
+        return numbers, self._check(told)
+
+    def _check(self, told: list[Told]) -> float:
+        """Return what a call costs.
+
+        Raises:
+            SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
+        """
+        if len(told) < self._count or [one.digest for one in told] != self._desk.digests(self._outputs):
+            raise SolutionFailure(
+                "RUNTIME_ERROR",
+                "an output was written after its call had ended; what a call starts has to be done when it returns",
+            )
+        return max(0.0, median(one.span_ns for one in told) - self._empty_ns - START_NS)
+
+
+def open_gpu_relay(ask: Ask, trial: RemoteTrial, *, operations: int | None, settles: bool) -> GpuRelayTimer | None:
+    """Return what times relays of a trial's calls; None where there is no room for them, or no way."""
+    desk = open_desk(trial.places.arena.device)
+    if desk is None or len(trial.places) < FEWEST_CALLS:
+        return None
+    return GpuRelayTimer(ask, trial, desk, operations=operations, settles=settles)

@@ -1,0 +1,1 @@
+"""Relays on a GPU: what goes around each call, and the board by which a session gives calls out."""

@@ -1,0 +1,138 @@
+"""The kernels of a relay on a GPU: wait for a call's key, unmask its inputs with it, commit to its outputs.
+
+The worker launches them around its calls; the session masks inputs, takes empty relays, and checks what was committed
+to, with the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import torch
+
+from flashinfer_bench.timing import driver
+
+SOURCE: Final = Path(__file__).with_name("relay_kernels.ptx")
+WORD_BYTES: Final = 16
+SMALL_BYTES: Final = 1 << 15
+"""Inputs up to this are unmasked by the block that waits for the key: another kernel would start later."""
+UNMASK_THREADS: Final = 256
+MOST_THREADS: Final = 1024
+COMMIT_BYTES: Final = 1 << 16
+"""Bytes for each block that commits to outputs, before there are as many blocks as processors."""
+AT_ONCE: Final = 4
+"""Pieces of memory that one kernel commits to."""
+WARP: Final = 32
+
+
+T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """Memory on a GPU."""
+
+    address: int
+    """A multiple of WORD_BYTES."""
+    nbytes: int
+
+
+@cache
+def relay_image() -> bytes:
+    """Return the kernels' machine code for the current device.
+
+    Raises:
+        driver.DriverError: the driver cannot assemble them.
+    """
+    return driver.assemble(SOURCE.read_bytes())
+
+
+class RelayKernels:
+    """Launches the kernels on the current stream of a GPU.
+
+    Args:
+        image: their machine code.
+        device: the GPU; it is the current one.
+    """
+
+    def __init__(self, image: bytes, device: torch.device) -> None:
+        self._device = device
+        self._module = driver.Module(image)
+        self._launchers: dict[tuple[str, int, int, int], driver.Launcher] = {}
+        self._processors = int(torch.cuda.get_device_properties(device).multi_processor_count)
+        self._key = torch.zeros(1, dtype=torch.int64, device=device)
+        self._parts = torch.zeros(self._processors * WORD_BYTES, dtype=torch.uint8, device=device)
+        self._count = torch.zeros(1, dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)
+
+    def warm_up(self, board: int) -> None:
+        """Launch each kernel once, so that the driver loads its code: it cannot during a capture.
+
+        Args:
+            board: address of a board whose first word is not 0, and behind it of two that are overwritten.
+        """
+        told = board + WORD_BYTES
+        self._launch("flashinfer_bench_await_and_unmask", (1, WARP), board, 0, 0, told, 0)
+        self._launch("flashinfer_bench_await_key", (1, 1), board, self._key.data_ptr(), told, 0)
+        self.unmask(Piece(0, 0), self._key.data_ptr())
+        self.commit([], told)
+        torch.cuda.synchronize(self._device)
+
+    def await_and_unmask(self, slot: int, inputs: Piece, ready: int, count: int) -> None:
+        """Tell `count` at the address `ready`, wait until a key comes at the address `slot`, and unmask inputs.
+
+        It launches `count_launches` kernels.
+        """
+        if inputs.nbytes <= SMALL_BYTES:
+            words = inputs.nbytes // WORD_BYTES
+            shape = 1, threads_for(words)
+            self._launch("flashinfer_bench_await_and_unmask", shape, slot, inputs.address, words, ready, count)
+        else:
+            self._launch("flashinfer_bench_await_key", (1, 1), slot, self._key.data_ptr(), ready, count)
+            self.unmask(inputs, self._key.data_ptr())
+
+    def unmask(self, inputs: Piece, key: int) -> None:
+        """Unmask inputs by the key at an address; or mask them, which is the same."""
+        words = inputs.nbytes // WORD_BYTES
+        blocks = max(1, min(2 * self._processors, -(-words // UNMASK_THREADS)))
+        self._launch("flashinfer_bench_unmask", (blocks, UNMASK_THREADS), inputs.address, words, key)
+
+    def commit(self, pieces: Sequence[Piece], told: int) -> None:
+        """Tell digests of pieces of memory from the address `told` on: two words of eight bytes for AT_ONCE pieces."""
+        for at, some in enumerate(split(pieces)):
+            size = sum(one.nbytes for one in some)
+            blocks = max(1, min(self._processors, -(-size // COMMIT_BYTES)))
+            shape = blocks, threads_for(-(-size // WORD_BYTES // blocks))
+            given = [number for one in (*some, *[Piece(0, 0)] * (AT_ONCE - len(some))) for number in one]
+            end = self._parts.data_ptr(), self._count.data_ptr()
+            self._launch("flashinfer_bench_commit", shape, *given, told + at * WORD_BYTES, *end)
+
+    def _launch(self, name: str, shape: tuple[int, int], *arguments: int) -> None:
+        key = (name, *shape, len(arguments))
+        if key not in self._launchers:
+            blocks, threads = shape
+            kernel = self._module.kernel(name)
+            self._launchers[key] = driver.Launcher(kernel, blocks=blocks, threads=threads, arguments=len(arguments))
+        self._launchers[key](torch.cuda.current_stream(self._device).cuda_stream, *arguments)
+
+
+def count_launches(nbytes: int) -> int:
+    """Return how many kernels wait for a key and unmask so many bytes."""
+    return 1 if nbytes <= SMALL_BYTES else 2
+
+
+def split(pieces: Sequence[T]) -> list[Sequence[T]]:
+    """Return the pieces that are committed to together; one list at the least."""
+    return [pieces[at : at + AT_ONCE] for at in range(0, max(1, len(pieces)), AT_ONCE)]
+
+
+def threads_for(words: int) -> int:
+    """Return the threads of a block that has so many words to do: whole warps."""
+    return max(WARP, min(MOST_THREADS, -(-words // WARP) * WARP))
+
+
+def piece_of(value: torch.Tensor) -> Piece:
+    """Return where a contiguous tensor lies."""
+    return Piece(value.data_ptr(), value.nbytes)
