@@ -4,7 +4,7 @@ The calls of a burst lie in memory at the same time, so a worker may compute all
 side, where one call leaves most of a GPU idle. In a relay their inputs are masked. A call's key comes when the call
 before has committed to its outputs, by a digest that nobody knows who has not all of them. A call costs
 
-    median(from its key to its digest) - the same of a call that computes nothing - START_NS
+    median(from its key to its digest) - the least that a call takes which computes nothing
 
 and a latency is told as no less than RELAY_SHARE of that.
 """
@@ -60,8 +60,6 @@ MOST_RELAYS: Final = 4
 latency."""
 QUICK_NS: Final = 1_000_000
 """Of calls from this on one relay will do."""
-START_NS: Final = 1_000.0
-"""Taken off each call: its first operation starts so much later than the kernel that unmasks its inputs ends."""
 HIDDEN_NS: Final = 2_000.0
 """So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
 who does all in one kernel."""
@@ -162,7 +160,7 @@ class GpuRelayTimer:
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
             )
-        return max(0.0, median(one.span_ns for one in told) - self._empty_ns - START_NS)
+        return max(0.0, median(one.span_ns for one in told) - self._empty_ns)
 
 
 def open_gpu_relay(ask: Ask, trial: RemoteTrial, *, operations: int | None, settles: bool) -> GpuRelayTimer | None:
