@@ -259,6 +259,8 @@ class Relayed(Claim):
     relayed: Count
     strided: bool = False
     """To copy results changed how they lie in memory: that was a part of the work."""
+    joined: bool = False
+    """On a GPU: all of them were one graph."""
 
 
 class Collected(Claim):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Launch, capture, see_operations
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MappedBoard
-from flashinfer_bench.worker.gpu_relay.kernels import Piece, RelayKernels, count_launches, piece_of
+from flashinfer_bench.worker.gpu_relay.kernels import Piece, RelayKernels, count_launches
 
 LIMIT_S: Final = 20.0
 """Nobody waits longer for a key."""
@@ -58,6 +58,8 @@ class GpuRelays:
         self._kernels: RelayKernels | None = None
         self._replay: Launch | None = None
         self._refused = False
+        self._commits: list[Callable[[Sequence[int]], None]] = []
+        """What commits to the outputs of each call."""
 
     def relay(self, request: Mapping[str, Any], fd: int, calls: Sequence[RelayedCall], inputs: int) -> dict[str, Any]:
         """Answer a request for a relay.
@@ -76,6 +78,10 @@ class GpuRelays:
             self._board.give(0, 1)
             self._kernels.warm_up(self._board.key_at(0))
             self._board.clear()
+        if not self._commits:
+            for at, call in enumerate(calls):
+                sizes = [slot.nbytes for slot in call.slots]
+                self._commits.append(self._kernels.committer(sizes, self._board.told_at(at)))
         rows = [Piece(inputs + index * request["stride"], request["inputs"]) for index in request["indices"]]
         operations = request["operations"]
         if operations is not None and self._replay is None and not self._refused:
@@ -91,11 +97,12 @@ class GpuRelays:
         else:
             self._launch_all(calls, rows, 0, self._board)
         torch.cuda.synchronize(self._device)
-        return {"relayed": len(calls)}
+        return {"relayed": len(calls), "joined": self._replay is not None and not request["settles"]}
 
     def forget(self) -> bool:
         """Forget the calls and their board; say whether there were any."""
         board, self._board, self._replay, self._refused = self._board, None, None, False
+        self._commits.clear()
         if board is not None:
             board.release()
         return board is not None
@@ -133,12 +140,10 @@ class GpuRelays:
 
     def _end(self, at: int, call: RelayedCall) -> None:
         """Commit to what a call gave, and bring it into its slots: before, where it lies otherwise than they do."""
-        assert self._board is not None  # opened by the request
-        assert self._kernels is not None
         results = call.plain_results()
         if results is None:
             call.put_away()
-        self._kernels.commit([piece_of(one) for one in results or call.slots], self._board.told_at(at))
+        self._commits[at]([one.data_ptr() for one in results or call.slots])
         if results is not None:
             call.put_away()
         call.result = None

@@ -6,7 +6,7 @@ to, with the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -60,7 +60,7 @@ class RelayKernels:
     def __init__(self, image: bytes, device: torch.device) -> None:
         self._device = device
         self._module = driver.Module(image)
-        self._launchers: dict[tuple[str, int, int, int], driver.Launcher] = {}
+        self._launchers: dict[tuple[str, int, int], driver.Launcher] = {}
         self._processors = int(torch.cuda.get_device_properties(device).multi_processor_count)
         self._key = torch.zeros(1, dtype=torch.int64, device=device)
         self._parts = torch.zeros(self._processors * WORD_BYTES, dtype=torch.uint8, device=device)
@@ -101,21 +101,41 @@ class RelayKernels:
 
     def commit(self, pieces: Sequence[Piece], told: int) -> None:
         """Tell digests of pieces of memory from the address `told` on: two words of eight bytes for AT_ONCE pieces."""
-        for at, some in enumerate(split(pieces)):
-            size = sum(one.nbytes for one in some)
+        self.committer([one.nbytes for one in pieces], told)([one.address for one in pieces])
+
+    def committer(self, sizes: Sequence[int], told: int) -> Callable[[Sequence[int]], None]:
+        """Return what commits to pieces of so many bytes, given their addresses: it takes the host few microseconds."""
+        end = self._parts.data_ptr(), self._count.data_ptr()
+        launches: list[tuple[driver.Launcher, Sequence[int], int]] = []
+        for at, some in enumerate(split(sizes)):
+            size = sum(some)
             blocks = max(1, min(self._processors, -(-size // COMMIT_BYTES)))
             shape = blocks, threads_for(-(-size // WORD_BYTES // blocks))
-            given = [number for one in (*some, *[Piece(0, 0)] * (AT_ONCE - len(some))) for number in one]
-            end = self._parts.data_ptr(), self._count.data_ptr()
-            self._launch("flashinfer_bench_commit", shape, *given, told + at * WORD_BYTES, *end)
+            launches.append(
+                (self._launcher("flashinfer_bench_commit", shape, 2 * AT_ONCE + 3), some, told + at * WORD_BYTES)
+            )
+
+        def commit(addresses: Sequence[int]) -> None:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+            for at, (launch, some, to) in enumerate(launches):
+                given = [0] * (2 * AT_ONCE)
+                own = addresses[at * AT_ONCE : at * AT_ONCE + len(some)]
+                given[: 2 * len(some)] = [number for piece in zip(own, some, strict=True) for number in piece]
+                launch(stream, *given, to, *end)
+
+        return commit
 
     def _launch(self, name: str, shape: tuple[int, int], *arguments: int) -> None:
-        key = (name, *shape, len(arguments))
+        launch = self._launcher(name, shape, len(arguments))
+        launch(torch.cuda.current_stream(self._device).cuda_stream, *arguments)
+
+    def _launcher(self, name: str, shape: tuple[int, int], arguments: int) -> driver.Launcher:
+        key = (name, *shape)
         if key not in self._launchers:
             blocks, threads = shape
             kernel = self._module.kernel(name)
-            self._launchers[key] = driver.Launcher(kernel, blocks=blocks, threads=threads, arguments=len(arguments))
-        self._launchers[key](torch.cuda.current_stream(self._device).cuda_stream, *arguments)
+            self._launchers[key] = driver.Launcher(kernel, blocks=blocks, threads=threads, arguments=arguments)
+        return self._launchers[key]
 
 
 def count_launches(nbytes: int) -> int:

@@ -44,7 +44,6 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import (
     CREDITED_SHARE,
-    RELAY_SHARE,
     ReadingsAsked,
     add_flags,
     check_trial,
@@ -181,7 +180,7 @@ class RemoteKernel(CallableKernel):
             claimed = Claimed(latency_ms * 1e6, waits_inside, record.get("operations", 1), "side_stream" in flags)
             found = self._confirm(remote, claimed, known_ns)
             record |= found.to_record()
-            latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
+            latency_ms = raise_claim(latency_ms, record, self._arena.device.type, found.least_ns / 1e6)
         known = trials[0].known
         if self.task.beside is not None and waits_inside and known is not None and not self.worker.has_setup:
             lead = Lead(settled=known.settled, resets_lines=known.resets_lines)
@@ -383,13 +382,15 @@ class RemoteKernel(CallableKernel):
         kind = self._arena.device.type
         by_relays, most_ns = self._confirm_by_relays(remote, claimed)
         if by_relays is not None:
-            told_ns = max(claimed.latency_ns, RELAY_SHARE[kind] * (by_relays.relay_ns or 0.0))
+            told_ns = max(claimed.latency_ns, by_relays.least_ns)
             if CREDITED_SHARE[kind] * most_ns <= told_ns:
                 return by_relays
             # Who computes along with the move of the inputs is told as too fast by a relay; bursts raise his latency.
             found = self._confirm_by_bursts(remote, claimed, most_ns, by_relays=by_relays)
             doubt = found.why_not or by_relays.why_not
-            return replace(found, why_not=doubt, relay_ns=by_relays.relay_ns, relay_calls=by_relays.relay_calls)
+            return replace(
+                by_relays, why_not=doubt, burst_ns=found.burst_ns, resolution_ns=found.resolution_ns, calls=found.calls
+            )
         settled = settle_by_requests(claimed.latency_ns, known_ns, kind)
         return settled or self._confirm_by_bursts(remote, claimed)
 

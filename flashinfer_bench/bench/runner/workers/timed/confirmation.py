@@ -84,6 +84,13 @@ class Confirmation:
     """What one call costs in a relay; None where none was run."""
     relay_calls: int = 0
     """Calls that relays made."""
+    relay_share: float = 1.0
+    """A latency is told as no less than this share of it."""
+
+    @property
+    def least_ns(self) -> float:
+        """What a latency is told as at the least, as far as relays say."""
+        return self.relay_share * (self.relay_ns or 0.0)
 
     def to_record(self) -> dict[str, Any]:
         """Return it as fields of a measurement's record."""

@@ -27,7 +27,7 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     open_gpu_board,
 )
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
-from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE
+from flashinfer_bench.bench.runner.workers.timed.readings import HOST_RELAY_SHARE, RELAY_SHARE
 from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_REFUSED_SHARE, SLACK_NS
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.gpu_relay.board import MOST_OUTPUTS, GpuBoard
@@ -60,6 +60,9 @@ MOST_RELAYS: Final = 4
 latency."""
 QUICK_NS: Final = 1_000_000
 """Of calls from this on one relay will do."""
+HOST_NS: Final = 15_000.0
+"""Taken off each call that the host launches in its turn: the host launches what commits to outputs when it has the
+call's result."""
 HIDDEN_NS: Final = 2_000.0
 """So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
 who does all in one kernel."""
@@ -109,6 +112,7 @@ class GpuRelayTimer:
         least = [[one.view(-1)[:1].view(torch.uint8) for one in own[:1]] for own in self._outputs]
         self._empty_ns = desk.take_empty(self._rows, self._outputs)
         self._hidden_ns = max(0, self._empty_ns - desk.take_empty(few, least)) + HIDDEN_NS
+        self._share = RELAY_SHARE["cuda"]
         self.most_ns = math.inf
 
     def confirm(self, claimed_ns: float, *, is_believed: bool = False) -> Confirmation:
@@ -124,7 +128,7 @@ class GpuRelayTimer:
         """
         best_ns, relays, fewest = math.inf, 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
         with open_gpu_board() as (board, fd, size):
-            while relays < fewest or (relays < MOST_RELAYS and RELAY_SHARE["cuda"] * best_ns > claimed_ns):
+            while relays < fewest or (relays < MOST_RELAYS and self._share * best_ns > claimed_ns):
                 numbers, cost_ns = self._run_one(board, fd, size)
                 is_best = cost_ns <= best_ns
                 if is_best:
@@ -135,7 +139,8 @@ class GpuRelayTimer:
         self.most_ns = best_ns + self._hidden_ns
         outside = Outside("relay", best_ns, False, RELAY_REFUSED_SHARE, SLACK_NS)
         doubt = find_doubt(claimed_ns, outside, f"{relays} relays", is_believed=is_believed)
-        return Confirmation(None, None, doubt, relay_ns=best_ns, relay_calls=relays * self._count)
+        calls = relays * self._count
+        return Confirmation(None, None, doubt, relay_ns=best_ns, relay_calls=calls, relay_share=self._share)
 
     def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[list[int], float]:
         """Run a relay; return the numbers of its calls, and what one costs."""
@@ -146,11 +151,16 @@ class GpuRelayTimer:
         along = Along([fd], lambda is_over: told.extend(hand_out(board, keys, self._groups, is_over)))
         fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
         fields |= {"stride": self._trial.places.stride, "inputs": self._rows[0].nbytes}
-        self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
-        return numbers, self._check(told)
+        done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
+        self._share = RELAY_SHARE["cuda"] if done.joined else HOST_RELAY_SHARE
+        return numbers, self._check(told, 0.0 if done.joined else HOST_NS)
 
-    def _check(self, told: list[Told]) -> float:
+    def _check(self, told: list[Told], host_ns: float) -> float:
         """Return what a call costs.
+
+        Args:
+            told: of each call.
+            host_ns: what is taken off beside an empty call.
 
         Raises:
             SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
@@ -160,7 +170,7 @@ class GpuRelayTimer:
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
             )
-        return max(0.0, median(one.span_ns for one in told) - self._empty_ns)
+        return max(0.0, median(one.span_ns for one in told) - self._empty_ns - host_ns)
 
 
 def open_gpu_relay(ask: Ask, trial: RemoteTrial, *, operations: int | None, settles: bool) -> GpuRelayTimer | None:

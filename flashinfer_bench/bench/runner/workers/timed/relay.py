@@ -159,7 +159,9 @@ class RelayTimer:
         is_busy = tree_waiting_ns(trial.guard_pid) - waited_ns > BUSY_SHARE * (time.perf_counter_ns() - start)
         outside = Outside("relay", best_ns, is_busy, RELAY_REFUSED_SHARE, SLACK_NS)
         doubt = find_doubt(claimed_ns, outside, f"{relays} relays", is_believed=is_believed)
-        return Confirmation(None, None, doubt, relay_ns=best_ns, relay_calls=relays * len(indices))
+        return Confirmation(
+            None, None, doubt, relay_ns=best_ns, relay_calls=relays * len(indices), relay_share=RELAY_SHARE["cpu"]
+        )
 
     def _run_one(self, indices: list[int], *, waits: bool) -> Relay:
         """Run one relay."""
