@@ -15,19 +15,21 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
+    Committed,
     RelayDesk,
-    Told,
     draw_keys,
     hand_out,
     open_desk,
     open_gpu_board,
 )
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
-from flashinfer_bench.bench.runner.workers.timed.readings import HOST_RELAY_SHARE, RELAY_SHARE
+from flashinfer_bench.bench.runner.workers.timed.readings import (
+    CREDITED_SHARE,
+    HOST_RELAY_SHARE,
+    RELAY_SHARE,
+)
 from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_REFUSED_SHARE, SLACK_NS
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.gpu_relay.board import MOST_OUTPUTS, GpuBoard
@@ -60,13 +62,9 @@ MOST_RELAYS: Final = 4
 latency."""
 QUICK_NS: Final = 1_000_000
 """Of calls from this on one relay will do."""
-HOST_NS: Final = 15_000.0
-"""Taken off each call that the host launches in its turn: the host launches what commits to outputs when it has the
-call's result."""
 HIDDEN_NS: Final = 2_000.0
 """So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
 who does all in one kernel."""
-FEW_BYTES: Final = 256
 
 
 def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
@@ -108,10 +106,8 @@ class GpuRelayTimer:
         self._rows = [Piece(begin + at * step, held.shape[1]) for at in range(self._count)]
         self._outputs = [trial.places.outputs(at) for at in range(self._count)]
         self._groups = len(split(self._outputs[0]))
-        few = [Piece(row.address, min(row.nbytes, FEW_BYTES)) for row in self._rows]
-        least = [[one.view(-1)[:1].view(torch.uint8) for one in own[:1]] for own in self._outputs]
-        self._empty_ns = desk.take_empty(self._rows, self._outputs)
-        self._hidden_ns = max(0, self._empty_ns - desk.take_empty(few, least)) + HIDDEN_NS
+        self._empty_ns, least_ns = desk.find_empty(self._rows, self._outputs)
+        self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
         self._share = RELAY_SHARE["cuda"]
         self.most_ns = math.inf
 
@@ -147,20 +143,18 @@ class GpuRelayTimer:
         numbers, keys = self._trial.write(range(self._count)), draw_keys(self._count)
         self._desk.mask(self._rows, keys)
         board.clear()
-        told: list[Told] = []
+        told: list[Committed] = []
         along = Along([fd], lambda is_over: told.extend(hand_out(board, keys, self._groups, is_over)))
         fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
         fields |= {"stride": self._trial.places.stride, "inputs": self._rows[0].nbytes}
         done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
         self._share = RELAY_SHARE["cuda"] if done.joined else HOST_RELAY_SHARE
-        return numbers, self._check(told, 0.0 if done.joined else HOST_NS)
+        if done.strided:  # a copy that changes how a result lies goes before what commits to it
+            self._share = min(self._share, CREDITED_SHARE["cuda"])
+        return numbers, self._check(told)
 
-    def _check(self, told: list[Told], host_ns: float) -> float:
+    def _check(self, told: list[Committed]) -> float:
         """Return what a call costs.
-
-        Args:
-            told: of each call.
-            host_ns: what is taken off beside an empty call.
 
         Raises:
             SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
@@ -170,7 +164,7 @@ class GpuRelayTimer:
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
             )
-        return max(0.0, median(one.span_ns for one in told) - self._empty_ns - host_ns)
+        return max(0.0, median(one.span_ns for one in told) - self._empty_ns)
 
 
 def open_gpu_relay(ask: Ask, trial: RemoteTrial, *, operations: int | None, settles: bool) -> GpuRelayTimer | None:
