@@ -18,7 +18,9 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "returned": [[Returned]] or null,
                                                               "lost", "refused": reason or null}
     burst     indices, part, together, operations             {"id", "refused": reason or null, "copied", "strided"}
-    relay     indices, part + 1 fd, of the board              {"id", "relayed": number of calls, "strided"}
+    relay     indices, part + 2 fds, of board and bell; or    {"id", "relayed": number of calls, "strided",
+              indices, part, operations, settles, size,       "joined"}
+              stride, inputs + 1 fd, of the board of a GPU
     collect   indices, part, together                         {"id", "collected": true, "strided"}
     stop      -                                               {"id", "stopped": true}
     recover   -                                               {"id", "recovered": true}; after an error: the clock is
@@ -31,7 +33,8 @@ gave lies in its output slots when the answer comes. The session writes other in
 calls back to back, as one CUDA graph where `together` is true and it holds so many operations of each, and leaves what
 they gave where it is; `collect` brings that into the output slots, likewise. In a `relay`, on a CPU, the inputs of a
 call come into its place when the call before is over, and what it gave is brought into its slots at once; the board
-(`relay_board.py`) tells both how far they are.
+(`relay_board.py`) tells both how far they are. On a GPU (`gpu_relay/`) the inputs lie there, masked, and the board has
+the key of a call when the call before has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
 `slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.

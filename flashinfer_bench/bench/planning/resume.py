@@ -29,7 +29,7 @@ FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
     *("protocol", "sandbox", "seed"),
 )
-PROTOCOL: Final = 9
+PROTOCOL: Final = 10
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
 are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
 timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the calls that
@@ -38,7 +38,8 @@ anew on a CPU, too. 6: calls that wait for the GPU inside take turns with their 
 calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged. 8: it rests twice
 as long before such calls; bits of stored narrow numbers are flipped; states of mamba and gdn forget at all speeds;
 draws of flat rows are tested by themselves. 9: bursts of short calls on a GPU are longer, and less is taken off them
-for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less."""
+for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less. 10: calls on a GPU
+are held against relays."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

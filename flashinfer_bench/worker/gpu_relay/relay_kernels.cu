@@ -76,7 +76,7 @@ __device__ inline Four fold(Four one, Four other) {
   return Four{mixed.a ^ one.a, mixed.b ^ one.b, mixed.c ^ one.c, mixed.d ^ one.d};
 }
 
-__device__ inline Four fold_warp(Four state) {
+__device__ __noinline__ Four fold_warp(Four state) {
 #pragma unroll 1
   for (int half = 16; half; half >>= 1) {
     Four other{__shfl_down_sync(ALL, state.a, half), __shfl_down_sync(ALL, state.b, half),
@@ -96,13 +96,13 @@ __device__ inline Four fold_block(Four state, Four* shared) {
   return state;
 }
 
-__device__ inline uint4 read_tail(const unsigned char* from, u64 bytes) {
+__device__ __noinline__ uint4 read_tail(const unsigned char* from, u64 bytes) {
   u32 word[4] = {0, 0, 0, 0};
   for (u64 at = 0; at < bytes; ++at) word[at / 4] |= (u32)from[at] << 8 * (at % 4);
   return uint4{word[0], word[1], word[2], word[3]};
 }
 
-__device__ inline Four absorb_segment(Four state, const uint4* data, u64 bytes, u32 segment) {
+__device__ __noinline__ Four absorb_segment(Four state, const uint4* data, u64 bytes, u32 segment) {
   u64 words = bytes / 16, first = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
   for (u64 at = first; at < words; at += step) state = absorb(state, data[at], (u32)at, segment);
   if (first == 0 && bytes % 16) {

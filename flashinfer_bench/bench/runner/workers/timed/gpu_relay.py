@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
 
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
@@ -25,6 +27,7 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     open_gpu_board,
 )
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
+from flashinfer_bench.bench.runner.workers.timed.reader import Outputs
 from flashinfer_bench.bench.runner.workers.timed.readings import (
     CREDITED_SHARE,
     HOST_RELAY_SHARE,
@@ -82,6 +85,17 @@ def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
     return int(min(RELAY_CALLS, max(FEWEST_CALLS, RELAY_NS / max(claimed_ns, 1.0)), RELAY_BYTES // max(size, 1)))
 
 
+class GpuRelayed(NamedTuple):
+    """What one relay came to."""
+
+    numbers: list[int]
+    """Of its calls."""
+    cost_ns: float
+    """What one of them costs."""
+    outputs: Outputs
+    """Place → what its call gave."""
+
+
 class GpuRelayTimer:
     """Times relays of one trial's calls.
 
@@ -125,12 +139,12 @@ class GpuRelayTimer:
         best_ns, relays, fewest = math.inf, 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
         with open_gpu_board() as (board, fd, size):
             while relays < fewest or (relays < MOST_RELAYS and self._share * best_ns > claimed_ns):
-                numbers, cost_ns = self._run_one(board, fd, size)
-                is_best = cost_ns <= best_ns
+                one = self._run_one(board, fd, size)
+                is_best = one.cost_ns <= best_ns
                 if is_best:
-                    best_ns = cost_ns
+                    best_ns = one.cost_ns
                     self._trial.reader.begin()
-                self._trial.reader.look(range(self._count), numbers, chooses=is_best)
+                self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=one.outputs)
                 relays += 1
         self.most_ns = best_ns + self._hidden_ns
         outside = Outside("relay", best_ns, False, RELAY_REFUSED_SHARE, SLACK_NS)
@@ -138,33 +152,34 @@ class GpuRelayTimer:
         calls = relays * self._count
         return Confirmation(None, None, doubt, relay_ns=best_ns, relay_calls=calls, relay_share=self._share)
 
-    def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[list[int], float]:
-        """Run a relay; return the numbers of its calls, and what one costs."""
-        numbers, keys = self._trial.write(range(self._count)), draw_keys(self._count)
-        self._desk.mask(self._rows, keys)
-        board.clear()
-        told: list[Committed] = []
-        along = Along([fd], lambda is_over: told.extend(hand_out(board, keys, self._groups, is_over)))
-        fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
-        fields |= {"stride": self._trial.places.stride, "inputs": self._rows[0].nbytes}
-        done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
-        self._share = RELAY_SHARE["cuda"] if done.joined else HOST_RELAY_SHARE
-        if done.strided:  # a copy that changes how a result lies goes before what commits to it
-            self._share = min(self._share, CREDITED_SHARE["cuda"])
-        return numbers, self._check(told)
-
-    def _check(self, told: list[Committed]) -> float:
-        """Return what a call costs.
+    def _run_one(self, board: GpuBoard, fd: int, size: int) -> GpuRelayed:
+        """Run a relay.
 
         Raises:
             SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
         """
-        if len(told) < self._count or [one.digest for one in told] != self._desk.digests(self._outputs):
+        places = self._trial.places
+        numbers, keys = self._trial.write(range(self._count)), draw_keys(self._count)
+        self._desk.mask(self._rows, keys)
+        board.clear()
+        found: list[Committed] = []
+        along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, self._groups, is_over)))
+        fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
+        fields |= {"stride": places.stride, "inputs": self._rows[0].nbytes}
+        done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
+        self._share = RELAY_SHARE["cuda"] if done.joined else HOST_RELAY_SHARE
+        if done.strided:  # a copy that changes how a result lies goes before what commits to it
+            self._share = min(self._share, CREDITED_SHARE["cuda"])
+        # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
+        rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
+        outputs = [places.outputs_in(row) for row in rows]
+        if len(found) < self._count or [one.digest for one in found] != self._desk.digests(outputs):
             raise SolutionFailure(
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
             )
-        return max(0.0, median(one.span_ns for one in told) - self._empty_ns)
+        cost_ns = max(0.0, median(one.span_ns for one in found) - self._empty_ns)
+        return GpuRelayed(numbers, cost_ns, outputs.__getitem__)
 
 
 def open_gpu_relay(ask: Ask, trial: RemoteTrial, *, operations: int | None, settles: bool) -> GpuRelayTimer | None:

@@ -1,0 +1,422 @@
+"""Relays on a GPU: what a call costs whose inputs are masked until the one before has committed to its outputs.
+
+The worker and its GPU are played in the memory of a CPU, and so are the session's kernels.
+"""
+
+import ctypes
+import hashlib
+import os
+import random
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.workers.arena import open_memory_file
+from flashinfer_bench.bench.runner.workers.timed import gpu_handover, gpu_relay
+from flashinfer_bench.bench.runner.workers.timed.confirmation import LEAST_SHARE, ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
+    BYTES_PER_NS,
+    CACHED_BYTES,
+    FEWEST_CALLS,
+    FEWEST_RELAYS,
+    HIDDEN_NS,
+    LONGEST_NS,
+    MOST_RELAYS,
+    QUICK_NS,
+    RELAY_BYTES,
+    RELAY_CALLS,
+    GpuRelayTimer,
+    count_gpu_relay_calls,
+    open_gpu_relay,
+)
+from flashinfer_bench.bench.runner.workers.timed.readings import (
+    CREDITED_SHARE,
+    HOST_RELAY_SHARE,
+    RELAY_SHARE,
+    raise_claim,
+)
+from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_REFUSED_SHARE, SLACK_NS
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_OUTPUTS, TOLD, WORDS_OF_CALL, GpuBoard
+from flashinfer_bench.worker.gpu_relay.kernels import split
+from tests.kit.trials import make_trial
+
+pytestmark = pytest.mark.cpu
+CALL_NS = 80_000
+EMPTY_NS = 4_000
+LEAST_NS = 3_000
+COST_NS = CALL_NS - EMPTY_NS
+TICK_NS = 100
+"""Each look at the clock takes so long."""
+
+
+def change(piece, key):
+    """Mask the bytes of a piece, or unmask them."""
+    held = (ctypes.c_uint8 * piece.nbytes).from_address(piece.address)
+    held[:] = bytes(one ^ mask for one, mask in zip(held, random.Random(key).randbytes(piece.nbytes), strict=True))
+
+
+def digest_of(outputs):
+    """Return what a call commits to that leaves these outputs."""
+    told = []
+    for some in split(outputs):
+        drawn = hashlib.blake2b(b"".join(one.numpy().tobytes() for one in some), digest_size=16).digest()
+        told += [int.from_bytes(drawn[at : at + 8], "little") | 1 for at in (0, 8)]
+    return told
+
+
+class PlayedDesk:
+    """The session's kernels."""
+
+    def __init__(self):
+        self.rows = []
+        self.masked = []
+        self.before = []
+        """What each call was given, before it was masked."""
+
+    def find_empty(self, rows, outputs):
+        self.rows = rows
+        return EMPTY_NS, LEAST_NS
+
+    def mask(self, rows, keys):
+        assert rows == self.rows
+        self.before = [read(row) for row in rows]
+        self.masked += keys
+        for row, key in zip(rows, keys, strict=True):
+            change(row, key)
+
+    def digests(self, outputs):
+        return [digest_of(own) for own in outputs]
+
+
+def read(piece):
+    return ctypes.string_at(piece.address, piece.nbytes)
+
+
+class PlayedBoard(GpuBoard):
+    """Has a call made as soon as its key is given."""
+
+    def __init__(self, fd, make):
+        super().__init__(fd)
+        self._make = make
+
+    def give(self, call, key):
+        super().give(call, key)
+        self._make(call, key)
+
+    def commit(self, call, words):
+        begin = TOLD + call * WORDS_OF_CALL
+        self._words[begin : begin + len(words)] = words
+
+
+class PlayedWorker:
+    """Answers a relay: a call takes `call_ns` from its key to what it commits to, and computes y = 2 x.
+
+    `late` are the calls that compute nothing before they have committed. It answers when `ends_after` have.
+    """
+
+    def __init__(self, trial, desk, call_ns=CALL_NS, late=(), ends_after=None):
+        self.trial = trial
+        self.desk = desk
+        self.call_ns = call_ns
+        self.late = late
+        self.ends_after = len(trial.places) if ends_after is None else ends_after
+        self.now = 0
+        self.asked = []
+        self.answer = {"joined": True}
+        self.then = lambda: None
+        """Done when all calls have committed, before the answer."""
+
+    @property
+    def relays(self):
+        return len(self.asked)
+
+    @contextmanager
+    def open(self):
+        fd = open_memory_file(BOARD_BYTES)
+        self.board = PlayedBoard(fd, self.make)
+        try:
+            yield self.board, fd, BOARD_BYTES
+        finally:
+            os.close(fd)
+
+    def __call__(self, verb, expected, what, *, along, **fields):
+        assert (verb, len(along.fds)) == ("relay", 1)
+        assert os.fstat(along.fds[0]).st_size == BOARD_BYTES
+        self.asked.append(fields)
+        assert not any(self.board.has_key(call) for call in fields["indices"])
+        self.board.tell_launched(len(fields["indices"]))
+        self.board.tell_ready(1)
+        along.meanwhile(lambda: True)
+        self.then()
+        return expected.model_validate({"id": 1, "relayed": len(fields["indices"]), **self.answer})
+
+    def make(self, call, key):
+        rows = self.desk.rows
+        assert all(read(row) != before for row, before in list(zip(rows, self.desk.before, strict=True))[call:])
+        change(rows[call], key)
+        assert read(rows[call]) == self.desk.before[call]
+        self.now += (self.call_ns if isinstance(self.call_ns, int) else next(self.call_ns)) - TICK_NS
+        if call not in self.late:
+            self.compute(call)
+        self.board.commit(call, digest_of(self.trial.places.outputs(call)))
+        if call in self.late:
+            self.compute(call)
+        if call + 1 < self.ends_after:
+            self.board.tell_ready(call + 2)
+
+    def compute(self, call):
+        torch.mul(self.trial.places.inputs(call)[0], 2, out=self.trial.places.outputs(call)[0])
+
+    def now_ns(self):
+        self.now += TICK_NS
+        return self.now
+
+
+@pytest.fixture
+def open_timer(arena, monkeypatch):
+    """Return a timer of relays and the worker that is played; looks at the clock take TICK_NS."""
+
+    def opened(*, operations=3, settles=False, wanted=2, has_setup=False, **worker):
+        trial = make_trial(arena, most=FEWEST_CALLS, wanted=wanted, has_setup=has_setup, device_type="cuda")
+        desk = PlayedDesk()
+        played = PlayedWorker(trial, desk, **worker)
+        monkeypatch.setattr(gpu_relay, "open_gpu_board", played.open)
+        monkeypatch.setattr(gpu_handover, "now_ns", played.now_ns)
+        return GpuRelayTimer(played, trial, desk, operations=operations, settles=settles), played
+
+    return opened
+
+
+def told_ns(found, claimed_ns):
+    """Return the latency that a claim is told as."""
+    return 1e6 * raise_claim(claimed_ns / 1e6, found.to_record(), "cuda", found.least_ns / 1e6)
+
+
+def test_a_call_costs_what_it_takes_beyond_an_empty_one(open_timer):
+    timer, worker = open_timer()
+    found = timer.confirm(COST_NS)
+    assert found.to_record() == {
+        "confirmed": True,
+        "relay_ms": pytest.approx(COST_NS / 1e6),
+        "relay_calls": FEWEST_RELAYS * FEWEST_CALLS,
+    }
+    assert worker.relays == FEWEST_RELAYS
+    assert told_ns(found, COST_NS) == COST_NS
+
+
+def test_half_of_the_calls_count(open_timer):
+    times_ns = [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]
+    timer, _ = open_timer(call_ns=iter(times_ns * FEWEST_RELAYS))
+    assert timer.confirm(COST_NS).relay_ns == COST_NS
+
+
+def test_the_best_relay_counts(open_timer):
+    slow, usual = [3 * CALL_NS] * FEWEST_CALLS, [CALL_NS] * FEWEST_CALLS
+    for times_ns, relays in (([*slow, *usual], 2), ([*slow, *slow, *usual], 3), ([*slow, *slow, *slow, *usual], 4)):
+        timer, worker = open_timer(call_ns=iter(times_ns))
+        assert timer.confirm(COST_NS).relay_ns == COST_NS
+        assert worker.relays == relays
+
+
+def test_a_call_that_takes_no_longer_than_an_empty_one_costs_nothing(open_timer):
+    timer, worker = open_timer(call_ns=EMPTY_NS - 500)
+    found = timer.confirm(1_000)
+    assert (found.relay_ns, found.why_not, worker.relays) == (0.0, None, FEWEST_RELAYS)
+
+
+def test_what_the_worker_is_asked_for(open_timer):
+    timer, worker = open_timer(operations=3, settles=True)
+    timer.confirm(COST_NS)
+    places = worker.trial.places
+    assert worker.asked == FEWEST_RELAYS * [
+        {
+            "indices": list(range(FEWEST_CALLS)),
+            "part": "run",
+            "operations": 3,
+            "settles": True,
+            "size": BOARD_BYTES,
+            "stride": places.stride,
+            "inputs": places.input_bytes(1).shape[1],
+        }
+    ]
+    assert [row.address for row in worker.desk.rows] == [places.inputs(at)[0].data_ptr() for at in range(FEWEST_CALLS)]
+
+
+@pytest.mark.parametrize(("has_setup", "part", "operations"), [(False, "run", None), (True, "both", 3)])
+def test_calls_are_in_no_graph_where_they_wait_for_the_gpu_or_have_a_setup(open_timer, has_setup, part, operations):
+    timer, worker = open_timer(has_setup=has_setup, operations=operations)
+    timer.confirm(COST_NS)
+    assert {(fields["part"], fields["operations"]) for fields in worker.asked} == {(part, None)}
+
+
+def test_each_relay_has_inputs_and_keys_of_its_own(open_timer):
+    timer, worker = open_timer(wanted=FEWEST_CALLS)
+    timer.confirm(COST_NS)
+    keys = worker.desk.masked
+    assert len(keys) == len({*keys}) == FEWEST_RELAYS * FEWEST_CALLS
+    reads = worker.trial.reader.reads("relay")
+    assert len(reads) == FEWEST_CALLS
+    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "relay" for one in reads)
+    assert len({float(one.inputs[0].sum()) for one in reads}) == FEWEST_CALLS
+
+
+def test_what_is_judged_is_what_was_committed_to(open_timer, monkeypatch):
+    """A worker may exchange outputs behind the look."""
+    timer, worker = open_timer(wanted=FEWEST_CALLS)
+    look = worker.trial.reader.look
+
+    def exchanged(indices, *given, **more):
+        for index in indices:
+            worker.trial.places.outputs(index)[0].zero_()
+        look(indices, *given, **more)
+
+    monkeypatch.setattr(worker.trial.reader, "look", exchanged)
+    timer.confirm(COST_NS)
+    reads = worker.trial.reader.reads()
+    assert len(reads) >= FEWEST_CALLS
+    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) for one in reads)
+
+
+@pytest.mark.parametrize("late", range(FEWEST_CALLS))
+def test_a_call_that_commits_before_its_outputs_are_there_is_refused(open_timer, late):
+    timer, _ = open_timer(late=[late])
+    with pytest.raises(SolutionFailure, match="an output was written after its call had ended") as refused:
+        timer.confirm(COST_NS)
+    assert (refused.value.status, type(refused.value)) == ("RUNTIME_ERROR", SolutionFailure)
+
+
+def test_an_output_that_changes_later_is_refused(open_timer):
+    timer, worker = open_timer()
+    worker.then = lambda: worker.trial.places.outputs(2)[0][7:8].add_(1)
+    with pytest.raises(SolutionFailure, match="an output was written after its call had ended"):
+        timer.confirm(COST_NS)
+
+
+@pytest.mark.parametrize("ends_after", range(1, FEWEST_CALLS))
+def test_a_worker_that_answers_before_all_calls_have_committed_is_refused(open_timer, ends_after):
+    timer, worker = open_timer(ends_after=ends_after)
+    worker.then = lambda: [worker.compute(at) for at in range(FEWEST_CALLS)]
+    with pytest.raises(SolutionFailure, match="an output was written after its call had ended"):
+        timer.confirm(COST_NS)
+    assert worker.relays == 1
+
+
+SHARES = [
+    ({"joined": True}, RELAY_SHARE["cuda"]),
+    ({"joined": False}, HOST_RELAY_SHARE),
+    ({"joined": True, "strided": True}, CREDITED_SHARE["cuda"]),
+    ({"joined": False, "strided": True}, min(HOST_RELAY_SHARE, CREDITED_SHARE["cuda"])),
+]
+
+
+@pytest.mark.parametrize(("answer", "share"), SHARES)
+def test_a_latency_is_told_as_no_less_than_a_share_of_what_a_call_costs(open_timer, answer, share):
+    timer, worker = open_timer()
+    worker.answer = answer
+    found = timer.confirm(0.76 * COST_NS)
+    assert found.why_not is None
+    assert found.relay_ns == COST_NS
+    assert found.relay_share == share
+    assert found.least_ns == pytest.approx(share * COST_NS)
+    assert told_ns(found, 0.76 * COST_NS) == pytest.approx(share * COST_NS)
+    assert worker.relays == MOST_RELAYS
+
+
+@pytest.mark.parametrize(("answer", "share"), SHARES)
+def test_relays_are_run_again_before_a_latency_is_raised(open_timer, answer, share):
+    for claimed_ns, relays in ((1.01 * share * COST_NS, FEWEST_RELAYS), (0.99 * share * COST_NS, MOST_RELAYS)):
+        timer, worker = open_timer()
+        worker.answer = answer
+        timer.confirm(claimed_ns)
+        assert worker.relays == relays
+
+
+def test_of_slow_calls_one_relay_will_do(open_timer):
+    for claimed_ns, relays in ((QUICK_NS - 1, FEWEST_RELAYS), (QUICK_NS, 1)):
+        timer, worker = open_timer(call_ns=QUICK_NS)
+        assert timer.confirm(claimed_ns).why_not is None
+        assert worker.relays == relays
+    timer, worker = open_timer(call_ns=3 * QUICK_NS)
+    assert timer.confirm(QUICK_NS).relay_calls == MOST_RELAYS * FEWEST_CALLS
+    assert worker.relays == MOST_RELAYS
+
+
+def test_a_claim_below_relays_is_doubted(open_timer):
+    for share, is_doubted in ((LEAST_SHARE + 0.01, False), (LEAST_SHARE - 0.01, True), (RELAY_REFUSED_SHARE, True)):
+        timer, _ = open_timer()
+        told = f"a call in a relay takes {COST_NS / 1e6:.6g} ms"
+        assert timer.confirm(share * COST_NS).why_not == (told if is_doubted else None)
+
+
+@pytest.mark.parametrize(("share", "failure"), [(0.24, ClaimContradicted), (0.05, SolutionFailure)])
+def test_a_claim_far_below_relays_is_refused_with_both_figures(open_timer, share, failure):
+    timer, _ = open_timer()
+    told = rf"claims {share * COST_NS / 1e6:.6g} ms a call; a call in a relay takes {COST_NS / 1e6:.6g} ms"
+    with pytest.raises(SolutionFailure, match=rf"{told}, as timed from outside \({MOST_RELAYS} relays\)") as refused:
+        timer.confirm(share * COST_NS)
+    assert (refused.value.status, type(refused.value)) == ("RUNTIME_ERROR", failure)
+
+
+def test_a_claim_that_lies_little_below_is_not_refused(open_timer):
+    """Another program may have held up each call."""
+    timer, _ = open_timer(call_ns=SLACK_NS + 700 + EMPTY_NS)
+    assert timer.confirm(700).why_not is not None
+    timer, _ = open_timer(call_ns=SLACK_NS + 701 + EMPTY_NS)
+    with pytest.raises(SolutionFailure):
+        timer.confirm(700)
+
+
+@pytest.mark.parametrize("share", [0.24, 0.05])
+def test_the_claim_of_a_reference_is_not_refused_and_raised_like_others(open_timer, share):
+    timer, _ = open_timer()
+    found = timer.confirm(share * COST_NS, is_believed=True)
+    assert found.why_not is not None
+    assert told_ns(found, share * COST_NS) == pytest.approx(RELAY_SHARE["cuda"] * COST_NS)
+
+
+def test_what_a_call_costs_at_the_most_holds_what_one_kernel_for_all_would_spare(open_timer):
+    """To unmask and commit is more work for more bytes; who computes along with it has that for nothing."""
+    timer, _ = open_timer()
+    timer.confirm(COST_NS)
+    assert timer.most_ns == COST_NS + HIDDEN_NS + EMPTY_NS - LEAST_NS
+
+
+def test_without_relays_nothing_is_known_of_what_a_call_costs(open_timer):
+    timer, _ = open_timer()
+    assert timer.most_ns == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("claimed_ns", "size", "outputs", "calls"),
+    [
+        (5_000, 1_000, 1, RELAY_CALLS),
+        (0.0, 0, 1, RELAY_CALLS),
+        (4_000_000, 1_000, 1, 10),
+        (20_000_000, 1_000, 1, FEWEST_CALLS),
+        (LONGEST_NS, 1_000, 1, FEWEST_CALLS),
+        (LONGEST_NS + 1, 1_000, 1, 0),
+        (5_000, 1_000, 0, 0),
+        (5_000, 1_000, MOST_OUTPUTS, RELAY_CALLS),
+        (5_000, 1_000, MOST_OUTPUTS + 1, 0),
+        (1, CACHED_BYTES, 1, RELAY_CALLS),
+        (CACHED_BYTES / BYTES_PER_NS, CACHED_BYTES + 16, 1, 0),
+        (CACHED_BYTES / BYTES_PER_NS + 1, CACHED_BYTES + 16, 1, RELAY_CALLS),
+        (3_000_000, RELAY_BYTES // 7, 1, 7),
+        (3_000_000, RELAY_BYTES // FEWEST_CALLS, 1, FEWEST_CALLS),
+        (3_000_000, RELAY_BYTES // FEWEST_CALLS + 1, 1, 0),
+    ],
+)
+def test_a_relay_has_as_many_calls_as_time_and_memory_allow(claimed_ns, size, outputs, calls):
+    assert count_gpu_relay_calls(claimed_ns, size, outputs) == calls
+
+
+@pytest.mark.parametrize(("places", "has_desk", "opens"), [(5, True, True), (4, True, False), (5, False, False)])
+def test_relays_need_room_for_some_calls_and_a_desk(arena, monkeypatch, places, has_desk, opens):
+    assert FEWEST_CALLS == 5
+    desk = PlayedDesk() if has_desk else None
+    monkeypatch.setattr(gpu_relay, "open_desk", lambda device: desk)
+    timer = open_gpu_relay(lambda: None, make_trial(arena, most=places), operations=1, settles=False)
+    assert isinstance(timer, GpuRelayTimer) is opens
+    assert opens or timer is None
