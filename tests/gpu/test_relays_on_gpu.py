@@ -73,7 +73,7 @@ class Digests:
 def test_masks_are_philox_of_key_and_place(kernels, words):
     """Held against the numbers that the tests of the kernels' source hold them against on a CPU."""
     held = torch.randint(0, 256, ((words + 1) * WORD_BYTES,), dtype=torch.uint8, device=DEVICE)
-    given, inputs = held.cpu(), held[: words * WORD_BYTES]
+    given, inputs = held.to("cpu", copy=True), held[: words * WORD_BYTES]
     key, ready = torch.tensor([KEY], device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     kernels.await_and_unmask(key.data_ptr(), piece_of(inputs), ready.data_ptr(), 7)
     assert int(ready) == 7

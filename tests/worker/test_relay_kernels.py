@@ -49,6 +49,7 @@ ON_CPU = r"""
 #define __global__
 #define __device__
 #define __noinline__
+#define __launch_bounds__(threads)
 #define __shared__ static
 struct Place { unsigned x; };
 struct uint4 { unsigned x, y, z, w; };
@@ -121,6 +122,11 @@ extern "C" void play(bool backwards, u64 key, u64* slot, u64 after_ns) {
   is_backwards = backwards, late_key = key, late_slot = slot, key_at_ns = clock_ns + after_ns;
 }
 extern "C" u64 tell_time() { return clock_ns; }
+extern "C" void absorb_word(u32* state, const u32* word, u32 place, u32 segment) {
+  Four next = absorb(Four{state[0], state[1], state[2], state[3]}, uint4{word[0], word[1], word[2], word[3]},
+                     place, segment);
+  memcpy(state, &next, sizeof next);
+}
 extern "C" bool launch(const char* name, unsigned blocks, unsigned threads, const u64* a) {
   typedef const uint4* Data;
   typedef volatile u64* Told;
@@ -165,6 +171,7 @@ def library(tmp_path_factory):
     found.launch.restype = ctypes.c_bool
     found.play.argtypes = [ctypes.c_bool, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]
     found.tell_time.restype = ctypes.c_uint64
+    found.absorb_word.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     return found
 
 
@@ -286,6 +293,49 @@ def test_a_digest_changes_with_any_bit(on_cpu, size):
     assert tuple(take_digest(on_cpu, [held])) in seen
 
 
+def draw_words(draws):
+    """Return four numbers of 32 bits."""
+    return [draws.getrandbits(32) for _ in range(4)]
+
+
+def absorb(library, state, word, place=5, segment=1):
+    """Return the state that follows a state and a word."""
+    held = (ctypes.c_uint32 * 4)(*state)
+    library.absorb_word(held, (ctypes.c_uint32 * 4)(*word), place, segment)
+    return list(held)
+
+
+@needs_compiler
+@pytest.mark.parametrize("changed", [(0, 1, 2, 3), (0,), (1,), (2,), (3,), (0, 2), (1, 3)])
+def test_what_an_earlier_word_changes_no_later_one_takes_back(library, changed):
+    """The state that follows differs by no number that somebody knows who has not all of what came before."""
+    draws, differences = random.Random(len(changed)), []
+    for _ in range(50):
+        state, word, change = draw_words(draws), draw_words(draws), draw_words(draws)
+        change = [number if at in changed else 0 for at, number in enumerate(change)]
+        usual = absorb(library, state, word)
+        for other_word in (
+            word,
+            [one ^ by for one, by in zip(word, change, strict=True)],
+            [(one - by) % (1 << 32) for one, by in zip(word, change, strict=True)],
+        ):
+            other = absorb(library, [one ^ by for one, by in zip(state, change, strict=True)], other_word)
+            differences += [tuple(one ^ was for one, was in zip(other, usual, strict=True))]
+            differences += [tuple((one - was) % (1 << 32) for one, was in zip(other, usual, strict=True))]
+            assert tuple(change) not in differences
+            assert tuple(-by % (1 << 32) for by in change) not in differences
+    assert len({*differences}) == 6 * 50
+    assert (0, 0, 0, 0) not in differences
+
+
+@needs_compiler
+def test_where_a_word_lies_counts_for_the_state_that_follows(library):
+    draws = random.Random(4)
+    state, word = draw_words(draws), draw_words(draws)
+    found = [absorb(library, state, word, place, segment) for place in (0, 1, 1 << 31) for segment in range(AT_ONCE)]
+    assert len({number for one in found for number in one}) == 4 * len(found)
+
+
 @needs_compiler
 @pytest.mark.parametrize("size", SIZES)
 def test_a_digest_changes_where_a_piece_grows_by_a_byte(on_cpu, size):
@@ -374,6 +424,7 @@ def test_the_assembly_has_the_kernels_that_are_launched_for_cards_from_2017_on()
     lines = text.splitlines()
     assert ".version 7.0" in lines
     assert ".target sm_70" in lines
+    assert [line for line in lines if line.startswith(".maxntid")] == [f".maxntid {kernels.MOST_THREADS}, 1, 1"]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

@@ -38,8 +38,8 @@ anew on a CPU, too. 6: calls that wait for the GPU inside take turns with their 
 calls of more than 10 ms; bits of random bytes are flipped; more draws of timed samplers are judged. 8: it rests twice
 as long before such calls; bits of stored narrow numbers are flipped; states of mamba and gdn forget at all speeds;
 draws of flat rows are tested by themselves. 9: bursts of short calls on a GPU are longer, and less is taken off them
-for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less. 10: calls on a GPU
-are held against relays."""
+for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less. 10: calls on a
+GPU are held against relays."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

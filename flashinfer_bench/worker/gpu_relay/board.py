@@ -51,6 +51,10 @@ class GpuBoard:
         """Give a call's key, which is not 0."""
         self._words[KEYS + call] = key
 
+    def give_if_missing(self, call: int) -> None:
+        """Give a call a key that unmasks nothing, where it has none: nobody waits for it any more."""
+        self._words[KEYS + call] = self._words[KEYS + call] or 1
+
     def await_ready(self, count: int) -> bool:
         """Tell, after some looks at the most, whether a call waits for its key: the one of this number, from 1 on."""
         return self._is_at_least(READY, count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import torch
@@ -70,9 +71,11 @@ class GpuRelays:
             calls: in order.
             inputs: where those of the first place lie.
         """
-        if self._board is None:
-            self._board = MappedBoard(fd, int(request["size"]))
-        os.close(fd)
+        try:
+            if self._board is None:
+                self._board = MappedBoard(fd, int(request["size"]))
+        finally:
+            os.close(fd)
         if self._kernels is None:
             self._kernels = RelayKernels(self._board.text(BOARD_BYTES, int(request["size"])), self._device)
             self._board.give(0, 1)
@@ -83,21 +86,28 @@ class GpuRelays:
                 sizes = [slot.nbytes for slot in call.slots]
                 self._commits.append(self._kernels.committer(sizes, self._board.told_at(at)))
         rows = [Piece(inputs + index * request["stride"], request["inputs"]) for index in request["indices"]]
-        operations = request["operations"]
+        operations = None if request["settles"] else request["operations"]
         if operations is not None and self._replay is None and not self._refused:
             try:
                 self._replay = capture(lambda: self._launch_all(calls, rows, operations, None))
             except CaptureRefused:
                 self._refused = True
-        if request["settles"]:
-            self._run_settled(calls, rows)
-        elif self._replay is not None:
-            self._replay()
-            self._board.tell_launched(len(calls))
-        else:
-            self._launch_all(calls, rows, 0, self._board)
+        try:
+            if request["settles"]:
+                self._run_settled(calls, rows)
+            elif self._replay is not None:
+                self._replay()
+                self._board.tell_launched(len(calls))
+            else:
+                self._launch_all(calls, rows, 0, self._board)
+        except BaseException:
+            for at in range(len(calls)):
+                self._board.give_if_missing(at)  # kernels wait for them, which nobody gives any more
+            with suppress(RuntimeError):
+                torch.cuda.synchronize(self._device)
+            raise
         torch.cuda.synchronize(self._device)
-        return {"relayed": len(calls), "joined": self._replay is not None and not request["settles"]}
+        return {"relayed": len(calls), "joined": self._replay is not None}
 
     def forget(self) -> bool:
         """Forget the calls and their board; say whether there were any."""

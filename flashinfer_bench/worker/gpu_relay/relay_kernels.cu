@@ -64,10 +64,11 @@ extern "C" __global__ void flashinfer_bench_await_and_unmask(
   for (u64 at = threadIdx.x; at < words; at += blockDim.x) unmask_word(data + at, at, key);
 }
 
+// The key depends on the state, so that what several words change cannot be put together of what each changes.
 __device__ inline Four absorb(Four state, uint4 word, u32 place, u32 segment) {
   Four mixed = mix<HASH_ROUNDS>(
-      Four{state.a ^ word.x, state.b ^ word.y, state.c ^ word.z, state.d ^ word.w}, place, segment);
-  return Four{mixed.a ^ word.x, mixed.b ^ word.y, mixed.c ^ word.z, mixed.d ^ word.w};
+      Four{state.a ^ word.x, state.b ^ word.y, state.c ^ word.z, state.d ^ word.w}, place ^ state.b, segment ^ state.d);
+  return Four{mixed.a + word.x, mixed.b + word.y, mixed.c + word.z, mixed.d + word.w};
 }
 
 __device__ inline Four fold(Four one, Four other) {
@@ -113,7 +114,7 @@ __device__ __noinline__ Four absorb_segment(Four state, const uint4* data, u64 b
 
 // Tells a digest of up to four pieces of memory, which nobody can tell who has not all of it. No word of it is 0.
 // `parts` has room for a state of each block, and a count, which is 0 before and afterwards.
-extern "C" __global__ void flashinfer_bench_commit(
+extern "C" __global__ void __launch_bounds__(1024) flashinfer_bench_commit(
     const uint4* first, u64 first_bytes, const uint4* second, u64 second_bytes, const uint4* third, u64 third_bytes,
     const uint4* fourth, u64 fourth_bytes, volatile u64* told, Four* parts, u32* count) {
   __shared__ Four shared[32];

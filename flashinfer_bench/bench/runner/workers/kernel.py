@@ -35,15 +35,14 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     Confirmation,
     settle_by_requests,
 )
+from flashinfer_bench.bench.runner.workers.timed.gpu_handover import open_desk
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     GPU_RELAY_READS,
     GpuRelayTimer,
     count_gpu_relay_calls,
-    open_gpu_relay,
 )
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import (
-    CREDITED_SHARE,
     ReadingsAsked,
     add_flags,
     check_trial,
@@ -379,46 +378,52 @@ class RemoteKernel(CallableKernel):
             claimed: what the worker says of the call.
             known_ns: what timed calls took by the session's clock.
         """
-        kind = self._arena.device.type
-        by_relays, most_ns = self._confirm_by_relays(remote, claimed)
-        if by_relays is not None:
-            told_ns = max(claimed.latency_ns, by_relays.least_ns)
-            if CREDITED_SHARE[kind] * most_ns <= told_ns:
+        relays = self._open_relays(remote, claimed)
+        if relays is not None:
+            timer, relayed = relays
+            by_relays = timer.confirm(claimed.latency_ns, is_believed=self.task.is_ours)
+            self.reads[-1] += relayed.reader.reads("relay")
+            remote.number = relayed.number  # no content comes again
+            if not timer.leaves_open(max(claimed.latency_ns, by_relays.least_ns)):
                 return by_relays
-            # Who computes along with the move of the inputs is told as too fast by a relay; bursts raise his latency.
-            found = self._confirm_by_bursts(remote, claimed, most_ns, by_relays=by_relays)
-            doubt = found.why_not or by_relays.why_not
+            found = self._confirm_by_bursts(remote, claimed, timer.most_ns, by_relays=by_relays)
+            why_not = found.why_not or by_relays.why_not
             return replace(
-                by_relays, why_not=doubt, burst_ns=found.burst_ns, resolution_ns=found.resolution_ns, calls=found.calls
+                by_relays,
+                why_not=why_not,
+                burst_ns=found.burst_ns,
+                resolution_ns=found.resolution_ns,
+                calls=found.calls,
             )
-        settled = settle_by_requests(claimed.latency_ns, known_ns, kind)
+        settled = settle_by_requests(claimed.latency_ns, known_ns, self._arena.device.type)
         return settled or self._confirm_by_bursts(remote, claimed)
 
-    def _confirm_by_relays(self, remote: RemoteTrial, claimed: Claimed) -> tuple[Confirmation | None, float]:
-        """Hold the latency against relays; return what they say, None where none is run, and what a call costs at most.
+    def _open_relays(
+        self, remote: RemoteTrial, claimed: Claimed
+    ) -> tuple[RelayTimer | GpuRelayTimer, RemoteTrial] | None:
+        """Return what times relays of the call, and the trial in places of theirs; None where none is run.
 
         Args:
             remote: the latest trial.
             claimed: what the worker says of the call.
         """
         inputs, size, empty_ns = remote.contents.base, remote.places.stride, self.worker.overhead.relay
-        relays: RelayTimer | GpuRelayTimer | None = None
         if self._arena.device.type == "cuda":
+            desk = open_desk(self._arena.device)
             calls = count_gpu_relay_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
-            if calls:
-                remote = remote.moved_to(self._lay_out(inputs, calls), GPU_RELAY_READS)
-                operations = None if claimed.waits_inside else claimed.operations
-                relays = open_gpu_relay(self._ask, remote, operations=operations, settles=claimed.uses_side_stream)
-        else:
-            calls = 0 if empty_ns is None else count_relay_calls(claimed.latency_ns, size)
-            if empty_ns is not None and calls:
-                remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
-                relays = RelayTimer(self._ask, remote, empty_ns)
-        if relays is None:
-            return None, math.inf
-        found = relays.confirm(claimed.latency_ns, is_believed=self.task.is_ours)
-        self.reads[-1] += remote.reader.reads("relay")
-        return found, relays.most_ns
+            if desk is None or not calls:
+                return None
+            remote = remote.moved_to(self._lay_out(inputs, calls), GPU_RELAY_READS)
+            if len(remote.places) < calls:
+                return None
+            operations = None if claimed.waits_inside else claimed.operations
+            settles = claimed.uses_side_stream
+            return GpuRelayTimer(self._ask, remote, desk, operations=operations, settles=settles), remote
+        calls = 0 if empty_ns is None else count_relay_calls(claimed.latency_ns, size)
+        if empty_ns is None or not calls:
+            return None
+        remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
+        return RelayTimer(self._ask, remote, empty_ns), remote
 
     def _confirm_by_bursts(
         self,

@@ -168,9 +168,9 @@ class CallPlaces:
     def own_inputs(self, count: int) -> tuple[torch.Tensor, list[list[torch.Tensor | None]]]:
         """Return memory of this process's own for the inputs of so many calls: a row of bytes for each, and its inputs.
 
-        The rows are as those of `input_bytes`.
+        The rows are as those of `input_bytes`, on the same device.
         """
-        rows = torch.zeros(count, self._inputs_end, dtype=torch.uint8)
+        rows = torch.zeros(count, self._inputs_end, dtype=torch.uint8, device=self.arena.device)
         slots = [
             [None] * count if slot is None else slot.views(rows.view(-1), count, self._inputs_end)
             for slot in self._first_inputs

@@ -19,17 +19,23 @@ from typing import Final, NamedTuple
 
 import torch
 
+from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.timing import driver
-from flashinfer_bench.timing.clocks import capture, capture_first
+from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, GpuBoard, MappedBoard
 from flashinfer_bench.worker.gpu_relay.kernels import Piece, RelayKernels, piece_of, relay_image, split
 
-LAUNCH_NS: Final = 300_000
+LAUNCH_NS: Final = 50_000_000
+WAITING_LAUNCH_NS: Final = 300_000
 """A call gets its key when all of it is launched, or after this: one that waits for the GPU inside goes on then."""
 PAUSE_NS: Final = 3_000
-"""Between a call that waits and its key."""
+LONGEST_PAUSE_NS: Final = 10_000_000
+"""Between a call that waits and its key passes the first of these, or as long as the call before took, up to the second
+of these: a GPU that computes without a pause spends its power and slows down."""
 KEY_BITS: Final = 63
+FEWEST_CORES: Final = 2
+"""Session and worker need a core each."""
 EMPTY_RELAYS: Final = 3
 FEW_BYTES: Final = 256
 EMPTY_LIMIT_S: Final = 1.0
@@ -52,7 +58,13 @@ def draw_keys(count: int) -> list[int]:
     return [randbits(KEY_BITS) | 1 for _ in range(count)]
 
 
-def hand_out(board: GpuBoard, keys: Sequence[int], groups: int, is_over: Callable[[], bool]) -> list[Committed]:
+def hand_out(
+    board: GpuBoard,
+    keys: Sequence[int],
+    groups: int,
+    is_over: Callable[[], bool],
+    launch_ns: int = LAUNCH_NS,
+) -> list[Committed]:
     """Give calls their keys one by one; return what each took. They are fewer where the worker answers sooner.
 
     Args:
@@ -60,6 +72,7 @@ def hand_out(board: GpuBoard, keys: Sequence[int], groups: int, is_over: Callabl
         keys: of each call.
         groups: a call commits to its outputs in so many groups.
         is_over: tells whether the worker has answered, or is gone, or late.
+        launch_ns: no call's launch is waited for longer.
     """
     found: list[Committed] = []
     for at, key in enumerate(keys):
@@ -67,10 +80,11 @@ def hand_out(board: GpuBoard, keys: Sequence[int], groups: int, is_over: Callabl
             if is_over():
                 return found
         begin = now_ns()
-        while not board.is_launched(at + 1) and now_ns() - begin < LAUNCH_NS:
+        while not board.is_launched(at + 1) and now_ns() - begin < launch_ns:
             continue
+        pause_ns = min(max(PAUSE_NS, found[-1].span_ns if found else 0), LONGEST_PAUSE_NS)
         begin = now_ns()
-        while now_ns() - begin < PAUSE_NS:
+        while now_ns() - begin < pause_ns:
             continue
         start = now_ns()
         board.give(at, key)
@@ -136,6 +150,7 @@ class RelayDesk:
         """Return the least that a call takes in a relay which computes nothing, in nanoseconds, and one of a few bytes.
 
         It is measured once for inputs and outputs of some sizes: whatever a worker has left on the GPU makes it longer.
+        Both are 0 where something holds the GPU up: then nothing is taken off.
 
         Args:
             rows: where the inputs of each call lie; they are overwritten.
@@ -145,8 +160,10 @@ class RelayDesk:
         if key not in self._empty:
             few = [Piece(row.address, min(row.nbytes, FEW_BYTES)) for row in rows]
             least = [[one.view(-1)[:1].view(torch.uint8) for one in own[:1]] for own in outputs]
-            self._least_ns = min(self._least_ns, self._take_empty(few, least))
-            self._empty[key] = self._take_empty(rows, outputs)
+            taken = self._take_empty(few, least), self._take_empty(rows, outputs)
+            if not all(taken):
+                return 0, 0
+            self._least_ns, self._empty[key] = min(self._least_ns, taken[0]), taken[1]
         return self._empty[key], int(self._least_ns)
 
     def _take_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
@@ -166,7 +183,10 @@ class RelayDesk:
                 self._kernels.await_and_unmask(self._board.key_at(at), row, self._board.ready_at, at + 1)
                 self._kernels.commit([piece_of(one) for one in own], self._board.told_at(at))
 
-        replay = capture(launch_all)  # as the worker's calls are
+        try:
+            replay = capture(launch_all)  # as the worker's calls are
+        except CaptureRefused:
+            return 0
         for _ in range(EMPTY_RELAYS):
             self._board.clear()
             replay()
@@ -175,12 +195,14 @@ class RelayDesk:
             for at, key in enumerate(keys):
                 self._board.give(at, key)
             torch.cuda.synchronize(self._device)
-        return min(spans, default=0)
+        return min(spans) if len(spans) == EMPTY_RELAYS * len(rows) else 0
 
 
 @cache
 def open_desk(device: torch.device) -> RelayDesk | None:
     """Return a session's desk for a GPU; None where this machine cannot run relays there."""
+    if usable_cores() < FEWEST_CORES:
+        return None
     try:
         torch.cuda.current_stream(device)
         return RelayDesk(device)

@@ -19,11 +19,12 @@ import torch
 
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
+    LAUNCH_NS,
+    WAITING_LAUNCH_NS,
     Committed,
     RelayDesk,
     draw_keys,
     hand_out,
-    open_desk,
     open_gpu_board,
 )
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
@@ -51,14 +52,13 @@ FEWEST_CALLS: Final = 5
 """A relay has so many calls at the least."""
 LONGEST_NS: Final = 100_000_000
 """Calls beyond this are not relayed."""
-RELAY_NS: Final = 40_000_000
+RELAY_NS: Final = 20_000_000
 RELAY_BYTES: Final = 2 << 30
 """A relay has fewer than RELAY_CALLS where they would take longer than the first of these together, or more bytes than
 the second."""
 CACHED_BYTES: Final = 24 << 20
-BYTES_PER_NS: Final = 150
-"""Calls with more bytes than the first of these are relayed only where they take a nanosecond for the second: unmasked
-inputs that no cache holds are written back while the call runs, and one that moves 96 MB took 38 us in place of 31."""
+"""Of calls with more bytes less is told by a relay: unmasked inputs that no cache holds are written back while the call
+runs, and one that moves 96 MB took 38 us in place of 31 (H100)."""
 FEWEST_RELAYS: Final = 2
 MOST_RELAYS: Final = 4
 """Relays that are run of quick calls, and of all. Those after the first ones only while the best so far would raise the
@@ -67,7 +67,8 @@ QUICK_NS: Final = 1_000_000
 """Of calls from this on one relay will do."""
 HIDDEN_NS: Final = 2_000.0
 """So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
-who does all in one kernel."""
+who does all in one kernel. Of calls that take no longer than an empty one nothing is known so."""
+HOST: Final = "the host launches each call in its turn"
 
 
 def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
@@ -80,8 +81,6 @@ def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
     """
     if claimed_ns > LONGEST_NS or size * FEWEST_CALLS > RELAY_BYTES or not 0 < outputs <= MOST_OUTPUTS:
         return 0
-    if size > CACHED_BYTES and size > claimed_ns * BYTES_PER_NS:
-        return 0
     return int(min(RELAY_CALLS, max(FEWEST_CALLS, RELAY_NS / max(claimed_ns, 1.0)), RELAY_BYTES // max(size, 1)))
 
 
@@ -92,6 +91,10 @@ class GpuRelayed(NamedTuple):
     """Of its calls."""
     cost_ns: float
     """What one of them costs."""
+    share: float
+    """A latency is told as no less than this share of that."""
+    is_joined: bool
+    """The worker says that all were one graph."""
     outputs: Outputs
     """Place → what its call gave."""
 
@@ -106,24 +109,31 @@ class GpuRelayTimer:
         operations: a call launches so many; None where the call waits for the GPU, so no graph can hold it.
         settles: the claim is that nothing waits for the streams that a call uses.
 
-    `most_ns` is what a call costs where one kernel does all.
+    `most_ns` is what a call costs at the most.
     """
 
     def __init__(self, ask: Ask, trial: RemoteTrial, desk: RelayDesk, *, operations: int | None, settles: bool) -> None:
         self._ask = ask
         self._trial = trial
         self._desk = desk
+        self._launch_ns = LAUNCH_NS if operations is not None else WAITING_LAUNCH_NS
         self._fields = {"operations": None if trial.has_setup else operations, "settles": settles}
         self._count = len(trial.places)
         held = trial.places.input_bytes(self._count)
-        begin, step = held.data_ptr(), held.stride(0)
-        self._rows = [Piece(begin + at * step, held.shape[1]) for at in range(self._count)]
+        self._rows = rows_of(held)
+        given, self._own = trial.places.own_inputs(self._count)
+        self._given, self._held = given, held
         self._outputs = [trial.places.outputs(at) for at in range(self._count)]
         self._groups = len(split(self._outputs[0]))
         self._empty_ns, least_ns = desk.find_empty(self._rows, self._outputs)
         self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
-        self._share = RELAY_SHARE["cuda"]
-        self.most_ns = math.inf
+        self.most_ns = self._best_ns = math.inf
+
+    def leaves_open(self, told_ns: float) -> bool:
+        """Tell whether bursts could raise what a call is told as."""
+        if self._best_ns <= self._empty_ns:
+            return True
+        return CREDITED_SHARE["cuda"] * (self._best_ns + self._hidden_ns) > told_ns
 
     def confirm(self, claimed_ns: float, *, is_believed: bool = False) -> Confirmation:
         """Hold a claimed latency against relays.
@@ -136,21 +146,24 @@ class GpuRelayTimer:
             ClaimContradicted: RUNTIME_ERROR; relays take longer than the claim allows, each time.
             SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
         """
-        best_ns, relays, fewest = math.inf, 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
+        best: GpuRelayed | None = None
+        relays, fewest = 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
         with open_gpu_board() as (board, fd, size):
-            while relays < fewest or (relays < MOST_RELAYS and self._share * best_ns > claimed_ns):
+            while best is None or relays < fewest or (relays < MOST_RELAYS and best.share * best.cost_ns > claimed_ns):
                 one = self._run_one(board, fd, size)
-                is_best = one.cost_ns <= best_ns
+                is_best = best is None or one.cost_ns <= best.cost_ns
                 if is_best:
-                    best_ns = one.cost_ns
+                    best = one
                     self._trial.reader.begin()
                 self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=one.outputs)
                 relays += 1
-        self.most_ns = best_ns + self._hidden_ns
-        outside = Outside("relay", best_ns, False, RELAY_REFUSED_SHARE, SLACK_NS)
-        doubt = find_doubt(claimed_ns, outside, f"{relays} relays", is_believed=is_believed)
+        self.most_ns = best.cost_ns + self._empty_ns
+        self._best_ns = best.cost_ns
+        outside = Outside("relay", best.cost_ns, False, RELAY_REFUSED_SHARE, SLACK_NS)
+        refused = None if best.is_joined else HOST
+        doubt = find_doubt(claimed_ns, outside, f"{relays} relays", refused=refused, is_believed=is_believed)
         calls = relays * self._count
-        return Confirmation(None, None, doubt, relay_ns=best_ns, relay_calls=calls, relay_share=self._share)
+        return Confirmation(None, None, doubt, relay_ns=best.cost_ns, relay_calls=calls, relay_share=best.share)
 
     def _run_one(self, board: GpuBoard, fd: int, size: int) -> GpuRelayed:
         """Run a relay.
@@ -159,17 +172,21 @@ class GpuRelayTimer:
             SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
         """
         places = self._trial.places
-        numbers, keys = self._trial.write(range(self._count)), draw_keys(self._count)
-        self._desk.mask(self._rows, keys)
+        # A worker's GPU is not held still: what comes into its places has to be masked.
+        numbers, keys = self._trial.write(range(self._count), self._own.__getitem__), draw_keys(self._count)
+        self._desk.mask(rows_of(self._given), keys)
+        self._held.copy_(self._given)
+        places.synchronize()
         board.clear()
         found: list[Committed] = []
-        along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, self._groups, is_over)))
+        groups, launch_ns = self._groups, self._launch_ns
+        along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, groups, is_over, launch_ns)))
         fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
         fields |= {"stride": places.stride, "inputs": self._rows[0].nbytes}
         done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
-        self._share = RELAY_SHARE["cuda"] if done.joined else HOST_RELAY_SHARE
-        if done.strided:  # a copy that changes how a result lies goes before what commits to it
-            self._share = min(self._share, CREDITED_SHARE["cuda"])
+        share = RELAY_SHARE["cuda"] if done.joined else HOST_RELAY_SHARE
+        if done.strided or places.stride > CACHED_BYTES:  # a strided result is copied before what commits to it
+            share = min(share, CREDITED_SHARE["cuda"])
         # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
         outputs = [places.outputs_in(row) for row in rows]
@@ -179,12 +196,10 @@ class GpuRelayTimer:
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
             )
         cost_ns = max(0.0, median(one.span_ns for one in found) - self._empty_ns)
-        return GpuRelayed(numbers, cost_ns, outputs.__getitem__)
+        return GpuRelayed(numbers, cost_ns, share, done.joined, outputs.__getitem__)
 
 
-def open_gpu_relay(ask: Ask, trial: RemoteTrial, *, operations: int | None, settles: bool) -> GpuRelayTimer | None:
-    """Return what times relays of a trial's calls; None where there is no room for them, or no way."""
-    desk = open_desk(trial.places.arena.device)
-    if desk is None or len(trial.places) < FEWEST_CALLS:
-        return None
-    return GpuRelayTimer(ask, trial, desk, operations=operations, settles=settles)
+def rows_of(held: torch.Tensor) -> list[Piece]:
+    """Return where each row of a matrix of bytes lies."""
+    begin, step = held.data_ptr(), held.stride(0)
+    return [Piece(begin + at * step, held.shape[1]) for at in range(held.shape[0])]

@@ -31,7 +31,7 @@ from flashinfer_bench.bench.runner.workers.timed.handover import (
     open_board,
 )
 from flashinfer_bench.bench.runner.workers.timed.reader import Outputs
-from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE
+from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE, RELAY_SHARE
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import Relayed
 
@@ -131,6 +131,10 @@ class RelayTimer:
         self._scratch = torch.ones_like(self._given[:OWN_MOVES])
         self.most_ns = math.inf
         """What a call costs where it is computed along with the move of its inputs, which is not taken off then."""
+
+    def leaves_open(self, told_ns: float) -> bool:
+        """Tell whether bursts could raise what a call is told as: one may compute along with the move of its inputs."""
+        return CREDITED_SHARE["cpu"] * self.most_ns > told_ns
 
     def confirm(self, claimed_ns: float, *, is_believed: bool = False) -> Confirmation:
         """Hold a claimed latency against relays.

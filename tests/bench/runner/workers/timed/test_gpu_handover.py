@@ -15,7 +15,9 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     EMPTY_RELAYS,
     FEW_BYTES,
     LAUNCH_NS,
+    LONGEST_PAUSE_NS,
     PAUSE_NS,
+    WAITING_LAUNCH_NS,
     Committed,
     RelayDesk,
     draw_keys,
@@ -24,6 +26,7 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     open_desk,
     open_gpu_board,
 )
+from flashinfer_bench.timing.clocks import CaptureRefused
 from flashinfer_bench.timing.driver import DriverError
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, TOLD, WORDS_OF_CALL, GpuBoard
 from flashinfer_bench.worker.gpu_relay.kernels import Piece
@@ -47,15 +50,16 @@ class PlayedBoard(GpuBoard):
     def __init__(self, fd, size=BOARD_BYTES, *, takes_ns=(), lost=()):
         super().__init__(fd, size)
         self.takes_ns = iter(takes_ns)
+        self.tick_ns = TICK_NS
         self.lost = lost
         self.now = 0
         self.given_at = []
         self.launched_at = None
 
     def now_ns(self):
-        self.now += TICK_NS
+        self.now += self.tick_ns
         if self.launched_at is not None and self.now >= self.launched_at:
-            self.tell_launched(CALLS)
+            self.tell_launched(len(self.given_at) + 1)
         return self.now
 
     def give(self, call, key):
@@ -182,23 +186,51 @@ def test_a_call_counts_that_commits_as_the_answer_comes(open_played):
 
 
 @pytest.mark.parametrize(
-    ("launched_at", "waits_ns"),
-    [(None, LAUNCH_NS), (LAUNCH_NS // 2, LAUNCH_NS // 2), (0, 0), (2 * LAUNCH_NS, LAUNCH_NS)],
+    ("given", "launched_at", "waits_ns"),
+    [
+        ({}, None, LAUNCH_NS),
+        ({}, LAUNCH_NS // 2, LAUNCH_NS // 2),
+        ({}, 0, 0),
+        ({}, 2 * LAUNCH_NS, LAUNCH_NS),
+        ({"launch_ns": WAITING_LAUNCH_NS}, None, WAITING_LAUNCH_NS),
+        ({"launch_ns": WAITING_LAUNCH_NS}, WAITING_LAUNCH_NS // 2, WAITING_LAUNCH_NS // 2),
+    ],
 )
-def test_a_call_gets_its_key_when_it_is_launched_or_after_a_while(open_played, launched_at, waits_ns):
+def test_a_call_gets_its_key_when_it_is_launched_or_after_a_while(open_played, given, launched_at, waits_ns):
     board = open_played()
     board.tell_launched(0)
     board.launched_at = launched_at
-    hand_out(board, [5], 1, never)
+    board.tick_ns = max(TICK_NS, waits_ns // 1_000)
+    hand_out(board, [5], 1, never, **given)
     (given_at,) = board.given_at
-    assert waits_ns + PAUSE_NS <= given_at <= waits_ns + PAUSE_NS + 6 * TICK_NS
+    assert waits_ns + PAUSE_NS <= given_at <= waits_ns + PAUSE_NS + 6 * board.tick_ns
 
 
-def test_keys_are_new_and_none_is_0():
+def test_calls_that_wait_inside_get_their_keys_far_sooner():
+    assert WAITING_LAUNCH_NS * 100 < LAUNCH_NS
+
+
+def test_before_each_key_the_gpu_rests_as_long_as_the_call_before_took(open_played):
+    """Within bounds: the first call's key comes after PAUSE_NS, too."""
+    takes_ns = [2 * PAUSE_NS, 1_000, 700_000, 3 * LONGEST_PAUSE_NS, 0, 0]
+    board = open_played(takes_ns=takes_ns)
+    board.tell_launched(len(takes_ns))
+    board.tick_ns = 1_000
+    found = hand_out(board, draw_keys(len(takes_ns)), 1, never)
+    ends = [0, *(at + ns for at, ns in zip(board.given_at, takes_ns, strict=True))]
+    rests_ns = [at - end for at, end in zip(board.given_at, ends, strict=False)]
+    expected = [PAUSE_NS, found[0].span_ns, PAUSE_NS, found[2].span_ns, LONGEST_PAUSE_NS, PAUSE_NS]
+    for rest_ns, expected_ns in zip(rests_ns, expected, strict=True):
+        assert expected_ns <= rest_ns <= expected_ns + 6 * board.tick_ns
+
+
+def test_keys_are_new_and_none_is_0(monkeypatch):
     keys = draw_keys(1_000)
     assert len({*keys}) == 1_000
     assert 0 < min(keys) <= max(keys) < 1 << 63
     assert not {*keys} & {*draw_keys(1_000)}
+    monkeypatch.setattr(gpu_handover, "randbits", lambda bits: 0)
+    assert 0 not in draw_keys(3)
 
 
 def test_the_kernels_code_stands_behind_the_board_that_a_worker_gets(monkeypatch):
@@ -316,26 +348,53 @@ def test_an_empty_call_is_timed_once_for_calls_of_a_size(desk):
     assert len(desk.replays) == 4 * EMPTY_RELAYS
 
 
-def test_a_gpu_that_is_held_up_is_not_waited_for_long_and_gets_all_keys(desk, monkeypatch):
+@pytest.mark.parametrize("lost", [range(1, CALLS), [CALLS - 1]])
+def test_a_gpu_that_is_held_up_is_not_waited_for_long_and_gets_all_keys(desk, monkeypatch, lost):
+    """What the calls took that were over may be far from the least: nothing is taken off, and nothing is kept."""
     monkeypatch.setattr(gpu_handover, "EMPTY_LIMIT_S", 0.0)
-    desk._board.lost = range(1, CALLS)
-    desk.find_empty(*make_calls(16))
+    desk._board.lost, desk._board.takes_ns = lost, iter([10**6] * 4 * CALLS * EMPTY_RELAYS)
+    assert desk.find_empty(*make_calls(16)) == (0, 0)
     assert len(desk.replays) == 2 * EMPTY_RELAYS
     assert all(map(desk._board.has_key, range(CALLS)))
+    check_is_measured_anew(desk)
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_where_an_empty_relay_cannot_be_captured_nothing_is_taken_off(desk, monkeypatch, refused):
+    """Neither where calls of a few bytes could be; those of the next attempt count."""
+    usual, captures = gpu_handover.capture, []
+
+    def refuse(launch):
+        captures.append(launch)
+        if len(captures) - 1 == refused:
+            raise CaptureRefused("the capture ended early")
+        return usual(launch)
+
+    monkeypatch.setattr(gpu_handover, "capture", refuse)
+    assert desk.find_empty(*make_calls(16)) == (0, 0)
+    assert len(desk.replays) == EMPTY_RELAYS
+    check_is_measured_anew(desk)
+
+
+def check_is_measured_anew(desk):
+    desk._board.lost, desk._board.takes_ns = (), (ns for ns in (8_000, 9_000) for _ in range(CALLS * EMPTY_RELAYS))
+    assert desk.find_empty(*make_calls(16)) == (9_000 + TICK_NS, 8_000 + TICK_NS)
 
 
 @pytest.mark.parametrize("error", [OSError("libcuda.so.1: there is none"), DriverError("assembling failed"), None])
-def test_where_the_driver_takes_no_kernels_there_is_no_desk(monkeypatch, error):
+@pytest.mark.parametrize("cores", [1, 2])
+def test_where_the_driver_takes_no_kernels_or_there_is_one_core_there_is_no_desk(monkeypatch, error, cores):
     def make(device):
         if error is not None:
             raise error
         return device
 
     monkeypatch.setattr(gpu_handover, "RelayDesk", make)
+    monkeypatch.setattr(gpu_handover, "usable_cores", lambda: cores)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     open_desk.cache_clear()
     device = torch.device("cuda", 7)
-    assert open_desk(device) is (None if error else device)
+    assert open_desk(device) is (None if error or cores < 2 else device)
     open_desk.cache_clear()
 
 

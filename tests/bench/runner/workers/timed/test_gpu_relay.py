@@ -124,6 +124,8 @@ class PlayedWorker:
         self.ends_after = len(trial.places) if ends_after is None else ends_after
         self.now = 0
         self.asked = []
+        self.seen = []
+        """Of each call the sum of its inputs."""
         self.answer = {"joined": True}
         self.then = lambda: None
         """Done when all calls have committed, before the answer."""
@@ -167,7 +169,9 @@ class PlayedWorker:
             self.board.tell_ready(call + 2)
 
     def compute(self, call):
-        torch.mul(self.trial.places.inputs(call)[0], 2, out=self.trial.places.outputs(call)[0])
+        (x,) = self.trial.places.inputs(call)
+        self.seen.append(float(x.sum()))
+        torch.mul(x, 2, out=self.trial.places.outputs(call)[0])
 
     def now_ns(self):
         self.now += TICK_NS
@@ -260,6 +264,15 @@ def test_each_relay_has_inputs_and_keys_of_its_own(open_timer):
     assert len(reads) == FEWEST_CALLS
     assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "relay" for one in reads)
     assert len({float(one.inputs[0].sum()) for one in reads}) == FEWEST_CALLS
+
+
+@pytest.mark.parametrize("best", range(FEWEST_RELAYS))
+def test_the_calls_that_are_compared_are_of_the_relay_that_counts(open_timer, best):
+    times_ns = [CALL_NS + (relay != best) for relay in range(FEWEST_RELAYS) for _ in range(FEWEST_CALLS)]
+    timer, worker = open_timer(wanted=FEWEST_CALLS, call_ns=iter(times_ns))
+    timer.confirm(COST_NS)
+    sums = {float(one.inputs[0].sum()) for one in worker.trial.reader.reads("relay")}
+    assert sums == {*worker.seen[best * FEWEST_CALLS :][:FEWEST_CALLS]}
 
 
 def test_what_is_judged_is_what_was_committed_to(open_timer, monkeypatch):
