@@ -107,9 +107,14 @@ class MappedBoard(GpuBoard):
         library.cuMemHostGetDevicePointer_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
         own = ctypes.addressof(self._words)
         driver.check(library.cuMemHostRegister_v2(own, BOARD_BYTES, DEVICE_MAP), "mapping the board of a relay")
-        found = library.cuMemHostGetDevicePointer_v2(ctypes.byref(address), own, 0)
-        driver.check(found, "finding the board of a relay")
-        self.address = address.value
+        self.address = 0
+        try:
+            found = library.cuMemHostGetDevicePointer_v2(ctypes.byref(address), own, 0)
+            driver.check(found, "finding the board of a relay")
+            self.address = address.value
+        finally:
+            if not self.address:
+                self.release()
 
     @property
     def ready_at(self) -> int:

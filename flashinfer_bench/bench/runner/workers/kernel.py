@@ -37,6 +37,7 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 )
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import open_desk
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
+    FEWEST_CALLS,
     GPU_RELAY_READS,
     GpuRelayTimer,
     count_gpu_relay_calls,
@@ -414,7 +415,7 @@ class RemoteKernel(CallableKernel):
             if desk is None or not calls:
                 return None
             remote = remote.moved_to(self._lay_out(inputs, calls), GPU_RELAY_READS)
-            if len(remote.places) < calls:
+            if len(remote.places) < FEWEST_CALLS:
                 return None
             operations = None if claimed.waits_inside else claimed.operations
             settles = claimed.uses_side_stream

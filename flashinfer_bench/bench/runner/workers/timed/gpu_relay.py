@@ -120,7 +120,8 @@ class GpuRelayTimer:
         self._ask = ask
         self._trial = trial
         self._desk = desk
-        self._launch_ns = LAUNCH_NS if operations is not None else WAITING_LAUNCH_NS
+        is_launched_ahead = operations is not None and not trial.has_setup
+        self._launch_ns = LAUNCH_NS if is_launched_ahead else WAITING_LAUNCH_NS
         self._fields = {"operations": None if trial.has_setup else operations, "settles": settles}
         self._count = len(trial.places)
         held = trial.places.input_bytes(self._count)

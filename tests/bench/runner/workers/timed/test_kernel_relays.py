@@ -1,0 +1,192 @@
+"""When relays are run of a kernel's calls, and what follows them: bursts whose content no call had before."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.workers import kernel as kernel_module
+from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
+from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
+from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
+    CACHED_BYTES,
+    FEWEST_CALLS,
+    GPU_RELAY_READS,
+    LONGEST_NS,
+    RELAY_BYTES,
+    RELAY_CALLS,
+    count_gpu_relay_calls,
+)
+from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
+from flashinfer_bench.bench.runner.workers.timed.relay import RelayTimer
+from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+from flashinfer_bench.worker.gpu_relay.board import MOST_OUTPUTS
+from tests.kit.trials import make_trial
+
+pytestmark = pytest.mark.cpu
+X = torch.arange(1.0, 5.0)
+CLAIMED = Claimed(5_000.0)
+
+
+def test_no_content_comes_twice_in_a_measurement_whose_relays_bursts_follow(open_kernel, monkeypatch):
+    """A worker may keep what the calls of a relay gave: a burst of the same calls would cost it nothing."""
+    write, given, numbers = RemoteTrial.write, [], []
+
+    def noted(trial, indices, inputs=None):
+        told = write(trial, indices, inputs)
+        given.extend((inputs or trial.places.inputs)(index)[0].numpy().tobytes() for index in indices)
+        numbers.extend((trial.contents, number) for number in told)
+        return told
+
+    monkeypatch.setattr(RemoteTrial, "write", noted)
+    monkeypatch.setattr(RelayTimer, "leaves_open", lambda timer, told_ns: True)
+    with open_kernel("def run(x):\n    return x * 2", plan=MeasurePlan(2, 20, 1.0, reads=12)) as kernel:
+        record = kernel.measure([[X], [X + 1]]).record
+        ways = {read.way for read in kernel.reads[-1]}
+    assert record["relay_calls"] > 0 < record["burst_calls"]
+    assert {"reading", "relay", "burst"} <= ways
+    assert len(numbers) > record["relay_calls"] + record["burst_calls"]
+    assert len({(id(contents), number) for contents, number in numbers}) == len(numbers)
+    assert len({*given}) == len(given) == len(numbers)
+
+
+@pytest.fixture
+def open_idle(arena):
+    """Return a kernel that nobody asks anything, and a trial of its calls."""
+
+    def opened(kind):
+        tools = SimpleNamespace(arena=SimpleNamespace(device=torch.device(kind)))
+        task = SimpleNamespace(timeout_seconds=1.0, is_ours=False)
+        worker = SimpleNamespace(overhead=BurstOverhead(relay=2_000.0))
+        kernel = RemoteKernel(worker, tools, task, SimpleNamespace(destination_passing_style=True))
+        kernel.reads = [[]]
+        return kernel, replace(make_trial(arena, device_type=kind), number=23)
+
+    return opened
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("claimed_ns", [5_000.0, 500.0])
+@pytest.mark.parametrize("leaves_open", [True, False])
+def test_bursts_follow_relays_that_leave_something_open_with_the_numbers_of_later_calls(
+    open_idle, monkeypatch, kind, claimed_ns, leaves_open
+):
+    kernel, remote = open_idle(kind)
+    asked, relayed = [], remote.moved_to(remote.places, 0)
+    by_relays = Confirmation(None, None, relay_ns=2_000.0, relay_calls=10, relay_share=0.5)
+
+    class Timer:
+        most_ns = 7_000.0
+
+        def confirm(self, claimed_ns, *, is_believed):
+            asked.append(claimed_ns)
+            relayed.write([0, 1, 2])
+            return by_relays
+
+        def leaves_open(self, told_ns):
+            asked.append(told_ns)
+            return leaves_open
+
+    def burst(trial, claimed, most_ns, *, by_relays):
+        asked.append((trial.number, most_ns, by_relays))
+        return Confirmation(1_500.0, 20.0, "too good", calls=6)
+
+    monkeypatch.setattr(kernel, "_open_relays", lambda trial, claimed: (Timer(), relayed))
+    monkeypatch.setattr(kernel, "_confirm_by_bursts", burst)
+    found = kernel._confirm(remote, Claimed(claimed_ns), [])
+    assert asked[:2] == [claimed_ns, max(claimed_ns, 1_000.0)]
+    assert asked[2:] == [(23 + 3, 7_000.0, by_relays)] * leaves_open
+    by_both = replace(by_relays, burst_ns=1_500.0, resolution_ns=20.0, why_not="too good", calls=6)
+    assert found == (by_both if leaves_open else by_relays)
+
+
+@pytest.mark.parametrize("doubt", [None, "a call in a burst takes 1 ms"])
+def test_what_relays_doubt_stays_doubted_whatever_bursts_say(open_idle, monkeypatch, doubt):
+    kernel, remote = open_idle("cuda")
+    by_relays = Confirmation(None, None, "a call in a relay takes 2 ms", relay_ns=2e6)
+    timer = SimpleNamespace(
+        most_ns=1.0, confirm=lambda claimed_ns, *, is_believed: by_relays, leaves_open=lambda told_ns: True
+    )
+    monkeypatch.setattr(kernel, "_open_relays", lambda trial, claimed: (timer, remote.moved_to(remote.places, 0)))
+    monkeypatch.setattr(kernel, "_confirm_by_bursts", lambda *given, by_relays: Confirmation(1.0, 1.0, doubt))
+    assert kernel._confirm(remote, CLAIMED, []).why_not == (doubt or by_relays.why_not)
+
+
+def test_bursts_follow_a_relay_on_a_cpu_where_they_could_raise_the_latency(open_idle):
+    _, remote = open_idle("cpu")
+    timer = RelayTimer(lambda *given: None, remote, 2_000.0)
+    assert timer.leaves_open(1e12)  # no relay was run
+    timer.most_ns = 1_000.0
+    assert timer.leaves_open(CREDITED_SHARE["cpu"] * 1_000.0 - 1)
+    assert not timer.leaves_open(CREDITED_SHARE["cpu"] * 1_000.0)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "desk", "places", "calls"),
+    [
+        (CLAIMED, "a desk", RELAY_CALLS, RELAY_CALLS),
+        (CLAIMED, "a desk", FEWEST_CALLS, FEWEST_CALLS),
+        (CLAIMED, "a desk", FEWEST_CALLS - 1, 0),
+        (CLAIMED, None, RELAY_CALLS, 0),
+        (Claimed(LONGEST_NS), "a desk", FEWEST_CALLS, FEWEST_CALLS),
+        (Claimed(LONGEST_NS + 1), "a desk", FEWEST_CALLS, 0),
+    ],
+)
+def test_relays_on_a_gpu_need_a_desk_and_room_for_some_calls(
+    arena, open_idle, monkeypatch, claimed, desk, places, calls
+):
+    kernel, remote = open_idle("cuda")
+    monkeypatch.setattr(kernel_module, "open_desk", lambda device: desk)
+    monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, **how: (trial, desk))
+    monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=min(most, places)).places)
+    found = kernel._open_relays(remote, claimed)
+    assert (found is not None) is (calls > 0)
+    if found is not None:
+        (trial, given), relayed = found
+        assert (trial, given) == (relayed, desk)
+        assert (len(relayed.places), relayed.number, relayed.reader.wanted) == (calls, remote.number, GPU_RELAY_READS)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "how"),
+    [
+        (CLAIMED, {"operations": 1, "settles": False}),
+        (Claimed(5_000.0, operations=7), {"operations": 7, "settles": False}),
+        (Claimed(5_000.0, True, 7), {"operations": None, "settles": False}),
+        (Claimed(5_000.0, True, 7, True), {"operations": None, "settles": True}),
+        (Claimed(5_000.0, uses_side_stream=True), {"operations": 1, "settles": True}),
+    ],
+)
+def test_what_relays_on_a_gpu_are_told_of_a_call(arena, open_idle, monkeypatch, claimed, how):
+    kernel, remote = open_idle("cuda")
+    monkeypatch.setattr(kernel_module, "open_desk", lambda device: "a desk")
+    monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, **how: how)
+    monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=most).places)
+    told, _ = kernel._open_relays(remote, claimed)
+    assert told == how
+
+
+@pytest.mark.parametrize(
+    ("claimed_ns", "size", "outputs", "calls"),
+    [
+        (5_000, 1_000, 1, RELAY_CALLS),
+        (0.0, 0, 1, RELAY_CALLS),
+        (2_000_000, 1_000, 1, 10),
+        (20_000_000, 1_000, 1, FEWEST_CALLS),
+        (LONGEST_NS, 1_000, 1, FEWEST_CALLS),
+        (LONGEST_NS + 1, 1_000, 1, 0),
+        (5_000, 1_000, 0, 0),
+        (5_000, 1_000, MOST_OUTPUTS, RELAY_CALLS),
+        (5_000, 1_000, MOST_OUTPUTS + 1, 0),
+        (1, CACHED_BYTES + 16, 1, RELAY_CALLS),
+        (1_000_000, RELAY_BYTES // 7, 1, 7),
+        (10_000_000, RELAY_BYTES // 7, 1, FEWEST_CALLS),
+        (3_000_000, RELAY_BYTES // FEWEST_CALLS, 1, FEWEST_CALLS),
+        (3_000_000, RELAY_BYTES // FEWEST_CALLS + 1, 1, 0),
+    ],
+)
+def test_a_relay_has_as_many_calls_as_time_and_memory_allow(claimed_ns, size, outputs, calls):
+    assert count_gpu_relay_calls(claimed_ns, size, outputs) == calls
