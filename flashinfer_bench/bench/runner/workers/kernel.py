@@ -76,7 +76,7 @@ LARGE_SHARE: Final = 64
 HUGE_SHARE: Final = 16
 """Of calls whose inputs and outputs take more than all memory divided by the first of these, one of each trial has
 inputs of another regime, by the second one of a job, in a secret trial: what it was given and gave is kept until it is
-judged. For calls of 8 GB with three of them a GPU of 80 GB had no memory."""
+judged. For calls of 8 GB with three of them a GPU of 80 GB had no memory. Of these one of a trial is compared."""
 TURN_READS: Final = 16
 """Single calls in turns with the reference's that are compared, and as many calls of bursts there: who leaves out a
 fifth of either passes once in 35 times."""
@@ -216,7 +216,8 @@ class RemoteKernel(CallableKernel):
     def _prepare_trial(self, number: int, inputs: list[Any], *, trials: int) -> RemoteTrial:
         plan = self.task.plan
         places = self._lay_out(inputs)
-        reads = min(plan.reads, FEW_READS)
+        is_huge = places.stride > total_bytes(self._arena.device) // HUGE_SHARE
+        reads = min(plan.reads, 1 if is_huge else FEW_READS)
         if len(places) >= MOST_PLACES:
             # The first trial of a slow call may be the only one.
             reads = plan.reads * (trials if number % trials == 0 and self._arena.device.type == "cpu" else 1)

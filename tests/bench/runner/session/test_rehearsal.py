@@ -49,7 +49,7 @@ def test_an_evaluator_is_rehearsed_once_for_each_kind_of_outputs():
         step(["inputs"], ["outputs"])
     assert judged == [("reads", 2), ("call", ["inputs"], ["outputs"], ["outputs"])]
     assert rehearsals.find(job, CONTEXT) == ()
-    assert len(rehearsals.find(make_job(Ours, "bfloat16"), CONTEXT)) == 5
+    assert len(rehearsals.find(make_job(Ours, "bfloat16"), CONTEXT)) == 6
 
 
 def test_evaluators_of_others_are_not_rehearsed():

@@ -57,8 +57,11 @@ RELAY_BYTES: Final = 2 << 30
 """A relay has fewer than RELAY_CALLS where they would take longer than the first of these together, or more bytes than
 the second."""
 CACHED_BYTES: Final = 24 << 20
-"""Of calls with more bytes less is told by a relay: unmasked inputs that no cache holds are written back while the call
-runs, and one that moves 96 MB took 38 us in place of 31 (H100)."""
+DIRTY_BYTES: Final = 32 << 20
+BYTES_PER_NS: Final = 3_000
+"""Of calls with more bytes than the first of these less is told by a relay: unmasked inputs are written back while the
+call runs, up to as many as a cache holds, and what that takes is taken off. One that moves 96 MB took 38 to 42 us in
+place of 31 (H100)."""
 FEWEST_RELAYS: Final = 2
 MOST_RELAYS: Final = 4
 """Relays that are run of quick calls, and of all. Those after the first ones only while the best so far would raise the
@@ -202,6 +205,8 @@ class GpuRelayTimer:
             )
         cost_ns = max(0.0, median(one.span_ns for one in found) - self._empty_ns)
         cost_ns -= min(START_NS, START_SHARE * cost_ns)
+        if places.stride > CACHED_BYTES:
+            cost_ns = max(0.0, cost_ns - min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS)
         return GpuRelayed(numbers, cost_ns, share, done.joined, outputs.__getitem__)
 
 
