@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -429,12 +429,19 @@ def busy_session(count):
         process.wait()
 
 
+def priorities(pids):
+    """Return the priority of each process that is still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            yield os.getpriority(os.PRIO_PROCESS, pid)
+
+
 def test_a_child_with_few_compilers_goes_first_where_there_are_more_than_cores():
     with busy_session(4) as wide, busy_session(1) as narrow:
         assert lower_wide([wide, narrow], cores=64) == []
         assert lower_wide([wide, narrow], cores=2) == [wide]
         members = session_members([wide, narrow])
-        found = [{os.getpriority(os.PRIO_PROCESS, pid) for pid in members[session]} for session in (wide, narrow)]
+        found = [{*priorities(members[session])} for session in (wide, narrow)]
         assert found == [{LOWER_PRIORITY}, {os.getpriority(os.PRIO_PROCESS, 0)}]
     left = [state for found in session_members([wide, narrow]).values() for state in found.values()]
     assert {*left} <= {"Z"}  # not reaped yet

@@ -26,8 +26,8 @@ RELAY_SHARE: Final = {"cpu": 0.97, "cuda": 0.95}
 """The same share of what a call costs in a relay, which is timed more exactly."""
 HOST_RELAY_SHARE: Final = 0.85
 """The same on a GPU where the host launches each call in its turn: what the host takes varies. Honest calls of 0.4 ms
-and more came to 1.25 times what they claimed at the most, to 1.09 mostly (H100); a call of 3 us that waits for the GPU,
-and so takes 28 to 38, came to 65 to 80."""
+and more came to 1.09 times what they claimed, on one host of two to 1.6 (H100); with a smaller share who says so gains
+more."""
 
 
 @dataclass(frozen=True)
