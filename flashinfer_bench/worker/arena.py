@@ -55,12 +55,16 @@ class Slot:
 
     def views(self, block: torch.Tensor, count: int, stride: int) -> list[torch.Tensor]:
         """Return so many tensors inside a uint8 block, this one first; the next one lies `stride` bytes on."""
+        return [*map(self.maker(block, stride), range(count))]
+
+    def maker(self, block: torch.Tensor, stride: int) -> Callable[[int], torch.Tensor]:
+        """Return what makes the tensor of a place inside a uint8 block: place 0 has this one, the next `stride` on."""
         if self.nbytes == 0:
-            return [self.view(block) for _ in range(count)]
+            return lambda _: self.view(block)
         size = self.dtype.itemsize
-        begin, strides = self.offset // size, self.view(block).stride()
+        begin, step, strides = self.offset // size, stride // size, self.view(block).stride()
         held = block.view(self.dtype)  # a block has whole pages, and slots begin at multiples of ALIGNMENT
-        return [held.as_strided(self.shape, strides, begin + at * (stride // size)) for at in range(count)]
+        return lambda at: held.as_strided(self.shape, strides, begin + at * step)
 
 
 @dataclass(frozen=True)

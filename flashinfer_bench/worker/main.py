@@ -258,14 +258,12 @@ class Worker:
 
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls back to back, on one core where one is told, and leave what they gave where it is."""
-        launches = [self._eager(index, request["part"]) for index in request["indices"]]
-        together = request["together"] and launches
         copied = bool(self._returns_same or self.device.type == "cpu" or request["part"] == "nothing")
         try:
-            if together:
-                key = (request["part"], copied, *request["indices"])
-                launch = self._joined(launches, key, copied=copied, operations=request["operations"])
+            if request["together"] and request["indices"]:
+                launch = self._joined(request, copied=copied)
             else:
+                launches = [self._eager(index, request["part"]) for index in request["indices"]]
                 drops = self.device.type == "cpu" or self._laid_bytes < LARGE_BYTES
                 then = self._keep_latest if copied and self._is_looked_at and drops else None
                 launch = in_turn(launches, put_away=copied, then=then)
@@ -311,20 +309,20 @@ class Worker:
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring what the latest calls of some places gave into their output slots."""
-        launches = [self._eager(index, request["part"]) for index in request["indices"]]
-        self._put_all_away(launches, ("collect", request["part"], *request["indices"]), together=request["together"])
+        self._put_all_away(request)
         self._synchronize()
         return {"collected": True, "strided": self._has_strided(request)}
 
-    def _joined(self, launches: list[CallLaunch], key: tuple[Any, ...], *, copied: bool, operations: int) -> Launch:
-        """Return one graph of all these calls, each of so many operations at the least; it is captured once."""
+    def _joined(self, request: dict[str, Any], *, copied: bool) -> Launch:
+        """Return one graph of a burst's calls, each of `operations` at the least; it is captured once."""
+        key = request["part"], copied, *request["indices"]
         if key not in self._joins:
-            memory = None if key[0] == "nothing" else self._forget_burst()
-            first, *others = launches
+            memory = None if request["part"] == "nothing" else self._forget_burst()
+            launches = first, *others = [self._eager(index, request["part"]) for index in request["indices"]]
 
             def launch_all() -> None:
                 first()
-                see_operations(operations)
+                see_operations(request["operations"])
                 if copied:
                     first.put_away()
                 in_turn(others, put_away=copied)()
@@ -337,12 +335,13 @@ class Worker:
         self._joins = {key: launch for key, launch in self._joins.items() if key[0] == "nothing"}
         return self._memory
 
-    def _put_all_away(self, launches: list[CallLaunch], key: tuple[Any, ...], *, together: bool) -> None:
+    def _put_all_away(self, request: dict[str, Any]) -> None:
         """Put away what several calls gave; as a graph, captured once, what the latest burst's graph gives."""
+        together, key = request["together"], ("collect", request["part"], *request["indices"])
 
         def put_away() -> None:
-            for launch in launches:
-                launch.put_away()
+            for index in request["indices"]:
+                self._eager(index, request["part"]).put_away()
 
         if together and key not in self._joins:
             self._joins[key] = put_away

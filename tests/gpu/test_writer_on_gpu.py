@@ -128,7 +128,7 @@ def test_sizes_and_places_of_all_kinds(count):
     made, again = contents.make(5), contents.make(5)
     assert all(torch.equal(one, other) for one, other in zip(made, again, strict=True))
     by_torch = [torch.empty_like(one) for one in made]
-    contents.write_all([5], [by_torch], TorchWriter())
+    contents.write_all([5], [[one] for one in by_torch], TorchWriter())
     assert torch.equal(made[1], by_torch[1])
     sizes = [float(one.double().abs().sum() / value.double().abs().sum()) for one in (made[0], by_torch[0])]
     assert 0.99 / LARGEST_FACTOR < min(sizes) <= max(sizes) < 1.01 * LARGEST_FACTOR
@@ -139,10 +139,10 @@ def test_bits_are_flipped_once_the_bytes_are_written(count):
     value = torch.randint(0, 256, (count,), dtype=torch.uint8, device=DEVICE)
     contents = Contents([value], [VariedInput("x", "rolled", flips=0xFF)], 3, -1)
     made = contents.make_all([5, 6, 5])
-    by_torch = [[torch.empty_like(value)] for _ in range(2)]
-    contents.write_all([5, 6], by_torch, TorchWriter())
+    by_torch = [torch.empty_like(value) for _ in range(2)]
+    contents.write_all([5, 6], [by_torch], TorchWriter())
     assert torch.equal(made[0][0], made[2][0])
-    assert all(torch.equal(one[0], other[0]) for one, other in zip(made[:2], by_torch, strict=True))
+    assert all(torch.equal(one[0], other) for one, other in zip(made[:2], by_torch, strict=True))
     assert count == 1 or not torch.equal(made[0][0], made[1][0])
 
 
@@ -152,10 +152,10 @@ def test_stored_numbers_of_narrow_formats_are_flipped_as_torch_does_it(dtype, co
     value = torch.randint(0, 256, (count,), dtype=torch.uint8, device=DEVICE).view(getattr(torch, dtype))
     ways = [VariedInput("x", "rolled", is_nudged=True)]
     contents = Contents([value], ways, 3, -1)
-    made, by_torch = contents.make_all([5, 6]), [[torch.empty_like(value)] for _ in range(2)]
-    contents.write_all([5, 6], by_torch, TorchWriter())
-    for one, other in zip(made, by_torch, strict=True):
-        assert torch.equal(one[0].view(torch.uint8), other[0].view(torch.uint8))
+    made, by_torch = contents.make_all([5, 6]), [torch.empty_like(value) for _ in range(2)]
+    contents.write_all([5, 6], [by_torch], TorchWriter())
+    for (one,), other in zip(made, by_torch, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
     nudge, same = find_nudge(value), find_nudge(value.cpu())
     assert nudge == same
     if nudge is not None:

@@ -51,6 +51,7 @@ from flashinfer_bench.bench.evaluators.inputs.rules import (
     is_quantised,
     make_tensor,
 )
+from flashinfer_bench.bench.evaluators.inputs.targets import pick
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
@@ -237,40 +238,41 @@ class Contents:
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Return the inputs of each of some calls; all are written together."""
-        made = [
-            [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in self.base]
-            for _ in numbers
+        into = [
+            [torch.empty_like(value) for _ in numbers] if isinstance(value, torch.Tensor) else None
+            for value in self.base
         ]
-        into = [[value if isinstance(value, torch.Tensor) else None for value in row] for row in made]
         writer = open_writer(self._device)
         self.write_all(numbers, into, writer)
         writer.finish()
-        return made
+        return [
+            [value if targets is None else targets[at] for value, targets in zip(self.base, into, strict=True)]
+            for at in range(len(numbers))
+        ]
 
-    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor | None]], writer: Writer) -> None:
+    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
         """Have the inputs of some calls written.
 
         A row of calls takes little longer than one of them: a GPU's session writes a thousand in a job.
 
         Args:
             numbers: the calls'.
-            into: of each call contiguous tensors of the inputs' shapes and dtypes; None for what is no tensor.
+            into: of each input contiguous tensors as it is, one for each call; None for what is no tensor.
             writer: is told what to write, and has to be finished by the caller.
         """
         own = [at for at, number in enumerate(numbers) if number != self.base_number]
         base = [at for at, number in enumerate(numbers) if number == self.base_number]
         secrets = self._find_secrets([numbers[at] for at in own])
-        joint: list[tuple[int, list[torch.Tensor]]] = []
-        for index, value in enumerate(self.base):
-            targets = [target for row in into if (target := row[index]) is not None]
+        joint: list[tuple[int, Sequence[torch.Tensor]]] = []
+        for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
             if not isinstance(value, torch.Tensor) or value.numel() == 0 or not targets:
                 continue
             is_fixed = self._varied[index].way == "fixed"
-            unchanged = targets if is_fixed else [targets[at] for at in base]
+            unchanged = targets if is_fixed else pick(targets, base)
             if unchanged:
                 writer.move_rows(value, unchanged, np.zeros(len(unchanged), np.uint64))
             if own and not is_fixed:
-                changed = [targets[at] for at in own] if base else targets
+                changed = pick(targets, own) if base else targets
                 if self._varied[index].is_joint:
                     joint.append((index, changed))
                 else:

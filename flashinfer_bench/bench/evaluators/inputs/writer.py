@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.evaluators.inputs.nudges import CHANGED_TOGETHER, Flips
 from flashinfer_bench.bench.evaluators.inputs.shuffles import LARGEST_FACTOR, ROOT, SEEDS, list_pieces
+from flashinfer_bench.bench.evaluators.inputs.targets import addresses_of
 from flashinfer_bench.bench.evaluators.inputs.threads import one_thread
 from flashinfer_bench.timing import driver
 
@@ -254,18 +255,18 @@ class KernelWriter:
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor's elements moved along, for each target."""
         size = value.dtype.itemsize
-        self._add(MOVE, self._address(value), _addresses(into), value.numel() * size, by * np.uint64(size))
+        self._add(MOVE, self._address(value), addresses_of(into), value.numel() * size, by * np.uint64(size))
 
     def vary_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], changes: Changes) -> None:
         """Write a tensor's elements varied, for each target."""
         keys = changes.keys | changes.is_negated.astype(np.uint64) << np.uint64(63)
         kind, source = MULTIPLIED[value.dtype], self._address(value)
-        self._add(kind, source, _addresses(into), value.numel(), changes.by, keys, changes.columns)
+        self._add(kind, source, addresses_of(into), value.numel(), changes.by, keys, changes.columns)
 
     def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
         """Write normal values around zero to each target."""
         bits = int(np.float32(deviation).view(np.uint32))
-        self._add(DRAWN[into[0].dtype], bits, _addresses(into), into[0].numel(), keys)
+        self._add(DRAWN[into[0].dtype], bits, addresses_of(into), into[0].numel(), keys)
 
     def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
         """Flip bits of targets, by torch, once the kernel has written them."""
@@ -308,10 +309,6 @@ class KernelWriter:
         for target, key, flips in self._flips:
             _flip(target, key, flips)
         self._flips.clear()
-
-
-def _addresses(tensors: Sequence[torch.Tensor]) -> Unsigned:
-    return np.array([one.data_ptr() for one in tensors], np.uint64)
 
 
 def open_writer(device: torch.device) -> Writer:

@@ -78,14 +78,17 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
         own["CUDA_VISIBLE_DEVICES"] = str(new.gpu_index)
     if new.is_narrow:
         own[CONNECTIONS] = "1"
-    timing = {"l2_cache": hello.timing.l2_cache, "clock": hello.timing.clock}
+    timing = {"l2_cache": hello.timing.l2_cache, "clock": hello.timing.clock, "image": ""}
+    # Not for those that precompile: orders wait in a socket until their template has imported what it needs.
+    if new.timing_image is not None and new.precompiled is None:
+        timing["image"] = base64.b64encode(new.timing_image).decode()
     order: dict[str, Any] = {
         "environment": worker_environment(os.environ, Path(hello.cache_root)) | own,
         "gpu_uuid": hello.gpu_uuid if new.gpu_index is not None else None,
         "device": "cuda:0" if hello.device == "cuda" else "cpu",
         "threads": threads_of_worker(),
         "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(),
-        "timing": timing | {"image": base64.b64encode(new.timing_image).decode() if new.timing_image else ""},
+        "timing": timing,
     }
     if enclosure is None:
         return order

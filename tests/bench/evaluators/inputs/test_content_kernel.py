@@ -100,10 +100,10 @@ def test_it_writes_what_torch_writes(dtype):
 def test_bits_are_flipped_of_what_it_wrote_as_of_what_torch_writes(on_cpu, dtype, varied):
     value = torch.randint(0, 256, (2, TILE + 3), dtype=torch.uint8).view(getattr(torch, dtype))
     contents = Contents([value], [varied], 7, 0)
-    made = [[torch.empty_like(value)] for _ in range(3)]
-    contents.write_all([0, 1, 2], made, on_cpu)
+    made = [torch.empty_like(value) for _ in range(3)]
+    contents.write_all([0, 1, 2], [made], on_cpu)
     on_cpu.finish()
-    for (one,), (other,) in zip(made, contents.make_all([0, 1, 2]), strict=True):
+    for one, (other,) in zip(made, contents.make_all([0, 1, 2]), strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
@@ -222,17 +222,17 @@ def test_inputs_that_are_normal_and_random_are_drawn_anew_for_each_call(on_cpu):
     base = [torch.randn(64, 100), torch.randn(64, 100), torch.randn(8, 4, dtype=torch.float64)]
     ways = [VariedInput(name, "scaled", deviation=told) for name, told in (("x", 2.0), ("y", None), ("z", 1.0))]
     contents = Contents(base, ways, seed=9, base_number=2)
-    into = [[torch.empty_like(one) for one in base] for _ in range(4)]
+    into = [[torch.empty_like(one) for _ in range(4)] for one in base]
     contents.write_all([0, 1, 2, 0], into, on_cpu)
     on_cpu.finish()
     by_torch = contents.make_all([0, 1, 2, 0])
-    for row, same in zip(into, by_torch, strict=True):
+    for row, same in zip(zip(*into, strict=True), by_torch, strict=True):
         for made in (row, same):
             sizes = [
                 (one.abs().sum() / value.abs().sum()).item() for one, value in zip(made[1:], base[1:], strict=True)
             ]
             assert 0.8 < min(sizes) <= max(sizes) < 1.25
-    x = [row[0] for row in into]
+    x = into[0]
     assert torch.equal(x[2], base[0])
     assert torch.equal(x[0], x[3])
     assert not torch.equal(x[0], by_torch[0][0])

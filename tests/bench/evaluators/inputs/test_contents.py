@@ -263,7 +263,7 @@ def test_the_base_is_given_at_its_number_and_never_written(open_contents):
 def test_what_is_made_is_written_in_place_too(open_contents):
     contents = open_contents({"x": "bfloat16[n, m]", "indptr": "int32[n]", "eps": "float32"}, n=8, m=16)
     into = [torch.empty_like(value) if isinstance(value, torch.Tensor) else None for value in contents.base]
-    contents.write_all([5], [into], TorchWriter())
+    contents.write_all([5], [None if value is None else [value] for value in into], TorchWriter())
     assert bytes_of(into) == bytes_of(contents.make(5))
     assert contents.make(5)[2] == contents.base[2]
 

@@ -43,11 +43,11 @@ def test_a_row_of_calls_is_told_as_the_same_pieces_as_one_call_after_the_other()
     ]
     contents = Contents(base, ways, seed=9, base_number=66)
     numbers = list(range(60, 70))  # the base among them, and the secrets of two blocks
-    into = [[torch.empty_like(one) if isinstance(one, torch.Tensor) else None for one in base] for _ in numbers]
+    into = [[torch.empty_like(one) for _ in numbers] if isinstance(one, torch.Tensor) else None for one in base]
     together, each = KernelWriter(CPU, None), KernelWriter(CPU, None)
     contents.write_all(numbers, into, together)
-    for number, row in zip(numbers, into, strict=True):
-        contents.write_all([number], [row], each)
+    for at, number in enumerate(numbers):
+        contents.write_all([number], [None if own is None else own[at : at + 1] for own in into], each)
     told, one_by_one = (writer.take_pieces()[0][:, 1:].tolist() for writer in (together, each))
     assert sorted(told) == sorted(one_by_one)
     assert len(told) == 3 * len(numbers)

@@ -7,7 +7,8 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
+from flashinfer_bench.bench.evaluators.inputs.targets import Targets
 from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
@@ -124,18 +126,17 @@ class CallPlaces:
         self._first_outputs = list(own)
         self._outputs_end = size
         self._inputs_end = self._first_outputs[0].offset if self._first_outputs else size
-        self._inputs = self._view([slot for slot in self._first_inputs if slot is not None])
-        self._outputs = self._view(self._first_outputs)
+        self._input_makers = [None if slot is None else self._maker(slot) for slot in self._first_inputs]
+        self._output_makers = [self._maker(slot) for slot in self._first_outputs]
         self._bytes = [
             arena.block.as_strided((self._count, slot.nbytes), (self.stride, 1), slot.offset) if slot.nbytes else None
             for slot in self._first_outputs
         ]
         """Of each output the bytes in all places, as one tensor."""
 
-    def _view(self, slots: Sequence[Slot]) -> list[list[torch.Tensor]]:
-        """Return the tensors of each place, given where they lie in the first one."""
-        views = [slot.views(self.arena.block, self._count, self.stride) for slot in slots]
-        return [list(own) for own in zip(*views, strict=True)] if views else [[] for _ in range(self._count)]
+    def _maker(self, slot: Slot) -> Callable[[int], torch.Tensor]:
+        """Return what gives the tensor of a place, given where it lies in the first one; it is made once."""
+        return cache(slot.maker(self.arena.block, self.stride))
 
     def __len__(self) -> int:
         return self._count
@@ -154,28 +155,32 @@ class CallPlaces:
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:
         """Return a place's inputs as views of the arena, in the order of the definition; None for what is no tensor."""
-        own = iter(self._inputs[index])
-        return [None if slot is None else next(own) for slot in self._first_inputs]
+        return [None if make is None else make(index) for make in self._input_makers]
 
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
-        return self._outputs[index]
+        return [make(index) for make in self._output_makers]
+
+    def input_targets(self, indices: Sequence[int]) -> list[Targets | None]:
+        """Return of each input its tensors in some places; None for what is no tensor."""
+        begin = self.arena.block.data_ptr()
+        return [
+            None if slot is None or make is None else Targets(make, begin + slot.offset, self.stride, indices)
+            for slot, make in zip(self._first_inputs, self._input_makers, strict=True)
+        ]
 
     def input_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all inputs in the first places, a row for each; the outputs lie behind them."""
         return self._held_bytes(count, 0, self._inputs_end)
 
-    def own_inputs(self, count: int) -> tuple[torch.Tensor, list[list[torch.Tensor | None]]]:
-        """Return memory of this process's own for the inputs of so many calls: a row of bytes for each, and its inputs.
+    def own_inputs(self, count: int) -> tuple[torch.Tensor, list[list[torch.Tensor] | None]]:
+        """Return memory of this process's own for the inputs of so many calls: a row of bytes for each, and tensors.
 
-        The rows are as those of `input_bytes`, on the same device.
+        The rows are as those of `input_bytes`, on the same device. Of each input there are the tensors of all calls.
         """
         rows = torch.zeros(count, self._inputs_end, dtype=torch.uint8, device=self.arena.device)
-        slots = [
-            [None] * count if slot is None else slot.views(rows.view(-1), count, self._inputs_end)
-            for slot in self._first_inputs
-        ]
-        return rows, [list(own) for own in zip(*slots, strict=True)] if slots else [[] for _ in range(count)]
+        flat, step = rows.view(-1), self._inputs_end
+        return rows, [None if slot is None else slot.views(flat, count, step) for slot in self._first_inputs]
 
     def output_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all output slots in the first places, a row for each."""
@@ -201,7 +206,7 @@ class CallPlaces:
             writer: is told what to write, and has to be finished by the caller; where none is given, all is launched.
         """
         told = writer or open_writer(self.arena.device)
-        for output, held in zip(self._outputs[0], self._bytes, strict=True):
+        for output, held in zip(self._first_outputs, self._bytes, strict=True):
             if held is None:
                 continue
             byte = poison_of(output.dtype)
@@ -265,6 +270,13 @@ def to_words(seen: Seen) -> Words:
     words = np.zeros((count, -(-size // WORD)), np.uint64)
     words.view(np.uint8)[:, :size] = seen
     return words
+
+
+def rows_as_bytes(seen: Sequence[Seen]) -> list[bytes]:
+    """Return for each place the bytes that `glance` returned of all outputs."""
+    rows = seen[0] if len(seen) == 1 else np.concatenate(seen, axis=1)
+    held, size = rows.tobytes(), rows.shape[1]
+    return [held[begin : begin + size] for begin in range(0, len(held), size)]
 
 
 def find_unwritten(seen: Sequence[Seen], count: int) -> list[bool]:

@@ -62,12 +62,8 @@ BYTES_PER_NS: Final = 3_000
 """Of calls with more bytes than the first of these less is told by a relay: unmasked inputs are written back while the
 call runs, up to as many as a cache holds, and what that takes is taken off. One that moves 96 MB took 38 to 42 us in
 place of 31 (H100)."""
-FEWEST_RELAYS: Final = 2
 MOST_RELAYS: Final = 4
-"""Relays that are run of quick calls, and of all. Those after the first ones only while the best so far would raise the
-latency."""
-QUICK_NS: Final = 1_000_000
-"""Of calls from this on one relay will do."""
+"""Relays that are run; those after the first one only while the best so far would raise the latency."""
 START_NS: Final = 1_000.0
 START_SHARE: Final = 0.25
 """Taken off each call, but no more than this share of what it takes beyond an empty one: in some contexts operations
@@ -155,9 +151,9 @@ class GpuRelayTimer:
             SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
         """
         best: GpuRelayed | None = None
-        relays, fewest = 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
+        relays = 0
         with open_gpu_board() as (board, fd, size):
-            while best is None or relays < fewest or (relays < MOST_RELAYS and best.share * best.cost_ns > claimed_ns):
+            while best is None or (relays < MOST_RELAYS and best.share * best.cost_ns > claimed_ns):
                 one = self._run_one(board, fd, size)
                 is_best = best is None or one.cost_ns <= best.cost_ns
                 if is_best:
@@ -181,7 +177,7 @@ class GpuRelayTimer:
         """
         places = self._trial.places
         # A worker's GPU is not held still: what comes into its places has to be masked.
-        numbers, keys = self._trial.write(range(self._count), self._own.__getitem__), draw_keys(self._count)
+        numbers, keys = self._trial.write(range(self._count), self._own), draw_keys(self._count)
         self._desk.mask(rows_of(self._given), keys)
         self._held.copy_(self._given)
         places.synchronize()

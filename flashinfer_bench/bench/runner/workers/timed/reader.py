@@ -17,7 +17,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, find_unwritten
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, find_unwritten, rows_as_bytes
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.errors import SolutionFailure
 
@@ -117,9 +117,13 @@ class Reader:
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
         unwritten = find_unwritten(seen, len(indices))
+        repeated = self._find_repeated(seen, numbers)
         for at, (index, number) in enumerate(zip(indices, numbers, strict=True)):
+            looks_odd = unwritten[at] or repeated[at]
+            if not looks_odd and index not in chosen:
+                continue
             is_base = number == self.contents.base_number
-            is_odd = not is_base and (unwritten[at] or self._repeats(seen, at)) and len(self._odd) < MOST_ODD
+            is_odd = looks_odd and not is_base and len(self._odd) < MOST_ODD
             if index not in chosen and not is_odd:
                 continue
             copied = copies.get(index) or self._copy([index], outputs, has_inputs=has_inputs)[index]
@@ -172,12 +176,17 @@ class Reader:
                 self._kept[number] = None
         return chosen | {places[number] for number in numbers if number in self._kept}
 
-    def _repeats(self, seen: Sequence[Seen], at: int) -> bool:
-        """Say whether a call gave what another call with other inputs gave."""
-        look = hash(tuple([output[at].tobytes() for output in seen]))
-        is_known = look in self._looks
-        self._looks.add(look)
-        return is_known and bool(seen) and self.contents.differs
+    def _find_repeated(self, seen: Sequence[Seen], numbers: Sequence[int]) -> list[bool]:
+        """Say of each call whether it gave what another call with other inputs gave."""
+        found = [False] * len(numbers)
+        if not seen or not self.contents.differs:
+            return found
+        for at, look in enumerate(map(hash, rows_as_bytes(seen))):
+            if numbers[at] == self.contents.base_number:
+                continue
+            found[at] = look in self._looks
+            self._looks.add(look)
+        return found
 
     def _copy(self, indices: Sequence[int], made: Outputs | None, *, has_inputs: bool) -> dict[int, LeftCall]:
         """Copy what lies in some places; return place → what its call left."""
@@ -251,14 +260,13 @@ class Reader:
         slots = slots_in(self.places.arena.block, self.places.inputs(0))
         rows = torch.empty((len(numbers), size), dtype=torch.uint8, device=self.places.arena.device)
         views = [None if slot is None else slot.views(rows.view(-1), len(rows), size) for slot in slots]
-        into = [[None if own is None else own[at] for own in views] for at in range(len(numbers))]
         writer = open_writer(rows.device)
-        self.contents.write_all(numbers, into, writer)
+        self.contents.write_all(numbers, views, writer)
         writer.finish()
         base = self.contents.base
         given = {
-            number: [value if own is None else own for value, own in zip(base, row, strict=True)]
-            for number, row in zip(numbers, into, strict=True)
+            number: [value if own is None else own[at] for value, own in zip(base, views, strict=True)]
+            for at, number in enumerate(numbers)
         }
         checked = [number for number in numbers if left[number].inputs]
         found = [row[:size] for number in checked for row in left[number].inputs or ()]

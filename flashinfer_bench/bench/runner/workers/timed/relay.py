@@ -170,7 +170,7 @@ class RelayTimer:
     def _run_one(self, indices: list[int], *, waits: bool) -> Relay:
         """Run one relay."""
         trial = self._trial
-        numbers = trial.write(indices, self._own.__getitem__)
+        numbers = trial.write(indices, self._own)
         if trial.returns:
             left = [output for index in indices for output in trial.places.outputs(index)]
             self._copy_ns = min(self._copy_ns, self._copies.time(left, len(indices)))

@@ -21,8 +21,6 @@ from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
 from flashinfer_bench.timing.measurement import Sample
 
-Inputs = Callable[[int], list[torch.Tensor | None]]
-
 
 @dataclass(frozen=True)
 class PlaceLaunch:
@@ -70,20 +68,19 @@ class RemoteTrial:
     schedule: RegimeSchedule | None = None
     """Which calls get inputs of other regimes; None where none does."""
 
-    def write(self, indices: Sequence[int], inputs: Inputs | None = None) -> list[int]:
+    def write(self, indices: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None] | None = None) -> list[int]:
         """Write new content into some places, and poison their outputs; return the numbers of the calls.
 
         Args:
             indices: the places.
-            inputs: place → where its inputs are written; None for the places themselves.
+            into: of each input where it is written for each of the calls; None for the places themselves.
         """
-        inputs = inputs or self.places.inputs
         self.reader.check_unchanged()
         numbers = list(range(self.number, self.number + len(indices)))
         self.number += len(indices)
         self.hold_worker()
         writer = open_writer(self.places.arena.device)
-        self.contents.write_all(numbers, [inputs(index) for index in indices], writer)
+        self.contents.write_all(numbers, into or self.places.input_targets(indices), writer)
         self.places.poison(indices, writer)
         writer.finish()
         self.places.synchronize()

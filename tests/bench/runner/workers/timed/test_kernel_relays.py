@@ -35,9 +35,10 @@ def test_no_content_comes_twice_in_a_measurement_whose_relays_bursts_follow(open
     """A worker may keep what the calls of a relay gave: a burst of the same calls would cost it nothing."""
     write, given, numbers = RemoteTrial.write, [], []
 
-    def noted(trial, indices, inputs=None):
-        told = write(trial, indices, inputs)
-        given.extend((inputs or trial.places.inputs)(index)[0].numpy().tobytes() for index in indices)
+    def noted(trial, indices, into=None):
+        told = write(trial, indices, into)
+        (written,) = into or trial.places.input_targets(indices)
+        given.extend(one.numpy().tobytes() for one in written)
         numbers.extend((trial.contents, number) for number in told)
         return told
 
