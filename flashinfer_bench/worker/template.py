@@ -3,7 +3,8 @@
 A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn":
 SpawnOrder} comes with the child's ends of four channels, in this order: the worker's socket, its stdout, its
 stderr, the guard's socket. The template sends no answer: the new guard and the new worker report to the session
-themselves. When the session's end closes, the template ends every guard that it started, and then itself.
+themselves. One whose workers precompile sends one byte when it is ready. When the session's end closes, the template
+ends every guard that it started, and then itself.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from flashinfer_bench.worker.linux import (
 )
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
+READY: Final = b"\0"
+"""What a template says whose workers precompile, once all is imported for them."""
 GUARDS_LIMIT_S: Final = 2.0
 """Seconds that guards have at the end of the session to end their workers: they kill at once what keeps forking."""
 END_LIMIT_S: Final = 30.0
@@ -118,6 +121,8 @@ def run_template(sock: socket.socket, run_directory: Path | None, preparation: P
             held = _serve_references(sock, reader, most_tasks)
             preparation.prepare()
             gc.freeze()  # workers do not walk what is here, nor write to its pages, when they collect garbage
+            if preparation.precompiles:
+                sock.sendall(READY)
             while True:
                 order = held if held is not None else reader.read()
                 _serve(order, reader.take_fds(), sock, most_tasks)

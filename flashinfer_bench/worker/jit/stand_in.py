@@ -22,6 +22,8 @@ from unittest import mock
 import torch
 from torch._subclasses import fake_impls, fake_tensor
 
+from flashinfer_bench.worker.jit.late_dynamo import put_off_dynamo
+
 THREADS_A_BLOCK: Final = 1024
 """What the stand-in tells Triton of every kernel: as many threads may be in a block as a GPU lets be there."""
 WARP_SIZE: Final = 32
@@ -40,6 +42,7 @@ def prepare_stand_in() -> None:
     """
     os.nice(LOWEST_PRIORITY)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing that is imported may start the driver, which no fork could use
+    put_off_dynamo()
     gpu = {"torch": {"name": "", "major": 9, "minor": 0}, "triton": {}}
     with stand_in(gpu, asks_driver=False):
         torch.empty_like(torch.empty(1, device="cuda")) + 1

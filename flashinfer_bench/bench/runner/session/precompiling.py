@@ -140,7 +140,7 @@ class Precompiler:
 
     def _fill(self) -> None:
         """Begin what there is room for."""
-        if self._pool.precompiling is None:
+        if not self._pool.may_precompile():
             return
         self._reap()
         running = Counter(one.terms for one in self._running.values())

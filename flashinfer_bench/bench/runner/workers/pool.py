@@ -95,6 +95,8 @@ class WorkerPool:
         """Worker, by its object's id → the folder that it alone reads."""
         self.timing_image: bytes | None = None
         self.precompiling: socket.socket | None = None
+        self._precompiles = False
+        """That template has said that it is ready."""
         self._template = template
         self._run_directory = run_directory
         self._hello = hello
@@ -440,6 +442,22 @@ class WorkerPool:
         worker = self._spawn(solution, (artifact, words))
         worker.deafen()
         return worker
+
+    def may_precompile(self) -> bool:
+        """Tell whether workers that precompile can be started: their template has said that it is ready.
+
+        It imports for seconds. Orders that wait in its socket would fill that, and hold this process up.
+        """
+        if self.precompiling is not None and not self._precompiles:
+            try:
+                self._precompiles = bool(self.precompiling.recv(1, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._precompiles = False
+            if not self._precompiles:  # it is gone
+                self.end_precompiling()
+        return self.precompiling is not None
 
     def end_precompiling(self) -> None:
         """End the template of such workers."""

@@ -33,6 +33,9 @@ class FakePool:
         self.recovers = True
         self.precompiling = None
 
+    def may_precompile(self):
+        return False
+
     def discard(self):
         self.sizes.append(self.arena.size)
 

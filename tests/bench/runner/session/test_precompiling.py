@@ -68,7 +68,7 @@ class FakePool:
     """Starts fake workers."""
 
     def __init__(self):
-        self.precompiling = object()
+        self.precompiling, self.is_ready = object(), True
         self.started, self.words, self.compiled, self.forgotten, self.noted = {}, [], set(), [], []
 
     def has_compiled(self, digest, what):
@@ -81,6 +81,9 @@ class FakePool:
         self.words.append((artifact, words))
         self.started[solution.digest] = FakeWorker()
         return self.started[solution.digest]
+
+    def may_precompile(self):
+        return self.precompiling is not None and self.is_ready
 
     def end_precompiling(self):
         self.precompiling = None
@@ -184,6 +187,17 @@ def test_without_a_template_for_it_nothing_is_precompiled(made):
     pool.precompiling = None
     precompiler.expect([block(solution(0), solution(1))])
     assert not pool.started
+
+
+def test_nothing_is_ordered_before_the_template_is_ready(made):
+    """Orders would fill its socket, and hold the session up that sends them."""
+    pool, precompiler = made
+    pool.is_ready = False
+    precompiler.expect([block(solution(0), solution(1))])
+    assert not pool.started
+    pool.is_ready = True
+    precompiler.expect([block(solution(0), solution(1))])
+    assert list(pool.started) == ["d1"]
 
 
 def test_where_nothing_is_told_of_the_gpu_nothing_is_precompiled(clock):
