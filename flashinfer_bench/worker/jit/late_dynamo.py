@@ -58,10 +58,10 @@ class Watch(MetaPathFinder):
             return None
         self._late.give_way()
         held = sys.modules.get(fullname)
-        return None if held is None else util.spec_from_loader(fullname, Held(held))
+        return None if held is None else util.spec_from_loader(fullname, Brought(held))
 
 
-class Held(Loader):
+class Brought(Loader):
     """Gives a module that is there."""
 
     def __init__(self, module: ModuleType) -> None:
