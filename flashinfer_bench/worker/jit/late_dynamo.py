@@ -43,7 +43,7 @@ class LateDynamo(ModuleType):
         return getattr(self.give_way(), name)
 
 
-class Watch(MetaPathFinder):
+class DynamoWatch(MetaPathFinder):
     """Has the package imported before what wants all of it. It finds only what that has brought."""
 
     def __init__(self, late: LateDynamo) -> None:
@@ -84,4 +84,4 @@ def put_off_dynamo() -> None:
         late.__path__ = list(found.submodule_search_locations)
         late.__spec__ = found
         sys.modules[PACKAGE] = late
-        sys.meta_path.insert(0, Watch(late))
+        sys.meta_path.insert(0, DynamoWatch(late))
