@@ -26,7 +26,7 @@ USES = {
     "a name": "from torch._dynamo import allow_in_graph",
     "a part": "import torch._dynamo.utils as part; assert part is sys.modules[part.__name__] is torch._dynamo.utils",
     "what uses it": "import torch._inductor.utils",
-    "the decorator": "assert torch._dynamo.disable(len) is torch._dynamo.disable()(len) is len",
+    "the decorator": "off = torch._dynamo.disable; assert off(len) is off()(len) is off(fn=len) is len",
     "a setting": "assert torch._dynamo.config.fake_tensor_cache_enabled in (True, False)",
 }
 KEPT = {"the decorator", "a setting"}

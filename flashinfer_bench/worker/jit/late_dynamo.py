@@ -1,4 +1,4 @@
-"""Puts off the import of torch's compiler, which takes one to two seconds, until something of it is used.
+"""Puts off the import of torch's compiler, which takes a second or two, until something of it is used.
 
 Tensors without memory (`stand_in.py`) ask its package for some settings and for the decorator `disable`, no more. A
 process that only finds out what Triton would compile has no use for the rest.
@@ -25,9 +25,9 @@ class LateDynamo(ModuleType):
     """Stands in for the package: it has the settings and `disable`. Whatever else is asked for makes it give way."""
 
     @staticmethod
-    def disable(function: Callable[..., Any] | None = None, *_how: Any, **_more: Any) -> Callable[..., Any]:
+    def disable(fn: Callable[..., Any] | None = None, *_how: Any, **_more: Any) -> Callable[..., Any]:
         """Return a function as it is: nothing is compiled here."""
-        return (lambda given: given) if function is None else function
+        return (lambda given: given) if fn is None else fn
 
     def give_way(self) -> ModuleType:
         """Import the package, unless that was done, and return it."""

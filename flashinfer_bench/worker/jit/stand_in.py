@@ -36,7 +36,7 @@ MOST_READ: Final = 20_000
 
 
 def prepare_stand_in() -> None:
-    """Import what the first use of a stand-in would, seconds of work, for all forks of this process.
+    """Import what the first use of a stand-in would, half a second of work, for all forks of this process.
 
     It takes the lowest priority from here on, and its forks with it.
     """

@@ -257,7 +257,7 @@ class Contents:
 
         Args:
             numbers: the calls'.
-            into: of each input contiguous tensors as it is, one for each call; None for what is no tensor.
+            into: of each input contiguous tensors of its shape and dtype, one a call; None for what is no tensor.
             writer: is told what to write, and has to be finished by the caller.
         """
         own = [at for at, number in enumerate(numbers) if number != self.base_number]

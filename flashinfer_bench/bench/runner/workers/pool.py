@@ -446,7 +446,7 @@ class WorkerPool:
     def may_precompile(self) -> bool:
         """Tell whether workers that precompile can be started: their template has said that it is ready.
 
-        It imports for seconds. Orders that wait in its socket would fill that, and hold this process up.
+        It imports for a second or more. Orders that waited in its socket would fill that, and hold this process up.
         """
         if self.precompiling is not None and not self._precompiles:
             try:

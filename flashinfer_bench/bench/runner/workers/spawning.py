@@ -79,7 +79,6 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
     if new.is_narrow:
         own[CONNECTIONS] = "1"
     timing = {"l2_cache": hello.timing.l2_cache, "clock": hello.timing.clock, "image": ""}
-    # Not for those that precompile: orders wait in a socket until their template has imported what it needs.
     if new.timing_image is not None and new.precompiled is None:
         timing["image"] = base64.b64encode(new.timing_image).decode()
     order: dict[str, Any] = {

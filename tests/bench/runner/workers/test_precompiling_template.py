@@ -1,6 +1,7 @@
 """The template of workers that precompile: nothing is ordered before it says that it is ready, and orders are small."""
 
 import base64
+import select
 import socket
 import subprocess
 import sys
@@ -15,10 +16,10 @@ from tests.kit.workers import ROOT
 
 pytestmark = pytest.mark.cpu
 SCRIPT = """
-import socket, sys
+import socket, sys, time
 import torch
 from flashinfer_bench.worker import template
-template.prepare_stand_in = lambda: print("prepared", flush=True)
+template.prepare_stand_in = lambda: (time.sleep(0.5), print("prepared", flush=True))
 preparation = template.Preparation(is_for_gpu=True, precompiles={precompiles})
 template.run_template(socket.socket(fileno=int(sys.argv[1])), None, preparation)
 """
@@ -47,8 +48,10 @@ def test_it_is_ready_once_it_says_so(pool, ends):
     assert pool.may_precompile()
 
 
-def test_one_that_is_gone_before_it_is_ready_is_given_up(pool, ends):
+@pytest.mark.parametrize("sent", [b"", b"an order that nobody reads"])
+def test_one_that_is_gone_before_it_is_ready_is_given_up(pool, ends, sent):
     pool.precompiling, theirs = ends
+    pool.precompiling.sendall(sent)
     theirs.close()
     assert not pool.may_precompile()
     assert pool.precompiling is None
@@ -61,11 +64,13 @@ def test_where_there_is_none_nothing_is_precompiled(pool):
 @pytest.mark.parametrize("precompiles", [True, False])
 def test_a_template_says_it_where_its_workers_precompile(precompiles):
     ours, theirs = socket.socketpair()
+    ours.settimeout(60)
     command = [sys.executable, "-c", SCRIPT.format(precompiles=precompiles), str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, stdout=subprocess.PIPE) as process:
         theirs.close()
         if precompiles:
             assert ours.recv(8) == READY
+            assert select.select([process.stdout], [], [], 0)[0]
             assert process.stdout.readline() == b"prepared\n"
         ours.shutdown(socket.SHUT_WR)
         assert ours.recv(8) == b""

@@ -121,6 +121,7 @@ class CallPlaces:
         self._count = count_places(self.stride, arena.device, most or usual_places(self.stride, arena.device))
         arena.reserve(self.stride * self._count)
         self.generation = arena.generation
+        self._begin = arena.block.data_ptr()
         own = iter(slots)
         self._first_inputs = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
         self._first_outputs = list(own)
@@ -163,9 +164,8 @@ class CallPlaces:
 
     def input_targets(self, indices: Sequence[int]) -> list[Targets | None]:
         """Return of each input its tensors in some places; None for what is no tensor."""
-        begin = self.arena.block.data_ptr()
         return [
-            None if slot is None or make is None else Targets(make, begin + slot.offset, self.stride, indices)
+            None if slot is None or make is None else Targets(make, self._begin + slot.offset, self.stride, indices)
             for slot, make in zip(self._first_inputs, self._input_makers, strict=True)
         ]
 
@@ -274,6 +274,8 @@ def to_words(seen: Seen) -> Words:
 
 def rows_as_bytes(seen: Sequence[Seen]) -> list[bytes]:
     """Return for each place the bytes that `glance` returned of all outputs."""
+    if not seen:
+        return []
     rows = seen[0] if len(seen) == 1 else np.concatenate(seen, axis=1)
     held, size = rows.tobytes(), rows.shape[1]
     return [held[begin : begin + size] for begin in range(0, len(held), size)]

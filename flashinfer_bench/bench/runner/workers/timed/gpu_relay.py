@@ -63,7 +63,7 @@ BYTES_PER_NS: Final = 3_000
 call runs, up to as many as a cache holds, and what that takes is taken off. One that moves 96 MB took 38 to 42 us in
 place of 31 (H100)."""
 MOST_RELAYS: Final = 4
-"""Relays that are run; those after the first one only while the best so far would raise the latency."""
+"""Relays that are run at the most; those after the first one only while the best so far would raise the latency."""
 START_NS: Final = 1_000.0
 START_SHARE: Final = 0.25
 """Taken off each call, but no more than this share of what it takes beyond an empty one: in some contexts operations

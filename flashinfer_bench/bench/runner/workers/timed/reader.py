@@ -117,7 +117,7 @@ class Reader:
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
         unwritten = find_unwritten(seen, len(indices))
-        repeated = self._find_repeated(seen, numbers)
+        repeated = self._find_repeated(seen, len(indices))
         for at, (index, number) in enumerate(zip(indices, numbers, strict=True)):
             looks_odd = unwritten[at] or repeated[at]
             if not looks_odd and index not in chosen:
@@ -176,15 +176,11 @@ class Reader:
                 self._kept[number] = None
         return chosen | {places[number] for number in numbers if number in self._kept}
 
-    def _find_repeated(self, seen: Sequence[Seen], numbers: Sequence[int]) -> list[bool]:
-        """Say of each call whether it gave what another call with other inputs gave."""
-        found = [False] * len(numbers)
-        if not seen or not self.contents.differs:
-            return found
+    def _find_repeated(self, seen: Sequence[Seen], count: int) -> list[bool]:
+        """Say of each of so many calls whether it gave what another call with other inputs gave."""
+        found = [False] * count
         for at, look in enumerate(map(hash, rows_as_bytes(seen))):
-            if numbers[at] == self.contents.base_number:
-                continue
-            found[at] = look in self._looks
+            found[at] = look in self._looks and self.contents.differs  # to find that out may take a second
             self._looks.add(look)
         return found
 

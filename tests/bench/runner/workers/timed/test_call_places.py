@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import memory
+from flashinfer_bench.bench.evaluators.inputs.targets import addresses_of
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed import call_places as places_module
 from flashinfer_bench.bench.runner.workers.timed.call_places import (
@@ -197,3 +198,17 @@ def test_places_on_a_cpu_lie_at_eight_offsets_of_a_page_at_the_least(size):
     assert size <= stride <= size + 512
     assert stride % ALIGNMENT == 0
     assert len({place * stride % 4096 for place in range(MOST_PLACES)}) == MOST_PLACES
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 2], [2, 0], [1]])
+def test_inputs_are_written_where_calls_find_them(arena, indices):
+    inputs = [torch.zeros(5), 0.5, torch.zeros(0), torch.zeros(3, 4, dtype=torch.float64), torch.zeros(7).bfloat16()]
+    places = CallPlaces(arena, inputs, [OutputSpec("y", (9,), torch.float32)])
+    targets = places.input_targets(indices)
+    assert [own is None for own in targets] == [False, True, False, False, False]
+    for at, own in enumerate(targets):
+        if own is None or not inputs[at].numel():
+            continue
+        found = [places.inputs(index)[at] for index in indices]
+        assert addresses_of(own).tolist() == [one.data_ptr() for one in own] == [one.data_ptr() for one in found]
+        assert {(one.shape, one.dtype) for one in own} == {(inputs[at].shape, inputs[at].dtype)}

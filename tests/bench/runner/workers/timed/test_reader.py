@@ -6,9 +6,11 @@ import weakref
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.workers.timed import reader as reader_module
 from flashinfer_bench.bench.runner.workers.timed.reader import MOST_ODD
 from flashinfer_bench.errors import SolutionFailure
@@ -86,6 +88,34 @@ def test_outputs_repeat_without_suspicion_where_inputs_do(arena):
     for _ in range(5):
         run_calls(trial, [0])
     assert trial.reader.reads() == []
+
+
+def test_whether_inputs_differ_is_found_out_only_where_outputs_repeat(arena, monkeypatch):
+    """It takes up to a second of large inputs, and may fall within a reading's request."""
+    asked = []
+    monkeypatch.setattr(Contents, "differs", property(lambda contents: asked.append(contents) or True))
+    trial = make_trial(arena)
+    run_calls(trial, range(4))
+    assert not asked
+    run_calls(trial, range(2), torch.zeros_like)
+    assert asked == [trial.contents]
+
+
+def test_what_a_call_gave_are_all_of_its_outputs(arena):
+    """One that repeats, as a mask does, makes no call odd."""
+    trial = make_trial(arena, wanted=0)
+    masks, others = np.ones((4, 8), np.uint8), np.arange(32, dtype=np.uint8).reshape(4, 8)
+    for seen, odd in (([masks, others], []), ([others + 32, masks], []), ([masks, others], [8, 9, 10, 11])):
+        trial.places.glance = lambda indices, secret, seen=seen: seen
+        trial.reader.look(range(4), trial.write(range(4)))
+        trial.reader._latest = None
+        assert list(trial.reader._odd) == odd
+
+
+def test_a_call_that_gives_what_the_base_gave_is_odd(arena):
+    trial = make_trial(arena, wanted=0, base_number=0)
+    run_calls(trial, [0, 1], torch.zeros_like)
+    assert list(trial.reader._odd) == [1]
 
 
 def test_an_odd_call_that_was_kept_is_read_once(arena):
