@@ -97,6 +97,16 @@ def start_template(
     return ours
 
 
+def hear_ready(template: socket.socket) -> bool | None:
+    """Tell whether a template whose workers precompile has said that it is ready: None so far, False if it is gone."""
+    try:
+        return bool(template.recv(len(READY), socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return None
+    except OSError:
+        return False
+
+
 def run_template(sock: socket.socket, run_directory: Path | None, preparation: Preparation | None = None) -> None:
     """Serve spawn orders until the session is gone; never returns to the caller's code.
 

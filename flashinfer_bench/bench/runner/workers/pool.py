@@ -48,6 +48,7 @@ from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhe
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.timing.driver import CONNECTIONS
+from flashinfer_bench.worker.template import hear_ready
 from flashinfer_bench.worker.wire import WireError
 
 MOST_ENDING: Final = 4
@@ -95,8 +96,8 @@ class WorkerPool:
         """Worker, by its object's id → the folder that it alone reads."""
         self.timing_image: bytes | None = None
         self.precompiling: socket.socket | None = None
-        self._precompiles = False
-        """That template has said that it is ready."""
+        self._precompiles: bool | None = None
+        """What `hear_ready` told of that template."""
         self._template = template
         self._run_directory = run_directory
         self._hello = hello
@@ -449,15 +450,10 @@ class WorkerPool:
         It imports for a second or more. Orders that waited in its socket would fill that, and hold this process up.
         """
         if self.precompiling is not None and not self._precompiles:
-            try:
-                self._precompiles = bool(self.precompiling.recv(1, socket.MSG_DONTWAIT))
-            except BlockingIOError:
-                return False
-            except OSError:
-                self._precompiles = False
-            if not self._precompiles:  # it is gone
+            self._precompiles = hear_ready(self.precompiling)
+            if self._precompiles is False:  # it is gone
                 self.end_precompiling()
-        return self.precompiling is not None
+        return self.precompiling is not None and bool(self._precompiles)
 
     def end_precompiling(self) -> None:
         """End the template of such workers."""

@@ -34,9 +34,8 @@ def pool():
 @pytest.fixture
 def ends():
     ours, theirs = socket.socketpair()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
+    with ours, theirs:
+        yield ours, theirs
 
 
 def test_it_is_ready_once_it_says_so(pool, ends):
