@@ -418,9 +418,8 @@ class RemoteKernel(CallableKernel):
             remote = remote.moved_to(self._lay_out(inputs, calls), GPU_RELAY_READS)
             if len(remote.places) < FEWEST_CALLS:
                 return None
-            operations = None if claimed.waits_inside else claimed.operations
-            settles = claimed.uses_side_stream
-            return GpuRelayTimer(self._ask, remote, desk, operations=operations, settles=settles), remote
+            gap_ns = self._tools.readout.launch_gap_ns
+            return GpuRelayTimer(self._ask, remote, desk, claimed, gap_ns=gap_ns), remote
         calls = 0 if empty_ns is None else count_relay_calls(claimed.latency_ns, size)
         if empty_ns is None or not calls:
             return None

@@ -4,7 +4,7 @@ The calls of a burst lie in memory at the same time, so a worker may compute all
 side, where one call leaves most of a GPU idle. In a relay their inputs are masked. A call's key comes when the call
 before has committed to its outputs, by a digest that nobody knows who has not all of them. A call costs
 
-    median(from its key to its digest) - the least that a call takes which computes nothing - START_NS
+    median(from its key to its digest) - the least that a call takes which computes nothing - START_NS + launch gap
 
 and a latency is told as no less than RELAY_SHARE of that.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.confirmation import Confirmation, Outside, find_doubt
+from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     LAUNCH_NS,
     WAITING_LAUNCH_NS,
@@ -64,10 +64,10 @@ call runs, up to as many as a cache holds, and what that takes is taken off. One
 place of 31 (H100)."""
 MOST_RELAYS: Final = 4
 """Relays that are run at the most; those after the first one only while the best so far would raise the latency."""
-START_NS: Final = 1_000.0
-START_SHARE: Final = 0.25
-"""Taken off each call, but no more than this share of what it takes beyond an empty one: in some contexts operations
-start later than in the session's. Calls of 2.4 us came to 1.5 to 2.4, by host, and of 2.7 to 1.5 to 3.1 (H100)."""
+START_NS: Final = 1_250.0
+"""Taken off each call: 0.9 us lie between the usual empty call and the least, for a GPU looks for its key once in a
+microsecond, and in some contexts operations start later than in the session's. What is left is a span as readings have
+it, so the launch gap is added as it is to theirs."""
 HIDDEN_NS: Final = 2_000.0
 """So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
 who does all in one kernel. Of calls that take no longer than an empty one nothing is known so."""
@@ -109,19 +109,21 @@ class GpuRelayTimer:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
         desk: the session's kernels.
-        operations: a call launches so many; None where the call waits for the GPU, so no graph can hold it.
-        settles: the claim is that nothing waits for the streams that a call uses.
+        claimed: what the worker says of a call: no graph can hold one that waits for the GPU.
+        gap_ns: the launch gap, which is a part of each reading of calls that launch something.
 
     `most_ns` is what a call costs at the most.
     """
 
-    def __init__(self, ask: Ask, trial: RemoteTrial, desk: RelayDesk, *, operations: int | None, settles: bool) -> None:
+    def __init__(self, ask: Ask, trial: RemoteTrial, desk: RelayDesk, claimed: Claimed, *, gap_ns: float) -> None:
         self._ask = ask
         self._trial = trial
         self._desk = desk
+        self._gap_ns = gap_ns if claimed.operations else 0.0
+        operations = None if claimed.waits_inside else claimed.operations
         is_launched_ahead = operations is not None and not trial.has_setup
         self._launch_ns = LAUNCH_NS if is_launched_ahead else WAITING_LAUNCH_NS
-        self._fields = {"operations": None if trial.has_setup else operations, "settles": settles}
+        self._fields = {"operations": None if trial.has_setup else operations, "settles": claimed.uses_side_stream}
         self._count = len(trial.places)
         held = trial.places.input_bytes(self._count)
         self._rows = rows_of(held)
@@ -199,10 +201,10 @@ class GpuRelayTimer:
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
             )
-        cost_ns = max(0.0, median(one.span_ns for one in found) - self._empty_ns)
-        cost_ns -= min(START_NS, START_SHARE * cost_ns)
+        cost_ns = median(one.span_ns for one in found) - self._empty_ns - START_NS
         if places.stride > CACHED_BYTES:
-            cost_ns = max(0.0, cost_ns - min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS)
+            cost_ns -= min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS
+        cost_ns = max(0.0, cost_ns) + (self._gap_ns if done.joined else 0.0)
         return GpuRelayed(numbers, cost_ns, share, done.joined, outputs.__getitem__)
 
 

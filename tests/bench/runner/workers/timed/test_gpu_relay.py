@@ -14,7 +14,7 @@ import torch
 
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.bench.runner.workers.timed import gpu_handover, gpu_relay
-from flashinfer_bench.bench.runner.workers.timed.confirmation import LEAST_SHARE, ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.confirmation import LEAST_SHARE, ClaimContradicted, Claimed
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import LAUNCH_NS, WAITING_LAUNCH_NS, hand_out
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     FEWEST_CALLS,
@@ -22,7 +22,6 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     HOST,
     MOST_RELAYS,
     START_NS,
-    START_SHARE,
     GpuRelayTimer,
 )
 from flashinfer_bench.bench.runner.workers.timed.readings import (
@@ -41,6 +40,7 @@ pytestmark = pytest.mark.cpu
 CALL_NS = 80_000
 EMPTY_NS = 4_000
 LEAST_NS = 3_000
+GAP_NS = 1_100
 COST_NS = CALL_NS - EMPTY_NS - START_NS
 TICK_NS = 100
 """Each look at the clock takes so long."""
@@ -180,14 +180,15 @@ class PlayedWorker:
 def open_timer(arena, monkeypatch):
     """Return a timer of relays and the worker that is played; looks at the clock take TICK_NS."""
 
-    def opened(*, operations=3, settles=False, wanted=2, has_setup=False, **worker):
+    def opened(*, operations=3, settles=False, gap_ns=0, wanted=2, has_setup=False, **worker):
         trial = make_trial(arena, most=FEWEST_CALLS, wanted=wanted, has_setup=has_setup, device_type="cuda")
         trial.places.input_bytes(FEWEST_CALLS).zero_()
         desk = PlayedDesk()
         played = PlayedWorker(trial, desk, **worker)
         monkeypatch.setattr(gpu_relay, "open_gpu_board", played.open)
         monkeypatch.setattr(gpu_handover, "now_ns", played.now_ns)
-        return GpuRelayTimer(played, trial, desk, operations=operations, settles=settles), played
+        claimed = Claimed(CALL_NS, operations is None, 1 if operations is None else operations, settles)
+        return GpuRelayTimer(played, trial, desk, claimed, gap_ns=gap_ns), played
 
     return opened
 
@@ -224,17 +225,24 @@ def test_the_best_relay_counts(open_timer):
         assert worker.relays == relays
 
 
-@pytest.mark.parametrize("beyond_ns", [100, 2_000, 3_999, 4_000, 4_001])
-def test_what_is_left_for_when_operations_start_is_no_more_than_a_share_of_a_call(open_timer, beyond_ns):
-    timer, _ = open_timer(call_ns=EMPTY_NS + beyond_ns)
-    left_ns = START_SHARE * beyond_ns if beyond_ns < 4_000 else START_NS
-    assert timer.confirm(1_000).relay_ns == beyond_ns - left_ns
+@pytest.mark.parametrize("beyond_ns", [-500, 100, START_NS, START_NS + 100, 4_000])
+def test_no_call_costs_less_than_a_launch(open_timer, beyond_ns):
+    """What is left of a call that takes no longer than an empty one is the launch gap, as of a reading."""
+    timer, worker = open_timer(call_ns=EMPTY_NS + int(beyond_ns), gap_ns=GAP_NS)
+    found = timer.confirm(5_000)
+    assert (found.relay_ns, found.why_not, worker.relays) == (max(0, beyond_ns - START_NS) + GAP_NS, None, 1)
 
 
-def test_a_call_that_takes_no_longer_than_an_empty_one_costs_nothing(open_timer):
-    timer, worker = open_timer(call_ns=EMPTY_NS - 500)
-    found = timer.confirm(1_000)
-    assert (found.relay_ns, found.why_not, worker.relays) == (0.0, None, 1)
+def test_no_launch_gap_is_in_calls_that_launch_nothing(open_timer):
+    timer, _ = open_timer(operations=0, gap_ns=GAP_NS)
+    assert timer.confirm(COST_NS).relay_ns == COST_NS
+
+
+def test_no_launch_gap_is_in_calls_that_the_host_launches(open_timer):
+    timer, worker = open_timer(gap_ns=GAP_NS)
+    assert timer.confirm(COST_NS + GAP_NS).relay_ns == COST_NS + GAP_NS
+    worker.answer = {"joined": False}
+    assert timer.confirm(COST_NS).relay_ns == COST_NS
 
 
 def test_what_the_worker_is_asked_for(open_timer):

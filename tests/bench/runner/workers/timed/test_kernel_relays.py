@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
@@ -29,6 +30,7 @@ from tests.kit.trials import make_trial
 pytestmark = pytest.mark.cpu
 X = torch.arange(1.0, 5.0)
 CLAIMED = Claimed(5_000.0)
+GAP_NS = 1_100
 
 
 def test_no_content_comes_twice_in_a_measurement_whose_relays_bursts_follow(open_kernel, monkeypatch):
@@ -59,7 +61,7 @@ def open_idle(arena):
     """Return a kernel that nobody asks anything, and a trial of its calls."""
 
     def opened(kind):
-        tools = SimpleNamespace(arena=SimpleNamespace(device=torch.device(kind)))
+        tools = SimpleNamespace(arena=SimpleNamespace(device=torch.device(kind)), readout=Readout(None))
         task = SimpleNamespace(timeout_seconds=1.0, is_ours=False)
         worker = SimpleNamespace(overhead=BurstOverhead(relay=2_000.0))
         kernel = RemoteKernel(worker, tools, task, SimpleNamespace(destination_passing_style=True))
@@ -141,7 +143,7 @@ def test_relays_on_a_gpu_need_a_desk_and_room_for_some_calls(
 ):
     kernel, remote = open_idle("cuda")
     monkeypatch.setattr(kernel_module, "open_desk", lambda device: desk)
-    monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, **how: (trial, desk))
+    monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, claimed, **how: (trial, desk))
     monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=min(most, places)).places)
     found = kernel._open_relays(remote, claimed)
     assert (found is not None) is (calls > 0)
@@ -151,23 +153,14 @@ def test_relays_on_a_gpu_need_a_desk_and_room_for_some_calls(
         assert (len(relayed.places), relayed.number, relayed.reader.wanted) == (calls, remote.number, GPU_RELAY_READS)
 
 
-@pytest.mark.parametrize(
-    ("claimed", "how"),
-    [
-        (CLAIMED, {"operations": 1, "settles": False}),
-        (Claimed(5_000.0, operations=7), {"operations": 7, "settles": False}),
-        (Claimed(5_000.0, True, 7), {"operations": None, "settles": False}),
-        (Claimed(5_000.0, True, 7, True), {"operations": None, "settles": True}),
-        (Claimed(5_000.0, uses_side_stream=True), {"operations": 1, "settles": True}),
-    ],
-)
-def test_what_relays_on_a_gpu_are_told_of_a_call(arena, open_idle, monkeypatch, claimed, how):
+def test_what_relays_on_a_gpu_are_told_of_a_call(arena, open_idle, monkeypatch):
     kernel, remote = open_idle("cuda")
+    kernel._tools.readout.add_launch_gap(GAP_NS)
     monkeypatch.setattr(kernel_module, "open_desk", lambda device: "a desk")
-    monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, **how: how)
+    monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, claimed, **how: (claimed, how))
     monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=most).places)
-    told, _ = kernel._open_relays(remote, claimed)
-    assert told == how
+    told, _ = kernel._open_relays(remote, CLAIMED)
+    assert told == (CLAIMED, {"gap_ns": GAP_NS})
 
 
 @pytest.mark.parametrize(
