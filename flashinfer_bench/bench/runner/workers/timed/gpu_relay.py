@@ -110,7 +110,7 @@ class GpuRelayTimer:
         trial: where the calls lie and what they are given.
         desk: the session's kernels.
         claimed: what the worker says of a call: no graph can hold one that waits for the GPU.
-        gap_ns: the launch gap, which is a part of each reading of calls that launch something.
+        gap_ns: the launch gap, which is a part of each reading.
 
     `most_ns` is what a call costs at the most.
     """
@@ -119,7 +119,7 @@ class GpuRelayTimer:
         self._ask = ask
         self._trial = trial
         self._desk = desk
-        self._gap_ns = gap_ns if claimed.operations else 0.0
+        self._gap_ns = gap_ns
         operations = None if claimed.waits_inside else claimed.operations
         is_launched_ahead = operations is not None and not trial.has_setup
         self._launch_ns = LAUNCH_NS if is_launched_ahead else WAITING_LAUNCH_NS

@@ -225,17 +225,14 @@ def test_the_best_relay_counts(open_timer):
         assert worker.relays == relays
 
 
+@pytest.mark.parametrize("operations", [0, 3])
 @pytest.mark.parametrize("beyond_ns", [-500, 100, START_NS, START_NS + 100, 4_000])
-def test_no_call_costs_less_than_a_launch(open_timer, beyond_ns):
-    """What is left of a call that takes no longer than an empty one is the launch gap, as of a reading."""
-    timer, worker = open_timer(call_ns=EMPTY_NS + int(beyond_ns), gap_ns=GAP_NS)
+def test_no_call_costs_less_than_a_launch(open_timer, beyond_ns, operations):
+    """What is left of a call that takes no longer than an empty one is the launch gap, also where the worker says that
+    it launches nothing."""
+    timer, worker = open_timer(call_ns=EMPTY_NS + int(beyond_ns), gap_ns=GAP_NS, operations=operations)
     found = timer.confirm(5_000)
     assert (found.relay_ns, found.why_not, worker.relays) == (max(0, beyond_ns - START_NS) + GAP_NS, None, 1)
-
-
-def test_no_launch_gap_is_in_calls_that_launch_nothing(open_timer):
-    timer, _ = open_timer(operations=0, gap_ns=GAP_NS)
-    assert timer.confirm(COST_NS).relay_ns == COST_NS
 
 
 def test_no_launch_gap_is_in_calls_that_the_host_launches(open_timer):
