@@ -73,7 +73,7 @@ machine may change threefold between readings and bursts; a forged claim is cont
 FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
 LARGE_SHARE: Final = 64
-HUGE_SHARE: Final = 16
+HUGE_SHARE: Final = 24
 """Of calls whose inputs and outputs take more than all memory divided by the first of these, one of each trial has
 inputs of another regime, by the second one of a job, in a secret trial: what it was given and gave is kept until it is
 judged. For calls of 8 GB with three of them a GPU of 80 GB had no memory. Of these one of a trial is compared."""
