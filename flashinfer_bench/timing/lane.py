@@ -24,6 +24,9 @@ CHAIN: Final = 12
 CHAIN_BLOCKS: Final = 128
 CHAIN_THREADS: Final = 256
 EMPTY_KERNEL: Final = "flashinfer_bench_empty"
+MOVE_KERNEL: Final = "flashinfer_bench_move"
+LINE_BYTES: Final = 512
+"""Words so far from each other share no line of a cache."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class Lane(Protocol):
     def launch_chain(self) -> None:
         """Launch CHAIN kernels that do nothing, each of as many blocks as a small kernel has."""
 
+    def launch_move(self) -> None:
+        """Launch a kernel that reads a word and writes it elsewhere."""
+
 
 @cache
 def kernel_image() -> bytes:
@@ -92,6 +98,8 @@ class GpuLane:
         empty = module.kernel(EMPTY_KERNEL)
         self._empty = driver.Launcher(empty, blocks=1, threads=1, arguments=0)
         self._link = driver.Launcher(empty, blocks=CHAIN_BLOCKS, threads=CHAIN_THREADS, arguments=0)
+        self._move = driver.Launcher(module.kernel(MOVE_KERNEL), blocks=1, threads=1, arguments=2)
+        self._words = torch.zeros(2 * LINE_BYTES, dtype=torch.uint8, device=device)
         self._buffer = torch.zeros(FLUSH_SHARE * int(properties.L2_cache_size), dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)
 
@@ -121,3 +129,8 @@ class GpuLane:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         for _ in range(CHAIN):
             self._link(stream)
+
+    def launch_move(self) -> None:
+        """Launch a kernel that reads a word and writes it elsewhere."""
+        begin = self._words.data_ptr()
+        self._move(torch.cuda.current_stream(self._device).cuda_stream, begin, begin + LINE_BYTES)

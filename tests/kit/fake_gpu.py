@@ -3,12 +3,14 @@
 The host's time passes only when something is launched or waited for, so every figure can be worked out by hand.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Lead
 from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock
 from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
-from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, SPIN_KERNEL
+from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, MOVE_KERNEL, SPIN_KERNEL
 from flashinfer_bench.timing.timeline import Operation
 
 LAUNCH_NS = 2_000
@@ -35,6 +37,8 @@ class FakeGpu:
     leads: list[Lead] = field(default_factory=list)
     persisting: bool = False
     flush_error: Exception | None = None
+    moves_ns: Iterator[int] = field(default_factory=lambda: itertools.repeat(1_200))
+    """What each kernel takes that moves a word."""
 
     def seconds(self):
         """Return the host's time, as a recipe reads it."""
@@ -69,6 +73,9 @@ class FakeGpu:
     def launch_chain(self):
         for _ in range(CHAIN):
             self.launch_empty()
+
+    def launch_move(self):
+        self.kernel(MOVE_KERNEL, next(self.moves_ns))
 
     def kernel(self, name="kernel", length_ns=10_000, *, side=False):
         """Launch an operation on the current stream, or on one that does not wait for it."""

@@ -210,6 +210,19 @@ def test_the_chain_gap_is_one_link_of_a_chain_of_empty_kernels_and_flushes_nothi
     assert not recorder.is_on
 
 
+def test_the_least_span_is_the_shortest_of_some_kernels_that_move_a_word_from_memory(gpu):
+    clock, recorder = fake_cupti_clock(gpu)
+    gpu.moves_ns = iter([900, *[1_230] * 5, 1_190, *[1_220] * 6])
+    assert clock.least_span_ns() == 1_190, "the first one warms up"
+    assert gpu.log.count("flush") == EMPTY_LAUNCHES + 1
+    assert not recorder.is_on
+
+
+def test_clocks_without_records_know_no_least_span(gpu):
+    assert fake_event_clock(gpu, "CUPTI is not installed").least_span_ns() == 0
+    assert fake_cupti_clock(gpu, refusal="a profiler is attached")[0].least_span_ns() == 0
+
+
 @pytest.mark.parametrize("fault", [{"refusal": "a profiler is attached"}, {"lost_at": 1}])
 def test_a_launch_gap_that_cannot_be_read_is_0(gpu, fault):
     clock, recorder = fake_cupti_clock(gpu, **fault)

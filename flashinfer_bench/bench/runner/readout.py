@@ -40,6 +40,8 @@ class Readout:
         self._latest: tuple[float, GpuState | None] | None = None
         self._gaps_ns: list[int] = []
         self._gap_ns: int | None = None
+        self.least_span_ns = 0
+        """What the least call takes that can be right, without the launch gap; 0 where that is not known."""
 
     def add_launch_gap(self, gap_ns: int) -> None:
         """Take the launch gap of one more context. It has no effect after the first measurement was summarised."""
@@ -55,6 +57,11 @@ class Readout:
         if self._gap_ns is None:
             self._gap_ns = median_low(self._gaps_ns) if self._gaps_ns else 0
         return self._gap_ns
+
+    @property
+    def least_call_ns(self) -> int:
+        """The latency of the least call that can be right; 0 where it is not known."""
+        return self.least_span_ns and self.least_span_ns + self.launch_gap_ns
 
     def look(self) -> GpuState | None:
         """Look at the GPU."""

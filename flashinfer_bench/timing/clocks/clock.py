@@ -118,6 +118,12 @@ class Clock(Protocol):
         On an H200 contexts fall into two classes, 8 % apart, for as long as they live.
         """
 
+    def least_span_ns(self) -> int:
+        """Return the nanoseconds of the least call that can be right, which moves one word; 0 where not known.
+
+        The launch gap is no part of it.
+        """
+
     def facts(self) -> Facts:
         """Return what the clock knows of its own readings."""
 
@@ -142,5 +148,9 @@ class WholeCallClock:
         return 0
 
     def chain_gap_ns(self) -> int:
+        """Return 0: this clock does not see single kernels."""
+        return 0
+
+    def least_span_ns(self) -> int:
         """Return 0: this clock does not see single kernels."""
         return 0

@@ -155,6 +155,10 @@ class CuptiClock:
         samples = self._look_at(self._lane.launch_chain, CHAIN_LEAD)
         return int(median(sample.span_ns for sample in samples) / CHAIN) if samples else 0
 
+    def least_span_ns(self) -> int:
+        """Return the least time of a kernel that reads a word and writes it elsewhere, or 0 where records are lost."""
+        return min((sample.span_ns for sample in self._look_at(self._lane.launch_move, EMPTY_LEAD)), default=0)
+
     def _look_at(self, launch: Launch, lead: Lead) -> list[Sample]:
         try:
             with self:

@@ -49,6 +49,14 @@ def test_contexts_that_do_not_tell_leave_no_gap():
     assert readout.measured([cupti_trial()], None, 0.01).latency_ms == 0.010
 
 
+@pytest.mark.parametrize(("span_ns", "told_ns"), [(1_200, 2_200), (0, 0)])
+def test_the_least_call_takes_a_launch_gap_and_its_span_where_that_is_known(span_ns, told_ns):
+    readout = Readout(None)
+    readout.add_launch_gap(1_000)
+    readout.least_span_ns = span_ns
+    assert readout.least_call_ns == told_ns
+
+
 def test_readings_that_hold_the_gap_already_get_none():
     readout = Readout(None)
     readout.add_launch_gap(1_000)

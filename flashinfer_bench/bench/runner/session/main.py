@@ -77,6 +77,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
     opened.readout.add_launch_gap(clock.launch_gap_ns())
+    opened.readout.least_span_ns = clock.least_span_ns()
     contexts = ContextFile(Path(hello.cache_root), hello.gpu_uuid) if hello.gpu_uuid is not None else None
     pool.stock.remember(contexts.read() if contexts is not None else None)
     pool.stock.see(clock.chain_gap_ns())

@@ -180,7 +180,8 @@ class RemoteKernel(CallableKernel):
             claimed = Claimed(latency_ms * 1e6, waits_inside, record.get("operations", 1), "side_stream" in flags)
             found = self._confirm(remote, claimed, known_ns)
             record |= found.to_record()
-            latency_ms = raise_claim(latency_ms, record, self._arena.device.type, found.least_ns / 1e6)
+            least_ns = max(found.least_ns, self._tools.readout.least_call_ns)
+            latency_ms = raise_claim(latency_ms, record, self._arena.device.type, least_ns / 1e6)
         known = trials[0].known
         if self.task.beside is not None and waits_inside and known is not None and not self.worker.has_setup:
             lead = Lead(settled=known.settled, resets_lines=known.resets_lines)

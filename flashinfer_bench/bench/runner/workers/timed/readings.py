@@ -112,7 +112,7 @@ def raise_claim(claimed_ms: float, record: dict[str, Any], device_type: str, lea
         claimed_ms: latency of one call, `setup` included.
         record: the measurement's; `burst_ms` is what a call costs in a burst, as far as bursts tell.
         device_type: cpu or cuda.
-        least_ms: what it is told as at the least, as far as relays say.
+        least_ms: what it is told as at the least, as far as relays and the least call that can be right say.
     """
     burst_ms: float = record.get("burst_ms", 0.0)
     least_ms = max(CREDITED_SHARE[device_type] * burst_ms, least_ms)

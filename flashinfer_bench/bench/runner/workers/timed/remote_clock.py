@@ -185,6 +185,10 @@ class RemoteClock:
         """Return 0: the worker has told it when it was ready."""
         return 0
 
+    def least_span_ns(self) -> int:
+        """Return 0: the session knows it from its own clock."""
+        return 0
+
     def facts(self) -> Facts:
         """Return what the worker's clock knows of its readings."""
         return self._facts

@@ -56,6 +56,14 @@ def test_no_content_comes_twice_in_a_measurement_whose_relays_bursts_follow(open
     assert len({*given}) == len(given) == len(numbers)
 
 
+def test_no_latency_is_told_as_less_than_the_least_call_that_can_be_right(open_kernel):
+    with open_kernel("def run(x):\n    return x * 2", plan=MeasurePlan(2, 20, 1.0, reads=12)) as kernel:
+        kernel._tools.readout.least_span_ns = 300_000_000
+        measured = kernel.measure([[X], [X + 1]])
+    assert measured.latency_ms == 300.0
+    assert measured.record["claimed_ms"] < 100.0
+
+
 @pytest.fixture
 def open_idle(arena):
     """Return a kernel that nobody asks anything, and a trial of its calls."""
