@@ -74,8 +74,10 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
         kill_when_told(session)
     asked = AskedCalls(ours, walls.get("writable", ()))
     watch = Watch(pid, int(order["memory_limit_bytes"]), asked)
-    status = watch.until_end(session, wake_read)
-    leftover = end_descendants(is_apart=is_apart)
+    try:
+        status = watch.until_end(session, wake_read)
+    finally:
+        leftover = end_descendants(is_apart=is_apart)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     ended = {"code": code, "signal": signal_number, "leftover": leftover, "over_memory": watch.over_memory}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import time
 import warnings
@@ -289,14 +290,24 @@ class Memory:
     private: int = 0
     shared: int = 0
     """Mapped shared memory. `held_memory_files` sees what is not mapped."""
+    tables: int = 0
+    """Of the private memory, what the tables of its pages take: the kernel holds some for pages that are none."""
 
     def __add__(self, other: Memory) -> Memory:
-        return Memory(self.private + other.private, self.shared + other.shared)
+        return Memory(self.private + other.private, self.shared + other.shared, self.tables + other.tables)
 
 
 def resident_memory(pid: int) -> Memory:
-    """Return what a process holds, pages that forks share with it among that; nothing when it is gone."""
-    return _read_memory(Path(f"/proc/{pid}/status"), b"RssAnon", b"RssShmem") or Memory()
+    """Return what a process holds, pages that forks share with it among that; nothing when it is gone.
+
+    Of a process whose first thread has ended the kernel tells it in the files of the others.
+    """
+    found = _read_memory(Path(f"/proc/{pid}/status"))
+    if found is None:
+        with suppress(OSError):
+            told = [_read_memory(task / "status") for task in Path(f"/proc/{pid}/task").iterdir()]
+            found = next((one for one in told if one is not None), None)
+    return found or Memory()
 
 
 def proportional_memory(pid: int) -> Memory:
@@ -304,15 +315,32 @@ def proportional_memory(pid: int) -> Memory:
 
     Of a process that hides its memory only `resident_memory` is known.
     """
-    return _read_memory(Path(f"/proc/{pid}/smaps_rollup"), b"Pss_Anon", b"Pss_Shmem") or resident_memory(pid)
-
-
-def _read_memory(path: Path, private: bytes, shared: bytes) -> Memory | None:
+    resident = resident_memory(pid)
     try:
-        fields = dict(line.split(b":", 1) for line in path.read_bytes().splitlines() if b":" in line)
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+    except OSError:
+        return resident
+    private, shared = read_kilobytes(rollup, b"Pss_Anon"), read_kilobytes(rollup, b"Pss_Shmem")
+    return resident if private is None else Memory(private + resident.tables, shared or 0, resident.tables)
+
+
+def _read_memory(path: Path) -> Memory | None:
+    """Read what a task's status tells of its memory; None where it tells nothing."""
+    try:
+        status = path.read_bytes()
     except OSError:
         return None
-    return Memory(*(int(fields.get(name, b"0").split()[0]) * 1024 for name in (private, shared)))
+    private, tables = read_kilobytes(status, b"RssAnon"), read_kilobytes(status, b"VmPTE") or 0
+    return None if private is None else Memory(private + tables, read_kilobytes(status, b"RssShmem") or 0, tables)
+
+
+def read_kilobytes(status: bytes, name: bytes) -> int | None:
+    """Return the bytes that a line of a process's file tells; None where there is no such line.
+
+    Nothing but a line feed ends a line: a process may give itself a name that has any other sign.
+    """
+    found = re.search(rb"^" + name + rb":[ \t]+(\d+) kB$", status, re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
 
 
 def held_memory_files(pids: Iterable[int]) -> int:

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -321,6 +321,20 @@ def test_a_worker_that_does_not_end_is_a_fault(start, monkeypatch):
     monkeypatch.setattr(worker_process, "end_tree", lambda _root, _limit_s: False)
     with start("") as worker, pytest.raises(DeviceFault, match="does not end"):
         worker.end()
+
+
+def test_a_worker_that_has_lost_its_guard_is_a_fault(start):
+    """What it has started is below no guard: only the end of the session and its template reaches that."""
+    with start(LEAVES_A_CHILD) as worker:
+        below = descendants(worker.guard_pid)
+        os.kill(worker.guard_pid, signal.SIGKILL)
+        try:
+            with pytest.raises(DeviceFault, match="guard"):
+                worker.end()
+        finally:
+            for pid in below:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def test_what_a_solution_prints_is_there_with_the_answer(load):

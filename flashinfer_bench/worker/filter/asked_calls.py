@@ -74,13 +74,20 @@ class AskedCalls:
         fcntl.ioctl(listener, RECEIVE, question)
         number, pid, _, call, _, _, *arguments = QUESTION.unpack(question)
         name = self._names[call]
-        if name in BY_THE_GUARD:
-            send_answer(listener, number, change_file(name, arguments, pid, self._folders))
-        elif name == "connect":
+        if name == "connect":
             self._connect(listener, number, arguments, pid)
-        else:
-            error = judge_call(name, arguments, os.getpid())
-            send_answer(listener, number, error, 0 if error else GO_ON)
+            return
+        is_ours = name in BY_THE_GUARD
+        try:
+            if is_ours:
+                error = change_file(name, arguments, pid, self._folders)
+            else:
+                error = judge_call(name, arguments, os.getpid())
+        except OSError:  # whoever asked has ended
+            raise
+        except Exception:  # the guard lives on, whatever it was asked with
+            error = errno.EINVAL
+        send_answer(listener, number, error, 0 if error or is_ours else GO_ON)
 
     def _connect(self, listener: int, number: int, arguments: Sequence[int], pid: int) -> None:
         """Connect a socket in a thread of its own: a peer that never accepts holds up whoever asked, not the guard."""

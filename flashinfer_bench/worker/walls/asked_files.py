@@ -175,7 +175,7 @@ def read_memory(pid: int, address: int, size: int) -> bytes:
         memory.seek(address)
         data = memory.read(size)
         if data:
-            return data
+            return data  # less, where the memory ends before
     raise OSError(errno.EFAULT, "memory")
 
 

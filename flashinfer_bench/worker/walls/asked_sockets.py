@@ -92,7 +92,7 @@ def _take_descriptor(pid: int, number: int) -> int:
 
 
 def _process_of(thread: int) -> int:
-    for line in Path(f"/proc/{thread}/status").read_bytes().splitlines():  # the name in it may be any bytes
+    for line in Path(f"/proc/{thread}/status").read_bytes().split(b"\n"):  # the name in it may be any other bytes
         if line.startswith(b"Tgid:"):
             return int(line.split()[1])
     raise OSError(errno.ESRCH, "the thread that asks")

@@ -114,6 +114,8 @@ class WorkerProcess:
         self._home = home
         self._request_id = 0
         self._is_ending = False
+        self._is_unguarded = False
+        """Its guard ended without a word of how the worker did."""
         self.log = BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
@@ -367,6 +369,8 @@ class WorkerProcess:
             self.drain()
             if self.exit is None:
                 self._end_by_force()
+            if self._is_unguarded:
+                raise DeviceFault("the guard of a worker ended first: something that the worker started may still run")
         finally:
             self._close()
         return self.exit
@@ -448,6 +452,7 @@ class WorkerProcess:
             self._guard_reader.pump()
         except WireClosed:
             self._selector.unregister(sock)
+            self._is_unguarded = self.exit is None and self.guard_pid is not None
             self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
             return
         while (message := self._guard_reader.pop()) is not None:

@@ -153,7 +153,7 @@ class RemoteClock:
             raise ClockLost(called.lost)
         if called.refused is not None:
             raise CaptureRefused(called.refused)
-        if called.facts is not None:
+        if called.facts is not None and self.method != "wall":  # a wall clock has none
             self._facts = called.facts.model_dump(exclude_none=True)
         return check_readings(called, len(fields["indices"]), self._traits, wall_ns=wall_ns)
 
