@@ -48,6 +48,7 @@ from flashinfer_bench.bench.evaluators.inputs.rules import (
     find_deviation,
     find_flips,
     find_way,
+    has_any_bools,
     is_quantised,
     make_tensor,
 )
@@ -118,8 +119,9 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     for name, shape in shapes.items():
         if shape is not None and isinstance(workload.inputs.get(name), RandomInput | None):
             deviation = find_deviation(blanks[name])
-            flips = find_flips(blanks[name]) if ways[name] == "rolled" else 0
-            varied[name] = VariedInput(name, ways[name], _remaker(blanks[name]), deviation=deviation, flips=flips)
+            way: Way = "rolled" if has_any_bools(blanks[name]) else ways[name]
+            flips = find_flips(blanks[name]) if way == "rolled" else 0
+            varied[name] = VariedInput(name, way, _remaker(blanks[name]), deviation=deviation, flips=flips)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         varied.update(_vary_custom(custom, ways))

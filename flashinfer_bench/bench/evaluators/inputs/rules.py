@@ -38,6 +38,8 @@ ABSORBED_HEAD_DIM: Final = 128
 
 
 Way = Literal["scaled", "rolled", "redrawn", "fixed"]
+FEW_BOOLS: Final = 64
+"""Of fewer all could become false, where what they mask then leaves nothing: they are moved along, and not flipped."""
 """How an input differs from call to call; `contents.py` says what each means."""
 
 
@@ -87,12 +89,20 @@ def find_deviation(blank: Blank) -> float | None:
     return deviation(blank) if deviation is not None and dtype.kind == "float" and dtype.bits > 8 else None
 
 
+def has_any_bools(blank: Blank) -> bool:
+    """Tell whether an input holds bools to which no rule gives a meaning: random ones are no structure."""
+    return find_rule(TENSOR_RULES, blank).make is _even
+
+
 def find_flips(blank: Blank) -> int:
     """Return which bits of each byte of a random input may be flipped, and leave it as likely as it was.
 
-    Where any byte may come, all of them; of 8-bit floats around zero the sign; of other inputs none.
+    Where any byte may come, all of them; of many bools the one that they have; of 8-bit floats around zero the sign; of
+    other inputs none.
     """
     make, dtype = find_rule(TENSOR_RULES, blank).make, DTYPES[blank.dtype_name]
+    if make is _even:
+        return 0x01 if math.prod(blank.shape) >= FEW_BOOLS else 0
     if make is _small_or_bytes and dtype.bits == 8:
         return 0xFF
     if dtype.kind != "float" or dtype.bits > 8 or make not in DEVIATIONS or blank.dtype_name == "float8_e8m0fnu":
@@ -218,6 +228,10 @@ def _normal_or_exponents(blank: Blank) -> torch.Tensor:
     return _exponents(blank) if blank.dtype_name == "float8_e8m0fnu" else random_values.normal(blank)
 
 
+def _even(blank: Blank) -> torch.Tensor:
+    return blank.finish(torch.rand(blank.shape, generator=blank.generator()) < 0.5)
+
+
 def _small_or_bytes(blank: Blank) -> torch.Tensor:
     return (
         random_values.fill_bytes(blank) if DTYPES[blank.dtype_name].bits == 8 else random_values.integers(blank, 0, 8)
@@ -295,9 +309,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     # by dtype
     Rule(ANY, "float", ANY, _normal_or_exponents, "normal; packed 4-bit: any code; exponents: 2 ** -2 to 2 ** 2"),
     Rule(ANY, "int uint", ANY, _small_or_bytes, "0 to 7; 8 bits: any byte, for these hold quantised values"),
-    Rule(
-        ANY, "bool", ANY, lambda blank: blank.finish(torch.rand(blank.shape, generator=blank.generator()) < 0.5), "even"
-    ),
+    Rule(ANY, "bool", ANY, _even, "even"),
 )
 
 NUMBER_RULES: Final[tuple[Rule, ...]] = (

@@ -15,6 +15,7 @@ from flashinfer_bench.bench.evaluators.inputs.contents import (
     find_varied,
 )
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.rules import FEW_BOOLS
 from flashinfer_bench.bench.evaluators.inputs.writer import LARGEST_FACTOR, TorchWriter
 from tests.kit.make import make_definition, make_workload
 
@@ -138,12 +139,22 @@ def test_stored_bytes_keep_their_values(open_contents):
 
 
 def test_integers_that_give_structure_stay_as_they_are(open_contents):
-    inputs = {"kv_indptr": "int32[n]", "kv_indices": "int32[p]", "seq_lens": "int32[n]", "mask": "bool[n]"}
+    inputs = {"kv_indptr": "int32[n]", "kv_indices": "int32[p]", "seq_lens": "int32[n]"}
     contents = open_contents({**inputs, "x": "float32[n]"}, n=9, p=32)
     for number in NUMBERS:
         *structure, x = contents.make(number)
         assert bytes_of(structure) == bytes_of(contents.base[:-1])
         assert not torch.equal(x, contents.base[-1])
+
+
+@pytest.mark.parametrize(("size", "keeps_count"), [(FEW_BOOLS - 1, True), (FEW_BOOLS, False), (5_000, False)])
+def test_random_bools_differ_and_few_of_them_stay_as_many(open_contents, size, keeps_count):
+    contents = open_contents({"mask": "bool[n]"}, n=size)
+    made = [contents.make(number)[0] for number in NUMBERS]
+    assert {value.view(torch.uint8).max().item() for value in made} == {1}
+    assert len({bytes_of([value]) for value in made}) > len(made) // 2
+    assert ({int(value.sum()) for value in made} == {int(contents.base[0].sum())}) is keeps_count
+    assert all(0.2 < value.float().mean() < 0.8 for value in made)
 
 
 def test_probabilities_still_sum_to_one(open_contents):
@@ -278,7 +289,7 @@ def test_an_input_that_is_left_out_stays_left_out():
     [
         ({"x": "float32[n]", "indptr": "int32[n]"}, True),
         ({"q": "uint8[n]"}, True),
-        ({"indptr": "int32[n]", "mask": "bool[n]", "scale": "float32"}, False),
+        ({"indptr": "int32[n]", "scale": "float32"}, False),
         ({"cos_sin_cache": "float32[n, 8]"}, False),
         ({}, False),
     ],
