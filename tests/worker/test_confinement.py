@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
@@ -328,6 +329,8 @@ def test_a_worker_that_has_lost_its_guard_is_a_fault(start):
     with start(LEAVES_A_CHILD) as worker:
         below = descendants(worker.guard_pid)
         os.kill(worker.guard_pid, signal.SIGKILL)
+        while is_alive(worker.guard_pid):
+            time.sleep(0.001)
         try:
             with pytest.raises(DeviceFault, match="guard"):
                 worker.end()

@@ -350,10 +350,8 @@ class WorkerProcess:
         """Have the guard end the worker and everything it started; return at once. `end` waits."""
         if self.exit is None and not self._is_ending:
             self._is_ending = True
-            try:
+            with contextlib.suppress(OSError):  # it has ended: what it said last is there to be heard
                 self._guard.send(b"x")
-            except OSError:
-                self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
 
     def end(self) -> WorkerExit | None:
         """End the worker and everything it started; return how it ended.
