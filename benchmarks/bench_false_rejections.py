@@ -31,7 +31,7 @@ import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
-from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator

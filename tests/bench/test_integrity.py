@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import REGIMES
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set

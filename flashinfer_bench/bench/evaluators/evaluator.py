@@ -231,7 +231,7 @@ class Evaluator(ABC):
 
     @classmethod
     def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Tell whether some calls get inputs of other regimes (`inputs/regimes.py`), which `judge_regime` judges."""
+        """Tell whether some calls get inputs of other regimes (`inputs/regimes/`), which `judge_regime` judges."""
         del definition, cfg
         return False
 
@@ -257,7 +257,7 @@ class Evaluator(ABC):
 
     @classmethod
     def tries_constants(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Tell whether whole numbers and bools that are the same on all usual inputs are tried on those of regimes."""
+        """Tell whether outputs that are the same on all usual inputs are tried on those of regimes."""
         del definition, cfg
         return False
 

@@ -1,4 +1,6 @@
-"""Outputs of whole numbers and bools that are the same on all usual inputs: such an output may be left out unseen.
+"""Outputs that are the same on all usual inputs, such as a count or a flag: such an output may be left out unseen.
+
+These are outputs of whole numbers and bools, and of floats that are one number over and over.
 
 On inputs of other regimes it may be another. There only one thing is judged: whether the solution's differs from the
 usual one where the reference's does. What follows from numbers near a threshold may differ by rounding, so elements
@@ -24,6 +26,11 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     add_rounding,
 )
 
+FLOAT_CHANGE: Final = 0.01
+"""A float counts as changed where it differs by more than this share of what it is on usual inputs."""
+LEAST_FLOAT: Final = 1e-12
+"""Where that is zero, where it is more than this: a share of very many elements is more, and what some processors take
+for zero is less."""
 WRONG_SHARE: Final = 0.25
 """Elements that may be wrong, as a share of those that differ from the usual output."""
 
@@ -42,11 +49,12 @@ class LeftOut(NamedTuple):
 
 
 def find_constants(outputs: Sequence[Sequence[torch.Tensor]]) -> Constants:
-    """Return the outputs of whole numbers and bools that are the same in all calls.
+    """Return the outputs that are the same in all calls.
 
     Args:
-        outputs: what the reference gave, for each call. Of a single call, an output counts that is one number over and
-            over: nothing says that it differs elsewhere.
+        outputs: what the reference gave, for each call. Of a single call, an output of whole numbers or bools counts
+            that is one number over and over: nothing says that it differs elsewhere. One of floats has to be that in
+            several calls.
     """
     calls = list({id(one): one for one in outputs}.values())  # where memory is short, trials share what is expected
     if not calls:
@@ -55,11 +63,29 @@ def find_constants(outputs: Sequence[Sequence[torch.Tensor]]) -> Constants:
     return {
         number: value
         for number, value in enumerate(first)
-        if is_whole(value)
-        and value.numel()
+        if value.numel()
+        and (is_whole(value) or (others and value.dtype.is_floating_point and not is_packed(value.dtype)))
+        and ((others and is_whole(value)) or _is_one_number(value))
         and all(torch.equal(value, other[number]) for other in others)
-        and (others or bool((value == value.reshape(-1)[0]).all()))
     }
+
+
+def _is_one_number(value: torch.Tensor) -> bool:
+    first = value.reshape(-1)[0]
+    return bool((value == first).all()) and bool(first.isfinite())
+
+
+def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
+    """Tell of each element whether it differs from what it is on usual inputs; roundings of floats are no difference.
+
+    Args:
+        value: of any shape.
+        usual: of the same shape and dtype: an output of `find_constants`.
+    """
+    if is_whole(value):
+        return value != usual
+    bound = usual.double().abs().mul_(FLOAT_CHANGE).clamp_(min=LEAST_FLOAT)
+    return ~((value.double() - usual.double()).abs() <= bound)  # also where it is no number
 
 
 def is_whole(output: torch.Tensor) -> bool:
@@ -85,8 +111,8 @@ def find_left_out(
     """
     suspects = {}
     for number, usual in constants.items():
-        changed = call.expected[number] != usual
-        wrong = changed != (call.got[number] != usual)
+        changed = differs(call.expected[number], usual)
+        wrong = (changed != differs(call.got[number], usual)) & differs(call.expected[number], call.got[number])
         if _is_left_out(wrong, changed):
             suspects[number] = changed, wrong
     draws, start = 0, now()
@@ -94,7 +120,7 @@ def find_left_out(
         found = reference(add_rounding(call.inputs, REGIME_ROUNDING.size, derive_seed(seed, "constants", draws)))
         draws += 1
         for number, (changed, wrong) in list(suspects.items()):
-            turned = (found[number] != constants[number]) != changed
+            turned = differs(found[number], constants[number]) != changed
             suspects[number] = changed & ~turned, wrong & ~turned
             if not _is_left_out(*reversed(suspects[number])):
                 del suspects[number]

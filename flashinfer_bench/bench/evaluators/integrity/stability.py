@@ -24,6 +24,7 @@ MOST_DRAWS: Final = 16
 FEWEST_DRAWS: Final = 4
 PATIENCE_S: Final = 30.0
 """Seconds for these calls. Where a reference is so slow that there are fewer than FEWEST_DRAWS, nothing is blamed."""
+FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 MEMORY_SHARE: Final = 4
 """Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
 
@@ -46,6 +47,9 @@ most, is turned by one of the draws. Kernels that round four times as coarsely s
 REGIME_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True)
 """On inputs of other regimes: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
 that round their operands to fp8 are right, too. What multiplies two inputs moves by 0.07 and is settled."""
+GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True)
+"""Where gates are nearly open or shut. Who keeps a gate of 6 in fp8 is off by a quarter of what it lets through; no
+kernel does, and with REGIME_ROUNDING no row would be settled that depends on hundreds of steps."""
 
 
 @dataclass
@@ -104,19 +108,23 @@ class Stability:
 
 
 def add_rounding(inputs: Sequence[Any], size: float, seed: int) -> list[Any]:
-    """Return inputs whose float tensors have random errors of a size."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.dtype in MULTIPLIED]
+    """Return inputs whose float tensors have random errors of a size; those of 8 bits become neighbours of theirs."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.dtype in (*MULTIPLIED, *FLOAT8)]
     room = free_bytes(tensors[0].device) // MEMORY_SHARE if tensors else 0
     chosen: set[int] = set()
     for tensor in sorted(tensors, key=torch.Tensor.numel):
-        room -= 2 * tensor.nbytes
+        room -= 2 * tensor.nbytes if tensor.dtype in MULTIPLIED else 10 * tensor.nbytes
         if room >= 0:
             chosen.add(id(tensor))
     rounded = []
     for index, value in enumerate(inputs):
         if id(value) in chosen:
             generator = make_generator(seed, "rounding", index, device=value.device)
-            noise = torch.empty_like(value).normal_(1.0, size, generator=generator)
-            value = noise.mul_(value)
+            wide = value if value.dtype in MULTIPLIED else value.float()
+            noise = torch.empty_like(wide).normal_(1.0, size, generator=generator).mul_(wide)
+            if wide is not value:
+                largest = torch.finfo(value.dtype).max
+                noise = noise.clamp_(-largest, largest).to(value.dtype)
+            value = noise
         rounded.append(value)
     return rounded

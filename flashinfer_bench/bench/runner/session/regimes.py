@@ -1,6 +1,6 @@
 """Judges the calls of a job that had inputs of other regimes: by the reference, where it stays finite.
 
-Floats are judged by norms. Whole numbers and bools are judged where they are the same on all usual inputs.
+Floats are judged by norms. Outputs that are the same on all usual inputs are judged by whether they change.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
-from flashinfer_bench.bench.evaluators.inputs.regimes import FOR_CONSTANTS_ALONE, Regimes
-from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_constants
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FOR_CONSTANTS_ALONE, Regimes
+from flashinfer_bench.bench.evaluators.integrity.constants import Constants, differs, find_constants
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
@@ -84,7 +84,7 @@ class _Judging:
         job: the job.
         baseline: what is expected of usual inputs.
         context: the evaluator's.
-        constants: the outputs of whole numbers and bools that are the same on these.
+        constants: the outputs that are the same on these.
     """
 
     job: JobContext
@@ -145,7 +145,7 @@ class _Judging:
     def _judge_constants(self, found: Found) -> Rejected | None:
         block = self.job.block
         for regime, call in found if self.constants else []:
-            changed = {at for at, usual in self.constants.items() if not torch.equal(call.expected[at], usual)}
+            changed = {at for at, usual in self.constants.items() if bool(differs(call.expected[at], usual).any())}
             self._changed |= changed
             self._tell(regime, JUDGED if changed else THE_SAME)
             if not changed or not self._tries_constants:

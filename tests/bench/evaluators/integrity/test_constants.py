@@ -1,10 +1,10 @@
-"""Outputs of whole numbers and bools that are the same on all usual inputs: which, and who is blamed elsewhere."""
+"""Outputs that are the same on all usual inputs: which, and who is blamed elsewhere."""
 
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
-from flashinfer_bench.bench.evaluators.integrity.constants import find_constants, find_left_out
+from flashinfer_bench.bench.evaluators.integrity.constants import differs, find_constants, find_left_out
 
 pytestmark = pytest.mark.cpu
 
@@ -19,13 +19,28 @@ ZEROS, SOME = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 3, 0, 0])
         ([[ZEROS], [SOME]], []),
         ([[ZEROS]], [0]),
         ([[SOME]], []),
-        ([[torch.zeros(4), ZEROS.bool()], [torch.zeros(4), ZEROS.bool()]], [1]),
+        ([[torch.zeros(4), ZEROS.bool()], [torch.zeros(4), ZEROS.bool()]], [0, 1]),
+        ([[torch.zeros(4)]], []),
+        ([[torch.arange(4.0)], [torch.arange(4.0)]], []),
+        ([[torch.full((4,), torch.inf)], [torch.full((4,), torch.inf)]], []),
         ([[ZEROS[:0]], [ZEROS[:0]]], []),
         ([], []),
     ],
-    ids=["zeros", "the same", "others", "one call", "one call of two numbers", "beside floats", "empty", "none"],
+    ids=[
+        "zeros",
+        "the same",
+        "others",
+        "one call",
+        "one call of two numbers",
+        "beside floats",
+        "floats of one call",
+        "several floats",
+        "no numbers",
+        "empty",
+        "none",
+    ],
 )
-def test_outputs_of_no_floats_that_are_the_same_in_all_calls_are_constant(calls, found):
+def test_outputs_that_are_the_same_in_all_calls_are_constant(calls, found):
     assert list(find_constants(calls)) == found
 
 
@@ -74,3 +89,24 @@ def test_a_reference_that_is_slow_blames_nobody():
     expected = count_large([x])
     call = JudgedCall([x], [torch.zeros_like(expected[0])], expected)
     assert find_left_out({0: torch.zeros_like(expected[0])}, call, count_large, 3, lambda: next(ticks)) is None
+
+
+def share_of_large(inputs):
+    return [(inputs[0] > 8).float().mean(dim=-1)]
+
+
+def test_zeros_for_a_share_are_found_and_roundings_of_one_are_not():
+    expected = share_of_large([X])
+    usual = {0: torch.zeros_like(expected[0])}
+    for got, is_found in ((usual[0], True), (expected[0] * 1.03, False), (expected[0] * 0.97, False)):
+        found = find_left_out(usual, JudgedCall([X], [got], expected), share_of_large, 3)
+        assert (found is not None) is is_found
+
+
+@pytest.mark.parametrize(
+    ("value", "usual", "does"),
+    [(0.0, 0.0, False), (1e-40, 0.0, False), (1e-9, 0.0, True), (1.001, 1.0, False), (0.9, 1.0, True)],
+)
+def test_a_float_differs_by_more_than_rounding(value, usual, does):
+    assert bool(differs(torch.tensor([value]), torch.tensor([usual]))) is does
+    assert bool(differs(torch.tensor([torch.nan]), torch.tensor([usual])))

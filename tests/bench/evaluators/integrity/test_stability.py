@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.integrity.stability import FEWEST_DRAWS, MOST_DRAWS, PATIENCE_S, Stability
+from flashinfer_bench.bench.evaluators.integrity.stability import (
+    FEWEST_DRAWS,
+    MOST_DRAWS,
+    PATIENCE_S,
+    Stability,
+    add_rounding,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -48,3 +54,15 @@ def test_a_reference_that_is_too_slow_blames_nobody():
     reference, stability = open_stability([3.0, 4.0], now=lambda: float(next(ticks)))
     assert stability.find_unsettled(0, 0.1, torch.tensor([True, True])).tolist() == [True, True]
     assert reference.calls < FEWEST_DRAWS
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite(dtype):
+    value = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype)
+    value[0] = torch.finfo(dtype).max
+    (found,) = add_rounding([value], 0.05, 3)
+    steps = (found.view(torch.uint8).int() - value.view(torch.uint8).int()).abs()
+    assert found.dtype is dtype
+    assert 200 < int((steps > 0).sum()) < 3000
+    assert int(steps.max()) <= 3
+    assert found.float().isfinite().all()

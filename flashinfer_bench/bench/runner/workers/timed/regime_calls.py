@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces
 
 UNTOUCHED: Final = 2

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.regimes import MORE_CALLS, Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import MORE_CALLS, Regimes
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.inputs.regimes import (
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import (
     FOR_CONSTANTS_ALONE,
     IN_ALL_JOBS,
     OTHERS,
     Regimes,
-    chooses,
-    looks_for_nonfinite,
     why_no_regimes,
 )
 from tests.bench.evaluators.judging import Judging
@@ -221,7 +219,7 @@ def open_regimes(inputs, sources=None, *, op_type="test", **axes):
     return Regimes(definition, make_workload(axes=axes, inputs=sources or {}), seed=3)
 
 
-def test_only_random_floats_without_a_meaning_are_free():
+def test_only_random_values_without_a_meaning_are_free():
     inputs = {
         "x": "bfloat16[n, m]",
         "scale": "float32[n]",
@@ -230,9 +228,19 @@ def test_only_random_floats_without_a_meaning_are_free():
         "cos_sin_cache": "float32[n, m]",
         "stored": "float32[n, m]",
         "number": "float32",
+        "image": "uint8[n, m]",
+        "weights": "int8[n, m]",
+        "mask": "bool[n, m]",
+        "exponents": "float8_e8m0fnu[n, m]",
+        "count": "int32[n, m]",
+        "kept": "bool[n, m]",
     }
-    stored = {"stored": {"type": "safetensors", "path": "a.safetensors", "tensor_key": "stored"}}
-    assert open_regimes(inputs, stored, n=4, m=8).free == [True, *[False] * 6]
+    kept = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "kept"}
+    free = open_regimes(inputs, {"stored": kept, "kept": kept}, n=4, m=8).free
+    assert [one and one.kind for one in free] == [
+        *("float", None, "float8", None, None, None, None),
+        *("bytes", "bytes", "bools", None, None, None),
+    ]
 
 
 def test_the_few_large_values_of_a_row_outweigh_it_and_are_few():
@@ -264,8 +272,9 @@ def test_where_outputs_have_few_numbers_there_are_more_calls_of_smaller_ones_and
         (torch.float16, 200, 32 * 200),
         (torch.float16, 300, 6550.4),
         (torch.float16, 500, 1),
-        (torch.float32, 1 << 16, 1 << 20),
-        (torch.float32, 1 << 17, 1),
+        (torch.float32, 1 << 17, 1 << 22),
+        (torch.float32, 1 << 20, 1 << 25),
+        (torch.float32, (1 << 21) + 1, 1),
         (torch.float32, 1, 1),
     ],
     ids=str,
@@ -391,11 +400,11 @@ def test_where_an_output_is_constant_each_trial_has_strong_inputs_first(referenc
         for has in (False, True)
     )
     for trial in range(3):
-        assert tried.choose(trial, 3) == [*more, *usual.choose(trial, 3)]
+        assert tried.choose(trial, 3) == [*more, *(name for name in usual.choose(trial, 3) if name != "nonfinite")]
     assert set(tried.names) == {*usual.names, *more}
     for trials in (1, 2, 5, 20):
         assert 12 <= sum(tried.choose(trial, trials).count("spike") for trial in range(trials)) <= 20
-    assert {*more} - {"offset"} <= FOR_CONSTANTS_ALONE
+    assert {*more} - {"offset", "nonfinite"} <= FOR_CONSTANTS_ALONE
 
 
 @pytest.mark.parametrize(("n", "more"), [(1 << 24, 6), (1 << 27, 2), (1 << 28, 1), (1 << 34, 1)])
@@ -414,7 +423,7 @@ def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():
         regimes.change("spike", number, [x])
         assert int((x != 1).sum()) == 1
         spikes.append(x[x != 1].item())
-        assert 9.9 <= abs(spikes[-1]) <= 1001
+        assert 9.9 <= abs(spikes[-1]) <= 65504
     assert min(spikes) < 0 < max(spikes)
     y, z = (torch.ones(100, 100, dtype=torch.float16) for _ in range(2))
     regimes.change("far", 0, [y])
@@ -422,21 +431,8 @@ def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():
     regimes.change("nonfinite", 0, [z])
     assert (int(z.isinf().sum()), int(z.isnan().sum())) == (2, 1)
     one = torch.ones(1, 1, dtype=torch.float16)
-    for name in FOR_CONSTANTS_ALONE:
+    for name in (*FOR_CONSTANTS_ALONE, "nonfinite"):
         regimes.change(name, 0, [one])
-
-
-@pytest.mark.parametrize(
-    ("source", "does"),
-    [
-        ("def run(x):\n    return torch.isnan(x).any()\n", True),
-        ("def run(x):\n    return x.isfinite().all()\n", True),
-        ('def run(x):\n    """No isnan here."""\n    return x\n', False),
-        ("def run(x:\n    return x.isnan()\n", False),
-    ],
-)
-def test_names_tell_whether_a_reference_looks_for_values_that_are_not_finite(source, does):
-    assert looks_for_nonfinite(source) is does
 
 
 @pytest.mark.parametrize(
@@ -457,27 +453,3 @@ def test_what_chooses_is_judged_on_usual_inputs_only(changes, is_judged):
     assert job.evaluator.takes_regimes(definition, job.config) is is_judged
     off = Judging(definition, make_workload(), regimes_rule=False)
     assert not off.evaluator.takes_regimes(definition, off.config)
-
-
-@pytest.mark.parametrize(
-    ("source", "does"),
-    [
-        ('def run(x):\n    """Cap the operand; no topk, no rand."""\n    return x  # argmax\n', False),
-        ("def run(operand, brand):\n    return operand.around(brand)\n", False),
-        ("def run(x, is_sorted, resample):\n    return torch.searchsorted(x, x)\n", False),
-        ("def run(x):\n    return torch.topk(x, 4).values\n", True),
-        ("from torch import topk as best\ndef run(x):\n    return best(x, 4)[0]\n", True),
-        ("def run(x):\n    return _top_k_softmax(x)\n", True),
-        ("def run(x):\n    return x.sort(dim=-1)[0] + torch.argsort(x)\n", True),
-        ("def run(x):\n    return x + torch.rand_like(x)\n", True),
-        ("import numpy.random as draw\ndef run(x):\n    return draw.choice(x)\n", True),
-        ("def sample_rows(x):\n    return x\ndef run(x):\n    return sample_rows(x)\n", True),
-        ("def run(x):\n    return torch.empty_like(x).exponential_() + x\n", True),
-        ("def run(x):\n    return (x * 8).round() / 8\n", True),
-        ("def run(x:\n    return x.argmax()\n", True),
-        ("def run(x:\n    return operand\n", True),
-        ("def run(x:\n    return x\n", False),
-    ],
-)
-def test_names_tell_whether_a_reference_chooses(source, does):
-    assert chooses(source) is does

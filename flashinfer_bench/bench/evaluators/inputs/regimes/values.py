@@ -1,6 +1,6 @@
 """How the values of an input are changed for each regime: usual ones become others, in place.
 
-`regimes.py` says which inputs are changed, and when.
+`choose.py` says which inputs are changed, and when.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST_ROW_FACTOR: Final = 16
 """In the regime `one_row` one row is multiplied by so many times the number of rows. So it is most of a sum over all of
 them, also where each row's part is near a constant, as the logarithm of a sum is; and formats that take the others
 for zeros are off by a thirtieth. Where numbers that large are none of the input's, half of it will do, or none is."""
-LARGEST_ROW_FACTOR: Final = float(1 << 20)
+LARGEST_ROW_FACTOR: Final = float(1 << 25)
 ROOM: Final = 10.0
 """Usual values reach no further; times the factor they are numbers still."""
 LARGEST_VALUE: Final = 100.0
@@ -51,20 +51,37 @@ OFFSETS: Final = ("near", "none", "far", "none", "none", "none")
 """How rows are moved, by turns in a secret order. Most of them stay: who looks at one to tell whether rows are moved
 finds one that is not in two of three calls."""
 FAR: Final = (2.0, 3.0)
-"""Powers of ten: the regime `far` multiplies by as much. The regime `spike` has one element of such a size, or of a
-tenth, with any sign: who has looked at half of an input has not seen it in half of the calls."""
-NOT_FINITE: Final = (torch.inf, -torch.inf, torch.nan)
+"""Powers of ten: the regime `far` multiplies by as much."""
+SPIKE: Final = (1.0, 3.0)
+"""Powers of ten: the regime `spike` has one element of such a size, of any sign. Who has looked at half of an input has
+not seen it in half of the calls."""
+HUGE_SPIKE: Final = (4.9, 5.5)
+"""In one of three such calls it is as large as that, or as its dtype has: so large are no numbers of float16."""
+HUGE_SHARE: Final = 1 / 3
+NOT_FINITE: Final = {"infinite": (torch.inf, -torch.inf), "nan": (torch.nan,)}
 """What the regime `nonfinite` puts in places of an input."""
+ZERO_SHARE: Final = 0.5
+"""In the regime `zeros` so many elements are zero."""
+GATE_OFFSET: Final = (4.0, 8.0)
+"""In the regimes `gates` and `other_gates` a gate is moved to one side by so much, and to the other one. A sigmoid is
+0.98 to 0.9997 then: what is kept by it step by step is there after hundreds of steps."""
 
 
-class SharedPlaces(NamedTuple):
-    """Generators that choose places along the axes of an input: the same for all inputs that have the same axes."""
+class Shared(NamedTuple):
+    """What a regime has to know beside the values of an input."""
 
     of_last_axis: torch.Generator
+    """Chooses places along the last axis: the same for all inputs that have the same."""
     of_other_axes: torch.Generator
+    groups: int = 1
+    """So many groups of rows follow one another, of each of which one number of an output is made."""
+    not_finite: frozenset[str] = frozenset()
+    """Keys of NOT_FINITE: what the reference looks for."""
+    side: float = 1.0
+    """To which side a gate is moved: 1 or -1; of the regime's other call it is the other one."""
 
 
-Change = Callable[[torch.Tensor, torch.Generator, SharedPlaces], object]
+Change = Callable[[torch.Tensor, torch.Generator, Shared], object]
 """Changes an input, given a generator of its own, and what it shares with others."""
 
 
@@ -73,7 +90,7 @@ def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * share
 
 
-def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     size = min(math.sqrt(LARGE_SHARE * columns / LEAST_LARGE), LARGEST_VALUE)
@@ -85,7 +102,7 @@ def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: S
     rows.scatter_(1, places, (large * signs).to(values.dtype))
 
 
-def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: SharedPlaces) -> None:
+def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
     values.mul_(_uniform(SMALLER, generator))
     columns = values.shape[-1]
     rows = values.view(-1, columns)
@@ -93,13 +110,14 @@ def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: Shar
     rows.mul_(_leave_few_loud(len(rows), QUIETEST_ROW, shared.of_other_axes).to(values.dtype)[:, None])
 
 
-def _make_one_row(values: torch.Tensor, generator: torch.Generator, shared: SharedPlaces) -> None:
+def _make_one_row(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
     del generator
     rows = values.view(-1, values.shape[-1])
-    factor = min(ROW_FACTOR * len(rows), LARGEST_ROW_FACTOR, torch.finfo(values.dtype).max / ROOM)
-    if len(rows) > 1 and factor >= LEAST_ROW_FACTOR * len(rows):
-        place = torch.randint(len(rows), (), generator=shared.of_other_axes, device=values.device)
-        rows[place] *= factor
+    count = len(rows) // shared.groups
+    factor = min(ROW_FACTOR * count, LARGEST_ROW_FACTOR, torch.finfo(values.dtype).max / ROOM)
+    if count > 1 and factor >= LEAST_ROW_FACTOR * count:
+        places = torch.randint(count, (shared.groups,), generator=shared.of_other_axes, device=values.device)
+        rows[places + torch.arange(shared.groups, device=values.device) * count] *= factor
 
 
 def _leave_few_loud(count: int, quietest: float, generator: torch.Generator) -> torch.Tensor:
@@ -116,7 +134,7 @@ def _leave_few_loud(count: int, quietest: float, generator: torch.Generator) -> 
     return factors
 
 
-def _make_offset(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+def _make_offset(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
     rows = values.view(-1, values.shape[-1])
     sign = _sign(generator)
     sizes = {"near": _uniform(NEAR_OFFSET, generator), "far": _uniform(FAR_OFFSET, generator), "none": 0.0}
@@ -129,17 +147,28 @@ def _make_offset(values: torch.Tensor, generator: torch.Generator, _shared: Shar
     rows.add_(torch.tensor(offsets, dtype=values.dtype, device=values.device)[which, None])
 
 
-def _make_far(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
+def _make_far(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
     values.mul_(10 ** _uniform(FAR, generator))
 
 
-def _make_spike(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
-    size = 10 ** _uniform((FAR[0] - 1, FAR[1]), generator) * _sign(generator)
+def _make_spike(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+    powers = HUGE_SPIKE if _uniform((0.0, 1.0), generator) < HUGE_SHARE else SPIKE
+    size = min(10 ** _uniform(powers, generator), torch.finfo(values.dtype).max) * _sign(generator)
     _put_somewhere(values, torch.tensor([size], device=values.device), generator)
 
 
-def _make_nonfinite(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
-    _put_somewhere(values, torch.tensor(NOT_FINITE, device=values.device), generator)
+def _make_nonfinite(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
+    what = [number for kind in sorted(shared.not_finite or NOT_FINITE) for number in NOT_FINITE[kind]]
+    _put_somewhere(values, torch.tensor(what, device=values.device), generator)
+
+
+def _make_zeros(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+    is_zero = torch.rand(values.shape, generator=generator, device=values.device) < ZERO_SHARE
+    values.masked_fill_(is_zero, 0.0)
+
+
+def _make_gates(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
+    values.add_(shared.side * _uniform(GATE_OFFSET, generator))
 
 
 def _put_somewhere(values: torch.Tensor, what: torch.Tensor, generator: torch.Generator) -> None:
@@ -164,5 +193,8 @@ REGIMES: Final[Mapping[str, Change]] = {
     "spike": _make_spike,
     "far": _make_far,
     "nonfinite": _make_nonfinite,
+    "zeros": _make_zeros,
+    "gates": _make_gates,
+    "other_gates": _make_gates,
 }
 """Name → changes usual values in place."""

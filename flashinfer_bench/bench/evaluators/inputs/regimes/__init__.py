@@ -1,0 +1,1 @@
+"""Inputs of other regimes than usual ones, which a few calls of a job get."""

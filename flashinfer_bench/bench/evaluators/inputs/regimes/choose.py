@@ -1,0 +1,235 @@
+"""Inputs of other regimes, which a few calls of a job get in secret. They serve correctness, never the latency.
+
+Usual inputs are normal values around zero, near one. There x passes for 30 tanh(x / 30), rows need no normalisation, a
+part of a row tells the size of all of it, and a mean is nothing. In another regime these are wrong. Only random values
+that a definition leaves free are changed: no stored values, no scales, probabilities or decays, whose range means
+something. `values.py` says how floats look then, `narrow.py` how bytes and bools do.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final, Literal, NamedTuple
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.regimes.looks import NOTHING, chooses, look_at
+from flashinfer_bench.bench.evaluators.inputs.regimes.narrow import MANY_BYTES, change_bools, change_bytes
+from flashinfer_bench.bench.evaluators.inputs.regimes.values import REGIMES, Shared
+from flashinfer_bench.bench.evaluators.inputs.rules import find_flips, has_any_bools, is_free
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
+from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED
+from flashinfer_bench.data import Definition, RandomInput, Workload
+from flashinfer_bench.data.dtypes import DTYPES
+
+IN_ALL_JOBS: Final = ("few_large", "offset")
+"""These come in every job; a job of three trials has the others, too."""
+OTHERS: Final = ("larger", "smaller", "heavy_tails")
+MORE_IN_LAST: Final = len(IN_ALL_JOBS) + len(OTHERS) - 3
+"""The last trial has so many more than one."""
+FEW_NUMBERS: Final = 16
+"""An output of fewer elements may be right by chance on inputs of a regime: of a single number, who looks at half of a
+row is off by no more than roundings may move it in 45 of 100 calls."""
+MORE_CALLS: Final = 3
+"""So there each trial has so many more calls of these regimes."""
+FOR_FEW_NUMBERS: Final = ("smaller", "one_row")
+FOR_CONSTANTS: Final = ("spike", "far", "offset")
+"""Each trial has more calls of these where an output of whole numbers or bools is the same on all usual inputs: the
+only ones that may change it are strong, and often rare."""
+SPIKE_CALLS: Final = 12
+"""Calls of the first of these in a job, at least: who looks at half of an input misses what one of them shows in all of
+them once in 4,000 jobs, where that counts with either sign."""
+MOST_BYTES: Final = 1 << 30
+"""Inputs of the calls that a trial has more for that are kept until they are judged. Of larger ones there are fewer
+calls, one at least."""
+NONFINITE: Final = "nonfinite"
+ZEROS: Final = "zeros"
+GATES: Final = ("gates", "other_gates")
+"""These come only where the reference says that they matter: it looks for such values, or keeps a state by gates."""
+ONE_ROW: Final = "one_row"
+FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
+"""Floats are not judged in these: kernels that round to float16 have no such numbers between their operations."""
+HAVE_RULES: Final = frozenset({"gdn", "mamba_ssu", "mamba"})
+"""Op types whose gates have rules of their own: what they keep is known to be much."""
+CHOOSING_OP_TYPES: Final = frozenset({"moe", "sampling", "top_k"})
+
+
+def why_no_regimes(definition: Definition) -> str | None:
+    """Say why a definition is judged on usual inputs only; None where it is not."""
+    is_float = [DTYPES[spec.dtype].kind == "float" for spec in definition.outputs.values()]
+    if definition.op_type in CHOOSING_OP_TYPES or not any(is_float):
+        return "its outputs choose"
+    return "its reference chooses" if chooses(definition.reference or "") else None
+
+
+def has_few_numbers(definition: Definition, workload: Workload) -> bool:
+    """Say whether an output of floats has few elements; False also where its shape cannot be told."""
+    try:
+        shapes = definition.get_output_shapes(workload.axes)
+    except (KeyError, ValueError):
+        return False
+    specs = zip(definition.outputs.values(), shapes, strict=True)
+    return any(0 < math.prod(shape or ()) < FEW_NUMBERS for spec, shape in specs if DTYPES[spec.dtype].kind == "float")
+
+
+Kind = Literal["float", "float8", "bytes", "bools"]
+
+
+class Free(NamedTuple):
+    """An input that regimes change."""
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    groups: int
+    """So many groups of its rows follow one another, of each of which one number of an output is made."""
+
+
+def find_free(definition: Definition, workload: Workload) -> list[Free | None]:
+    """Return which inputs of a workload are changed by regimes, in the order of the definition; None where one is not.
+
+    Raises:
+        WorkloadFault: an axis of the workload has no size.
+    """
+    axes, shapes = bind_axes(definition, workload)
+    found: list[Free | None] = []
+    for name, shape in shapes.items():
+        is_random = name not in workload.inputs or isinstance(workload.inputs[name], RandomInput)
+        kind = None
+        if is_random and shape and math.prod(shape) > 0:
+            kind = _find_kind(Blank(name, definition, shape, axes, {}, 0, torch.device("cpu")))
+        named = tuple(definition.inputs[name].shape or ())
+        found.append(Free(name, kind, named, _count_groups(definition, workload, named, shape or ())) if kind else None)
+    return found
+
+
+def _find_kind(blank: Blank) -> Kind | None:
+    dtype = DTYPES[blank.dtype_name]
+    if is_free(blank):
+        return "float"
+    if has_any_bools(blank):
+        return "bools"
+    flips = find_flips(blank) if dtype.bits == 8 else 0
+    if dtype.kind == "float":
+        return "float8" if flips else None
+    return "bytes" if flips == 0xFF else None
+
+
+def _count_groups(definition: Definition, workload: Workload, axes: tuple[str, ...], shape: tuple[int, ...]) -> int:
+    """Return of how many groups of an input's rows one number of an output is made each; 1 where there are none."""
+    try:
+        shapes = definition.get_output_shapes(workload.axes)
+    except (KeyError, ValueError):
+        return 1
+    counts = [1]
+    for spec, made in zip(definition.outputs.values(), shapes, strict=True):
+        wanted = tuple(spec.shape or ())
+        count = math.prod(shape[: len(list(takewhile(wanted.__contains__, axes[:-1])))])
+        is_one_each = axes[-1] not in wanted and math.prod(made or ()) == count < math.prod(shape[:-1])
+        if DTYPES[spec.dtype].kind == "float" and is_one_each:
+            counts.append(count)
+    return max(counts)
+
+
+class Regimes:
+    """The regimes of one job.
+
+    Args:
+        definition: what is computed.
+        workload: says which inputs are random.
+        seed: of the job; nobody outside the judge knows it while the job is judged.
+        has_constants: whether outputs that are the same on all usual inputs are tried on others, too.
+    """
+
+    def __init__(self, definition: Definition, workload: Workload, seed: int, *, has_constants: bool = False) -> None:
+        self._seed = derive_seed(seed, "regimes")
+        self.free = find_free(definition, workload)
+        """Which inputs are changed, in the order of the definition."""
+        self._looks = look_at(definition.reference or "") or NOTHING
+        self._for_few = [*FOR_FEW_NUMBERS] * (MORE_CALLS if has_few_numbers(definition, workload) else 0)
+        self._for_constants: list[str] = []
+        if has_constants:
+            is_asked = bool(self._looks.not_finite)
+            self._for_constants = [*FOR_CONSTANTS[:1], *([NONFINITE] if is_asked else []), *FOR_CONSTANTS[1:]]
+        self._asked = self._find_asked(definition)
+        _, shapes = bind_axes(definition, workload)
+        specs = zip(definition.inputs.values(), shapes.values(), strict=True)
+        size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
+        self._most_for_constants = max(1, MOST_BYTES // max(size, 1))
+
+    def _find_asked(self, definition: Definition) -> list[str]:
+        """Return the regimes that a job has since its reference, or the form of an output, asks for them."""
+        free = [one for one in self.free if one is not None]
+        asked = [ZEROS] if self._looks.looks_for_zeros else []
+        if self._looks.not_finite and not self._for_constants:
+            asked.append(NONFINITE)
+        if any(map(self._is_gate, free)) and definition.op_type.replace("-", "_") not in HAVE_RULES:
+            asked.extend(GATES)
+        if any(one.groups >= FEW_NUMBERS for one in free) and not self._for_few:
+            asked.append(ONE_ROW)
+        return asked if free else []
+
+    @property
+    def names(self) -> list[str]:
+        """All regimes that the job may have."""
+        return list(dict.fromkeys((*IN_ALL_JOBS, *OTHERS, *self._asked, *self._for_constants, *self._for_few)))
+
+    def choose(self, trial: int, trials: int) -> list[str]:
+        """Return the regimes of a trial: one in each, the rest in the last; and those that are asked for, by turns."""
+        chance = random.Random(self._seed)
+        others = chance.sample(OTHERS, len(OTHERS))
+        wanted = [*IN_ALL_JOBS, *others][: trials + MORE_IN_LAST]
+        chance.shuffle(wanted)
+        chosen = wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
+        spikes = [FOR_CONSTANTS[0]] * (math.ceil(SPIKE_CALLS / trials) - 1 if self._for_constants else 0)
+        strong = [*self._for_constants, *spikes][: self._most_for_constants]
+        asked = chance.sample(self._asked, len(self._asked))[trial::trials]
+        return [*strong, *self._for_few, *asked, *chosen]  # a trial of slow calls has the first only
+
+    def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
+        """Turn usual inputs of a call into those of a regime, in place."""
+        for index, (free, value) in enumerate(zip(self.free, values, strict=True)):
+            if free is None or value is None or not self._concerns(name, free):
+                continue
+            generator = make_generator(self._seed, name, number, index, device=value.device)
+            if free.kind == "bools":
+                change_bools(name, value, generator, with_empty_rows=self._looks.tells_of_empty_rows)
+            elif free.kind == "bytes":
+                change_bytes(name, value, generator)
+            elif free.kind == "float8" and value.nbytes <= MANY_BYTES:
+                wide = value.float()
+                REGIMES[name](wide, generator, self._share(name, number, free, value.device))
+                largest = torch.finfo(value.dtype).max
+                value.copy_(wide.clamp_(-largest, largest))
+            elif value.dtype in MULTIPLIED:
+                REGIMES[name](value, generator, self._share(name, number, free, value.device))
+
+    def _concerns(self, name: str, free: Free) -> bool:
+        """Tell whether a regime changes an input."""
+        if name in GATES:
+            return self._is_gate(free)
+        guarded = self._looks.guarded & {one.name for one in self.free if one is not None}
+        return name != NONFINITE or not guarded or free.name in guarded
+
+    def _is_gate(self, free: Free) -> bool:
+        return free.kind == "float" and free.name in self._looks.gates
+
+    def _share(self, name: str, number: int, free: Free, device: torch.device) -> Shared:
+        """Return what a regime has to know of an input."""
+
+        def choose_places(axes: tuple[str, ...]) -> torch.Generator:
+            return make_generator(self._seed, name, number, *axes, device=device)
+
+        side = random.Random(derive_seed(self._seed, "side", free.name)).choice((1.0, -1.0))
+        return Shared(
+            choose_places(free.axes[-1:]),
+            choose_places(free.axes[:-1]),
+            groups=free.groups,
+            not_finite=self._looks.not_finite,
+            side=side if name == GATES[0] else -side,
+        )

@@ -1,0 +1,143 @@
+"""What a reference looks for, told by its source: names and comparisons; texts and comments are none.
+
+Each of these says which inputs beside usual ones a definition needs, or that it takes none: a guard against infinite
+numbers shows only where one comes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+CHOOSES: Final = re.compile(
+    r"topk|top_k|argmax|argmin|argsort|kthvalue|multinomial|one_hot|bernoulli"
+    r"|(?:^|_)(?:m?sort$|round_?$|rand|poisson|dropout)|^_?sampl|^(?:exponential|normal|uniform)_$"
+)
+"""A name in a reference that chooses or draws: in another regime its choices may all tie."""
+CHOOSES_IN_TEXT: Final = re.compile(
+    r"topk|top_k|argmax|argmin|argsort|sort\(|kthvalue|multinomial|round\(|one_hot|rand|bernoulli"
+)
+"""The same in the text of a reference that cannot be parsed."""
+NAN: Final = "nan"
+INFINITE: Final = "infinite"
+NOT_FINITE: Final = {
+    "isfinite": (NAN, INFINITE),
+    "isnan": (NAN,),
+    "isinf": (INFINITE,),
+    "isposinf": (INFINITE,),
+    "isneginf": (INFINITE,),
+    "nan_to_num": (NAN,),
+    "nan_to_num_": (NAN,),
+    "nansum": (NAN,),
+    "nanmean": (NAN,),
+}
+"""Name in a reference → what it looks for. `nan_to_num` makes infinite numbers so large that they are all of a norm."""
+ZEROS: Final = frozenset({"count_nonzero", "nonzero", "heaviside"})
+EMPTY: Final = frozenset({"any", "all", "isnan", "nan_to_num"})
+"""Names in a reference that says what rows of nothing give."""
+GATES: Final = frozenset({"sigmoid", "sigmoid_", "logsigmoid", "softplus", "hardsigmoid", "expit"})
+REMEMBERS: Final = frozenset({"cumsum", "cumprod", "logcumsumexp", "cumsum_", "cumprod_", "associative_scan"})
+STEPS: Final = frozenset({"float", "double", "to", "unsqueeze", "view", "reshape", "transpose", "squeeze", "flip"})
+"""Methods of a tensor that leave its values as they are."""
+
+
+class Looks(NamedTuple):
+    """What a source looks for."""
+
+    names: frozenset[str]
+    """All names in it."""
+    not_finite: frozenset[str]
+    """Which values that are no finite numbers: NAN, INFINITE."""
+    guarded: frozenset[str]
+    """Names that these guards are given as they are."""
+    looks_for_zeros: bool
+    gates: frozenset[str]
+    """Names that a sigmoid or softplus is given, where a state is carried from step to step."""
+
+    @property
+    def tells_of_empty_rows(self) -> bool:
+        """Whether it says what comes of rows in which nothing is true."""
+        return bool(self.names & EMPTY)
+
+
+NOTHING: Final = Looks(frozenset(), frozenset(), frozenset(), False, frozenset())
+
+
+@lru_cache(maxsize=256)
+def look_at(source: str) -> Looks | None:
+    """Tell what a source looks for; None where it cannot be parsed."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    names = frozenset(name for node in nodes for name in _names(node))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    guards = [call for call in calls if _called(call) in NOT_FINITE]
+    remembers = bool(names & REMEMBERS) or any(isinstance(node, ast.For | ast.While) for node in nodes)
+    gates = [call for call in calls if _called(call) in GATES]
+    return Looks(
+        names,
+        frozenset(what for name in names & NOT_FINITE.keys() for what in NOT_FINITE[name]),
+        frozenset(_given(guards)),
+        bool(names & ZEROS) or any(map(_compares_with_zero, nodes)),
+        frozenset(_given(gates)) if remembers else frozenset(),
+    )
+
+
+@lru_cache(maxsize=256)
+def chooses(source: str) -> bool:
+    """Tell by the names in a source whether it chooses or draws."""
+    looks = look_at(source)
+    return CHOOSES_IN_TEXT.search(source) is not None if looks is None else any(map(CHOOSES.search, looks.names))
+
+
+def _names(node: ast.AST) -> tuple[str, ...]:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return (name,)
+        case ast.alias(name=name):
+            return tuple(name.split("."))
+        case _:
+            return ()
+
+
+def _called(call: ast.Call) -> str:
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+def _given(calls: Iterable[ast.Call]) -> Iterator[str]:
+    """Give the names that calls are given first: `f(x)`, `x.f()`, `f(-x[t].float())`."""
+    for call in calls:
+        given = [*call.args[:1], *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+        yield from (name for one in given if (name := _plain_name(one)))
+
+
+def _plain_name(node: ast.expr) -> str | None:
+    """Return the name of a value that is an input's, or a part of one, with any sign."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.UnaryOp(op=ast.USub(), operand=inner) | ast.Subscript(value=inner):
+            return _plain_name(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in STEPS:
+            return _plain_name(inner)
+        case _:
+            return None
+
+
+def _compares_with_zero(node: ast.AST) -> bool:
+    """Tell of a comparison of equality with a zero; one with a shape or a size is none of values."""
+    match node:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=value)]):
+            return isinstance(value, int | float) and value == 0 and _plain_name(left) is not None
+        case ast.Call(func=ast.Attribute(attr="eq" | "ne"), args=[ast.Constant(value=value)]):
+            return isinstance(value, int | float) and value == 0
+        case _:
+            return False

@@ -1,0 +1,120 @@
+"""How values of 8 bits and bools are changed for each regime: usual ones are any byte, or true in half of the places.
+
+A byte stays any byte, and a float8 a number; how many of them are large, or true, differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+
+NARROWER: Final = 3
+"""By so many bits are bytes narrower in the regime `smaller`: their mean and their size are an eighth."""
+FEW_FULL: Final = 1 / 64
+"""Share of bytes that stay as they are where the others become narrow."""
+MANY_BYTES: Final = 1 << 28
+"""Larger inputs of 8 bits stay as they are: what is worked out of one takes its memory a few times over."""
+RARE: Final = 0.1
+"""Share of bools that are true where few are; where many are, so many are false."""
+DENSITIES: Final = (0.02, 0.98)
+"""Rows of bools have shares between these where each has its own."""
+FEWEST_BOOLS: Final = 64
+"""Of fewer, none may be true by chance."""
+TURNS: Final = 6
+"""Rows that differ come by turns of so many: the first of them is on one side, the third on the other."""
+
+ChangeBytes = Callable[[torch.Tensor, torch.Generator], object]
+"""Changes bytes in place: int8 or uint8 [rows, columns]."""
+
+
+def change_bytes(regime: str, values: torch.Tensor, generator: torch.Generator) -> None:
+    """Turn random bytes into those of a regime, in place; there may be none.
+
+    Args:
+        regime: its name.
+        values: int8 or uint8, of any shape.
+        generator: of the values' device.
+    """
+    if values.nbytes <= MANY_BYTES and regime in BYTES:
+        BYTES[regime](values.view(-1, values.shape[-1]), generator)
+
+
+def change_bools(regime: str, values: torch.Tensor, generator: torch.Generator, *, with_empty_rows: bool) -> None:
+    """Turn random bools into those of a regime, in place.
+
+    Args:
+        regime: its name.
+        values: bools of any shape.
+        generator: of the values' device.
+        with_empty_rows: where each row has a share of its own, whether one row has nothing that is true.
+    """
+    if values.numel() < FEWEST_BOOLS or values.nbytes > MANY_BYTES:
+        return
+    rows = values.view(-1, values.shape[-1])
+    if regime in SHARES:
+        shares = torch.full((len(rows), 1), SHARES[regime], device=values.device)
+    elif regime in WITH_OWN_SHARES:
+        shares = torch.empty((len(rows), 1), device=values.device).uniform_(*DENSITIES, generator=generator)
+    else:
+        return
+    rows.copy_(torch.rand(rows.shape, generator=generator, device=values.device) < shares)
+    if with_empty_rows and regime in WITH_OWN_SHARES and len(rows) > 1:
+        rows[torch.randint(len(rows), (), generator=generator, device=values.device)] = False
+
+
+def _narrow(rows: torch.Tensor, _generator: torch.Generator) -> None:
+    rows.bitwise_right_shift_(NARROWER)
+
+
+def _leave_few_full(rows: torch.Tensor, generator: torch.Generator) -> None:
+    is_full = torch.rand(rows.shape, generator=generator, device=rows.device) < FEW_FULL
+    rows.copy_(torch.where(is_full, rows, rows >> NARROWER))
+
+
+def _move(rows: torch.Tensor, *, upwards: bool) -> torch.Tensor:
+    """Return bytes in the upper or the lower half of their range."""
+    half = (rows & 0x7F) if rows.dtype is torch.uint8 else rows.bitwise_and(0x7F)
+    if rows.dtype is torch.uint8:
+        return half | 0x80 if upwards else half
+    return half if upwards else half | -0x80
+
+
+def _move_all(rows: torch.Tensor, generator: torch.Generator) -> None:
+    rows.copy_(_move(rows, upwards=_chance(generator)))
+
+
+def _move_some(rows: torch.Tensor, generator: torch.Generator) -> None:
+    turns = torch.randint(TURNS, (len(rows),), generator=generator, device=rows.device)[:, None]
+    upwards = _chance(generator)
+    moved = torch.where(turns == 0, _move(rows, upwards=upwards), rows)
+    rows.copy_(torch.where(turns == 1, _move(rows, upwards=upwards) >> 1, moved))
+
+
+def _cube(rows: torch.Tensor, _generator: torch.Generator) -> None:
+    largest = float(torch.iinfo(rows.dtype).max)
+    rows.copy_((rows.to(torch.float32) / largest).clamp_(-1, 1).pow_(3).mul_(largest).round_())
+
+
+def _leave_half(rows: torch.Tensor, generator: torch.Generator) -> None:
+    rows.mul_(torch.randint(2, rows.shape, generator=generator, device=rows.device, dtype=rows.dtype))
+
+
+def _chance(generator: torch.Generator) -> bool:
+    return bool(torch.randint(2, (), generator=generator, device=generator.device))
+
+
+BYTES: Final[Mapping[str, ChangeBytes]] = {
+    "few_large": _leave_few_full,
+    "offset": _move_some,
+    "larger": _move_all,
+    "smaller": _narrow,
+    "heavy_tails": _cube,
+    "zeros": _leave_half,
+}
+"""Regime → changes random bytes in place; none in other regimes."""
+SHARES: Final = {"few_large": RARE, "smaller": RARE, "larger": 1 - RARE}
+"""Regime → share of bools that are true."""
+WITH_OWN_SHARES: Final = frozenset({"offset", "heavy_tails"})
+"""Regimes in which each row of bools has a share of its own."""

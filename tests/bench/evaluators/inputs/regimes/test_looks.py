@@ -1,0 +1,93 @@
+"""What a reference looks for: choices, values that are no numbers, zeros, gates of a state."""
+
+import pytest
+
+from flashinfer_bench.bench.evaluators.inputs.regimes.looks import chooses, look_at
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.mark.parametrize(
+    ("source", "does"),
+    [
+        ('def run(x):\n    """Cap the operand; no topk, no rand."""\n    return x  # argmax\n', False),
+        ("def run(operand, brand):\n    return operand.around(brand)\n", False),
+        ("def run(x, is_sorted, resample):\n    return torch.searchsorted(x, x)\n", False),
+        ("def run(x):\n    return torch.topk(x, 4).values\n", True),
+        ("from torch import topk as best\ndef run(x):\n    return best(x, 4)[0]\n", True),
+        ("def run(x):\n    return _top_k_softmax(x)\n", True),
+        ("def run(x):\n    return x.sort(dim=-1)[0] + torch.argsort(x)\n", True),
+        ("def run(x):\n    return x + torch.rand_like(x)\n", True),
+        ("import numpy.random as draw\ndef run(x):\n    return draw.choice(x)\n", True),
+        ("def sample_rows(x):\n    return x\ndef run(x):\n    return sample_rows(x)\n", True),
+        ("def run(x):\n    return torch.empty_like(x).exponential_() + x\n", True),
+        ("def run(x):\n    return (x * 8).round() / 8\n", True),
+        ("def run(x:\n    return x.argmax()\n", True),
+        ("def run(x:\n    return operand\n", True),
+        ("def run(x:\n    return x\n", False),
+    ],
+)
+def test_names_tell_whether_a_reference_chooses(source, does):
+    assert chooses(source) is does
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds", "guarded"),
+    [
+        ("torch.isnan(x).any()", {"nan"}, {"x"}),
+        ("x.isfinite().all()", {"nan", "infinite"}, {"x"}),
+        ("torch.isinf(x[:, 0].float()) | y", {"infinite"}, {"x"}),
+        ("torch.nan_to_num(-x) * w", {"nan"}, {"x"}),
+        ("torch.isnan(x @ w)", {"nan"}, set()),
+        ("x  # isnan", set(), set()),
+    ],
+)
+def test_names_tell_which_values_that_are_not_finite_are_looked_for_and_where(line, kinds, guarded):
+    looks = look_at(f"def run(x, y, w):\n    'No isnan here.'\n    return {line}\n")
+    assert looks.not_finite == kinds
+    assert looks.guarded - {"torch"} == guarded
+
+
+@pytest.mark.parametrize(
+    ("line", "does"),
+    [
+        ("x.sum() / (x != 0).sum()", True),
+        ("torch.where(x[:, 1:] == 0.0, y, x)", True),
+        ("x.ne(0) * y", True),
+        ("torch.count_nonzero(x)", True),
+        ("x if x.shape[0] == 0 else y", False),
+        ("x if len(x) == 0 else y", False),
+        ("x * (y == 1) + (x > 0)", False),
+    ],
+)
+def test_comparisons_tell_whether_zeros_are_looked_for(line, does):
+    assert look_at(f"def run(x, y):\n    return {line}\n").looks_for_zeros is does
+
+
+SCAN = """
+def run(x, gate, other):
+    f, state = torch.sigmoid(gate), 0
+    for step in range(len(x)):
+        state = state * f[step] + x[step]
+    return state
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "gates"),
+    [
+        (SCAN, {"gate"}),
+        ("def run(x, gate):\n    return (x * F.logsigmoid(-gate[:, 1:]).cumsum(1).exp()).sum(1)\n", {"gate"}),
+        ("def run(x, gate):\n    return (x * gate.float().sigmoid()).cumsum(1)\n", {"gate"}),
+        ("def run(x, gate):\n    return x * torch.sigmoid(gate)\n", set()),
+        ("def run(x, gate):\n    return torch.sigmoid(gate @ x).cumsum(1)\n", set()),
+    ],
+    ids=["steps", "sums of logarithms", "a method", "no state", "no input's own"],
+)
+def test_what_a_sigmoid_is_given_is_a_gate_where_a_state_is_carried(source, gates):
+    assert look_at(source).gates & {"x", "gate", "other"} == gates
+
+
+@pytest.mark.parametrize("source", ["def run(x:\n    return x.isnan()\n", "return" * 2 + "\x00"])
+def test_what_cannot_be_parsed_tells_nothing(source):
+    assert look_at(source) is None
