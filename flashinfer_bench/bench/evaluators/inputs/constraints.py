@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.expression import parse_expression
@@ -39,6 +39,14 @@ _OPERATORS: Final[Mapping[type[ast.AST], Callable[..., Any]]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+}
+
+
+_TURNED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
 }
 
 
@@ -78,6 +86,98 @@ class Shape:
         raise Uncheckable("its values are not known")
 
     __hash__ = None  # type: ignore[assignment]  # as of all that is equal to nothing
+
+
+class Bounds(NamedTuple):
+    """Between which numbers constraints keep the values of an input."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    @property
+    def are_free(self) -> bool:
+        """Whether there are none."""
+        return self == Bounds()
+
+
+def find_bounds(constraints: Sequence[str], name: str, axes: Mapping[str, int]) -> Bounds | None:
+    """Return the bounds that constraints put on the values of an input.
+
+    Args:
+        constraints: Python expressions.
+        name: the input's name.
+        axes: the size of every axis.
+
+    Returns:
+        The bounds; None where a constraint asks for something else of the values, or cannot be read.
+    """
+    bounds = Bounds()
+    for constraint in constraints:
+        try:
+            tree = parse_expression(constraint)
+            if not _asks_for_values(tree, name):
+                continue
+            for side, kind, limit in _list_sides(tree, name):
+                number = _evaluate(limit, axes)
+                match side, kind:
+                    case "max" | "", ast.Lt() | ast.LtE():
+                        most = math.ceil(number) - 1 if isinstance(kind, ast.Lt) else math.floor(number)
+                        bounds = bounds._replace(most=min(bounds.most, most))
+                    case "min" | "", ast.Gt() | ast.GtE():
+                        least = math.floor(number) + 1 if isinstance(kind, ast.Gt) else math.ceil(number)
+                        bounds = bounds._replace(least=max(bounds.least, least))
+                    case _:
+                        return None
+        except _FAILURES:
+            return None
+    return bounds
+
+
+def _asks_for_values(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Name(id=found):
+            return found == name
+        case ast.Attribute(attr=attribute) if attribute in ATTRIBUTES:
+            return False
+        case ast.Call(func=ast.Attribute(attr="numel" | "dim")) | ast.Call(func=ast.Name(id="len")):
+            return False
+        case _:
+            return any(_asks_for_values(child, name) for child in ast.iter_child_nodes(node))
+
+
+def _list_sides(node: ast.expr, name: str) -> Iterator[tuple[str, ast.cmpop, ast.expr]]:
+    """Yield each comparison of an input's values: "min", "max" or "" for all of them, how, and with what.
+
+    Raises:
+        Uncheckable: the constraint is no such comparison.
+    """
+    match node:
+        case ast.BoolOp(op=ast.And(), values=parts):
+            for part in parts:
+                if _asks_for_values(part, name):
+                    yield from _list_sides(part, name)
+        case ast.Call(func=ast.Attribute(value=owner, attr="all"), args=[]):
+            yield from _list_sides(owner, name)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            for one, op, other in zip((left, *others), ops, others, strict=False):
+                if _asks_for_values(one, name):
+                    yield _name_side(one, name), op, other
+                elif _asks_for_values(other, name):
+                    yield _name_side(other, name), _TURNED.get(type(op), type(op))(), one
+        case _:
+            raise Uncheckable("it is no comparison")
+
+
+def _name_side(node: ast.expr, name: str) -> str:
+    match node:
+        case ast.Name(id=found) if found == name:
+            return ""
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=found), attr="min" | "max" as method)) if found == name:
+            return method
+        case ast.Call(func=ast.Attribute(value=owner, attr="item"), args=[]):
+            return _name_side(owner, name)
+        case _:
+            raise Uncheckable("it asks for more than the bounds of values")
 
 
 def find_strange_names(definition: Definition) -> dict[str, list[str]]:

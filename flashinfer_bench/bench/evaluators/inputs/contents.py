@@ -6,9 +6,9 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
     scaled   moved along by a secret number of elements, shuffled within rows, and each multiplied by a factor of its
              row's and one of its own, all drawn anew; negated in half of the calls where the input has both signs.
              What is normal and random in its workload is drawn anew by the writer
-    rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something.
-             Bits of bytes and packed floats are flipped, too, by a secret pattern: of those that are random in their
-             workload any, of others such that numbers stay within their range (`nudges.py`)
+    rolled   moved along by a secret number of elements: bytes, packed words and floats, and numbers whose range means
+             something. Bits of what is packed and of bytes are flipped, too, by a secret pattern: of those that are
+             random in their workload any, of others such that numbers stay within their range (`nudges.py`)
     redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are shuffled in rows, and
              each element multiplied by a factor of its own; custom ones by the definition's own function, all of a
              call together

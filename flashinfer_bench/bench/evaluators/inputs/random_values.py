@@ -113,9 +113,9 @@ def uniform_logs(blank: Blank, low: float, high: float) -> torch.Tensor:
 
 
 def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:
-    """Make an input whose elements are one byte each, of random bytes in [low, high)."""
+    """Make an input of random bytes in [low, high)."""
     tensor = blank.empty()
-    tensor.view(torch.uint8).random_(low, high, generator=blank.generator(blank.device))
+    tensor.view(-1).view(torch.uint8).random_(low, high, generator=blank.generator(blank.device))
     return tensor
 
 

@@ -14,7 +14,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs import indices, random_values
+from flashinfer_bench.bench.evaluators.inputs import random_values
+from flashinfer_bench.bench.evaluators.inputs.constraints import find_bounds
+from flashinfer_bench.bench.evaluators.inputs.integers import indices
+from flashinfer_bench.bench.evaluators.inputs.integers.words import find_words
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.data.dtypes import DTYPES
 
@@ -57,6 +60,8 @@ class Rule(NamedTuple):
     """What the values are, in words: docs/inputs.md lists them."""
     way: Way | None = None
     """How the input differs from call to call; None leaves it to the dtype."""
+    when: Callable[[Blank], bool] | None = None
+    """What else has to hold of the input; `what` says it."""
 
 
 def make_tensor(blank: Blank) -> torch.Tensor:
@@ -97,13 +102,13 @@ def has_any_bools(blank: Blank) -> bool:
 def find_flips(blank: Blank) -> int:
     """Return which bits of each byte of a random input may be flipped, and leave it as likely as it was.
 
-    Where any byte may come, all of them; of many bools the one that they have; of 8-bit floats around zero the sign; of
-    other inputs none.
+    Where any byte or word may come, all of them; of many bools the one that they have; of 8-bit floats around zero the
+    sign; of other inputs none.
     """
     make, dtype = find_rule(TENSOR_RULES, blank).make, DTYPES[blank.dtype_name]
     if make is _even:
         return 0x01 if math.prod(blank.shape) >= FEW_BOOLS else 0
-    if make is _small_or_bytes and dtype.bits == 8:
+    if make is _words or (make is _small_or_bytes and dtype.bits == 8):
         return 0xFF
     if dtype.kind != "float" or dtype.bits > 8 or make not in DEVIATIONS or blank.dtype_name == "float8_e8m0fnu":
         return 0
@@ -141,7 +146,10 @@ def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
     return next(
         rule
         for rule in rules
-        if kind in rule.kinds.split() and re.fullmatch(rule.op_type, op_type) and re.fullmatch(rule.name, name)
+        if kind in rule.kinds.split()
+        and re.fullmatch(rule.op_type, op_type)
+        and re.fullmatch(rule.name, name)
+        and (rule.when is None or rule.when(blank))
     )
 
 
@@ -233,9 +241,28 @@ def _even(blank: Blank) -> torch.Tensor:
 
 
 def _small_or_bytes(blank: Blank) -> torch.Tensor:
-    return (
-        random_values.fill_bytes(blank) if DTYPES[blank.dtype_name].bits == 8 else random_values.integers(blank, 0, 8)
-    )
+    return random_values.fill_bytes(blank) if DTYPES[blank.dtype_name].bits == 8 else indices.small(blank)
+
+
+def _words(blank: Blank) -> torch.Tensor:
+    return random_values.fill_bytes(blank)
+
+
+def _is_wide(blank: Blank) -> bool:
+    return DTYPES[blank.dtype_name].bits > 8
+
+
+def _is_opened(blank: Blank) -> bool:
+    return _may_be_words(blank) and find_words(blank.definition.reference, blank.name).is_opened
+
+
+def _is_masked(blank: Blank) -> bool:
+    return _may_be_words(blank) and find_words(blank.definition.reference, blank.name).is_masked
+
+
+def _may_be_words(blank: Blank) -> bool:
+    bounds = find_bounds(blank.definition.constraints, blank.name, blank.axes)
+    return _is_wide(blank) and bounds is not None and bounds.are_free
 
 
 def _softmax_scale(blank: Blank) -> float:
@@ -270,6 +297,12 @@ ANY: Final = ".*"
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
 """What a name of stored int8 says where its values are no quantised numbers."""
+PACKED: Final = r"(.*_)?(q_?(weights?|zeros?)|packed_?(weights?|w|zeros?)|(weights?|w|zeros?|zero_points?)_packed)"
+"""Names of whole numbers that hold several quantised ones each."""
+LABELS: Final = r"(.*_)?(labels?|targets?|class(es)?)"
+INDEX_TEXT: Final = "below the sizes of what the reference indexes; where that is unclear, below all leading sizes"
+LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else below `num_classes`, else 0 to 7"
+NUMBER_TEXT: Final = "below what the reference indexes, else 0 to 7; 8 bits: any byte, for these hold quantised values"
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
@@ -284,7 +317,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "int", r"top_?ks?", indices.top_k, "1 to the vocabulary, small ones as often as large ones"),
     Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", indices.slots, "distinct slots"),
     Rule("moe", "int", r"(.*_)?(ids|indices|experts)", indices.experts, "distinct experts in a row"),
-    Rule(ANY, "int", r".*(indices|index|idx|ids)", indices.any_index, "below every leading size of other inputs"),
+    Rule(ANY, "int", r".*(indices|index|idx|ids)", indices.any_index, INDEX_TEXT),
     # op types whose inputs have to fit each other
     Rule(
         "dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales", "redrawn"
@@ -308,7 +341,26 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "float", r".*scale.*", _scale, "0.5 to 1.5; exponents: 2 ** -2 to 2 ** 2"),
     # by dtype
     Rule(ANY, "float", ANY, _normal_or_exponents, "normal; packed 4-bit: any code; exponents: 2 ** -2 to 2 ** 2"),
-    Rule(ANY, "int uint", ANY, _small_or_bytes, "0 to 7; 8 bits: any byte, for these hold quantised values"),
+    Rule(
+        ANY,
+        "int uint",
+        PACKED,
+        _words,
+        "more than 8 bits, of which the reference takes parts: any bits",
+        "rolled",
+        _is_opened,
+    ),
+    Rule(
+        ANY,
+        "int uint",
+        ANY,
+        _words,
+        "more than 8 bits that the reference shifts and masks: any bits",
+        "rolled",
+        _is_masked,
+    ),
+    Rule(ANY, "int uint", LABELS, indices.labels, LABELS_TEXT, None, _is_wide),
+    Rule(ANY, "int uint", ANY, _small_or_bytes, NUMBER_TEXT),
     Rule(ANY, "bool", ANY, _even, "even"),
 )
 

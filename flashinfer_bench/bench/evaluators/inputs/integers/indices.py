@@ -1,14 +1,24 @@
-"""Random integers with a meaning: offsets, lengths, pages, positions, slots. All fit the axes around them."""
+"""Random integers with a meaning: offsets, lengths, pages, positions, slots. All fit the axes around them.
+
+Indices stay below the sizes of what the reference indexes with them, where its source says that. Where it tests them
+for padding, some are -1.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import random_values
+from flashinfer_bench.bench.evaluators.inputs.constraints import find_bounds
+from flashinfer_bench.bench.evaluators.inputs.integers.found import Extent
+from flashinfer_bench.bench.evaluators.inputs.integers.indexing import find_use
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, split_total
+from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.data.dtypes import DTYPES
 
 _TOTAL: Final = re.compile(r"(?:(\w+) == (\w+)\[-1\](?:\.item\(\))?|(\w+)\[-1\](?:\.item\(\))? == (\w+))")
 _TOTAL_AXES: Final = {
@@ -17,6 +27,16 @@ _TOTAL_AXES: Final = {
     "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
 }
 """Axes that may be the total of offsets where no constraint names it: for queries, for keys and values, for others."""
+_CLASS_AXES: Final = (
+    *("num_classes", "n_classes", "num_labels", "n_labels", "num_categories"),
+    *("vocab_size", "vocabulary_size", "n_vocab", "vocab"),
+)
+SMALL: Final = 8
+"""Integers of which nothing is said stay below it."""
+PADDED_SHARE: Final = 1 / 8
+"""Share of the indices that are -1 where the reference tests for that."""
+SURELY_PADDED: Final = 8
+"""Of so many indices one at least is -1."""
 FREE_LENGTH: Final = 4
 """Mean length of a sequence where nothing says what the total is."""
 
@@ -69,9 +89,8 @@ def sparse_tokens(blank: Blank) -> torch.Tensor:
 
 def pages(blank: Blank) -> torch.Tensor:
     """Make page numbers of the cache."""
-    return random_values.distinct_rows(
-        blank, blank.size("num_pages", "num_blocks", "max_num_pages") or _leading_size(blank)
-    )
+    size = blank.size("num_pages", "num_blocks", "max_num_pages")
+    return _pad(blank, random_values.distinct_rows(blank, size or _leading_size(blank)))
 
 
 def positions(blank: Blank) -> torch.Tensor:
@@ -108,12 +127,23 @@ def experts(blank: Blank) -> torch.Tensor:
 def slots(blank: Blank) -> torch.Tensor:
     """Make slots of a pool: distinct, because there is no right answer where two sequences write to one slot."""
     pool = blank.size("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size")
-    return random_values.distinct_rows(blank, pool or _leading_size(blank))
+    return _pad(blank, random_values.distinct_rows(blank, pool or _leading_size(blank)))
 
 
 def any_index(blank: Blank) -> torch.Tensor:
-    """Make indices that are valid in every other input."""
-    return blank.finish(torch.randint(_leading_size(blank), blank.shape, generator=blank.generator()))
+    """Make indices that are valid in what the reference indexes; where that is not known, in every other input."""
+    limit = _limit(blank, _leading_size(blank))
+    return _pad(blank, blank.finish(torch.randint(limit, blank.shape, generator=blank.generator())))
+
+
+def labels(blank: Blank) -> torch.Tensor:
+    """Make labels: valid in what the reference indexes, else below the number of classes, else small."""
+    return _pad(blank, random_values.integers(blank, 0, _limit(blank, blank.size(*_CLASS_AXES) or SMALL)))
+
+
+def small(blank: Blank) -> torch.Tensor:
+    """Make integers of which nothing is said: valid in what the reference indexes, else small."""
+    return _pad(blank, random_values.integers(blank, 0, _limit(blank, SMALL)))
 
 
 def packed_keys(blank: Blank) -> torch.Tensor:
@@ -157,6 +187,50 @@ def _least_lengths(blank: Blank, parts: int) -> torch.Tensor:
 
 def _lengths_of(offsets: Any) -> torch.Tensor | None:
     return torch.diff(offsets.long().cpu()) if isinstance(offsets, torch.Tensor) and offsets.ndim == 1 else None
+
+
+def _limit(blank: Blank, usual: int) -> int:
+    """Return below which number the values stay: the sizes of what is indexed where all are known, else the usual one.
+
+    Constraints may ask for less, not for more, and so does the dtype.
+    """
+    use = find_use(blank.definition.reference, blank.name)
+    sizes = [extent if isinstance(extent, int) else _size_of(blank, extent) for extent in use.extents]
+    bounds = find_bounds(blank.definition.constraints, blank.name, blank.axes)
+    known = [size for size in sizes if size is not None]
+    is_known = use.is_clear and bounds is not None and 0 < len(known) == len(sizes)
+    limit = min(known) if is_known else usual
+    dtype = DTYPES[blank.dtype_name]
+    largest = 1 << dtype.bits - (dtype.kind == "int")
+    return int(max(min(limit, largest, math.inf if bounds is None else bounds.most + 1), 1))
+
+
+def _size_of(blank: Blank, extent: Extent) -> int | None:
+    spec = blank.definition.inputs.get(extent.name)
+    shape = spec.shape if spec is not None else None
+    if spec is None or shape is None or not -len(shape) <= extent.axis < len(shape):
+        return None
+    if DTYPES[spec.dtype].storage.endswith("_x2") and extent.axis in (-1, len(shape) - 1):
+        return None  # two elements lie in a byte
+    axis = shape[extent.axis]
+    return blank.axes.get(axis) or (int(axis) if axis.isdigit() else None)
+
+
+def _pad(blank: Blank, values: torch.Tensor) -> torch.Tensor:
+    """Write -1 over some indices, where the reference tests for that; some of each row stay."""
+    bounds = find_bounds(blank.definition.constraints, blank.name, blank.axes)
+    count, columns = values.numel(), values.shape[-1] if values.ndim else 1
+    is_padded = DTYPES[blank.dtype_name].kind == "int" and find_use(blank.definition.reference, blank.name).is_tested
+    if not is_padded or bounds is None or bounds.least > -1 or count < 2:
+        return values
+    generator = make_generator(blank.seed, blank.name, "padding", device=torch.device("cpu"))
+    is_padding = torch.rand(count, generator=generator) < PADDED_SHARE
+    if count >= SURELY_PADDED and not is_padding.any():
+        is_padding[torch.randint(count, (), generator=generator)] = True
+    rows = is_padding.view(-1, columns if columns > 1 else count)
+    kept = torch.randint(rows.shape[1], (len(rows), 1), generator=generator)
+    rows.scatter_(1, kept, rows.gather(1, kept) & ~rows.all(dim=1, keepdim=True))
+    return values.masked_fill_(is_padding.view(values.shape).to(values.device), -1)
 
 
 def _leading_size(blank: Blank) -> int:

@@ -1,0 +1,198 @@
+"""What torch's functions and methods do with the values that come from inputs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from flashinfer_bench.bench.evaluators.inputs.integers.found import (
+    Extent,
+    Found,
+    Held,
+    Made,
+    Mask,
+    Number,
+    ShapeOf,
+    Value,
+)
+
+FACT_METHODS: Final = frozenset({"numel", "nelement", "dim", "stride", "is_contiguous", "element_size"})
+SAME: Final = frozenset({"long", "int", "to", "contiguous", "clone", "detach", "cuda", "cpu", "float", "double"})
+"""Methods that keep values and shape."""
+ROUNDED: Final = frozenset({"half", "bfloat16"})
+NARROW: Final = ("int8", "int16", "short", "char", "byte", "bool")
+RESHAPED: Final = frozenset(
+    {"view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "flip"}
+)
+"""Methods that keep values, in another shape."""
+RESHAPED_IN_PLACE: Final = frozenset(
+    {"transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_"}
+)
+IN_PLACE: Final = frozenset(
+    {"scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill"}
+    | {"masked_fill", "clamp", "clamp_min", "clip"}
+)
+"""Methods that may be written with `_`, and change values in place."""
+BY_DIMENSION: Final = frozenset(
+    {"index_select", "gather", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill"}
+)
+CREATED: Final = frozenset({"zeros", "ones", "empty", "full"})
+COMPARED: Final[Mapping[str, type[ast.cmpop]]] = {
+    "lt": ast.Lt,
+    "le": ast.LtE,
+    "gt": ast.Gt,
+    "ge": ast.GtE,
+    "eq": ast.Eq,
+    "ne": ast.NotEq,
+}
+
+
+class TorchCall:
+    """A call with its arguments after the first one, or after the tensor whose method it is.
+
+    Args:
+        found: gets what is seen of inputs.
+        value: returns what an expression is.
+        args: the arguments by position.
+        keywords: those by name.
+    """
+
+    def __init__(
+        self,
+        found: Found,
+        value: Callable[[ast.expr], Value],
+        args: Sequence[ast.expr],
+        keywords: Mapping[str, ast.expr],
+    ) -> None:
+        self._found = found
+        self._value = value
+        self._args = list(args)
+        self._keywords = dict(keywords)
+
+    def call(self, name: str, first: ast.expr) -> Value:
+        """Return what a function of torch gives."""
+        match name:
+            case "zeros" | "ones" | "empty" | "full":
+                self._args.insert(0, first)
+                return self._make(1 if name == "full" else None)
+            case "zeros_like" | "ones_like" | "empty_like" | "full_like":
+                value = self._value(first)
+                self._take_rest()
+                return Made(value.name) if isinstance(value, Held) and value.is_whole else None
+            case "where" if len(self._args) == 2:
+                return self._choose(self._value(first))
+            case "embedding" | "cross_entropy" | "nll_loss" | "one_hot":
+                return self._look_up(name, self._value(first))
+            case _:
+                pass
+        return self.apply(name, self._value(first))
+
+    def apply(self, name: str, first: Value) -> Value:
+        """Return what a tensor's method gives."""
+        if isinstance(first, Held) and name in RESHAPED_IN_PLACE:
+            self._found.reshaped.add(first.name)
+        name = name.removesuffix("_") if name.removesuffix("_") in IN_PLACE else name
+        if name in COMPARED and len(self._args) == 1:
+            return self._found.compare(first, COMPARED[name], self._value(self._args[0]))
+        if name in FACT_METHODS or name == "size":
+            axis = self._take("dim", 0)
+            self._take_rest()
+            if name != "size" or not isinstance(first, Held) or not first.is_whole:
+                return None
+            if isinstance(axis, Number) and axis.value is not None:
+                return Extent(first.name, axis.value)
+            return ShapeOf(first.name) if axis is None else None
+        if name in ("new_zeros", "new_ones", "new_empty", "new_full"):
+            return self._make(1 if name == "new_full" else None)
+        if name in BY_DIMENSION or name == "take_along_dim":
+            return self._index(name, first)
+        if isinstance(first, Made) and name in SAME:
+            self._take_rest()
+            return first
+        if isinstance(first, Held):
+            return self._change(name, first)
+        self._take_rest()
+        return Mask(first.name, is_plain=first.is_plain and name in RESHAPED) if isinstance(first, Mask) else None
+
+    def _change(self, name: str, first: Held) -> Value:
+        """Return what a method gives whose result has no other values than the tensor."""
+        text = " ".join(map(ast.unparse, (*self._args, *self._keywords.values())))
+        if name in SAME | ROUNDED and not any(word in text for word in NARROW):
+            self._take_rest()
+            is_rounded = name in ROUNDED or re.search(r"float16|half|\bdtype\b(?!=)", text) is not None
+            return first._replace(is_exact=first.is_exact and not is_rounded)
+        if name in RESHAPED and "torch." not in text and "dtype" not in text:
+            self._take_rest()
+            return first._replace(is_whole=False)
+        if name in ("item", "tolist") and not text:
+            return first._replace(is_whole=False)
+        if name in ("clamp", "clip", "clamp_min"):
+            least = self._take("min", 0)
+            self._take_rest()
+            if least in (None, Number(0)):
+                return first._replace(has_no_padding=first.has_no_padding or least is not None)
+        if name == "masked_fill" and len(self._args) == 2:
+            mask, filled = map(self._value, self._args)
+            if filled == Number(0):
+                return first._replace(has_no_padding=first.has_no_padding or mask == Mask(first.name))
+        self._take_rest()
+        return self._found.take(first)
+
+    def _choose(self, mask: Value) -> Value:
+        """Return what `where` gives: the values of an input, where one of the two is that, and the other one zero."""
+        sides = [self._value(one) for one in self._args]
+        for held, other, zero in ((*sides, self._args[1]), (*sides[::-1], self._args[0])):
+            is_zeros = isinstance(zero, ast.Call) and ast.unparse(zero.func) in ("torch.zeros_like", "torch.zeros")
+            if isinstance(held, Held) and (other == Number(0) or is_zeros):
+                return held._replace(is_whole=False, has_no_padding=held.has_no_padding or mask == Mask(held.name))
+        return self._found.take(mask, *sides)
+
+    def _index(self, name: str, table: Value) -> Value:
+        """Note an index along one axis; what changes a tensor in places leaves its shape."""
+        if name == "take_along_dim":
+            index, axis = self._take("indices", 0), self._take("dim", 0)
+        else:
+            axis, index = self._take("dim", 0), self._take("index", 0)
+        self._take_rest()
+        known = axis.value if isinstance(axis, Number) else None
+        self._found.index(index, table, known, takes_negative=False)
+        if name in ("index_select", "gather", "take_along_dim"):
+            return table._replace(is_whole=False) if isinstance(table, Held) else None
+        self._found.take(table)
+        return Made(table.name) if isinstance(table, Held) and table.is_whole else table
+
+    def _look_up(self, name: str, first: Value) -> Value:
+        """Note what functions look up by whole numbers: rows, classes."""
+        second = self._take({"embedding": "weight", "one_hot": "num_classes"}.get(name, "target"), 0)
+        self._take_rest()
+        match name:
+            case "embedding":
+                self._found.index(first, second, 0, takes_negative=False)
+                return second._replace(is_whole=False) if isinstance(second, Held) else None
+            case "one_hot":
+                size = second.value if isinstance(second, Number) else second if isinstance(second, Extent) else None
+                self._found.index(first, Made((size,)), 0, takes_negative=False)
+            case _:
+                self._found.index(second, first, 1, takes_negative=False)
+        return None
+
+    def _make(self, count: int | None) -> Value:
+        """Return a new tensor, given its sizes one by one or together; `count` arguments say them."""
+        given = self._args[:count]
+        if len(given) == 1 and isinstance(given[0], ast.Tuple | ast.List):
+            given = given[0].elts
+        values = [self._value(one) for one in given]
+        self._found.take(*values, *map(self._value, (*self._args[len(given) :], *self._keywords.values())))
+        sizes = [one.value if isinstance(one, Number) else one if isinstance(one, Extent) else None for one in values]
+        return Made(tuple(sizes)) if values else None
+
+    def _take(self, name: str, at: int) -> Value:
+        """Take an argument by its name, or by its position among those that are left; None where it is not given."""
+        if name in self._keywords:
+            return self._value(self._keywords.pop(name))
+        return self._value(self._args.pop(at)) if len(self._args) > at else None
+
+    def _take_rest(self) -> None:
+        self._found.take(*map(self._value, (*self._args, *self._keywords.values())))
