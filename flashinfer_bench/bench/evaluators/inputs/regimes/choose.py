@@ -27,9 +27,9 @@ from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 
-IN_ALL_JOBS: Final = ("few_large", "offset")
+IN_ALL_JOBS: Final = ("few_large", "offset", "smaller")
 """These come in every job; a job of three trials has the others, too."""
-OTHERS: Final = ("larger", "smaller", "heavy_tails")
+OTHERS: Final = ("larger", "heavy_tails")
 MORE_IN_LAST: Final = len(IN_ALL_JOBS) + len(OTHERS) - 3
 """The last trial has so many more than one."""
 FEW_NUMBERS: Final = 16
