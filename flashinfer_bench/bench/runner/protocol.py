@@ -67,6 +67,8 @@ class Hello(Frame):
     """Folders that no worker reads, wherever they lie."""
     has_early_workers: bool = False
     """Workers with walls are made ahead for solutions that nobody has sent yet."""
+    sessions: int = 1
+    """Sessions that judge on GPUs of this machine, this one among them."""
     compiles_ahead: bool = False
     """Modules are compiled before their solutions have their turn; the host announces these."""
     plug_ins: list[PlugIn] = []

@@ -183,6 +183,7 @@ class Workshop:
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
             has_early_workers=stays and not isolated,
+            sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,
             sandbox_user=self.sandbox.user,
             hidden=list_hidden_folders(self.trace_set, self.cache),

@@ -117,11 +117,11 @@ class WorkerPool:
         """The worker that holds a reference maps nothing of the session's."""
         self._gpu_index = hello.gpu_index
         self._may_be_narrow = hello.device == "cuda" and hello.timing.clock == "auto" and CONNECTIONS not in os.environ
-        """Contexts that need not be fast have one connection; but not where the user says how many, or where no clock
-        sees on how many streams a call runs."""
+        """Contexts that need not be fast have one connection, unless the user says so or no clock sees streams."""
         self._narrow: WeakSet[WorkerProcess] = WeakSet()
         """Workers whose contexts have one connection."""
-        self.stock = Stock(self._spawn_spare, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
+        limits = StockLimits(hello.device, hello.sessions)
+        self.stock = Stock(self._spawn_spare, self._retire_spare, on_ready=on_ready, limits=limits)
 
     def __enter__(self) -> WorkerPool:
         return self

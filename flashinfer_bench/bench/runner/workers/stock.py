@@ -36,7 +36,8 @@ MOST_SPARES: Final = 8
 """Most spares of a GPU: a short job in a worker of its own takes about an eighth of what a context takes to make."""
 MOST_SPARES_ON_CPU: Final = 4
 MOST_STARTING: Final = 4
-"""Most spares that make their contexts at once: the driver makes them one after the other, more would hold cores up."""
+"""Most spares of all sessions of a machine that make their contexts at once, but one of each: the driver makes them one
+after the other, and who measures beside them, or waits for the first, would stand behind all the others."""
 FIRST_STARTING: Final = 2
 """As many at once until the first of all is up: it is waited for."""
 CORES_PER_START: Final = 4
@@ -92,17 +93,20 @@ class StockLimits:
 
     Args:
         device: "cuda" or "cpu".
+        sessions: that judge on GPUs of this machine.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, sessions: int = 1) -> None:
         self._is_gpu = device == "cuda"
         self._cores = usable_cores()
+        self._sessions = sessions
 
     def starting(self, *, is_first: bool) -> int:
         """Return how many may start at once; `is_first` where none has started yet."""
         if not self._is_gpu:
             return self.spares(0)
-        return min(FIRST_STARTING if is_first else MOST_STARTING, max(1, self._cores // CORES_PER_START))
+        most = (FIRST_STARTING if is_first else MOST_STARTING) // self._sessions
+        return max(1, min(most, self._cores // CORES_PER_START))
 
     def spares(self, held: int) -> int:
         """Return how many there may be in all, at least one; `held` of them are there."""

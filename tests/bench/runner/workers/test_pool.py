@@ -113,11 +113,12 @@ def open_pool(monkeypatch, tmp_path):
         monkeypatch.setattr(worker_stock.select, "select", lambda waited, *_: [one.fileno() for one in waited])
         limits = Limits()
         limits.room = room
-        monkeypatch.setattr(worker_pool, "StockLimits", lambda device: limits)
+        monkeypatch.setattr(worker_pool, "StockLimits", lambda device, sessions: limits)
         hello = SimpleNamespace(
             device=device,
             gpu_index=1 if device == "cuda" else None,
             has_early_workers=has_early_workers,
+            sessions=1,
             timing=SimpleNamespace(clock=clock),
         )
         enclosure = Enclosure(folders) if walled else None

@@ -23,10 +23,13 @@ def test_idle_contexts_hold_a_bounded_share_of_a_gpu(monkeypatch, free, total, m
     assert most == 1 or most * CONTEXT_BYTES <= total / 16
 
 
-@pytest.mark.parametrize(("cores", "first", "later"), [(2, 1, 1), (8, 2, 2), (64, 2, 4)])
-def test_few_contexts_are_made_at_once_and_fewer_until_the_first_is_there(monkeypatch, cores, first, later):
+@pytest.mark.parametrize(
+    ("cores", "sessions", "first", "later"),
+    [(2, 1, 1, 1), (8, 1, 2, 2), (64, 1, 2, 4), (64, 2, 1, 2), (64, 4, 1, 1), (128, 8, 1, 1)],
+)
+def test_few_contexts_are_made_at_once_and_fewer_until_the_first_is_there(monkeypatch, cores, sessions, first, later):
     monkeypatch.setattr(worker_stock, "usable_cores", lambda: cores)
-    limits = StockLimits("cuda")
+    limits = StockLimits("cuda", sessions)
     assert [limits.starting(is_first=is_first) for is_first in (True, False)] == [first, later]
 
 
