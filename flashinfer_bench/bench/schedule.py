@@ -1,16 +1,15 @@
 """Deals jobs out to devices in blocks of whole solutions, so that few workers are made and all devices stay busy.
 
 A solution's jobs share a worker, and a worker costs up to a second to start. So a device gets all jobs of a solution,
-the costliest solution first; it stays with its definition, whose baselines it has. A solution is split only where it is
-more than a device's share of all that is left, what devices have in hand counted in. Blocks shrink as the work runs
-out. A device that is alone takes solutions that compile for minutes at their first call last of all. Who runs a block,
-and where, is the runner's.
+the costliest solution first; it stays with its definition, whose baselines it has. A solution is split only where there
+are fewer solutions left than devices. Blocks shrink as the work runs out. A device that is alone takes solutions that
+compile for minutes at their first call last of all. Who runs a block, and where, is the runner's.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,8 +21,6 @@ from flashinfer_bench.data.solution import Solution
 BLOCKS_PER_DEVICE: Final = 2
 """A block of several solutions is at most the remaining work, divided by the devices and by this. So all devices end at
 about the same time."""
-SPARED_PART: Final = 0.25
-"""A solution may be more than a device's share by so much of that share: to split it costs another worker."""
 MOST_JOBS: Final = 4096
 """Most jobs in a block of several solutions: its order is one message."""
 IsReady = Callable[[Solution], bool]
@@ -70,8 +67,7 @@ class BlockQueue:
 
     def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None) -> None:
         self._estimate = estimate or _alike
-        self._taken: dict[int, tuple[Job, str]] = {}
-        """Index of a job that was taken, and has not ended → the job, and the device that has it."""
+        self._taken: set[int] = set()
         self._open: dict[str, dict[str, _Open]] = {}
         """Definition → solution's key → its open jobs; none of them is empty."""
         self._last: dict[str, tuple[str, str]] = {}
@@ -120,7 +116,7 @@ class BlockQueue:
         if not jobs:
             return None
         self._remove(definition, jobs)
-        self._taken.update((job.index, (job, device)) for job in jobs)
+        self._taken.update(job.index for job in jobs)
         self._last[device] = definition, jobs[-1].solution_key
         return Block(definition, _by_solution(jobs))
 
@@ -130,7 +126,7 @@ class BlockQueue:
         for job in returned:
             if job.index not in self._taken:
                 raise ValueError(f"job {job.index} was not taken, or was given back already")
-            del self._taken[job.index]
+            self._taken.remove(job.index)
         self._first = [*returned, *self._first]
         self.add(returned)
 
@@ -159,8 +155,7 @@ class BlockQueue:
 
     def forget(self, indices: Iterable[int]) -> None:
         """Forget jobs that were taken and have ended: they are not given back any more."""
-        for index in indices:
-            self._taken.pop(index, None)
+        self._taken.difference_update(indices)
 
     def _remove(self, definition: str, jobs: list[Job]) -> None:
         indices = {job.index for job in jobs}
@@ -194,7 +189,7 @@ class BlockQueue:
 
         Args:
             waiting: the built solutions of a definition.
-            left: what all built solutions cost that nobody has taken.
+            left: what all built solutions cost.
             device_count, device, splits: see `take`.
         """
         costs = {id(one): one.cost(self._estimate) for one in waiting}
@@ -208,7 +203,7 @@ class BlockQueue:
 
         order = sorted(waiting, key=rank)
         chosen = order[0]
-        parts = chosen.parts or self._count_parts(costs[id(chosen)], left, device_count, "" if splits else device)
+        parts = chosen.parts or math.ceil(round(costs[id(chosen)] * device_count / left, 3))
         if parts > 1 and not splits:
             return []
         chosen.parts = parts
@@ -223,22 +218,6 @@ class BlockQueue:
                 break
             jobs += one.jobs
         return jobs
-
-    def _count_parts(self, cost: float, left: float, device_count: int, busy: str) -> int:
-        """Return in how many parts a solution is dealt out.
-
-        Args:
-            cost: of the solution.
-            left: what all built solutions cost that nobody has taken.
-            device_count: how many devices share the work.
-            busy: the device that asks, where it has other work to do before; empty where it has none.
-        """
-        in_hand: defaultdict[str, float] = defaultdict(float)
-        for job, device in self._taken.values():
-            in_hand[device] += self._estimate(job)
-        share = (left + sum(in_hand.values())) / device_count
-        room = max(share - (in_hand[busy] if busy else 0.0), share / device_count)
-        return max(1, math.ceil(round(cost / room - SPARED_PART, 3)))
 
 
 def _without_long(ready: dict[str, list[_Open]]) -> dict[str, list[_Open]]:

@@ -24,7 +24,7 @@ CREDITED_SHARE: Final = {"cpu": 0.9, "cuda": 0.79}
 earns nothing. A GPU that computes without a pause may be a quarter slower than one that rests before each call."""
 RELAY_SHARE: Final = {"cpu": 0.97, "cuda": 0.95}
 """The same share of what a call costs in a relay, which is timed more exactly."""
-HOST_RELAY_SHARE: Final = 0.9
+HOST_RELAY_SHARE: Final = 0.85
 """The same on a GPU where the host launches each call in its turn: what the host takes varies. Honest calls of 0.4 ms
 and more came to 1.09 times what they claimed, on one host of two to 1.6 (H100); with a smaller share who says so gains
 more."""
