@@ -9,6 +9,7 @@ import ctypes
 import os
 import re
 import signal
+import stat
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ KILL_ROUNDS: Final = 100
 """Look for new processes of a session at most this many times."""
 KILL_POLL_S: Final = 0.002
 STAT_BLOCK_BYTES: Final = 512
+USUAL_SOCKET_BYTES: Final = 212_992
 """Unit of `st_blocks`, by stat(2)."""
 
 
@@ -289,7 +291,7 @@ class Memory:
 
     private: int = 0
     shared: int = 0
-    """Mapped shared memory. `held_memory_files` sees what is not mapped."""
+    """Mapped shared memory. `held_open` sees what is not mapped."""
     tables: int = 0
     """Of the private memory, what the tables of its pages take: the kernel holds some for pages that are none."""
 
@@ -343,21 +345,34 @@ def read_kilobytes(status: bytes, name: bytes) -> int | None:
     return None if found is None else int(found[1]) * 1024
 
 
-def held_memory_files(pids: Iterable[int]) -> int:
-    """Return the bytes of the memory files that processes hold open, mapped or not, each file once.
+def held_open(pids: Iterable[int]) -> tuple[int, int]:
+    """Return the bytes of the memory files that processes hold open, and what may wait in the sockets that they do.
 
-    Of a process that hides itself nothing is known, nor of a descriptor that is on its way through a socket.
+    Each counts once, a file mapped or not. Of a process that hides itself nothing is known, nor of a descriptor that is
+    on its way through a socket.
     """
     device = _memory_file_device()
-    found: dict[int, int] = {}
-    for pid in pids if device is not None else ():
+    files: dict[int, int] = {}
+    sockets: set[int] = set()
+    for pid in pids:
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
             for descriptor in descriptors:
                 with suppress(OSError):  # it was closed meanwhile
                     file = descriptor.stat()
                     if file.st_dev == device:
-                        found[file.st_ino] = file.st_blocks * STAT_BLOCK_BYTES
-    return sum(found.values())
+                        files[file.st_ino] = file.st_blocks * STAT_BLOCK_BYTES
+                    elif stat.S_ISSOCK(file.st_mode):
+                        sockets.add(file.st_ino)
+    return sum(files.values()), len(sockets) * _socket_bytes()
+
+
+@lru_cache(maxsize=1)
+def _socket_bytes() -> int:
+    """Return how much a socket may have sent that nobody has read; more cannot be asked for (`call_filter.py`)."""
+    try:
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    except (OSError, ValueError):
+        return USUAL_SOCKET_BYTES
 
 
 @lru_cache(maxsize=1)

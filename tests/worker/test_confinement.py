@@ -251,6 +251,22 @@ def test_a_worker_may_signal_itself_and_all_that_it_started(load):
     assert load(OWN).split() == ["got", "got", "-15", "-15"]
 
 
+BUFFERS = """
+import socket
+one, other = socket.socketpair()
+before = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+for option in (socket.SO_SNDBUF, 32):
+    one.setsockopt(socket.SOL_SOCKET, option, 1 << 22)
+print(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before, flush=True)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+print(one.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED), flush=True)
+"""
+
+
+def test_no_socket_of_a_worker_holds_more_than_counts_for_it(load):
+    assert load(BUFFERS).split() == ["True", "1"]
+
+
 WITHOUT_ASKING = """
 import os, signal, subprocess, sys
 from flashinfer_bench.worker.filter import call_filter

@@ -13,7 +13,7 @@ import pytest
 from flashinfer_bench.worker import guard
 from flashinfer_bench.worker.filter import asked_calls
 from flashinfer_bench.worker.filter.asked_calls import AskedCalls
-from flashinfer_bench.worker.linux import proportional_memory, read_kilobytes, resident_memory
+from flashinfer_bench.worker.linux import held_open, proportional_memory, read_kilobytes, resident_memory
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="the files are Linux's")]
 MEGABYTE = 1 << 20
@@ -154,3 +154,15 @@ def test_a_guard_that_fails_ends_what_is_below_it_first(monkeypatch):
     with pytest.raises(ValueError, match="no guard expects"):
         guard.run_guard({"memory_limit_bytes": 0}, [0, 1, 2, 3], lambda: 1)
     assert ended == [os.getpid()]
+
+
+def test_what_lies_in_sockets_counts_once_for_each_that_is_open():
+    before = held_open([os.getpid()])[1]
+    pairs = [socket.socketpair() for _ in range(5)]
+    held = held_open([os.getpid()])[1] - before
+    assert held >= 10 * 4096
+    assert held_open([os.getpid(), os.getpid()])[1] == before + held
+    for pair in pairs:
+        for end in pair:
+            end.close()
+    assert held_open([os.getpid()])[1] == before

@@ -22,6 +22,7 @@ from flashinfer_bench.worker.filter.filter_steps import (
     ARCHITECTURE_OFFSET,
     ARGUMENTS_OFFSET,
     ASK,
+    IGNORE,
     JUMP_IF_AT_LEAST,
     JUMP_IF_EQUAL,
     LOAD,
@@ -44,9 +45,11 @@ X32_CALLS: Final = 0x40000000
 PRIO_USER, IOPRIO_WHO_USER = 2, 3
 F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
 FIOSETOWN, SIOCSPGRP = 0x8901, 0x8902
+SO_SNDBUF, SO_SNDBUFFORCE = 7, 32
 
 X86_64: Final = {
     "ioctl": 16,
+    "setsockopt": 54,
     "kill": 62,
     "fcntl": 72,
     "ptrace": 101,
@@ -85,6 +88,7 @@ AARCH64: Final = {
     "tgkill": 131,
     "rt_sigqueueinfo": 138,
     "setpriority": 140,
+    "setsockopt": 208,
     "migrate_pages": 238,
     "move_pages": 239,
     "rt_tgsigqueueinfo": 240,
@@ -120,6 +124,8 @@ REFUSED_WITH: Final = {
     "ioctl": (1, (FIOSETOWN, SIOCSPGRP)),
 }
 """Call → an argument, and its refused values. They reach all processes of a user, or make a descriptor send signals."""
+IGNORED_WITH: Final = {"setsockopt": (2, (SO_SNDBUF, SO_SNDBUFFORCE))}
+"""The same of values that are answered as if the call had been made: a socket may hold as much as counts for it."""
 
 
 def install_filter(
@@ -196,7 +202,7 @@ def make_program(
     program += [Step(LOAD, NUMBER_OFFSET), Step(JUMP_IF_AT_LEAST, X32_CALLS, 0, 1), Step(RETURN, REFUSE)]
     for name in (name for name in REFUSED if not (steers and name in STEERED)):
         program += [Step(JUMP_IF_EQUAL, calls[name], 0, 1), Step(RETURN, REFUSE)]
-    for name in {**REFUSED_WITH, **NAMES_A_PROCESS}:
+    for name in {**REFUSED_WITH, **IGNORED_WITH, **NAMES_A_PROCESS}:
         body = _judge_call(name, own, ancestors, walled=bool(walls))
         program += [Step(JUMP_IF_EQUAL, calls[name], 0, len(body)), *body]
     return [*program, *walls, Step(RETURN, ALLOW)]
@@ -208,6 +214,8 @@ def _judge_call(name: str, own: int, ancestors: list[int] | None, *, walled: boo
         argument, values = REFUSED_WITH[name]
         further = WALLED_ARGUMENTS.get(name, ()) if walled else ()
         steps += _return_where(argument, (*values, *further), REFUSE)
+    if name in IGNORED_WITH:
+        steps += _return_where(*IGNORED_WITH[name], IGNORE)
     if name in NAMES_A_PROCESS:
         argument = NAMES_A_PROCESS[name]
         steps += _return_where(argument, (0, own), ALLOW)
