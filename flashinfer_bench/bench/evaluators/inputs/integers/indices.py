@@ -89,14 +89,15 @@ def sparse_tokens(blank: Blank) -> torch.Tensor:
 
 def pages(blank: Blank) -> torch.Tensor:
     """Make page numbers of the cache."""
-    size = blank.size("num_pages", "num_blocks", "max_num_pages")
-    return _pad(blank, random_values.distinct_rows(blank, size or _leading_size(blank)))
+    size = blank.size("num_pages", "num_blocks", "max_num_pages") or _leading_size(blank)
+    return _pad(blank, random_values.distinct_rows(blank, min(size, _limit(blank, size))))
 
 
 def positions(blank: Blank) -> torch.Tensor:
-    """Make positions in a sequence."""
+    """Make positions in a sequence, valid in what the reference indexes by them."""
     longest = blank.size("max_seq_len", "max_position_embeddings", "max_position", "max_positions") or 4096
-    return blank.finish(torch.randint(max(longest, 1), blank.shape, generator=blank.generator()))
+    limit = min(max(longest, 1), _limit(blank, longest))
+    return blank.finish(torch.randint(limit, blank.shape, generator=blank.generator()))
 
 
 def top_k(blank: Blank) -> torch.Tensor:
@@ -127,7 +128,8 @@ def experts(blank: Blank) -> torch.Tensor:
 def slots(blank: Blank) -> torch.Tensor:
     """Make slots of a pool: distinct, because there is no right answer where two sequences write to one slot."""
     pool = blank.size("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size")
-    return _pad(blank, random_values.distinct_rows(blank, pool or _leading_size(blank)))
+    limit = pool or _leading_size(blank)
+    return _pad(blank, random_values.distinct_rows(blank, min(limit, _limit(blank, limit))))
 
 
 def any_index(blank: Blank) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final, Literal, NamedTuple
@@ -56,6 +57,8 @@ FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
 """Floats are not judged in these: kernels that round to float16 have no such numbers between their operations."""
 HAVE_RULES: Final = frozenset({"gdn", "mamba_ssu", "mamba"})
 """Op types whose gates have rules of their own: what they keep is known to be much."""
+RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
+"""Names of inputs that say how fast a state forgets: twenty times as much, or a third power, is none of theirs."""
 CHOOSING_OP_TYPES: Final = frozenset({"moe", "sampling", "top_k"})
 
 
@@ -101,7 +104,7 @@ def find_free(definition: Definition, workload: Workload) -> list[Free | None]:
     for name, shape in shapes.items():
         is_random = name not in workload.inputs or isinstance(workload.inputs[name], RandomInput)
         kind = None
-        if is_random and shape and math.prod(shape) > 0:
+        if is_random and shape and math.prod(shape) > 0 and RATES.fullmatch(name.lower()) is None:
             kind = _find_kind(Blank(name, definition, shape, axes, {}, 0, torch.device("cpu")))
         named = tuple(definition.inputs[name].shape or ())
         found.append(Free(name, kind, named, _count_groups(definition, workload, named, shape or ())) if kind else None)
@@ -187,6 +190,8 @@ class Regimes:
         chance.shuffle(wanted)
         chosen = wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
         spikes = [FOR_CONSTANTS[0]] * (math.ceil(SPIKE_CALLS / trials) - 1 if self._for_constants else 0)
+        if NONFINITE in self._for_constants:  # who looks at a part of an input sees one now and then
+            spikes[::2] = [NONFINITE] * len(spikes[::2])
         strong = [*self._for_constants, *spikes][: self._most_for_constants]
         asked = chance.sample(self._asked, len(self._asked))[trial::trials]
         return [*strong, *self._for_few, *asked, *chosen]  # a trial of slow calls has the first only

@@ -40,6 +40,7 @@ EMPTY: Final = frozenset({"any", "all", "isnan", "nan_to_num"})
 """Names in a reference that says what rows of nothing give."""
 GATES: Final = frozenset({"sigmoid", "sigmoid_", "logsigmoid", "softplus", "hardsigmoid", "expit"})
 REMEMBERS: Final = frozenset({"cumsum", "cumprod", "logcumsumexp", "cumsum_", "cumprod_", "associative_scan"})
+MIXES: Final = frozenset({"lerp", "mul", "addcmul", "where"})
 STEPS: Final = frozenset({"float", "double", "to", "unsqueeze", "view", "reshape", "transpose", "squeeze", "flip"})
 """Methods of a tensor that leave its values as they are."""
 
@@ -76,14 +77,15 @@ def look_at(source: str) -> Looks | None:
     names = frozenset(name for node in nodes for name in _names(node))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     guards = [call for call in calls if _called(call) in NOT_FINITE]
-    remembers = bool(names & REMEMBERS) or any(isinstance(node, ast.For | ast.While) for node in nodes)
+    remembers = bool(names & REMEMBERS) or any(map(_carries, nodes))
     gates = [call for call in calls if _called(call) in GATES]
+    twice = [inner for call in calls if _called(call) == "exp" for inner in _find_exponentials(call)]
     return Looks(
         names,
         frozenset(what for name in names & NOT_FINITE.keys() for what in NOT_FINITE[name]),
         frozenset(_given(guards)),
         bool(names & ZEROS) or any(map(_compares_with_zero, nodes)),
-        frozenset(_given(gates)) if remembers else frozenset(),
+        frozenset(_given([*gates, *twice], in_sums=True)) if remembers else frozenset(),
     )
 
 
@@ -112,11 +114,27 @@ def _called(call: ast.Call) -> str:
             return ""
 
 
-def _given(calls: Iterable[ast.Call]) -> Iterator[str]:
-    """Give the names that calls are given first: `f(x)`, `x.f()`, `f(-x[t].float())`."""
+def _given(calls: Iterable[ast.Call], *, in_sums: bool = False) -> Iterator[str]:
+    """Give the names that calls are given first: `f(x)`, `x.f()`, `f(-x[t].float())`; in sums: `f(x + bias)`, too."""
     for call in calls:
         given = [*call.args[:1], *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
-        yield from (name for one in given if (name := _plain_name(one)))
+        yield from (name for one in given if (name := _plain_name(_first_of_sum(one) if in_sums else one)))
+
+
+def _first_of_sum(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        node = node.left
+    return node
+
+
+def _find_exponentials(call: ast.Call) -> Iterator[ast.Call]:
+    """Give the inner call of `exp(-exp(x))`."""
+    for one in (*call.args[:1], *([call.func.value] if isinstance(call.func, ast.Attribute) else [])):
+        match one:
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Call() as inner) if _called(inner) == "exp":
+                yield inner
+            case _:
+                pass
 
 
 def _plain_name(node: ast.expr) -> str | None:
@@ -130,6 +148,36 @@ def _plain_name(node: ast.expr) -> str | None:
             return _plain_name(inner)
         case _:
             return None
+
+
+def _carries(node: ast.AST) -> bool:
+    """Tell of a loop that multiplies a value by something, or mixes it with something, and keeps that under its name.
+
+    A sum over heads or experts is none.
+    """
+    if not isinstance(node, ast.For | ast.While):
+        return False
+    for statement in ast.walk(node):
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if any(_mixes(part, name) for part in ast.walk(value)):
+                    return True
+            case ast.AugAssign(target=ast.Name(), op=ast.Mult()):
+                return True
+            case _:
+                pass
+    return False
+
+
+def _mixes(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.BinOp(op=ast.Mult(), left=left, right=right):
+            return name in (_plain_name(left), _plain_name(right))
+        case ast.Call(args=args) if _called(node) in MIXES:
+            given = [*args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+            return name in map(_plain_name, given)
+        case _:
+            return False
 
 
 def _compares_with_zero(node: ast.AST) -> bool:

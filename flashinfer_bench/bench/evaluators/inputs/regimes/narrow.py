@@ -18,10 +18,15 @@ MANY_BYTES: Final = 1 << 28
 """Larger inputs of 8 bits stay as they are: what is worked out of one takes its memory a few times over."""
 RARE: Final = 0.1
 """Share of bools that are true where few are; where many are, so many are false."""
+FEWEST_RARE: Final = 8
+"""So many of a row, at least, are to be expected to be true, or false: without, a row may have no right answer."""
 DENSITIES: Final = (0.02, 0.98)
 """Rows of bools have shares between these where each has its own."""
 FEWEST_BOOLS: Final = 64
 """Of fewer, none may be true by chance."""
+ZERO_ROWS: Final = 1 / 8
+ZERO_SHARE: Final = 0.5
+"""In the regime `zeros` so many rows have so many zeros."""
 TURNS: Final = 6
 """Rows that differ come by turns of so many: the first of them is on one side, the third on the other."""
 
@@ -52,16 +57,38 @@ def change_bools(regime: str, values: torch.Tensor, generator: torch.Generator, 
     """
     if values.numel() < FEWEST_BOOLS or values.nbytes > MANY_BYTES:
         return
-    rows = values.view(-1, values.shape[-1])
+    columns = values.shape[-1]
+    rows = values.view(-1, columns)
+    least = min(0.5, FEWEST_RARE / columns)
     if regime in SHARES:
         shares = torch.full((len(rows), 1), SHARES[regime], device=values.device)
     elif regime in WITH_OWN_SHARES:
         shares = torch.empty((len(rows), 1), device=values.device).uniform_(*DENSITIES, generator=generator)
     else:
         return
-    rows.copy_(torch.rand(rows.shape, generator=generator, device=values.device) < shares)
+    usual = values.clone()
+    rows.copy_(torch.rand(rows.shape, generator=generator, device=values.device) < shares.clamp_(least, 1 - least))
+    _keep_some(values, usual)
     if with_empty_rows and regime in WITH_OWN_SHARES and len(rows) > 1:
         rows[torch.randint(len(rows), (), generator=generator, device=values.device)] = False
+
+
+def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:
+    """Make rows and columns in which all are true, or none is, what they usually are: they may have no right answer."""
+    for dim in (-1, -2)[: values.ndim]:
+        torch.where(values.all(dim=dim, keepdim=True), usual, values, out=values)
+    for dim in (-1, -2)[: values.ndim]:
+        torch.where(values.any(dim=dim, keepdim=True), values, usual, out=values)
+
+
+def choose_zeros(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Choose half of the places of some rows, one at least; return bools of the rows' shape.
+
+    Most rows stay, so that who looks at one or two of them sees nothing.
+    """
+    is_chosen = torch.rand(len(rows), generator=generator, device=rows.device) < ZERO_ROWS
+    is_chosen[torch.randint(len(rows), (), generator=generator, device=rows.device)] = True
+    return is_chosen[:, None] & (torch.rand(rows.shape, generator=generator, device=rows.device) < ZERO_SHARE)
 
 
 def _narrow(rows: torch.Tensor, _generator: torch.Generator) -> None:
@@ -98,7 +125,7 @@ def _cube(rows: torch.Tensor, _generator: torch.Generator) -> None:
 
 
 def _leave_half(rows: torch.Tensor, generator: torch.Generator) -> None:
-    rows.mul_(torch.randint(2, rows.shape, generator=generator, device=rows.device, dtype=rows.dtype))
+    rows.masked_fill_(choose_zeros(rows, generator), 0)
 
 
 def _chance(generator: torch.Generator) -> bool:

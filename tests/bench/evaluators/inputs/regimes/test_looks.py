@@ -81,8 +81,21 @@ def run(x, gate, other):
         ("def run(x, gate):\n    return (x * gate.float().sigmoid()).cumsum(1)\n", {"gate"}),
         ("def run(x, gate):\n    return x * torch.sigmoid(gate)\n", set()),
         ("def run(x, gate):\n    return torch.sigmoid(gate @ x).cumsum(1)\n", set()),
+        ("def run(x, gate, other):\n    return (x * torch.sigmoid(gate[0] + other)).cumsum(1)\n", {"gate"}),
+        ("def run(x, gate):\n    return (x * torch.exp(-torch.exp(gate.float()))).cumsum(1)\n", {"gate"}),
+        (
+            "def run(x, gate):\n    s = 0\n    for g in gate:\n        s = s + x * torch.sigmoid(gate)\n    return s\n",
+            set(),
+        ),
+        (
+            "def run(x, gate):\n    for g in gate:\n        x = torch.lerp(x, g, gate.sigmoid())\n    return x\n",
+            {"gate"},
+        ),
     ],
-    ids=["steps", "sums of logarithms", "a method", "no state", "no input's own"],
+    ids=[
+        *("steps", "sums of logarithms", "a method", "no state", "no input's own", "beside a bias", "twice exp"),
+        *("a sum over heads", "a mixture"),
+    ],
 )
 def test_what_a_sigmoid_is_given_is_a_gate_where_a_state_is_carried(source, gates):
     assert look_at(source).gates & {"x", "gate", "other"} == gates

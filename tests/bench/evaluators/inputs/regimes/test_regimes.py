@@ -244,14 +244,16 @@ def test_only_random_values_without_a_meaning_are_free():
 
 
 def test_the_few_large_values_of_a_row_outweigh_it_and_are_few():
-    regimes = open_regimes({"x": "float32[n, m]"}, n=16, m=4096)
-    before = torch.randn(16, 4096, generator=torch.Generator().manual_seed(0))
+    regimes = open_regimes({"x": "float32[n, m]"}, n=256, m=4096)
+    before = torch.randn(256, 4096, generator=torch.Generator().manual_seed(0))
     after = before.clone()
     regimes.change("few_large", 0, [after])
     changed = (after != before).sum(dim=1)
+    assert 1 <= int((changed > 0).sum()) <= 4
     assert int(changed.max()) <= 8
     assert float(after.abs().max()) <= 100
-    assert (after.square().sum(dim=1) > 2 * before.square().sum(dim=1)).all()
+    row = int(changed.argmax())
+    assert after[row].square().sum() > 2 * before[row].square().sum()
 
 
 @pytest.mark.parametrize(("n", "more"), [(1, 3), (15, 3), (16, 0)])
@@ -265,28 +267,28 @@ def test_where_outputs_have_few_numbers_there_are_more_calls_of_smaller_ones_and
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows", "factor"),
+    ("dtype", "rows", "columns", "size", "is_whole"),
     [
-        (torch.float32, 400, 32 * 400),
-        (torch.bfloat16, 400, 32 * 400),
-        (torch.float16, 200, 32 * 200),
-        (torch.float16, 300, 6550.4),
-        (torch.float16, 500, 1),
-        (torch.float32, 1 << 17, 1 << 22),
-        (torch.float32, 1 << 20, 1 << 25),
-        (torch.float32, (1 << 21) + 1, 1),
-        (torch.float32, 1, 1),
+        (torch.float32, 400, 4, 32 * 400, False),
+        (torch.bfloat16, 400, 64, 32 * 400 * 8, False),
+        (torch.float16, 200, 4, 32 * 200, False),
+        (torch.float16, 200, 64, 32 * 200, True),
+        (torch.float16, 300, 64, 6550.4, True),
+        (torch.float16, 500, 4, 1, True),
+        (torch.float32, 1 << 20, 64, 1 << 28, False),
+        (torch.float32, 1, 64, 1, True),
     ],
     ids=str,
 )
-def test_one_row_outweighs_the_others_or_none_does(dtype, rows, factor):
-    regimes = open_regimes({"x": "float32[n, m]", "v": "float32[n]"}, n=rows, m=4)
-    x = torch.ones(rows, 4, dtype=dtype)
+def test_a_few_values_of_one_row_or_all_of_it_outweigh_the_others(dtype, rows, columns, size, is_whole):
+    regimes = open_regimes({"x": "float32[n, m]", "v": "float32[n]"}, n=rows, m=columns)
+    x = torch.ones(rows, columns, dtype=dtype)
     regimes.change("one_row", 0, [x, None])
     loud = (x != 1).any(dim=1)
-    assert int(loud.sum()) == (factor > 1)
-    assert float(x.max()) == pytest.approx(factor, rel=0.01)
-    assert torch.equal((x != 1).all(dim=1), loud)
+    assert int(loud.sum()) == (size > 1)
+    largest = float(x.abs().max())
+    assert (largest == pytest.approx(size, rel=0.01)) if is_whole else (0.69 * size <= largest <= size * 1.01)
+    assert int((x != 1).sum()) <= (columns if is_whole else 8)
 
 
 def test_inputs_with_the_same_rows_have_the_same_one_larger_and_another_in_the_next_call():
@@ -295,8 +297,8 @@ def test_inputs_with_the_same_rows_have_the_same_one_larger_and_another_in_the_n
     for number in range(3):
         x, v = torch.ones(4000, 4), torch.ones(4000, 6)
         regimes.change("one_row", number, [x, v])
-        assert torch.equal(x[:, 0] != 1, v[:, 0] != 1)
-        places.append(int(x[:, 0].argmax()))
+        assert torch.equal((x != 1).any(dim=1), (v != 1).any(dim=1))
+        places.append(int((x != 1).any(dim=1).int().argmax()))
     assert len(set(places)) == 3
 
 
@@ -389,7 +391,7 @@ def test_who_looks_at_one_row_to_tell_whether_rows_are_moved_is_found():
         ("def run(x):\n    return (x > 8).sum()\n", ["spike", "far", "offset", "spike", "spike", "spike"]),
         (
             "import torch\ndef run(x):\n    return torch.isnan(x).any()\n",
-            ["spike", "nonfinite", "far", "offset", "spike", "spike", "spike"],
+            ["spike", "nonfinite", "far", "offset", "nonfinite", "spike", "nonfinite"],
         ),
     ],
 )
@@ -403,7 +405,8 @@ def test_where_an_output_is_constant_each_trial_has_strong_inputs_first(referenc
         assert tried.choose(trial, 3) == [*more, *(name for name in usual.choose(trial, 3) if name != "nonfinite")]
     assert set(tried.names) == {*usual.names, *more}
     for trials in (1, 2, 5, 20):
-        assert 12 <= sum(tried.choose(trial, trials).count("spike") for trial in range(trials)) <= 20
+        chosen = [name for trial in range(trials) for name in tried.choose(trial, trials)]
+        assert 12 <= chosen.count("spike") + max(0, chosen.count("nonfinite") - trials) <= 20
     assert {*more} - {"offset", "nonfinite"} <= FOR_CONSTANTS_ALONE
 
 
@@ -429,7 +432,7 @@ def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():
     regimes.change("far", 0, [y])
     assert 99 <= y.unique().item() <= 1001
     regimes.change("nonfinite", 0, [z])
-    assert (int(z.isinf().sum()), int(z.isnan().sum())) == (2, 1)
+    assert int((~z.isfinite()).sum()) == 1
     one = torch.ones(1, 1, dtype=torch.float16)
     for name in (*FOR_CONSTANTS_ALONE, "nonfinite"):
         regimes.change(name, 0, [one])
