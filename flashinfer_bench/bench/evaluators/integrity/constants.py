@@ -117,7 +117,7 @@ def find_left_out(
             suspects[number] = changed, wrong
     draws, start = 0, now()
     while suspects and draws < MOST_DRAWS and now() - start <= PATIENCE_S:
-        found = reference(add_rounding(call.inputs, REGIME_ROUNDING.size, derive_seed(seed, "constants", draws)))
+        found = reference(add_rounding(call.inputs, REGIME_ROUNDING, derive_seed(seed, "constants", draws)))
         draws += 1
         for number, (changed, wrong) in list(suspects.items()):
             turned = differs(found[number], constants[number]) != changed

@@ -139,6 +139,7 @@ def find_excess(
             continue
         suspects = over if is_row_over or bool(over.any()) else torch.ones_like(over)
         unsettled = stability.find_unsettled(index, rule.limit, suspects)
+        unsettled &= ~stability.find_beyond(index, one.row_shares)
         if rule.row_rule is not None and has_rows and bool((over & ~unsettled).any()):
             return _describe_rows(rule, name, one, over & ~unsettled)
         share = one.share(unsettled)

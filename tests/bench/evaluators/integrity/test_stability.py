@@ -7,8 +7,10 @@ import torch
 
 from flashinfer_bench.bench.evaluators.integrity.stability import (
     FEWEST_DRAWS,
+    GATE_ROUNDING,
     MOST_DRAWS,
     PATIENCE_S,
+    REGIME_ROUNDING,
     Stability,
     add_rounding,
 )
@@ -60,9 +62,35 @@ def test_a_reference_that_is_too_slow_blames_nobody():
 def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite(dtype):
     value = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype)
     value[0] = torch.finfo(dtype).max
-    (found,) = add_rounding([value], 0.05, 3)
+    (found,) = add_rounding([value], REGIME_ROUNDING, 3)
     steps = (found.view(torch.uint8).int() - value.view(torch.uint8).int()).abs()
     assert found.dtype is dtype
     assert 200 < int((steps > 0).sum()) < 3000
     assert int(steps.max()) <= 3
     assert found.float().isfinite().all()
+
+
+class Squares:
+    """A reference whose numbers are of second degree in its input."""
+
+    def __call__(self, inputs):
+        return [inputs[0] ** 2]
+
+
+def test_a_row_that_is_off_by_far_more_than_rounding_moves_it_is_judged_though_it_is_not_settled():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    expected = Squares()([x])
+    stability = Stability(Squares(), [x], expected, 1, REGIME_ROUNDING)
+    suspects = torch.ones(4, dtype=torch.bool)
+    assert stability.find_beyond(0, torch.full((4,), 9.0)).tolist() == [False] * 4  # nobody has looked yet
+    assert stability.find_unsettled(0, 0.05, suspects).all()
+    assert stability.find_beyond(0, torch.tensor([0.2, 1.0, 8.0, 30.0])).tolist() == [False, False, True, True]
+    usual = Stability(Squares(), [x], expected, 1)
+    usual.find_unsettled(0, 0.001, suspects)
+    assert not usual.find_beyond(0, torch.full((4,), 30.0)).any()
+
+
+def test_sigmoids_that_are_off_by_a_little_move_numbers_far_from_zero():
+    x = torch.tensor([0.0, 1.0, 4.0, 9.0]).repeat(2000, 1)
+    (found,) = add_rounding([x], GATE_ROUNDING, 3)
+    assert (found - x).std(dim=0).tolist() == pytest.approx([0.0, 0.0079, 0.0415, 0.903], rel=0.1)

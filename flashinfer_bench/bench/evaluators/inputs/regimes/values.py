@@ -29,12 +29,14 @@ have a larger share, a seventh of 150,000."""
 MANY: Final = 1 << 16
 """Of more columns or rows places are drawn one by one."""
 ROW_FACTOR: Final = 32
+GROUPS_PER_ROW: Final = 64
 LEAST_ROW_FACTOR: Final = 16
 """In the regime `one_row` a few values of one row are so large that they are most of a sum over all rows: so many times
 the number of rows, and of columns for each of these values. So it is also where each row's part is near a constant, as
 the logarithm of a sum is; and formats that take all others for zeros are off by a thirtieth. Who looks at some columns
-of all rows does not see them. Where numbers that large are none of the input's, the whole row is multiplied by so many
-times the number of rows; half of it will do, or none is."""
+of all rows does not see them; nor would he if each of many groups had such a row, so one of GROUPS_PER_ROW has. Where
+numbers that large are none of the input's, the whole row is multiplied by so many times the number of rows; half of it
+will do, or none is."""
 LARGEST_ROW_FACTOR: Final = float(1 << 30)
 ROOM: Final = 10.0
 """Usual values reach no further; times the factor they are numbers still."""
@@ -129,8 +131,9 @@ def _make_one_row(values: torch.Tensor, generator: torch.Generator, shared: Shar
     count = len(rows) // shared.groups
     if count < 2:
         return
-    places = torch.randint(count, (shared.groups,), generator=shared.of_other_axes, device=values.device)
-    places += torch.arange(shared.groups, device=values.device) * count
+    groups = math.ceil(shared.groups / GROUPS_PER_ROW)
+    places = torch.randint(count, (groups,), generator=shared.of_other_axes, device=values.device)
+    places += torch.randperm(shared.groups, generator=shared.of_other_axes, device=values.device)[:groups] * count
     largest = min(LARGEST_ROW_FACTOR, torch.finfo(values.dtype).max / ROOM)
     size = ROW_FACTOR * count * max(1.0, columns / LEAST_LARGE)
     if size <= largest:
