@@ -109,10 +109,17 @@ class Stability:
             output: number of the output.
             shares: the error of each row, as a share of the row's norm.
         """
-        moved = self._moved[output] if self._moved else None
-        if moved is None or self._draws < FEWEST_DRAWS or math.isinf(self.rounding.slack):
-            return torch.zeros_like(shares, dtype=torch.bool)
-        return shares > self.rounding.slack * moved
+        slack = self.rounding.slack
+        while not math.isinf(slack) and self._moved:
+            moved = self._moved[output]
+            if moved is None or not bool((found := shares > slack * moved).any()):
+                break
+            if self._draws >= FEWEST_DRAWS:
+                return found
+            if self._spent_s > PATIENCE_S:
+                break
+            self._draw()
+        return torch.zeros_like(shares, dtype=torch.bool)
 
     def _draw(self) -> None:
         start = self.now()

@@ -53,6 +53,8 @@ ZEROS: Final = "zeros"
 GATES: Final = ("gates", "other_gates")
 """These come only where the reference says that they matter: it looks for such values, or keeps a state by gates."""
 ONE_ROW: Final = "one_row"
+IN_ALL_TRIALS: Final = frozenset({*GATES, ONE_ROW})
+"""Of those that are asked for, these come in each trial: some are weak by chance, or seen by who looks at a part."""
 FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
 """Floats are not judged in these: kernels that round to float16 have no such numbers between their operations."""
 HAVE_RULES: Final = frozenset({"gdn", "mamba_ssu", "mamba"})
@@ -193,7 +195,9 @@ class Regimes:
         if NONFINITE in self._for_constants:  # who looks at a part of an input sees one now and then
             spikes[::2] = [NONFINITE] * len(spikes[::2])
         strong = [*self._for_constants, *spikes][: self._most_for_constants]
-        asked = chance.sample(self._asked, len(self._asked))[trial::trials]
+        in_all = [name for name in self._asked if name in IN_ALL_TRIALS]
+        by_turns = [name for name in self._asked if name not in IN_ALL_TRIALS]
+        asked = [*in_all, *chance.sample(by_turns, len(by_turns))[trial::trials]]
         return [*strong, *self._for_few, *asked, *chosen]  # a trial of slow calls has the first only
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
