@@ -29,7 +29,7 @@ FLAGS: Final = {
     "other_processes": "other processes were on the GPU",
     "unconfirmed": "what was timed from outside could not confirm the time",
     "same_inputs": "the inputs could not be varied from call to call",
-    "constant_output": "an output of whole numbers or bools was the same on all inputs",
+    "constant_output": "an output was the same on all inputs",
 }
 """Each flag, and what it tells a reader; reports name flags in this order. `find_flags` says when each is raised."""
 LATE_SHARE: Final = 0.25

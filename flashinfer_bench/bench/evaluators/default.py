@@ -18,7 +18,7 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import GATES, why_no_regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import GATES, ONE_ROW, why_no_regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_left_out
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
@@ -29,7 +29,12 @@ from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     find_excess,
     measure_outputs,
 )
-from flashinfer_bench.bench.evaluators.integrity.stability import GATE_ROUNDING, REGIME_ROUNDING, Stability
+from flashinfer_bench.bench.evaluators.integrity.stability import (
+    GATE_ROUNDING,
+    LOUD_ROUNDING,
+    REGIME_ROUNDING,
+    Stability,
+)
 from flashinfer_bench.bench.evaluators.integrity.sure import norms_surely_pass, surely_pass
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.verdict import (
@@ -113,7 +118,7 @@ class DefaultEvaluator(Evaluator):
     ) -> Verdict:
         """Judge by norms alone: a tolerance of single elements is made for usual inputs."""
         rule = cls.regime_rule(definition, cfg)
-        rounding = GATE_ROUNDING if regime in GATES else REGIME_ROUNDING
+        rounding = {**dict.fromkeys(GATES, GATE_ROUNDING), ONE_ROW: LOUD_ROUNDING}.get(regime, REGIME_ROUNDING)
         stability = Stability(context.reference, call.inputs, call.expected, context.seed, rounding)
         verdict = judge_norms(definition, call, rule, stability, Correctness())
         if isinstance(verdict, Accepted) or verdict.integrity is None:

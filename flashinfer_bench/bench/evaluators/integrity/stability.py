@@ -57,6 +57,8 @@ is off by 8 to 3,000 times as much; kernels of scaled fp8 by 0.7, and by 11 wher
 REGIME_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=REGIME_SLACK)
 """On inputs of other regimes: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
 that round their operands to fp8 are right, too. What multiplies two inputs moves by 0.07 and is settled."""
+LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
+"""Where a few values of one row outweigh all others: sixteen draws may move what comes of one of them by an eighth."""
 GATE_ROUNDING: Final = Rounding(2.0**-7, 1.0, judges_small=True, of_sigmoid=5e-4)
 """Where gates are nearly open or shut. Who keeps a gate of 4 in fp8 is off by a quarter of what it lets through; no
 kernel does, and with REGIME_ROUNDING no row would be settled that depends on hundreds of steps. A GPU's own `tanh`
