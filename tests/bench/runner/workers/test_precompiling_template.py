@@ -27,7 +27,7 @@ template.run_template(socket.socket(fileno=int(sys.argv[1])), None, preparation)
 
 @pytest.fixture
 def pool():
-    hello = SimpleNamespace(device="cuda", gpu_index=0, timing=SimpleNamespace(clock="auto"))
+    hello = SimpleNamespace(device="cuda", gpu_index=0, sessions=1, timing=SimpleNamespace(clock="auto"))
     return WorkerPool(None, None, hello, on_ready=lambda _: None)
 
 
