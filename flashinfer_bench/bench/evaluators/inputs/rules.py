@@ -41,9 +41,9 @@ ABSORBED_HEAD_DIM: Final = 128
 
 
 Way = Literal["scaled", "rolled", "redrawn", "fixed"]
+"""How an input differs from call to call; `contents.py` says what each means."""
 FEW_BOOLS: Final = 64
 """Of fewer all could become false, where what they mask then leaves nothing: they are moved along, and not flipped."""
-"""How an input differs from call to call; `contents.py` says what each means."""
 
 
 class Rule(NamedTuple):

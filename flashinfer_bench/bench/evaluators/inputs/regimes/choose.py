@@ -40,8 +40,8 @@ MORE_CALLS: Final = 3
 """So there each trial has so many more calls of these regimes."""
 FOR_FEW_NUMBERS: Final = ("smaller", "one_row")
 FOR_CONSTANTS: Final = ("spike", "far", "offset")
-"""Each trial has more calls of these where an output of whole numbers or bools is the same on all usual inputs: the
-only ones that may change it are strong, and often rare."""
+"""Each trial has more calls of these where an output is the same on all usual inputs: the only ones that may change it
+are strong, and often rare."""
 SPIKE_CALLS: Final = 12
 """Calls of the first of these in a job, at least: who looks at half of an input misses what one of them shows in all of
 them once in 4,000 jobs, where that counts with either sign."""
@@ -57,7 +57,7 @@ IN_ALL_TRIALS: Final = frozenset({*GATES, ONE_ROW})
 """Of those that are asked for, these come in each trial: some are weak by chance, or seen by who looks at a part."""
 FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
 """Floats are not judged in these: kernels that round to float16 have no such numbers between their operations."""
-HAVE_RULES: Final = frozenset({"gdn", "mamba_ssu", "mamba"})
+HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
 """Op types whose gates have rules of their own: what they keep is known to be much."""
 RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
 """Names of inputs that say how fast a state forgets: twenty times as much, or a third power, is none of theirs."""
@@ -173,7 +173,7 @@ class Regimes:
         asked = [ZEROS] if self._looks.looks_for_zeros else []
         if self._looks.not_finite and not self._for_constants:
             asked.append(NONFINITE)
-        if any(map(self._is_gate, free)) and definition.op_type.replace("-", "_") not in HAVE_RULES:
+        if any(map(self._is_gate, free)) and HAVE_RULES.fullmatch(definition.op_type.replace("-", "_")) is None:
             asked.extend(GATES)
         if any(one.groups >= FEW_NUMBERS for one in free) and not self._for_few:
             asked.append(ONE_ROW)

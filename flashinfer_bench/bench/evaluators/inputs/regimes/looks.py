@@ -36,11 +36,15 @@ NOT_FINITE: Final = {
 }
 """Name in a reference → what it looks for. `nan_to_num` makes infinite numbers so large that they are all of a norm."""
 ZEROS: Final = frozenset({"count_nonzero", "nonzero", "heaviside"})
+"""Names in a reference to which a zero is another thing than a small number."""
 EMPTY: Final = frozenset({"any", "all", "isnan", "nan_to_num"})
 """Names in a reference that says what rows of nothing give."""
 GATES: Final = frozenset({"sigmoid", "sigmoid_", "logsigmoid", "softplus", "hardsigmoid", "expit"})
+"""Functions of a gate: how much of something is kept, or let through."""
 REMEMBERS: Final = frozenset({"cumsum", "cumprod", "logcumsumexp", "cumsum_", "cumprod_", "associative_scan"})
+"""Functions in which what comes first counts for all that follows."""
 MIXES: Final = frozenset({"lerp", "mul", "addcmul", "where"})
+"""Functions that keep a part of what they are given."""
 STEPS: Final = frozenset({"float", "double", "to", "unsqueeze", "view", "reshape", "transpose", "squeeze", "flip"})
 """Methods of a tensor that leave its values as they are."""
 

@@ -10,6 +10,8 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.rules import FEW_BOOLS
+
 NARROWER: Final = 3
 """By so many bits are bytes narrower in the regime `smaller`: their mean and their size are an eighth."""
 FEW_FULL: Final = 1 / 64
@@ -22,13 +24,11 @@ FEWEST_RARE: Final = 8
 """So many of a row, at least, are to be expected to be true, or false: without, a row may have no right answer."""
 DENSITIES: Final = (0.02, 0.98)
 """Rows of bools have shares between these where each has its own."""
-FEWEST_BOOLS: Final = 64
-"""Of fewer, none may be true by chance."""
 ZERO_ROWS: Final = 1 / 8
 ZERO_SHARE: Final = 0.5
 """In the regime `zeros` so many rows have so many zeros."""
 TURNS: Final = 6
-"""Rows that differ come by turns of so many: the first of them is on one side, the third on the other."""
+"""In the regime `offset` chance moves one row of so many to a half of the range, and another one to a half of that."""
 
 ChangeBytes = Callable[[torch.Tensor, torch.Generator], object]
 """Changes bytes in place: int8 or uint8 [rows, columns]."""
@@ -55,7 +55,7 @@ def change_bools(regime: str, values: torch.Tensor, generator: torch.Generator, 
         generator: of the values' device.
         with_empty_rows: where each row has a share of its own, whether one row has nothing that is true.
     """
-    if values.numel() < FEWEST_BOOLS or values.nbytes > MANY_BYTES:
+    if values.numel() < FEW_BOOLS or values.nbytes > MANY_BYTES:
         return
     columns = values.shape[-1]
     rows = values.view(-1, columns)

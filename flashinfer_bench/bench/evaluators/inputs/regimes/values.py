@@ -80,6 +80,7 @@ class Shared(NamedTuple):
     of_last_axis: torch.Generator
     """Chooses places along the last axis: the same for all inputs that have the same."""
     of_other_axes: torch.Generator
+    """The same along all others together: it chooses rows."""
     groups: int = 1
     """So many groups of rows follow one another, of each of which one number of an output is made."""
     not_finite: frozenset[str] = frozenset()
