@@ -19,6 +19,8 @@ ROOMY_S: Final = 1.0
 """Where a look found more than half of the memory free, it is recent for longer."""
 _looks: dict[torch.device, Look] = {}
 """GPU → the latest look."""
+_most_free: dict[torch.device, int] = {}
+"""GPU → what the look found that found the most."""
 
 
 class Look(NamedTuple):
@@ -63,7 +65,13 @@ def look_at_free_bytes(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     lasts_s = ROOMY_S if 2 * free > total else RECENT_S
     _looks[device] = Look(time.monotonic(), int(free), lasts_s, _held_bytes(device)[0])
+    _most_free[device] = max(int(free), _most_free.get(device, 0))
     return int(free)
+
+
+def most_free_bytes(device: torch.device) -> int:
+    """Give the largest memory of a GPU that a look of this process found free."""
+    return _most_free.get(device, 0)
 
 
 def cached_bytes(device: torch.device) -> int:

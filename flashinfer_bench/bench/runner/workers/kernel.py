@@ -28,7 +28,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_calls, count_read_calls
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
-from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES, MOST_PLACES, CallPlaces, check_room
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     ClaimContradicted,
     Claimed,
@@ -37,7 +37,6 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 )
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import open_desk
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
-    FEWEST_CALLS,
     GPU_RELAY_READS,
     GpuRelayTimer,
     count_gpu_relay_calls,
@@ -417,7 +416,9 @@ class RemoteKernel(CallableKernel):
             if desk is None or not calls:
                 return None
             remote = remote.moved_to(self._lay_out(inputs, calls), GPU_RELAY_READS)
-            if len(remote.places) < FEWEST_CALLS:
+            if len(remote.places) < FEWEST_PLACES:
+                if not self.task.is_ours:
+                    check_room(size, self._arena.device)
                 return None
             gap_ns = self._tools.readout.launch_gap_ns
             return GpuRelayTimer(self._ask, remote, desk, claimed, gap_ns=gap_ns), remote

@@ -15,12 +15,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import most_free_bytes, recently_free_bytes
 from flashinfer_bench.bench.evaluators.inputs.targets import Targets
 from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.rows import WORD, copy_rows
+from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import Slot
 
 POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
@@ -44,6 +45,11 @@ GPU_BYTES: Final = 8 << 30
 calls of 11 us came to 15 to 22 us a call (H100)."""
 FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
+FEWEST_PLACES: Final = 5
+"""A relay has so many calls at the least."""
+SCARCE_SHARE: Final = 2
+"""Where memory is scarce, so many places may take the free memory divided by this."""
+GIB: Final = 1 << 30
 PAGE_BYTES: Final = 4096
 OFFSETS: Final = 8
 """Offsets within a page at which inputs lie on a CPU, at the least, where there are so many places."""
@@ -68,8 +74,30 @@ def count_places(size: int, device: torch.device, most: int) -> int:
     """
     room = CPU_BYTES
     if device.type == "cuda":
-        room = min(GPU_BYTES, recently_free_bytes(device) // FREE_SHARE)
+        free = recently_free_bytes(device)
+        room = min(GPU_BYTES, max(free // FREE_SHARE, min(free // SCARCE_SHARE, FEWEST_PLACES * size)))
     return max(1, min(most, room // max(size, 1)))
+
+
+def check_room(size: int, device: torch.device) -> None:
+    """Find out why a GPU has no room for FEWEST_PLACES calls: a solution may hold what is missing.
+
+    Who leaves room for one or two calls has the session's clock see no more of them, and computes these together.
+
+    Args:
+        size: bytes of the inputs and outputs of one call.
+        device: the GPU.
+
+    Raises:
+        SolutionFailure: RUNTIME_ERROR; there was room before the solution's calls.
+    """
+    needed, free = SCARCE_SHARE * FEWEST_PLACES * size, recently_free_bytes(device)
+    if free < needed <= most_free_bytes(device):
+        raise SolutionFailure(
+            "RUNTIME_ERROR",
+            f"{free / GIB:.2f} GiB of the GPU's memory are left beside what the solution holds; {needed / GIB:.2f} are "
+            f"needed so that {FEWEST_PLACES} of its calls can be timed from outside",
+        )
 
 
 def spread(size: int) -> int:

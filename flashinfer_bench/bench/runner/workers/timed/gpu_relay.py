@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     LAUNCH_NS,
@@ -49,8 +50,6 @@ RELAY_CALLS: Final = 17
 """Calls of a relay. The median counts, so who wants to gain has to leave out half of them."""
 GPU_RELAY_READS: Final = 6
 """Calls that are compared of the relay that counts: who leaves out half of all passes once in 400 times."""
-FEWEST_CALLS: Final = 5
-"""A relay has so many calls at the least."""
 LONGEST_NS: Final = 100_000_000
 """Calls beyond this are not relayed."""
 RELAY_NS: Final = 20_000_000
@@ -89,9 +88,9 @@ def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
         size: bytes of the inputs and outputs of one call.
         outputs: of one call.
     """
-    if claimed_ns > LONGEST_NS or size * FEWEST_CALLS > RELAY_BYTES or not 0 < outputs <= MOST_OUTPUTS:
+    if claimed_ns > LONGEST_NS or size * FEWEST_PLACES > RELAY_BYTES or not 0 < outputs <= MOST_OUTPUTS:
         return 0
-    return int(min(RELAY_CALLS, max(FEWEST_CALLS, RELAY_NS / max(claimed_ns, 1.0)), RELAY_BYTES // max(size, 1)))
+    return int(min(RELAY_CALLS, max(FEWEST_PLACES, RELAY_NS / max(claimed_ns, 1.0)), RELAY_BYTES // max(size, 1)))
 
 
 class GpuRelayed(NamedTuple):

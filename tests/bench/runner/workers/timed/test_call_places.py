@@ -1,5 +1,7 @@
 """Where calls lie, and what is seen of an output that was not written, or that was given before."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import (
     POISON_OTHER,
     RUN,
     CallPlaces,
+    check_room,
     count_places,
     find_unwritten,
     is_unwritten,
@@ -22,6 +25,7 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import (
     to_words,
     usual_places,
 )
+from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import ALIGNMENT
 from tests.kit.operations import counting_operations
 
@@ -50,12 +54,32 @@ def test_a_cpu_has_as_many_places_as_its_cache_holds_and_one_at_the_least(size, 
 
 
 def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * MIB, 100 * MIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * MIB, 100 * MIB))
     monkeypatch.setattr(memory, "_looks", {})
-    assert count_places(5 * MIB, torch.device("cuda"), MOST_PLACES) == 2
+    assert count_places(1 * MIB, torch.device("cuda"), MOST_PLACES) == 6
     monkeypatch.setattr(memory, "_looks", {})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     assert count_places(2000 * MIB, torch.device("cuda"), MOST_PLACES) == 4
+
+
+def test_five_calls_may_take_half_of_what_is_free(monkeypatch):
+    """A relay needs them, and bursts of fewer could be computed at once."""
+    for free, size, places in ((100, 10, 5), (99, 10, 4), (300, 10, 5), (500, 10, 6), (100, 60, 1), (20_000, 2_000, 4)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * MIB, 80_000 * MIB))
+        monkeypatch.setattr(memory, "_looks", {})
+        assert count_places(size * MIB, torch.device("cuda"), MOST_PLACES) == places
+
+
+@pytest.mark.parametrize(("before", "now", "is_refused"), [(100, 99, True), (100, 100, False), (99, 20, False)])
+def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(monkeypatch, before, now, is_refused):
+    monkeypatch.setattr(memory, "_most_free", {})
+    for free in (before, now):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * MIB, 80_000 * MIB))
+        monkeypatch.setattr(memory, "_looks", {})
+        memory.look_at_free_bytes(torch.device("cuda"))
+    told = r"0\.10 GiB of the GPU's memory are left beside what the solution holds; 0\.10 are needed"
+    with pytest.raises(SolutionFailure, match=told) if is_refused else nullcontext():
+        check_room(10 * MIB, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("size", "count"), [(0, 64), (16 * MIB, 64), (32 * MIB, 32), (64 * MIB, 16), (1 << 40, 16)])

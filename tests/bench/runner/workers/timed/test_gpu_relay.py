@@ -14,10 +14,10 @@ import torch
 
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.bench.runner.workers.timed import gpu_handover, gpu_relay
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import LEAST_SHARE, ClaimContradicted, Claimed
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import LAUNCH_NS, WAITING_LAUNCH_NS, hand_out
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
-    FEWEST_CALLS,
     HIDDEN_NS,
     HOST,
     LARGE_SHARE,
@@ -185,8 +185,8 @@ def open_timer(arena, monkeypatch):
     """Return a timer of relays and the worker that is played; looks at the clock take TICK_NS."""
 
     def opened(*, operations=3, settles=False, gap_ns=0, wanted=2, has_setup=False, **worker):
-        trial = make_trial(arena, most=FEWEST_CALLS, wanted=wanted, has_setup=has_setup, device_type="cuda")
-        trial.places.input_bytes(FEWEST_CALLS).zero_()
+        trial = make_trial(arena, most=FEWEST_PLACES, wanted=wanted, has_setup=has_setup, device_type="cuda")
+        trial.places.input_bytes(FEWEST_PLACES).zero_()
         desk = PlayedDesk()
         played = PlayedWorker(trial, desk, **worker)
         monkeypatch.setattr(gpu_relay, "open_gpu_board", played.open)
@@ -208,7 +208,7 @@ def test_a_call_costs_what_it_takes_beyond_an_empty_one(open_timer):
     assert found.to_record() == {
         "confirmed": True,
         "relay_ms": pytest.approx(COST_NS / 1e6),
-        "relay_calls": FEWEST_CALLS,
+        "relay_calls": FEWEST_PLACES,
     }
     assert worker.relays == 1
     assert told_ns(found, COST_NS) == COST_NS
@@ -222,7 +222,7 @@ def test_half_of_the_calls_count(open_timer):
 
 
 def test_the_best_relay_counts(open_timer):
-    slow, usual = [3 * CALL_NS] * FEWEST_CALLS, [CALL_NS] * FEWEST_CALLS
+    slow, usual = [3 * CALL_NS] * FEWEST_PLACES, [CALL_NS] * FEWEST_PLACES
     for times_ns, relays in (([*slow, *usual], 2), ([*slow, *slow, *usual], 3), ([*slow, *slow, *slow, *usual], 4)):
         timer, worker = open_timer(call_ns=iter(times_ns))
         assert timer.confirm(COST_NS).relay_ns == COST_NS
@@ -253,7 +253,7 @@ def test_what_the_worker_is_asked_for(open_timer):
     places = worker.trial.places
     assert worker.asked == [
         {
-            "indices": list(range(FEWEST_CALLS)),
+            "indices": list(range(FEWEST_PLACES)),
             "part": "run",
             "operations": 3,
             "settles": True,
@@ -262,7 +262,7 @@ def test_what_the_worker_is_asked_for(open_timer):
             "inputs": places.input_bytes(1).shape[1],
         }
     ]
-    assert [row.address for row in worker.desk.rows] == [places.inputs(at)[0].data_ptr() for at in range(FEWEST_CALLS)]
+    assert [row.address for row in worker.desk.rows] == [places.inputs(at)[0].data_ptr() for at in range(FEWEST_PLACES)]
 
 
 @pytest.mark.parametrize(("has_setup", "part", "operations"), [(False, "run", None), (True, "both", 3)])
@@ -303,40 +303,40 @@ def test_inputs_come_into_the_places_masked_and_are_made_elsewhere(open_timer, m
     monkeypatch.setattr(worker.trial.contents, "write_all", noted)
     timer.confirm(COST_NS)
     block = worker.trial.places.arena.block
-    assert len(given) == FEWEST_CALLS
+    assert len(given) == FEWEST_PLACES
     assert not any(block.data_ptr() <= slot.data_ptr() < block.data_ptr() + block.nbytes for slot in given)
-    assert len(worker.seen) == FEWEST_CALLS
+    assert len(worker.seen) == FEWEST_PLACES
     assert all(worker.seen)
 
 
 def test_each_relay_has_inputs_and_keys_of_its_own(open_timer):
-    timer, worker = open_timer(wanted=FEWEST_CALLS)
+    timer, worker = open_timer(wanted=FEWEST_PLACES)
     timer.confirm(0.5 * COST_NS)
     keys = worker.desk.masked
-    assert len(keys) == len({*keys}) == MOST_RELAYS * FEWEST_CALLS
+    assert len(keys) == len({*keys}) == MOST_RELAYS * FEWEST_PLACES
     reads = worker.trial.reader.reads("relay")
-    assert len(reads) == FEWEST_CALLS
+    assert len(reads) == FEWEST_PLACES
     assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "relay" for one in reads)
-    assert len({float(one.inputs[0].sum()) for one in reads}) == FEWEST_CALLS
+    assert len({float(one.inputs[0].sum()) for one in reads}) == FEWEST_PLACES
 
 
 @pytest.mark.parametrize("best", range(MOST_RELAYS))
 def test_the_calls_that_are_compared_are_of_the_relay_that_counts(open_timer, best):
-    times_ns = [CALL_NS + (relay != best) for relay in range(MOST_RELAYS) for _ in range(FEWEST_CALLS)]
-    timer, worker = open_timer(wanted=FEWEST_CALLS, call_ns=iter(times_ns))
+    times_ns = [CALL_NS + (relay != best) for relay in range(MOST_RELAYS) for _ in range(FEWEST_PLACES)]
+    timer, worker = open_timer(wanted=FEWEST_PLACES, call_ns=iter(times_ns))
     timer.confirm(0.5 * COST_NS)
     sums = {float(one.inputs[0].sum()) for one in worker.trial.reader.reads("relay")}
-    assert sums == {*worker.seen[best * FEWEST_CALLS :][:FEWEST_CALLS]}
+    assert sums == {*worker.seen[best * FEWEST_PLACES :][:FEWEST_PLACES]}
 
 
 @pytest.mark.parametrize("step", ["digests", "look"])
 def test_what_is_judged_is_what_was_committed_to(open_timer, monkeypatch, step):
     """A worker may exchange outputs behind any look at them."""
-    timer, worker = open_timer(wanted=FEWEST_CALLS)
+    timer, worker = open_timer(wanted=FEWEST_PLACES)
 
     def exchanging(usual):
         def exchanged(*given, **more):
-            for index in range(FEWEST_CALLS):
+            for index in range(FEWEST_PLACES):
                 worker.trial.places.outputs(index)[0].zero_()
             return usual(*given, **more)
 
@@ -346,11 +346,11 @@ def test_what_is_judged_is_what_was_committed_to(open_timer, monkeypatch, step):
     monkeypatch.setattr(where, name, exchanging(getattr(where, name)))
     timer.confirm(COST_NS)
     reads = worker.trial.reader.reads()
-    assert len(reads) >= FEWEST_CALLS
+    assert len(reads) >= FEWEST_PLACES
     assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) for one in reads)
 
 
-@pytest.mark.parametrize("late", range(FEWEST_CALLS))
+@pytest.mark.parametrize("late", range(FEWEST_PLACES))
 def test_a_call_that_commits_before_its_outputs_are_there_is_refused(open_timer, late):
     timer, _ = open_timer(late=[late])
     with pytest.raises(SolutionFailure, match="an output was written after its call had ended") as refused:
@@ -365,10 +365,10 @@ def test_an_output_that_changes_later_is_refused(open_timer):
         timer.confirm(COST_NS)
 
 
-@pytest.mark.parametrize("ends_after", range(1, FEWEST_CALLS))
+@pytest.mark.parametrize("ends_after", range(1, FEWEST_PLACES))
 def test_a_worker_that_answers_before_all_calls_have_committed_is_refused(open_timer, ends_after):
     timer, worker = open_timer(ends_after=ends_after)
-    worker.then = lambda: [worker.compute(at) for at in range(FEWEST_CALLS)]
+    worker.then = lambda: [worker.compute(at) for at in range(FEWEST_PLACES)]
     with pytest.raises(SolutionFailure, match="an output was written after its call had ended"):
         timer.confirm(COST_NS)
     assert worker.relays == 1
@@ -408,7 +408,7 @@ def test_of_calls_that_no_cache_holds_less_is_told(open_timer, monkeypatch, answ
 @pytest.mark.parametrize("best", range(MOST_RELAYS))
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_whether_calls_were_one_graph_is_what_the_best_relay_says(open_timer, best, is_joined):
-    times_ns = [CALL_NS + 2_000 * (relay != best) for relay in range(MOST_RELAYS) for _ in range(FEWEST_CALLS)]
+    times_ns = [CALL_NS + 2_000 * (relay != best) for relay in range(MOST_RELAYS) for _ in range(FEWEST_PLACES)]
     timer, worker = open_timer(call_ns=iter(times_ns))
     worker.then = lambda: worker.answer.update(joined=is_joined is (worker.relays - 1 == best))
     found = timer.confirm(0.5 * COST_NS)

@@ -10,11 +10,11 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     CACHED_BYTES,
-    FEWEST_CALLS,
     GPU_RELAY_READS,
     LONGEST_NS,
     RELAY_BYTES,
@@ -139,11 +139,11 @@ def test_bursts_follow_a_relay_on_a_cpu_where_they_could_raise_the_latency(open_
     ("claimed", "desk", "places", "calls"),
     [
         (CLAIMED, "a desk", RELAY_CALLS, RELAY_CALLS),
-        (CLAIMED, "a desk", FEWEST_CALLS, FEWEST_CALLS),
-        (CLAIMED, "a desk", FEWEST_CALLS - 1, 0),
+        (CLAIMED, "a desk", FEWEST_PLACES, FEWEST_PLACES),
+        (CLAIMED, "a desk", FEWEST_PLACES - 1, 0),
         (CLAIMED, None, RELAY_CALLS, 0),
-        (Claimed(LONGEST_NS), "a desk", FEWEST_CALLS, FEWEST_CALLS),
-        (Claimed(LONGEST_NS + 1), "a desk", FEWEST_CALLS, 0),
+        (Claimed(LONGEST_NS), "a desk", FEWEST_PLACES, FEWEST_PLACES),
+        (Claimed(LONGEST_NS + 1), "a desk", FEWEST_PLACES, 0),
     ],
 )
 def test_relays_on_a_gpu_need_a_desk_and_room_for_some_calls(
@@ -153,8 +153,11 @@ def test_relays_on_a_gpu_need_a_desk_and_room_for_some_calls(
     monkeypatch.setattr(kernel_module, "open_desk", lambda device: desk)
     monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, claimed, **how: (trial, desk))
     monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=min(most, places)).places)
+    checks = []
+    monkeypatch.setattr(kernel_module, "check_room", lambda *given: checks.append(given))
     found = kernel._open_relays(remote, claimed)
     assert (found is not None) is (calls > 0)
+    assert checks == [(remote.places.stride, kernel._arena.device)] * (places < FEWEST_PLACES)
     if found is not None:
         (trial, given), relayed = found
         assert (trial, given) == (relayed, desk)
@@ -177,17 +180,17 @@ def test_what_relays_on_a_gpu_are_told_of_a_call(arena, open_idle, monkeypatch):
         (5_000, 1_000, 1, RELAY_CALLS),
         (0.0, 0, 1, RELAY_CALLS),
         (2_000_000, 1_000, 1, 10),
-        (20_000_000, 1_000, 1, FEWEST_CALLS),
-        (LONGEST_NS, 1_000, 1, FEWEST_CALLS),
+        (20_000_000, 1_000, 1, FEWEST_PLACES),
+        (LONGEST_NS, 1_000, 1, FEWEST_PLACES),
         (LONGEST_NS + 1, 1_000, 1, 0),
         (5_000, 1_000, 0, 0),
         (5_000, 1_000, MOST_OUTPUTS, RELAY_CALLS),
         (5_000, 1_000, MOST_OUTPUTS + 1, 0),
         (1, CACHED_BYTES + 16, 1, RELAY_CALLS),
         (1_000_000, RELAY_BYTES // 7, 1, 7),
-        (10_000_000, RELAY_BYTES // 7, 1, FEWEST_CALLS),
-        (3_000_000, RELAY_BYTES // FEWEST_CALLS, 1, FEWEST_CALLS),
-        (3_000_000, RELAY_BYTES // FEWEST_CALLS + 1, 1, 0),
+        (10_000_000, RELAY_BYTES // 7, 1, FEWEST_PLACES),
+        (3_000_000, RELAY_BYTES // FEWEST_PLACES, 1, FEWEST_PLACES),
+        (3_000_000, RELAY_BYTES // FEWEST_PLACES + 1, 1, 0),
     ],
 )
 def test_a_relay_has_as_many_calls_as_time_and_memory_allow(claimed_ns, size, outputs, calls):
