@@ -50,7 +50,7 @@ def test_of_several_tables_the_smallest_counts():
 
 
 @pytest.mark.parametrize(
-    "body", ["table[tokens + 1]", "table.take(tokens)", "other(tokens, table)", "table[2:][tokens]"]
+    "body", ["table[tokens ^ 1]", "table.take(tokens)", "other(tokens, table)", "table[2:][tokens]"]
 )
 def test_what_is_not_clear_stays_small(body):
     definition = definition_with(body, table="float32[v, d]", tokens="int64[t]")
@@ -58,7 +58,7 @@ def test_what_is_not_clear_stays_small(body):
 
 
 def test_indices_whose_use_is_not_clear_stay_below_all_leading_sizes():
-    definition = definition_with("table[ids + 0] @ w", table="float32[v, d]", w="float32[d, d]", ids="int64[t]")
+    definition = definition_with("table[ids ^ 0] @ w", table="float32[v, d]", w="float32[d, d]", ids="int64[t]")
     assert int(make(definition, t=999, v=300, d=5)["ids"].max()) == 4
 
 

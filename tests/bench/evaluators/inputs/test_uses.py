@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from flashinfer_bench.bench.evaluators.inputs.integers.found import Extent, Use
+from flashinfer_bench.bench.evaluators.inputs.integers.amounts import Extent
+from flashinfer_bench.bench.evaluators.inputs.integers.found import Use
 from flashinfer_bench.bench.evaluators.inputs.integers.indexing import find_use, find_uses
 from flashinfer_bench.bench.evaluators.inputs.integers.words import Words, find_words
 
@@ -72,8 +73,8 @@ def test_several_tables_count():
 @pytest.mark.parametrize(
     "lines",
     [
-        ["return t[idx + 1]"],
-        ["return (t * 2)[idx]"],
+        ["return t[idx + u]"],
+        ["return (t * u)[idx]"],
         ["return t[: int(idx[0])]"],
         ["return t[u, idx]"],
         ["return t[3:][idx]"],

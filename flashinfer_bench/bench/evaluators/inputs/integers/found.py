@@ -5,7 +5,19 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from flashinfer_bench.bench.evaluators.inputs.integers.amounts import (
+    Amount,
+    Applied,
+    Elements,
+    Extent,
+    Formula,
+    Given,
+    Reach,
+    combine,
+)
 
 TURNED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.Gt,
@@ -13,27 +25,23 @@ TURNED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.LtE: ast.GtE,
     ast.GtE: ast.LtE,
 }
-PADDING_TESTS: Final = frozenset(
-    {(ast.Lt, 0), (ast.GtE, 0), (ast.Eq, -1), (ast.NotEq, -1), (ast.Gt, -1), (ast.LtE, -1)}
-)
-
-
-class Extent(NamedTuple):
-    """The size of one axis of an input."""
-
-    name: str
-    axis: int
+SIGN_TESTS: Final = frozenset({(ast.Lt, 0), (ast.GtE, 0), (ast.Gt, -1), (ast.LtE, -1)})
+USUAL_PADDING: Final = -1
 
 
 class Use(NamedTuple):
     """How a reference uses an input."""
 
-    extents: frozenset[Extent | int] = frozenset()
-    """What its values have to stay below."""
+    extents: frozenset[Amount | Reach] = frozenset()
+    """What its values, or what is computed of them, have to stay below."""
     is_clear: bool = False
     """Whether all places where it stands are known."""
     is_tested: bool = False
-    """Whether the reference tests it for padding, and bears a -1."""
+    """Whether the reference tests it for padding, and bears it."""
+    padding: int = USUAL_PADDING
+    """What stands where there is padding."""
+    wraps: frozenset[Reach] = frozenset()
+    """Where the reference brings what is computed of it into a range, whatever it is."""
 
 
 class Held(NamedTuple):
@@ -45,6 +53,22 @@ class Held(NamedTuple):
     is_exact: bool = True
     """Its values were not rounded."""
     has_no_padding: bool = False
+    applied: tuple[Applied, ...] = ()
+    """What was computed of the input's values, in this order."""
+    sizes: tuple[Amount | None, ...] | None = None
+    """Its sizes where it has another shape, and that is known."""
+
+    def is_like(self, other: Held) -> bool:
+        """Tell whether another one's values were computed of the same input in the same way."""
+        return self.name == other.name and self.applied == other.applied
+
+    def part(self) -> Held:
+        """Return some of its values, or all in an unknown shape."""
+        return self._replace(is_whole=False, sizes=None)
+
+    def apply(self, kind: str, least: Amount = 0, most: Amount = 0) -> Held:
+        """Return what one computation more gives."""
+        return self._replace(applied=(*self.applied, Applied(kind, least, most)))
 
 
 class ShapeOf(NamedTuple):
@@ -56,7 +80,7 @@ class ShapeOf(NamedTuple):
 class Made(NamedTuple):
     """A new tensor: its sizes, or the input whose shape it has."""
 
-    sizes: tuple[Extent | int | None, ...] | str
+    sizes: tuple[Amount | None, ...] | str
 
 
 class Mask(NamedTuple):
@@ -73,19 +97,67 @@ class Number(NamedTuple):
     value: int | None = None
 
 
-Value = Held | ShapeOf | Made | Mask | Number | Extent | None
+@dataclass(frozen=True)
+class Within:
+    """Whole numbers that are no input's, between two sizes, both included."""
+
+    least: Amount
+    most: Amount
+    is_single: bool = False
+    """It is one number, as a loop's is."""
+
+
+class Joint(NamedTuple):
+    """The sum of some inputs, of which each was noted as unclear; where it indexes, all have to be small enough."""
+
+    parts: tuple[Held, ...]
+
+
+Size = Extent | Given | Elements | Formula
+SIZES: Final = (Extent, Given, Elements, Formula)
+Value = Held | ShapeOf | Made | Mask | Number | Within | Joint | Size | None
 """What an expression is; None where nothing is known that depends on an input."""
+
+
+def to_amount(value: Value) -> Amount | None:
+    """Return what a value says if it is one whole number that is known once a workload is."""
+    if isinstance(value, Number):
+        return value.value
+    return value if isinstance(value, SIZES) else None
+
+
+def to_value(amount: Amount) -> Value:
+    """Return a size as a value."""
+    return Number(amount) if isinstance(amount, int) else amount
+
+
+def find_size(table: Value, axis: int | None) -> Amount | None:
+    """Return the size of an axis of a tensor; None where it is not known."""
+    if axis is None:
+        return None
+    match table:
+        case Held(sizes=tuple(sizes)) | Made(sizes=tuple(sizes)):
+            return sizes[axis] if -len(sizes) <= axis < len(sizes) else None
+        case Held(name=name, is_whole=True) | Made(sizes=str(name)):
+            return Extent(name, axis)
+        case _:
+            return None
 
 
 class Found:
     """What was seen of all inputs."""
 
     def __init__(self) -> None:
-        self.extents: dict[str, set[Extent | int]] = defaultdict(set)
+        self.extents: dict[str, set[Amount | Reach]] = defaultdict(set)
+        self.wraps: dict[str, set[Reach]] = defaultdict(set)
         self.unclear: set[str] = set()
         self.tested: set[str] = set()
+        self.paddings: dict[str, set[int]] = defaultdict(set)
+        """Negative numbers that the reference compares an input with."""
         self.refused: set[str] = set()
         """Inputs that may hold no padding."""
+        self.bare: set[str] = set()
+        """Inputs that may hold no padding but -1, which is the last of a table."""
         self.reshaped: set[str] = set()
         """Inputs whose shape is changed in place."""
         self.is_guard = False
@@ -95,8 +167,11 @@ class Found:
         """Say how an input is used."""
         tables = {extent.name for extent in self.extents[name] if isinstance(extent, Extent)}
         is_clear = name not in self.unclear and not tables & self.reshaped
-        is_tested = is_clear and name in self.tested and name not in self.refused
-        return Use(frozenset(self.extents[name]), is_clear, is_tested)
+        is_tested = is_clear and name in self.tested and name not in self.refused and len(self.paddings[name]) <= 1
+        padding = min(self.paddings[name], default=USUAL_PADDING)
+        is_tested = is_tested and (padding == USUAL_PADDING or name not in self.bare)
+        paddings = padding if is_tested else USUAL_PADDING
+        return Use(frozenset(self.extents[name]), is_clear, is_tested, paddings, frozenset(self.wraps[name]))
 
     def take(self, *values: Value) -> Value:
         """Note that values go where nothing is known of what they do; nothing is known of what comes of them."""
@@ -112,21 +187,37 @@ class Found:
 
     def index(self, index: Value, table: Value, axis: int | None, *, takes_negative: bool) -> None:
         """Note that one value indexes an axis of another one."""
+        if isinstance(index, Joint):
+            self._share(index, table, axis)
         if not isinstance(index, Held):
             return
-        if not takes_negative and not index.has_no_padding:
-            self.refused.add(index.name)
-        extent: Extent | int | None = None
-        if axis is not None and index.is_exact:
-            match table:
-                case Held(name=name, is_whole=True) | Made(sizes=str(name)):
-                    extent = Extent(name, axis)
-                case Made(sizes=sizes) if not isinstance(sizes, str) and -len(sizes) <= axis < len(sizes):
-                    extent = sizes[axis]
-        if extent is None:
+        if not index.has_no_padding:
+            (self.bare if takes_negative and not index.applied else self.refused).add(index.name)
+        extent = find_size(table, axis)
+        if extent is None or not index.is_exact:
             self.take(index)
         else:
-            self.extents[index.name].add(extent)
+            self.extents[index.name].add(Reach(extent, index.applied) if index.applied else extent)
+
+    def _share(self, index: Joint, table: Value, axis: int | None) -> None:
+        """Note that a sum indexes an axis: each part has an equal share of it."""
+        size, count = find_size(table, axis), len(index.parts)
+        if size is not None:
+            below = combine("+", combine("//", combine("-", size, 1), count), 1)
+            for part in index.parts:
+                self.extents[part.name].add(Reach(below, part.applied))
+
+    def wrap(self, value: Held, below: Amount) -> None:
+        """Note that what is computed of an input is brought below a size, whatever it is."""
+        if value.is_exact:
+            self.wraps[value.name].add(Reach(below, value.applied))
+        else:
+            self.take(value)
+
+    def pad(self, value: Held, padding: int) -> None:
+        """Note that the reference looks whether an input is a negative number."""
+        self.tested.add(value.name)
+        self.paddings[value.name].add(padding)
 
     def compare(self, left: Value, kind: type[ast.cmpop], right: Value) -> Value:
         """Note a comparison, and return what it gives."""
@@ -136,12 +227,16 @@ class Found:
             left, kind, right = right, TURNED.get(kind, kind), left
         if not isinstance(left, Held):
             return None
-        is_padding = isinstance(right, Number) and (kind, right.value) in PADDING_TESTS
+        number = right.value if isinstance(right, Number) else None
+        is_equality = number is not None and number < 0 and kind in (ast.Eq, ast.NotEq)
+        is_padding = not left.applied and (is_equality or (kind, number) in SIGN_TESTS)
         if self.is_guard or kind in (ast.In, ast.NotIn):
             self.refused.add(left.name)
-            if not is_padding and not isinstance(right, Extent):
+            if left.applied or (not is_padding and not isinstance(right, Extent)):
                 self.take(left, right)
             return None
-        if is_padding:
+        if is_padding and is_equality and number is not None:
+            self.pad(left, number)
+        elif is_padding:
             self.tested.add(left.name)
         return Mask(left.name) if is_padding else None

@@ -10,20 +10,24 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+from flashinfer_bench.bench.evaluators.inputs.integers.amounts import Extent, Given
+from flashinfer_bench.bench.evaluators.inputs.integers.arithmetic import KINDS, compute, is_single_number
 from flashinfer_bench.bench.evaluators.inputs.integers.found import (
-    Extent,
     Found,
     Held,
+    Joint,
     Mask,
     Number,
     ShapeOf,
     Use,
     Value,
+    Within,
 )
-from flashinfer_bench.bench.evaluators.inputs.integers.operations import TorchCall
+from flashinfer_bench.bench.evaluators.inputs.integers.operations import TorchCall, count
 from flashinfer_bench.data.reference import ENTRY_NAME, parse_module
 
 DEEPEST: Final = 3
@@ -32,16 +36,21 @@ PASSES: Final = 6
 """The body of a loop is read again until its names stay what they are; so often at the most."""
 MODULES: Final = frozenset({"torch", "F", "torch.nn.functional", "nn.functional", "functional"})
 UNREADABLE: Final = frozenset({"eval", "exec", "locals", "globals", "vars", "setattr"})
+KEEPING: Final = (ast.NotEq, ast.GtE, ast.Gt)
+"""Tests for padding that hold where there is none."""
+LEAVING: Final = (ast.Eq, ast.Lt, ast.LtE)
+"""Tests for padding that hold where there is some."""
 FACTS: Final = frozenset({"shape", "device", "dtype", "ndim", "is_cuda", "layout"})
 """Attributes of a tensor that do not depend on its values."""
 
 
 @lru_cache(maxsize=256)
-def find_uses(source: str) -> Mapping[str, Use]:
+def find_uses(source: str, numbers: frozenset[str] = frozenset()) -> Mapping[str, Use]:
     """Return parameter of a reference's `run` → how it is used; nothing where the source cannot be read.
 
     Args:
         source: the reference.
+        numbers: the parameters that are single numbers.
     """
     try:
         tree = parse_module(source)
@@ -53,21 +62,37 @@ def find_uses(source: str) -> Mapping[str, Use]:
         if ENTRY_NAME not in functions or any(isinstance(node, ast.Name) and node.id in UNREADABLE for node in nodes):
             return {}
         found, parameters = Found(), list_parameters(functions[ENTRY_NAME])
-        reader = _Reader(found, functions, {name: Held(name) for name in parameters})
-        reader.read(functions[ENTRY_NAME].body)
+        names = {name: Given(name) if name in numbers else Held(name) for name in parameters}
+        constants = _read_constants(tree, functions)
+        _Reader(found, functions, {**constants, **names}, constants).read(functions[ENTRY_NAME].body)
     except (ValueError, RecursionError, MemoryError):
         return {}
     return {name: found.tell(name) for name in parameters}
 
 
-def find_use(source: str, name: str) -> Use:
+def find_use(source: str, name: str, numbers: frozenset[str] = frozenset()) -> Use:
     """Return how a reference uses one of its inputs."""
-    return find_uses(source).get(name, Use())
+    return find_uses(source, numbers).get(name, Use())
 
 
 def list_parameters(function: ast.FunctionDef) -> list[str]:
     """Return the names of a function's parameters, but for those that take any number."""
     return [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+
+
+def _read_constants(tree: ast.Module, functions: Mapping[str, ast.FunctionDef]) -> dict[str, Value]:
+    """Return the names of a module that stand for one whole number, wherever they are read."""
+    reader = _Reader(Found(), functions, {}, {})
+    bound = Counter(
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    )
+    changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    reader.read([one for one in tree.body if isinstance(one, ast.Assign | ast.AnnAssign)])
+    return {
+        name: value
+        for name, value in reader.names.items()
+        if isinstance(value, Number) and value.value is not None and bound[name] == 1 and name not in changed
+    }
 
 
 class _Reader:
@@ -78,12 +103,14 @@ class _Reader:
         found: Found,
         functions: Mapping[str, ast.FunctionDef],
         names: dict[str, Value],
+        constants: Mapping[str, Value],
         depth: int = 0,
     ) -> None:
         self.returned: list[Value] = []
+        self.names = names
         self._found = found
         self._functions = functions
-        self._names = names
+        self._constants = constants
         self._depth = depth
 
     def read(self, body: Sequence[ast.stmt], *, is_once: bool = True) -> None:
@@ -108,8 +135,13 @@ class _Reader:
                 self.returned += [None if part is None else self._value(part) for part in parts]
             case ast.If(test=test, body=body, orelse=orelse):
                 self._test(test, is_guard=any(isinstance(one, ast.Raise) for one in body))
+                kept = self._leave_padding_out(test, KEEPING)
                 self.read(body, is_once=False)
+                if kept is not None and isinstance(held := self.names.get(kept), Held):
+                    self.names[kept] = held._replace(has_no_padding=False)
                 self.read(orelse, is_once=False)
+                if isinstance(body[-1], ast.Continue | ast.Return):
+                    self._leave_padding_out(test, LEAVING)
             case ast.For() | ast.While():
                 self._read_loop(statement)
             case ast.With(items=items, body=body):
@@ -122,32 +154,47 @@ class _Reader:
             case _:
                 self._lose(statement)
 
+    def _leave_padding_out(self, test: ast.expr, kinds: tuple[type[ast.cmpop], ...]) -> str | None:
+        """Note that a name holds no padding, where it is tested for that by such a test; return it."""
+        match test:
+            case ast.Compare(left=ast.Name(id=name), ops=[op]) if isinstance(op, kinds):
+                held = self.names.get(name)
+                if isinstance(held, Held) and not held.has_no_padding and self._value(test) == Mask(held.name):
+                    self.names[name] = held._replace(has_no_padding=True)
+                    return name
+            case _:
+                pass
+        return None
+
     def _read_loop(self, loop: ast.For | ast.While) -> None:
         for _ in range(PASSES):
-            before = dict(self._names)
+            before = dict(self.names)
             if isinstance(loop, ast.For):
                 self._bind_items(loop.target, loop.iter)
             else:
                 self._test(loop.test, is_guard=True)
             self.read(loop.body, is_once=False)
-            if self._names == before:
+            if self.names == before:
                 break
         else:
-            self._found.take(*self._names.values())
+            self._found.take(*self.names.values())
         self.read(loop.orelse, is_once=False)
 
     def _bind_items(self, target: ast.expr, of: ast.expr) -> None:
         """Bind the names of a loop to what each of some values may be."""
         match of, target:
             case ast.Call(func=ast.Name(id="range"), args=given), _:
-                self._found.take(*map(self._value, given))
-                self._bind(target, Number(), False)
+                ends = list(map(self._value, given))
+                self._found.take(*ends)
+                low, high = (ends[0], ends[1]) if len(ends) > 1 else (Number(0), ends[0] if ends else None)
+                counted = count(low, high, ends[2] if len(ends) == 3 else Number(1), is_single=True)
+                self._bind(target, Number() if counted is None else counted, False)
             case ast.Call(func=ast.Name(id="enumerate"), args=[one]), ast.Tuple(elts=[first, second]):
                 self._bind(first, Number(), False)
                 self._bind_items(second, one)
             case _:
                 value = self._value(of)
-                item = value._replace(is_whole=False) if isinstance(value, Held) else None
+                item = value.part() if isinstance(value, Held) else None
                 self._bind(target, item, False)
 
     def _assign(self, target: ast.expr, value: ast.expr, is_once: bool) -> None:
@@ -160,7 +207,7 @@ class _Reader:
     def _bind(self, target: ast.expr, value: Value, is_once: bool) -> None:
         match target:
             case ast.Name(id=name):
-                self._names[name] = value if is_once or name not in self._names else self._join(name, value)
+                self.names[name] = value if is_once or name not in self.names else self._join(name, value)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 sizes = isinstance(value, ShapeOf) and not any(isinstance(part, ast.Starred) for part in parts)
                 self._found.take(value)
@@ -182,9 +229,14 @@ class _Reader:
 
     def _join(self, name: str, value: Value) -> Value:
         """Return what a name is that may have its old value, or a new one."""
-        old = self._names[name]
-        if isinstance(old, Held) and isinstance(value, Held) and old.name == value.name:
-            return Held(old.name, *(all(pair) for pair in zip(old[1:], value[1:], strict=True)))
+        old = self.names[name]
+        if isinstance(old, Held) and isinstance(value, Held) and old.is_like(value):
+            return old._replace(
+                is_whole=old.is_whole and value.is_whole,
+                is_exact=old.is_exact and value.is_exact,
+                has_no_padding=old.has_no_padding and value.has_no_padding,
+                sizes=old.sizes if old.sizes == value.sizes else None,
+            )
         if old == value:
             return value
         self._found.take(old, value)
@@ -197,7 +249,7 @@ class _Reader:
 
     def _lose(self, node: ast.AST) -> Value:
         """Note that nothing is known of what a piece of code does with the names in it."""
-        return self._found.take(*(self._names.get(one.id) for one in ast.walk(node) if isinstance(one, ast.Name)))
+        return self._found.take(*(self.names.get(one.id) for one in ast.walk(node) if isinstance(one, ast.Name)))
 
     def _value(self, node: ast.expr) -> Value:
         match node:
@@ -206,7 +258,7 @@ class _Reader:
             case ast.Constant() | ast.JoinedStr():
                 return None
             case ast.Name(id=name):
-                value = self._names.get(name)
+                value = self.names.get(name)
                 if isinstance(value, Mask) and self._found.is_guard:
                     self._found.refused.add(value.name)
                 return value
@@ -223,9 +275,9 @@ class _Reader:
                 pairs = zip(sides, ops, sides[1:], strict=False)
                 told = [self._found.compare(a, type(op), b) for a, op, b in pairs]
                 return told[0] if len(told) == 1 else None
-            case ast.IfExp(test=test, body=one, orelse=other):
+            case ast.IfExp(test=test, body=body, orelse=orelse):
                 self._test(test, is_guard=False)
-                values = self._value(one), self._value(other)
+                values = self._value(body), self._value(orelse)
                 return values[0] if values[0] == values[1] else self._found.take(*values)
             case ast.NamedExpr(target=target, value=value):
                 self._assign(target, value, False)
@@ -237,8 +289,10 @@ class _Reader:
                         self._test(test, is_guard=False)
                 return self._found.take(self._value(part))
             case ast.BinOp(op=op, left=left, right=right):
-                is_plain = isinstance(op, ast.BitAnd)
-                return self._found.join_masks((self._value(left), self._value(right)), is_plain=is_plain)
+                one, other = self._value(left), self._value(right)
+                if type(op) in KINDS:
+                    return compute(self._found, KINDS[type(op)], one, other)
+                return self._found.join_masks((one, other), is_plain=isinstance(op, ast.BitAnd))
             case ast.UnaryOp(operand=operand):
                 return self._found.join_masks([self._value(operand)], is_plain=False)
             case ast.BoolOp(values=parts):
@@ -255,7 +309,7 @@ class _Reader:
         if attribute in FACTS:
             return ShapeOf(owner.name) if attribute == "shape" and owner.is_whole else None
         if attribute in ("T", "mT", "data"):
-            return owner._replace(is_whole=False)
+            return owner.part()
         return self._found.take(owner)
 
     def _subscript(self, node: ast.Subscript) -> Value:
@@ -277,11 +331,13 @@ class _Reader:
             self._found.index(value, base, axis, takes_negative=True)
             if isinstance(base, Held) and value == Mask(base.name):
                 has_no_padding = True
-            is_one_axis = isinstance(value, Number | Extent)
+            is_one_axis = is_single_number(value) or isinstance(value, Within)
             axis = axis + 1 if is_one_axis and axis is not None else None  # a mask may take several axes
         if not isinstance(base, Held):
-            return None
-        return base._replace(is_whole=False, has_no_padding=has_no_padding)
+            if isinstance(base, Within):
+                return replace(base, is_single=False)
+            return base if isinstance(base, Joint) else None
+        return base.part()._replace(has_no_padding=has_no_padding)
 
     def _call(self, node: ast.Call) -> Value:
         keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}
@@ -293,12 +349,14 @@ class _Reader:
                 return Extent(value.name, 0) if isinstance(value, Held) and value.is_whole else None
             case ast.Name(id="int"), [one]:
                 value = self._value(one)
-                return value._replace(is_whole=False) if isinstance(value, Held) else Number()
-            case ast.Name(id=name), args if name in self._functions and name not in self._names:
+                if isinstance(value, Held):
+                    return value.part()
+                return value if is_single_number(value) else Number()
+            case ast.Name(id=name), args if name in self._functions and name not in self.names:
                 return self._follow(self._functions[name], args, keywords)
             case ast.Attribute(value=owner, attr=name), args:
                 root = ast.unparse(owner)
-                is_function = root in MODULES and root.split(".")[0] not in self._names
+                is_function = root in MODULES and root.split(".")[0] not in self.names
                 if not is_function:
                     return TorchCall(self._found, self._value, args, keywords).apply(name, self._value(owner))
                 if not args:
@@ -317,8 +375,8 @@ class _Reader:
         has_more = function.args.vararg or function.args.kwarg or len(given) > len(parameters)
         if has_more or self._depth >= DEEPEST or not named.keys() <= set(parameters):
             return self._found.take(*given, *named.values())
-        names = {**dict.fromkeys(parameters), **dict(zip(parameters, given, strict=False)), **named}
-        reader = _Reader(self._found, self._functions, names, self._depth + 1)
+        names = {**self._constants, **dict.fromkeys(parameters), **dict(zip(parameters, given, strict=False)), **named}
+        reader = _Reader(self._found, self._functions, names, self._constants, self._depth + 1)
         reader.read(function.body)
         values = set(reader.returned)
         return values.pop() if len(values) == 1 else self._found.take(*values)

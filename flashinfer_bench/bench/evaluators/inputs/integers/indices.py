@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import random_values
 from flashinfer_bench.bench.evaluators.inputs.constraints import find_bounds
-from flashinfer_bench.bench.evaluators.inputs.integers.found import Extent
+from flashinfer_bench.bench.evaluators.inputs.integers.amounts import (
+    FAR,
+    Amount,
+    Extent,
+    Given,
+    Leaf,
+    Reach,
+    find_range,
+)
+from flashinfer_bench.bench.evaluators.inputs.integers.found import USUAL_PADDING, Use
 from flashinfer_bench.bench.evaluators.inputs.integers.indexing import find_use
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, split_total
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
@@ -31,12 +41,18 @@ _CLASS_AXES: Final = (
     *("num_classes", "n_classes", "num_labels", "n_labels", "num_categories"),
     *("vocab_size", "vocabulary_size", "n_vocab", "vocab"),
 )
+ENDLESS: Final = FAR >> 20
+"""Bounds above it bound nothing."""
 SMALL: Final = 8
 """Integers of which nothing is said stay below it."""
 PADDED_SHARE: Final = 1 / 8
 """Share of the indices that are -1 where the reference tests for that."""
+IGNORED_SHARE: Final = 1 / 4
+"""Share of the values that are another negative number, as -100 for labels, where the reference tests for that."""
+WRAPPED_SHARE: Final = 2
+"""What the reference brings below a size gets values below so many times the size."""
 SURELY_PADDED: Final = 8
-"""Of so many indices one at least is -1."""
+"""Of so many indices one at least is padding."""
 FREE_LENGTH: Final = 4
 """Mean length of a sequence where nothing says what the total is."""
 
@@ -46,7 +62,7 @@ def row_offsets(blank: Blank) -> torch.Tensor:
     parts = max(blank.shape[0] - 1, 0)
     total = _total(blank)
     if total is None:
-        total = FREE_LENGTH * parts
+        total = _valid(blank, FREE_LENGTH * parts + 1).stop - 1
     generator = blank.generator()
     base = _least_lengths(blank, parts)
     left = total - int(base.sum())
@@ -73,8 +89,10 @@ def lengths(blank: Blank) -> torch.Tensor:
         capacity: int | None = pages * (blank.size("page_size", "block_size") or 1)
     else:
         capacity = blank.size("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
-    top = max(capacity or 16, 1)
-    return blank.finish(torch.randint(1, top + 1, blank.shape, generator=blank.generator()))
+    valid = _valid(blank, max(capacity or 16, 1) + 1)
+    top = min(valid.stop - 1, capacity or valid.stop)
+    least = max(valid.start, 1)
+    return blank.finish(torch.randint(least, max(top, least) + 1, blank.shape, generator=blank.generator()))
 
 
 def sparse_tokens(blank: Blank) -> torch.Tensor:
@@ -90,14 +108,15 @@ def sparse_tokens(blank: Blank) -> torch.Tensor:
 def pages(blank: Blank) -> torch.Tensor:
     """Make page numbers of the cache."""
     size = blank.size("num_pages", "num_blocks", "max_num_pages") or _leading_size(blank)
-    return _pad(blank, random_values.distinct_rows(blank, min(size, _limit(blank, size))))
+    return _pad(blank, _distinct(blank, size))
 
 
 def positions(blank: Blank) -> torch.Tensor:
     """Make positions in a sequence, valid in what the reference indexes by them."""
     longest = blank.size("max_seq_len", "max_position_embeddings", "max_position", "max_positions") or 4096
-    limit = min(max(longest, 1), _limit(blank, longest))
-    return blank.finish(torch.randint(limit, blank.shape, generator=blank.generator()))
+    valid = _valid(blank, longest)
+    stop = max(min(max(longest, 1), valid.stop), valid.start + 1)
+    return blank.finish(torch.randint(valid.start, stop, blank.shape, generator=blank.generator()))
 
 
 def top_k(blank: Blank) -> torch.Tensor:
@@ -129,23 +148,26 @@ def slots(blank: Blank) -> torch.Tensor:
     """Make slots of a pool: distinct, because there is no right answer where two sequences write to one slot."""
     pool = blank.size("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size")
     limit = pool or _leading_size(blank)
-    return _pad(blank, random_values.distinct_rows(blank, min(limit, _limit(blank, limit))))
+    return _pad(blank, _distinct(blank, limit))
 
 
 def any_index(blank: Blank) -> torch.Tensor:
     """Make indices that are valid in what the reference indexes; where that is not known, in every other input."""
-    limit = _limit(blank, _leading_size(blank))
-    return _pad(blank, blank.finish(torch.randint(limit, blank.shape, generator=blank.generator())))
+    valid = _valid(blank, _leading_size(blank))
+    values = torch.randint(valid.start, valid.stop, blank.shape, generator=blank.generator())
+    return _pad(blank, blank.finish(values))
 
 
 def labels(blank: Blank) -> torch.Tensor:
     """Make labels: valid in what the reference indexes, else below the number of classes, else small."""
-    return _pad(blank, random_values.integers(blank, 0, _limit(blank, blank.size(*_CLASS_AXES) or SMALL)))
+    valid = _valid(blank, blank.size(*_CLASS_AXES) or SMALL)
+    return _pad(blank, random_values.integers(blank, valid.start, valid.stop))
 
 
 def small(blank: Blank) -> torch.Tensor:
     """Make integers of which nothing is said: valid in what the reference indexes, else small."""
-    return _pad(blank, random_values.integers(blank, 0, _limit(blank, SMALL)))
+    valid = _valid(blank, SMALL)
+    return _pad(blank, random_values.integers(blank, valid.start, valid.stop))
 
 
 def packed_keys(blank: Blank) -> torch.Tensor:
@@ -191,48 +213,81 @@ def _lengths_of(offsets: Any) -> torch.Tensor | None:
     return torch.diff(offsets.long().cpu()) if isinstance(offsets, torch.Tensor) and offsets.ndim == 1 else None
 
 
-def _limit(blank: Blank, usual: int) -> int:
-    """Return below which number the values stay: the sizes of what is indexed where all are known, else the usual one.
+def _valid(blank: Blank, usual: int) -> range:
+    """Return which values are valid where the reference is known to index by them, or by what it computes of them.
 
-    Constraints may ask for less, not for more, and so does the dtype.
+    Where it may index more, and where it indexes nothing, they are so few as is usual. Constraints may ask for less,
+    not for more, and so does the dtype.
     """
-    use = find_use(blank.definition.reference, blank.name)
-    sizes = [extent if isinstance(extent, int) else _size_of(blank, extent) for extent in use.extents]
-    bounds = find_bounds(blank.definition.constraints, blank.name, blank.axes)
-    known = [size for size in sizes if size is not None]
-    is_known = use.is_clear and bounds is not None and 0 < len(known) == len(sizes)
-    limit = min(known) if is_known else usual
+    use, bounds = _use_of(blank), find_bounds(blank.definition.constraints, blank.name, blank.axes)
+    starts, stops = zip((0, FAR), *_list_ranges(blank, use.extents), strict=True)
+    are_known = len(starts) == 1 + len(use.extents)
+    start, stop = max(starts), min(stops)
+    if not (use.is_clear and are_known and bounds is not None) or stop > ENDLESS:
+        wrapped = [end for _, end in _list_ranges(blank, use.wraps, WRAPPED_SHARE) if end <= ENDLESS]
+        is_free = use.is_clear and are_known and bounds is not None and len(wrapped) == len(use.wraps)
+        stop = min(stop, start + max(usual, *wrapped, 0) if is_free else start + usual)
     dtype = DTYPES[blank.dtype_name]
     largest = 1 << dtype.bits - (dtype.kind == "int")
-    return int(max(min(limit, largest, math.inf if bounds is None else bounds.most + 1), 1))
+    stop = int(max(min(stop, largest, math.inf if bounds is None else bounds.most + 1), 1))
+    return range(start if start < stop else 0, stop)
 
 
-def _size_of(blank: Blank, extent: Extent) -> int | None:
-    spec = blank.definition.inputs.get(extent.name)
+def _distinct(blank: Blank, most: int) -> torch.Tensor:
+    """Make distinct valid numbers below a size, as far as there are so many."""
+    valid = _valid(blank, most)
+    values = random_values.distinct_rows(blank, max(min(valid.stop, most) - valid.start, 1))
+    return values + valid.start if valid.start else values
+
+
+def _use_of(blank: Blank) -> Use:
+    definition = blank.definition
+    numbers = frozenset(name for name, spec in definition.inputs.items() if spec.shape is None)
+    return find_use(definition.reference, blank.name, numbers)
+
+
+def _list_ranges(blank: Blank, reaches: Iterable[Amount | Reach], share: int = 1) -> list[tuple[int, int]]:
+    """List the least value and the end of the values that each bound allows, where it is known."""
+    found = (
+        find_range(one if isinstance(one, Reach) else Reach(one), lambda leaf: _size_of(blank, leaf), share=share)
+        for one in reaches
+    )
+    return [(least, most + 1) for least, most in filter(None, found)]
+
+
+def _size_of(blank: Blank, leaf: Leaf) -> int | None:
+    if isinstance(leaf, Given):
+        number = blank.axes.get(leaf.name, blank.made.get(leaf.name))
+        return number if isinstance(number, int) and not isinstance(number, bool) else None
+    spec = blank.definition.inputs.get(leaf.name)
     shape = spec.shape if spec is not None else None
-    if spec is None or shape is None or not -len(shape) <= extent.axis < len(shape):
+    if spec is None or shape is None:
         return None
-    if DTYPES[spec.dtype].storage.endswith("_x2") and extent.axis in (-1, len(shape) - 1):
-        return None  # two elements lie in a byte
-    axis = shape[extent.axis]
-    return blank.axes.get(axis) or (int(axis) if axis.isdigit() else None)
+    is_packed = DTYPES[spec.dtype].storage.endswith("_x2")  # two elements lie in a byte
+    sizes = [blank.axes.get(axis) or (int(axis) if axis.isdigit() else None) for axis in shape]
+    if isinstance(leaf, Extent):
+        is_there = -len(shape) <= leaf.axis < len(shape) and not (is_packed and leaf.axis in (-1, len(shape) - 1))
+        return sizes[leaf.axis] if is_there else None
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) and not is_packed else None
 
 
 def _pad(blank: Blank, values: torch.Tensor) -> torch.Tensor:
-    """Write -1 over some indices, where the reference tests for that; some of each row stay."""
-    bounds = find_bounds(blank.definition.constraints, blank.name, blank.axes)
+    """Write padding over some indices, where the reference tests for it; some of each row stay."""
+    use, bounds = _use_of(blank), find_bounds(blank.definition.constraints, blank.name, blank.axes)
     count, columns = values.numel(), values.shape[-1] if values.ndim else 1
-    is_padded = DTYPES[blank.dtype_name].kind == "int" and find_use(blank.definition.reference, blank.name).is_tested
-    if not is_padded or bounds is None or bounds.least > -1 or count < 2:
+    is_padded = DTYPES[blank.dtype_name].kind == "int" and use.is_tested and not _valid(blank, 1).start
+    if not is_padded or bounds is None or bounds.least > use.padding or count < 2:
         return values
+    share = PADDED_SHARE if use.padding == USUAL_PADDING else IGNORED_SHARE
     generator = make_generator(blank.seed, blank.name, "padding", device=torch.device("cpu"))
-    is_padding = torch.rand(count, generator=generator) < PADDED_SHARE
+    is_padding = torch.rand(count, generator=generator) < share
     if count >= SURELY_PADDED and not is_padding.any():
         is_padding[torch.randint(count, (), generator=generator)] = True
     rows = is_padding.view(-1, columns if columns > 1 else count)
     kept = torch.randint(rows.shape[1], (len(rows), 1), generator=generator)
     rows.scatter_(1, kept, rows.gather(1, kept) & ~rows.all(dim=1, keepdim=True))
-    return values.masked_fill_(is_padding.view(values.shape).to(values.device), -1)
+    return values.masked_fill_(is_padding.view(values.shape).to(values.device), use.padding)
 
 
 def _leading_size(blank: Blank) -> int:

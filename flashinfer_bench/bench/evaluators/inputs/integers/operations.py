@@ -7,17 +7,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from flashinfer_bench.bench.evaluators.inputs.integers.amounts import Amount, Elements, Extent, combine
+from flashinfer_bench.bench.evaluators.inputs.integers.arithmetic import METHODS, accumulate, compute
 from flashinfer_bench.bench.evaluators.inputs.integers.found import (
-    Extent,
     Found,
     Held,
+    Joint,
     Made,
     Mask,
     Number,
     ShapeOf,
     Value,
+    Within,
+    find_size,
+    to_amount,
 )
 
+MOST_AXES: Final = 8
+"""Tensors of unknown shape have no more axes, so that one that is counted from the last is not taken for the first."""
 FACT_METHODS: Final = frozenset({"numel", "nelement", "dim", "stride", "is_contiguous", "element_size"})
 SAME: Final = frozenset({"long", "int", "to", "contiguous", "clone", "detach", "cuda", "cpu", "float", "double"})
 """Methods that keep values and shape."""
@@ -27,6 +34,10 @@ RESHAPED: Final = frozenset(
     {"view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "flip"}
 )
 """Methods that keep values, in another shape."""
+ELEMENTWISE: Final = frozenset(
+    {"softmax", "log_softmax", "sigmoid", "exp", "log", "tanh", "relu", "silu", "gelu", "softplus", "sqrt", "rsqrt"}
+)
+"""Functions and methods of one tensor that give other values in its shape."""
 RESHAPED_IN_PLACE: Final = frozenset(
     {"transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_"}
 )
@@ -81,6 +92,10 @@ class TorchCall:
                 value = self._value(first)
                 self._take_rest()
                 return Made(value.name) if isinstance(value, Held) and value.is_whole else None
+            case "arange":
+                return self._count(self._value(first))
+            case "cat" | "concat" if isinstance(first, ast.Tuple | ast.List):
+                return self._concatenate(list(map(self._value, first.elts)))
             case "where" if len(self._args) == 2:
                 return self._choose(self._value(first))
             case "embedding" | "cross_entropy" | "nll_loss" | "one_hot":
@@ -104,13 +119,20 @@ class TorchCall:
             if isinstance(axis, Number) and axis.value is not None:
                 return Extent(first.name, axis.value)
             return ShapeOf(first.name) if axis is None else None
+        if name in METHODS and len(self._args) == 1 and not self._keywords:
+            return compute(self._found, METHODS[name], first, self._value(self._args[0]))
         if name in ("new_zeros", "new_ones", "new_empty", "new_full"):
             return self._make(1 if name == "new_full" else None)
         if name in BY_DIMENSION or name == "take_along_dim":
             return self._index(name, first)
-        if isinstance(first, Made) and name in SAME:
+        is_same = name in SAME or (name in RESHAPED and not isinstance(first, Made))
+        if is_same and isinstance(first, Made | Within | Joint):
             self._take_rest()
             return first
+        if isinstance(first, Held) and first.is_whole and name in ELEMENTWISE:
+            self._take_rest()
+            self._found.take(first)
+            return Made(first.name)
         if isinstance(first, Held):
             return self._change(name, first)
         self._take_rest()
@@ -124,15 +146,15 @@ class TorchCall:
             is_rounded = name in ROUNDED or re.search(r"float16|half|\bdtype\b(?!=)", text) is not None
             return first._replace(is_exact=first.is_exact and not is_rounded)
         if name in RESHAPED and "torch." not in text and "dtype" not in text:
-            self._take_rest()
-            return first._replace(is_whole=False)
+            return self._reshape(name, first)
         if name in ("item", "tolist") and not text:
-            return first._replace(is_whole=False)
-        if name in ("clamp", "clip", "clamp_min"):
-            least = self._take("min", 0)
+            return first.part()
+        if name == "cumsum":
+            axis = self._take("dim", 0)
             self._take_rest()
-            if least in (None, Number(0)):
-                return first._replace(has_no_padding=first.has_no_padding or least is not None)
+            return accumulate(self._found, first, axis.value if isinstance(axis, Number) else None)
+        if name in ("clamp", "clip", "clamp_min"):
+            return self._clamp(first)
         if name == "masked_fill" and len(self._args) == 2:
             mask, filled = map(self._value, self._args)
             if filled == Number(0):
@@ -140,13 +162,65 @@ class TorchCall:
         self._take_rest()
         return self._found.take(first)
 
+    def _reshape(self, name: str, first: Held) -> Value:
+        """Return the values in another shape; its sizes are known where `view` and `reshape` say them one by one."""
+        values = [self._value(one) for one in self._args]
+        self._take_rest()
+        amounts = [to_amount(value) for value in values]
+        if name not in ("view", "reshape") or not first.is_whole or self._keywords or None in amounts:
+            return first.part()
+        others: Amount = 1
+        for amount in amounts:
+            if amount is not None and amount != -1:
+                others = amount if others == 1 else combine("*", others, amount)
+        left = Elements(first.name) if others == 1 else combine("//", Elements(first.name), others)
+        return first.part()._replace(sizes=tuple(left if amount == -1 else amount for amount in amounts))
+
+    def _clamp(self, first: Held) -> Value:
+        """Return the values of an input that are brought into a range; from below that is told of 0 alone."""
+        least, most = self._take("min", 0), self._take("max", 0)
+        self._take_rest()
+        if not first.applied:
+            self._found.take(most)
+            if least in (None, Number(0)):
+                return first._replace(has_no_padding=first.has_no_padding or least is not None)
+            return self._found.take(first, least)
+        low, high = to_amount(least), to_amount(most)
+        if (least is not None and low is None) or (most is not None and high is None):
+            return self._found.take(first, least, most)
+        if high is not None:
+            self._found.wrap(first, combine("+", high, 1))
+            first = first.apply("most", high, high)
+        return first if low is None else first.apply("least", low, low)
+
+    def _concatenate(self, parts: Sequence[Value]) -> Value:
+        """Return what `cat` gives: the first size is known, if that is what grows."""
+        axis = self._take("dim", 0)
+        self._take_rest()
+        self._found.take(*parts)
+        sizes = [find_size(part, 0) for part in parts]
+        if axis not in (None, Number(0)) or None in sizes or not sizes:
+            return None
+        total: Amount = 0
+        for size in sizes:
+            total = total if size is None else combine("+", total, size)
+        return Made((total, *[None] * MOST_AXES))
+
+    def _count(self, first: Value) -> Value:
+        """Return what `arange` gives: whole numbers from a size, or from 0, to another one."""
+        ends = [first, *(self._value(self._args.pop(0)) for _ in range(min(len(self._args), 2)))]
+        self._found.take(*ends)
+        self._take_rest()
+        low, high = (Number(0), ends[0]) if len(ends) == 1 else (ends[0], ends[1])
+        return count(low, high, ends[2] if len(ends) == 3 else Number(1), is_single=False)
+
     def _choose(self, mask: Value) -> Value:
         """Return what `where` gives: the values of an input, where one of the two is that, and the other one zero."""
         sides = [self._value(one) for one in self._args]
         for held, other, zero in ((*sides, self._args[1]), (*sides[::-1], self._args[0])):
             is_zeros = isinstance(zero, ast.Call) and ast.unparse(zero.func) in ("torch.zeros_like", "torch.zeros")
             if isinstance(held, Held) and (other == Number(0) or is_zeros):
-                return held._replace(is_whole=False, has_no_padding=held.has_no_padding or mask == Mask(held.name))
+                return held.part()._replace(has_no_padding=held.has_no_padding or mask == Mask(held.name))
         return self._found.take(mask, *sides)
 
     def _index(self, name: str, table: Value) -> Value:
@@ -159,22 +233,26 @@ class TorchCall:
         known = axis.value if isinstance(axis, Number) else None
         self._found.index(index, table, known, takes_negative=False)
         if name in ("index_select", "gather", "take_along_dim"):
-            return table._replace(is_whole=False) if isinstance(table, Held) else None
+            return table.part() if isinstance(table, Held) else None
         self._found.take(table)
         return Made(table.name) if isinstance(table, Held) and table.is_whole else table
 
     def _look_up(self, name: str, first: Value) -> Value:
         """Note what functions look up by whole numbers: rows, classes."""
         second = self._take({"embedding": "weight", "one_hot": "num_classes"}.get(name, "target"), 0)
+        ignored = self._take("ignore_index", len(self._args))
         self._take_rest()
         match name:
             case "embedding":
                 self._found.index(first, second, 0, takes_negative=False)
-                return second._replace(is_whole=False) if isinstance(second, Held) else None
+                return second.part() if isinstance(second, Held) else None
             case "one_hot":
-                size = second.value if isinstance(second, Number) else second if isinstance(second, Extent) else None
-                self._found.index(first, Made((size,)), 0, takes_negative=False)
+                self._found.index(first, Made((to_amount(second),)), 0, takes_negative=False)
             case _:
+                padding = to_amount(ignored)
+                if isinstance(second, Held) and not second.applied and isinstance(padding, int) and padding < 0:
+                    self._found.pad(second, padding)
+                    second = second._replace(has_no_padding=True)
                 self._found.index(second, first, 1, takes_negative=False)
         return None
 
@@ -185,8 +263,7 @@ class TorchCall:
             given = given[0].elts
         values = [self._value(one) for one in given]
         self._found.take(*values, *map(self._value, (*self._args[len(given) :], *self._keywords.values())))
-        sizes = [one.value if isinstance(one, Number) else one if isinstance(one, Extent) else None for one in values]
-        return Made(tuple(sizes)) if values else None
+        return Made(tuple(map(to_amount, values))) if values else None
 
     def _take(self, name: str, at: int) -> Value:
         """Take an argument by its name, or by its position among those that are left; None where it is not given."""
@@ -196,3 +273,11 @@ class TorchCall:
 
     def _take_rest(self) -> None:
         self._found.take(*map(self._value, (*self._args, *self._keywords.values())))
+
+
+def count(low: Value, high: Value, step: Value, *, is_single: bool) -> Value:
+    """Return whole numbers from one size to another one, without that; None where nothing is known of them."""
+    least, end, width = to_amount(low), to_amount(high), to_amount(step)
+    if least is None or end is None or not isinstance(width, int) or width < 1:
+        return None
+    return Within(least, combine("-", end, 1), is_single)
