@@ -56,7 +56,7 @@ class Applied:
     """What is done to the values of an input: each is combined with a number between two sizes, both included."""
 
     kind: str
-    """One of + * //; "negate"; "sum", of as many values; "least" and "most", which keep values at that or at more, or
+    """One of + * // %; "negate"; "sum", of as many values; "least" and "most", which keep values at that or at more, or
     at that or at less."""
     least: Amount = 0
     most: Amount = 0
@@ -77,6 +77,23 @@ def combine(kind: str, left: Amount, right: Amount) -> Amount:
         return result
     parts = 1 + sum(one.parts for one in (left, right) if isinstance(one, Formula))
     return Formula(kind, left, right, parts) if parts <= LONGEST else Formula("//", 0, 0)
+
+
+def list_names(amount: Amount | Reach) -> list[str]:
+    """List the inputs whose sizes or values a size depends on."""
+    match amount:
+        case int():
+            return []
+        case Formula(left=left, right=right):
+            return list_names(left) + list_names(right)
+        case Reach(below=below, applied=applied):
+            return [
+                name
+                for one in (below, *(end for step in applied for end in (step.least, step.most)))
+                for name in list_names(one)
+            ]
+        case _:
+            return [amount.name]
 
 
 def evaluate(amount: Amount, look_up: Callable[[Leaf], int | None]) -> int | None:
@@ -143,6 +160,8 @@ def _undo(kind: str, by: tuple[int, int], to: tuple[int, int]) -> tuple[int, int
             return least * (high if least > 0 else low), most * (low if most > 0 else high) + low - 1
         case "sum" if low > 0:
             return max(least, 0), most // high
+        case "%" if low > 0:
+            return (-FAR, FAR) if least <= 0 and high - 1 <= most else (max(least, 0), most)
         case "least" if low <= most:
             return (-FAR if low >= least else least), most
         case "most" if high >= least:

@@ -64,6 +64,7 @@ def accumulate(found: Found, held: Held, axis: int | None) -> Value:
     """Return running sums of an input along an axis."""
     if axis is None or not held.is_whole or held.applied:
         return found.take(held)
+    found.refused.add(held.name)  # padding would be in all sums behind it
     extent = Extent(held.name, axis)
     return held.apply("sum", extent, extent)
 
@@ -90,7 +91,7 @@ def _apply(found: Found, kind: str, held: Held, other: Value) -> Value:
             if amount is None or (isinstance(amount, int) and amount <= 0):
                 return None
             found.wrap(held, amount)
-            return Within(0, combine("-", amount, 1), is_single=False)
+            return Within(0, combine("-", amount, 1), of=held.apply(kind, amount, amount))
         case _:
             return kept.apply(kind, least, most)
 

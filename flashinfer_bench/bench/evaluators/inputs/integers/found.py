@@ -17,6 +17,7 @@ from flashinfer_bench.bench.evaluators.inputs.integers.amounts import (
     Given,
     Reach,
     combine,
+    list_names,
 )
 
 TURNED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
@@ -105,6 +106,8 @@ class Within:
     most: Amount
     is_single: bool = False
     """It is one number, as a loop's is."""
+    of: Held | None = None
+    """The input whose values were brought between them."""
 
 
 class Joint(NamedTuple):
@@ -165,7 +168,7 @@ class Found:
 
     def tell(self, name: str) -> Use:
         """Say how an input is used."""
-        tables = {extent.name for extent in self.extents[name] if isinstance(extent, Extent)}
+        tables = {table for extent in self.extents[name] | self.wraps[name] for table in list_names(extent)}
         is_clear = name not in self.unclear and not tables & self.reshaped
         is_tested = is_clear and name in self.tested and name not in self.refused and len(self.paddings[name]) <= 1
         padding = min(self.paddings[name], default=USUAL_PADDING)
@@ -175,7 +178,8 @@ class Found:
 
     def take(self, *values: Value) -> Value:
         """Note that values go where nothing is known of what they do; nothing is known of what comes of them."""
-        self.unclear.update(value.name for value in values if isinstance(value, Held))
+        held = (value.of if isinstance(value, Within) else value for value in values)
+        self.unclear.update(value.name for value in held if isinstance(value, Held))
         return None
 
     def join_masks(self, values: Iterable[Value], *, is_plain: bool) -> Value:
@@ -187,25 +191,25 @@ class Found:
 
     def index(self, index: Value, table: Value, axis: int | None, *, takes_negative: bool) -> None:
         """Note that one value indexes an axis of another one."""
-        if isinstance(index, Joint):
-            self._share(index, table, axis)
+        extent = find_size(table, axis)
+        if isinstance(index, Joint) and extent is not None:
+            self._share(index, extent)
+        if isinstance(index, Within) and index.of is not None and extent is not None:
+            index = index.of._replace(has_no_padding=True)
         if not isinstance(index, Held):
             return
         if not index.has_no_padding:
             (self.bare if takes_negative and not index.applied else self.refused).add(index.name)
-        extent = find_size(table, axis)
         if extent is None or not index.is_exact:
             self.take(index)
         else:
             self.extents[index.name].add(Reach(extent, index.applied) if index.applied else extent)
 
-    def _share(self, index: Joint, table: Value, axis: int | None) -> None:
+    def _share(self, index: Joint, size: Amount) -> None:
         """Note that a sum indexes an axis: each part has an equal share of it."""
-        size, count = find_size(table, axis), len(index.parts)
-        if size is not None:
-            below = combine("+", combine("//", combine("-", size, 1), count), 1)
-            for part in index.parts:
-                self.extents[part.name].add(Reach(below, part.applied))
+        below = combine("+", combine("//", combine("-", size, 1), len(index.parts)), 1)
+        for part in index.parts:
+            self.extents[part.name].add(Reach(below, part.applied))
 
     def wrap(self, value: Held, below: Amount) -> None:
         """Note that what is computed of an input is brought below a size, whatever it is."""

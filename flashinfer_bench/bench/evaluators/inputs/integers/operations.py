@@ -136,6 +136,7 @@ class TorchCall:
         if isinstance(first, Held):
             return self._change(name, first)
         self._take_rest()
+        self._found.take(first)
         return Mask(first.name, is_plain=first.is_plain and name in RESHAPED) if isinstance(first, Mask) else None
 
     def _change(self, name: str, first: Held) -> Value:
@@ -195,11 +196,11 @@ class TorchCall:
 
     def _concatenate(self, parts: Sequence[Value]) -> Value:
         """Return what `cat` gives: the first size is known, if that is what grows."""
-        axis = self._take("dim", 0)
+        axis, is_named = self._take("dim", 0), bool(self._keywords)
         self._take_rest()
         self._found.take(*parts)
         sizes = [find_size(part, 0) for part in parts]
-        if axis not in (None, Number(0)) or None in sizes or not sizes:
+        if axis not in (None, Number(0)) or is_named or None in sizes or not sizes:
             return None
         total: Amount = 0
         for size in sizes:

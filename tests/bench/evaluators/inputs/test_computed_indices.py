@@ -1,0 +1,149 @@
+"""Random integers that a reference computes with before it indexes: all are valid, and reach the whole table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.data.workload import ScalarInput
+from tests.kit.make import make_definition, make_workload
+
+pytestmark = pytest.mark.cpu
+
+CPU = torch.device("cpu")
+EACH_LABEL = ["total = 0", "for i in range(labels.shape[0]):", "    y = int(labels[i])"]
+SIZES = {"t": 2048, "v": 30, "w": 64, "p": 16, "d": 3}
+
+
+def make(body, name="tok", inputs=None, given=None, constants=""):
+    """Make the inputs of a definition, run its reference on them, and return one of them."""
+    specs = {"table": "float32[v, d]", name: "int64[t]", **(inputs or {})}
+    names = {axis for spec in specs.values() for axis in spec.partition("[")[2].strip("]").split(", ") if axis}
+    lines = body if isinstance(body, list) else [f"return {body}"]
+    head = ["import torch", constants, f"def run({', '.join(specs)}):"]
+    definition = make_definition(
+        op_type="test",
+        axes=dict.fromkeys(sorted(axis for axis in names if not axis.isdigit())),
+        inputs=specs,
+        outputs={"y": "float32"},
+        reference="\n".join([*head, *(f"    {line}" for line in lines)]),
+    )
+    workload = make_workload(axes={axis: SIZES[axis] for axis in names if axis in SIZES}, inputs=given or {})
+    made = InputMaker(definition, workload, CPU, Path("nowhere")).make(1)
+    scope = {}
+    exec(compile(definition.reference, "reference", "exec"), scope)
+    scope["run"](*made)
+    return made[list(specs).index(name)]
+
+
+def ends(values):
+    return int(values.min()), int(values.max())
+
+
+@pytest.mark.parametrize(
+    ("body", "least", "most"),
+    [
+        ("table[tok + 1]", 0, 28),
+        ("table[1 + tok.long()]", 0, 28),
+        ("table[tok * 4]", 0, 7),
+        ("table[tok // 4]", 0, 119),
+        ("table[tok - 9]", 9, 38),
+        ("table[table.shape[0] - 1 - tok]", 0, 29),
+        ("table.index_select(0, torch.add(tok, 5).mul(2))", 0, 9),
+        ("table[(tok[:, None] * 2 + torch.arange(2)).view(-1)]", 0, 14),
+        ("torch.cat([torch.zeros(1, table.shape[1]), table])[tok + 1]", 0, 29),
+        ("table.view(-1)[tok * 3 + 1]", 0, 29),
+        ("table.log_softmax(-1)[tok + 1]", 0, 28),
+        ("(table * 2)[tok]", 0, 29),
+        (["at = tok + 2", "rows = [table[int(i)] for i in at]", "return torch.stack(rows)"], 0, 27),
+        (["at = tok[:, None]", "return table.gather(0, (at + 3).expand(-1, 2))"], 0, 26),
+        (["at = tok + 1", "more = at * 2", "return table[more] + table[at]"], 0, 13),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else None,
+)
+def test_computed_indices_are_valid_and_reach_the_table(body, least, most):
+    assert ends(make(body)) == (least, most)
+
+
+def test_numbers_of_a_workload_and_constants_of_a_module_count():
+    given = {"base": ScalarInput(type="scalar", value=7)}
+    assert ends(make("table[tok + base]", inputs={"base": "int32"}, given=given)) == (0, 22)
+    assert ends(make("table[tok // PAGE + SHIFT]", constants="PAGE = 4\nSHIFT = PAGE - 3")) == (0, 115)
+    assert ends(make("table[tok + 0 * d]", inputs={"d": "int32"})) == (0, 29)
+
+
+def test_positions_and_lengths_stay_within_what_they_index():
+    assert ends(make("table[positions + 2]", name="positions")) == (0, 27)
+    body = "x[torch.arange(x.shape[0]), seq_lens - 1]"
+    assert ends(make(body, name="seq_lens", inputs={"x": "float32[t, 5]"})) == (1, 5)
+    body = ["starts = sizes.cumsum(0) - sizes", "return x[starts]"]
+    sizes = make(body, name="sizes", inputs={"x": "float32[3333, 2]", "sizes": "int64[p]"})
+    assert 100 < int(sizes.max()) <= 3332 // 16
+
+
+def test_pages_are_split_into_a_page_and_a_place():
+    look_up = ["page_size = cache.shape[1]", "rows = []", "for b in range(pos.shape[0]):"]
+    look_up += ["    page = pages[b, pos[b] // page_size]", "    rows.append(cache[page, pos[b] % page_size])"]
+    inputs = {"cache": "float32[v, 4, d]", "pages": "int32[t, 5]"}
+    assert ends(make([*look_up, "return torch.stack(rows)"], name="pos", inputs=inputs)) == (0, 19)
+    flat = ["slots = pages[:, :, None] * 4 + torch.arange(4)", "return cache.view(-1, 3)[slots]"]
+    assert ends(make(flat, name="pages", inputs={**inputs})) == (0, 29)
+
+
+def test_what_is_wrapped_or_clamped_leaves_the_table():
+    assert ends(make("table[tok % table.shape[0]]")) == (0, 59)
+    assert ends(make("table[(tok - 5).clamp(0, table.shape[0] - 1)]")) == (0, 64)
+
+
+def test_a_remainder_that_indexes_a_smaller_table_stays_below_it():
+    assert ends(make("table[tok % 40]")) == (0, 29)
+
+
+def test_of_a_sum_of_inputs_each_is_small_enough():
+    for name in ("tok", "more"):
+        inputs = {"tok": "int64[t]", "more": "int64[t]", "table": "float32[9, d]"}
+        assert ends(make("table[tok + more]", name=name, inputs=inputs)) == (0, 4)
+    inputs = {"tok": "int64[t]", "more": "int64[t]"}
+    assert ends(make("table.view(-1)[tok * 3 + more]", inputs=inputs)) == (0, 7)
+
+
+def test_a_known_index_counts_even_where_another_use_is_not_known():
+    assert ends(make(["other = str(tok)", "return table[tok * 10]"])) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ["valid = labels != -100", "return logits.gather(1, torch.where(valid, labels, 0)[:, None])[:, 0] * valid"],
+        ["gone = labels == -100", "return logits.log_softmax(-1).gather(1, labels.masked_fill(gone, 0)[:, None])"],
+        ["valid = labels != -100", "return logits.gather(1, (labels * valid).unsqueeze(1))[:, 0] * valid"],
+        ["return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100)"],
+        [*EACH_LABEL, "    if y == -100:", "        continue", "    total = total + logits[i, y]", "return total"],
+        [*EACH_LABEL, "    if y != -100:", "        total = total + logits[i, y]", "return total"],
+    ],
+    ids=["where", "masked_fill", "product", "cross_entropy", "continue", "if"],
+)
+def test_a_quarter_of_labels_is_what_the_reference_ignores(body):
+    labels = make(body, name="labels", inputs={"logits": "float32[t, w]", "labels": "int64[t]"})
+    assert 400 < int((labels == -100).sum()) < 620
+    assert ends(labels[labels != -100])[0] == 0
+    assert int(labels.max()) <= 63
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ["valid = labels != -100", "return logits.gather(1, labels[:, None])[:, 0] * valid"],
+        ["valid = labels != -100", "return logits[0][labels] * valid"],
+        ["valid = (labels != -100) & (labels != -1)", "return logits[0, labels.clamp(min=0)] * valid"],
+        ["if (labels == -100).any():", "    raise ValueError", "return logits[0, labels]"],
+        ["if labels[0] != -100:", "    pass", "return logits[0, labels]"],
+    ],
+    ids=["gather", "index", "two", "guard", "after"],
+)
+def test_no_label_is_ignored_where_the_reference_may_index_by_it(body):
+    labels = make(body, name="labels", inputs={"logits": "float32[t, w]", "labels": "int64[t]"})
+    assert int(labels.min()) == 0
