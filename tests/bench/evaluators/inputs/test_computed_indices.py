@@ -60,6 +60,11 @@ def ends(values):
         ("(table * 2)[tok]", 0, 29),
         (["at = tok + 2", "rows = [table[int(i)] for i in at]", "return torch.stack(rows)"], 0, 27),
         (["at = tok[:, None]", "return table.gather(0, (at + 3).expand(-1, 2))"], 0, 26),
+        ("torch.stack([table, table])[tok % 2]", 0, 7),
+        ("table[:, 2][tok + 1]", 0, 28),
+        ("table[3][tok * 2]", 0, 1),
+        ("table[None, :, 0][0][tok + 1]", 0, 7),
+        ("table.view(-1, 1)[:, 0][tok + 1]", 0, 88),
         (["at = tok + 1", "more = at * 2", "return table[more] + table[at]"], 0, 13),
     ],
     ids=lambda given: given[0] if isinstance(given, list) else None,
@@ -100,6 +105,8 @@ def test_what_is_wrapped_or_clamped_leaves_the_table():
 
 def test_a_remainder_that_indexes_a_smaller_table_stays_below_it():
     assert ends(make("table[tok % 40]")) == (0, 29)
+    assert ends(make("table[(tok % 40).long() * 2 + 4]")) == (0, 12)
+    assert ends(make(["valid = tok >= 0", "return table[tok % 40] * valid[:, None]"])) == (0, 29)
 
 
 def test_of_a_sum_of_inputs_each_is_small_enough():

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from flashinfer_bench.bench.evaluators.inputs.integers.amounts import Amount, Applied, Extent, combine
 from flashinfer_bench.bench.evaluators.inputs.integers.found import (
-    SIZES,
     Found,
     Held,
     Joint,
     Mask,
-    Number,
     Value,
     Within,
+    is_single_number,
     to_amount,
     to_value,
 )
@@ -57,6 +57,8 @@ def compute(found: Found, kind: str, left: Value, right: Value) -> Value:
         result = _apply_turned(found, kind, left, right)
     else:
         result = _bound(kind, left, right)
+        if isinstance(result, Within):
+            result = replace(result, of=_keep_source(found, kind, left, right))
     return found.join_masks((left, right), is_plain=False) if result is None else result
 
 
@@ -135,6 +137,17 @@ def _apply_to_sum(found: Found, kind: str, left: Value, right: Value) -> Value:
     return Joint(tuple(part for part in parts if isinstance(part, Held))) if None not in parts else None
 
 
+def _keep_source(found: Found, kind: str, left: Value, right: Value) -> Held | None:
+    """Return the input behind what was brought into a range, if one of two values is such, after one step more."""
+    value: Value = None
+    if isinstance(left, Within) and left.of is not None:
+        value = _apply(found, kind, left.of, right)
+    elif isinstance(right, Within) and right.of is not None:
+        value = _apply_turned(found, kind, left, right.of)
+    held = value.of if isinstance(value, Within) else value
+    return held if isinstance(held, Held) else None
+
+
 def _bound(kind: str, left: Value, right: Value) -> Value:
     one, other = find_bounds_of(left), find_bounds_of(right)
     if one is None or other is None:
@@ -155,8 +168,3 @@ def _bound(kind: str, left: Value, right: Value) -> Value:
             return Within(0, combine("-", other[0], 1), is_single)
         case _:
             return None
-
-
-def is_single_number(value: Value) -> bool:
-    """Tell whether a value is one whole number that is no input's element."""
-    return isinstance(value, (Number, *SIZES)) or (isinstance(value, Within) and value.is_single)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from flashinfer_bench.bench.evaluators.inputs.integers.amounts import (
+    FAR,
     Amount,
     Applied,
     Elements,
@@ -28,6 +29,8 @@ TURNED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
 }
 SIGN_TESTS: Final = frozenset({(ast.Lt, 0), (ast.GtE, 0), (ast.Gt, -1), (ast.LtE, -1)})
 USUAL_PADDING: Final = -1
+MOST_AXES: Final = 8
+"""Tensors of unknown shape have no more axes, so that one that is counted from the last is not taken for the first."""
 
 
 class Use(NamedTuple):
@@ -107,7 +110,11 @@ class Within:
     is_single: bool = False
     """It is one number, as a loop's is."""
     of: Held | None = None
-    """The input whose values were brought between them."""
+    """The input whose values were brought between them, and what was computed of it."""
+
+
+ALL: Final = Within(0, FAR)
+"""All of an axis."""
 
 
 class Joint(NamedTuple):
@@ -132,6 +139,23 @@ def to_amount(value: Value) -> Amount | None:
 def to_value(amount: Amount) -> Value:
     """Return a size as a value."""
     return Number(amount) if isinstance(amount, int) else amount
+
+
+def is_single_number(value: Value) -> bool:
+    """Tell whether a value is one whole number that is no input's element."""
+    return isinstance(value, (Number, *SIZES)) or (isinstance(value, Within) and value.is_single)
+
+
+def find_left(base: Held, taken: Sequence[Value]) -> tuple[Amount | None, ...] | None:
+    """Return the sizes of what numbers and whole slices leave of a tensor; None where others are among them.
+
+    Sizes of axes that it does not have are without a value.
+    """
+    sizes = base.sizes or tuple(Extent(base.name, axis) for axis in range(MOST_AXES) if base.is_whole)
+    are_known = all(one == ALL or is_single_number(one) for one in taken) and len(taken) <= len(sizes)
+    if not are_known:
+        return None
+    return (*(size for size, one in zip(sizes, taken, strict=False) if one == ALL), *sizes[len(taken) :])
 
 
 def find_size(table: Value, axis: int | None) -> Amount | None:
@@ -195,7 +219,7 @@ class Found:
         if isinstance(index, Joint) and extent is not None:
             self._share(index, extent)
         if isinstance(index, Within) and index.of is not None and extent is not None:
-            index = index.of._replace(has_no_padding=True)
+            index = index.of
         if not isinstance(index, Held):
             return
         if not index.has_no_padding:

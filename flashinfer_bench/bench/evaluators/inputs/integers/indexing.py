@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import Final
 
 from flashinfer_bench.bench.evaluators.inputs.integers.amounts import Extent, Given
-from flashinfer_bench.bench.evaluators.inputs.integers.arithmetic import KINDS, compute, is_single_number
+from flashinfer_bench.bench.evaluators.inputs.integers.arithmetic import KINDS, compute
 from flashinfer_bench.bench.evaluators.inputs.integers.found import (
+    ALL,
     Found,
     Held,
     Joint,
@@ -26,6 +27,8 @@ from flashinfer_bench.bench.evaluators.inputs.integers.found import (
     Use,
     Value,
     Within,
+    find_left,
+    is_single_number,
 )
 from flashinfer_bench.bench.evaluators.inputs.integers.operations import TorchCall, count
 from flashinfer_bench.data.reference import ENTRY_NAME, parse_module
@@ -319,15 +322,20 @@ class _Reader:
             return Extent(base.name, at.value) if isinstance(at, Number) and at.value is not None else None
         axis: int | None = 0
         has_no_padding = isinstance(base, Held) and base.has_no_padding
+        taken: list[Value] = []
         for item in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
             if isinstance(item, ast.Constant) and item.value is None:
+                taken.append(None)
                 continue
             if isinstance(item, ast.Slice):
                 ends = (end for end in (item.lower, item.upper, item.step) if end is not None)
                 self._found.take(*map(self._value, ends))
+                is_all = item.lower is None and item.upper is None and item.step is None
                 value: Value = Number()
+                taken.append(ALL if is_all else None)
             else:
                 value = self._value(item)
+                taken.append(value)
             self._found.index(value, base, axis, takes_negative=True)
             if isinstance(base, Held) and value == Mask(base.name):
                 has_no_padding = True
@@ -337,7 +345,7 @@ class _Reader:
             if isinstance(base, Within):
                 return replace(base, is_single=False)
             return base if isinstance(base, Joint) else None
-        return base.part()._replace(has_no_padding=has_no_padding)
+        return base.part()._replace(has_no_padding=has_no_padding, sizes=find_left(base, taken))
 
     def _call(self, node: ast.Call) -> Value:
         keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}

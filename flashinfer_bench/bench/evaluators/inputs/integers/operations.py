@@ -10,6 +10,7 @@ from typing import Final
 from flashinfer_bench.bench.evaluators.inputs.integers.amounts import Amount, Elements, Extent, combine
 from flashinfer_bench.bench.evaluators.inputs.integers.arithmetic import METHODS, accumulate, compute
 from flashinfer_bench.bench.evaluators.inputs.integers.found import (
+    MOST_AXES,
     Found,
     Held,
     Joint,
@@ -23,8 +24,6 @@ from flashinfer_bench.bench.evaluators.inputs.integers.found import (
     to_amount,
 )
 
-MOST_AXES: Final = 8
-"""Tensors of unknown shape have no more axes, so that one that is counted from the last is not taken for the first."""
 FACT_METHODS: Final = frozenset({"numel", "nelement", "dim", "stride", "is_contiguous", "element_size"})
 SAME: Final = frozenset({"long", "int", "to", "contiguous", "clone", "detach", "cuda", "cpu", "float", "double"})
 """Methods that keep values and shape."""
