@@ -74,6 +74,7 @@ def test_computed_indices_are_valid_and_reach_the_table(body, least, most):
 
 
 def test_numbers_of_a_workload_and_constants_of_a_module_count():
+    assert ends(make("table[tok + base]", inputs={"base": "int32"})) == (0, 28)
     given = {"base": ScalarInput(type="scalar", value=7)}
     assert ends(make("table[tok + base]", inputs={"base": "int32"}, given=given)) == (0, 22)
     assert ends(make("table[tok // PAGE + SHIFT]", constants="PAGE = 4\nSHIFT = PAGE - 3")) == (0, 115)
@@ -87,6 +88,21 @@ def test_positions_and_lengths_stay_within_what_they_index():
     body = ["starts = sizes.cumsum(0) - sizes", "return x[starts]"]
     sizes = make(body, name="sizes", inputs={"x": "float32[3333, 2]", "sizes": "int64[p]"})
     assert 100 < int(sizes.max()) <= 3332 // 16
+
+
+def test_what_is_taken_off_is_the_least():
+    assert ends(make("table.index_select(0, positions - 5)", name="positions")) == (5, 34)
+    body = "x[torch.arange(x.shape[0]), seq_lens - 2]"
+    assert ends(make(body, name="seq_lens", inputs={"x": "float32[t, 5]"})) == (2, 6)
+    slots = make("table.index_select(0, slots - 3)", name="slots", inputs={"slots": "int64[p]"})
+    assert int(slots.min()) >= 3
+    assert len(slots.unique()) == 16
+    body = ["valid = tok >= 0", "return table.index_select(0, tok.clamp(min=0) - 2) * valid[:, None]"]
+    assert ends(make(body)) == (2, 31)
+
+
+def test_offsets_of_which_nothing_says_the_total_end_in_the_table():
+    assert ends(make("table[indptr]", name="indptr", inputs={"indptr": "int64[p]"})) == (0, 29)
 
 
 def test_pages_are_split_into_a_page_and_a_place():

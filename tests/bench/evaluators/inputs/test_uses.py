@@ -75,6 +75,13 @@ def test_several_tables_count():
     [
         ["return t[idx + u]"],
         ["return (t * u)[idx]"],
+        ["return (t + torch.arange(3))[idx]"],
+        ["return t[idx * K]"],
+        ["return t[(idx % 4).cumsum(0)]"],
+        ["return t[idx % 4] + str(idx % 4)"],
+        ["return torch.cat([t, t], axis=1)[idx]"],
+        ["return t[2:].view(-1)[idx]"],
+        ["assert ((idx + 1) < t.shape[0]).all()", "return t[idx]"],
         ["return t[: int(idx[0])]"],
         ["return t[u, idx]"],
         ["return t[3:][idx]"],
@@ -101,7 +108,11 @@ def test_several_tables_count():
     ids=lambda given: given[-1] if len(given) == 1 else "; ".join(given),
 )
 def test_what_is_not_known_is_not_clear(lines):
-    assert not use_of(*lines).is_clear
+    assert not use_of(*lines, helper="K = 4\nif torch.cuda.is_available():\n    K = 2").is_clear
+
+
+def test_a_product_with_where_another_input_is_padding_is_not_clear():
+    assert not find_use(reference("return t[u * (idx >= 0)]"), "u").is_clear
 
 
 def test_what_cannot_be_read_says_nothing():
@@ -137,6 +148,10 @@ def test_a_test_for_padding_is_found(test):
         (["if (idx < 0).any():", "    raise ValueError", "return t[idx]"], False),
         (["bad = torch.any(idx < 0)", "if bad:", "    raise ValueError", "return t[idx]"], False),
         (["return t[idx * 2] * (idx >= 0)[:, None]"], False),
+        (["return t[idx.clamp(min=0)] * ((idx - 3) >= 0)[:, None]"], False),
+        (["return t[idx.cumsum(0)[idx >= 0]]"], False),
+        (["i = int(idx[0])", "if i >= 0:", "    u = t[i]", "return u"], True),
+        (["i = int(idx[0])", "if i >= 0:", "    pass", "return t.index_select(0, i)"], False),
     ],
     ids=lambda given: "; ".join(given) if isinstance(given, list) else None,
 )
