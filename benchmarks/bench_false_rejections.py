@@ -33,6 +33,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
@@ -188,7 +189,7 @@ def count(
                 print(f"WRONG: {solution.name}, seed {seed}, workload {workload.uuid}: {said}")
             if solution.name in twins or not evaluator.takes_regimes(definition, settings):
                 continue
-            for told, verdict in judge_regimes(definition, workload, solution, baseline.inputs[0], settings, context):
+            for told, verdict in judge_regimes(definition, workload, solution, baseline, settings, context):
                 row.verdicts += 1
                 if not isinstance(verdict, Accepted):
                     row.wrong += 1
@@ -201,21 +202,24 @@ def judge_regimes(
     definition: Definition,
     workload: Workload,
     solution: Honest,
-    base: list[Any],
+    baseline: Baseline,
     settings: ResolvedEvalConfig,
     context: JudgeContext,
 ) -> Iterator[tuple[str, Verdict]]:
-    """Yield the verdict on a call in each regime in which the reference is finite."""
+    """Yield the verdict on a call in each regime, in the rows in which the reference is finite."""
     regimes = Regimes(definition, workload, context.seed)
     if not any(regimes.free):
         return
     for name in regimes.names:
-        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in base]
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in baseline.inputs[0]]
         regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in inputs])
         expected = context.reference(inputs)
-        if all(bool((output.float() < torch.inf).all()) for output in expected):
-            call = JudgedCall(inputs, solution(*inputs), expected)
-            yield name, find_evaluator(definition).judge_regime(definition, name, call, settings, context)
+        call, judge = JudgedCall(inputs, solution(*inputs), expected), context
+        rows = find_finite_rows(call, baseline.outputs)
+        if rows is not None:
+            call, judge = rows.of_call(call), rows.of_context(context)
+        if rows is None or any(output.numel() for output in call.expected):
+            yield name, find_evaluator(definition).judge_regime(definition, name, call, settings, judge)
 
 
 def choose(

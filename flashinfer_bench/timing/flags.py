@@ -30,6 +30,7 @@ FLAGS: Final = {
     "unconfirmed": "what was timed from outside could not confirm the time",
     "same_inputs": "the inputs could not be varied from call to call",
     "constant_output": "an output was the same on all inputs",
+    "regimes_left_out": "calls on unusual inputs were left out, since the reference or the solution is slow or large",
 }
 """Each flag, and what it tells a reader; reports name flags in this order. `find_flags` says when each is raised."""
 LATE_SHARE: Final = 0.25
@@ -70,7 +71,7 @@ def find_flags(
         "throttled": any(state.slowed_by for state in states),
         "other_processes": any(state.other_processes for state in states),
     }
-    return [name for name, holds in found.items() if holds]  # the session adds the last three
+    return [name for name, holds in found.items() if holds]  # the session adds the last four
 
 
 def _varies(trial: Trial) -> bool:

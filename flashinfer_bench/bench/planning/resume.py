@@ -29,7 +29,7 @@ FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
     *("protocol", "sandbox", "seed"),
 )
-PROTOCOL: Final = 11
+PROTOCOL: Final = 12
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
 are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
 timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the calls that
@@ -40,7 +40,8 @@ as long before such calls; bits of stored narrow numbers are flipped; states of 
 draws of flat rows are tested by themselves. 9: bursts of short calls on a GPU are longer, and less is taken off them
 for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less. 10: calls on a
 GPU are held against relays. 11: random integers fit what the reference does with them; bytes, bools and 8-bit floats
-have other regimes, too, and some come because a reference asks for them."""
+have other regimes, too, and some come because a reference asks for them. 12: inputs of other regimes are judged in the
+rows where the reference is finite, and in a secret order."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

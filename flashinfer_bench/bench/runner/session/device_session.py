@@ -406,7 +406,8 @@ class DeviceSession:
             self._say(job, EXPECTED_PHASE)
             kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
             wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
-        wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job))
+        planned = kernel.planned_regimes(len(baseline.inputs))
+        wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job), planned)
         return wrong or Passed(verdict.correctness, told_in_turns(performance, job.notes.get("measurement")))
 
     def _let_go(self, job: JobContext) -> None:

@@ -1,22 +1,25 @@
-"""Judges the calls of a job that had inputs of other regimes: by the reference, where it stays finite.
+"""Judges the calls of a job that had inputs of other regimes: by the reference, in the rows where it stays finite.
 
 Floats are judged by norms. Outputs that are the same on all usual inputs are judged by whether they change.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FOR_CONSTANTS_ALONE, Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.order import put_in_order
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, differs, find_constants
+from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
@@ -28,6 +31,9 @@ PATIENCE_S: Final = 1.0
 TOGETHER_BYTES: Final = 1 << 24
 """Calls whose outputs take no more are looked at together: what is expected of all of them is held meanwhile."""
 JUDGED: Final = "judged"
+IN_PART: Final = "judged where the reference is finite"
+SLOW_REFERENCE: Final = "left out: the reference is slow"
+SLOW_CALLS: Final = "left out: calls are slow or large"
 ZEROS: Final = "left out: nothing but zeros is expected"
 THE_SAME: Final = "left out: nothing else than on usual inputs is expected"
 
@@ -47,29 +53,40 @@ def plan_regimes(job: JobContext, outputs: Sequence[Sequence[torch.Tensor]] = ()
 
 
 def judge_regimes(
-    job: JobContext, calls: Sequence[RegimeCall], baseline: Baseline, context: JudgeContext
+    job: JobContext,
+    calls: Sequence[RegimeCall],
+    baseline: Baseline,
+    context: JudgeContext,
+    planned: Sequence[str] = (),
 ) -> Rejected | None:
-    """Return the first verdict that rejects; the notes get which regimes were judged, and which were not and why."""
+    """Return the first verdict that rejects; the notes get which regimes were judged, and which were not and why.
+
+    Args:
+        job: the job.
+        calls: those that were made.
+        baseline: what is expected of usual inputs.
+        context: the evaluator's.
+        planned: the regimes that the job would have if its calls were quick.
+    """
     judging = _Judging(job, baseline, context, find_constants(baseline.outputs))
     is_small = bytes_of(baseline.outputs[0]) <= TOGETHER_BYTES
     wrong: Rejected | None = None
-    for found in judging.expect(_put_each_first_once(calls), len(calls) if is_small else 1):
+    chance = random.Random(derive_seed(context.seed, "regimes judged"))
+    ordered = put_in_order(calls, chance, lambda call: call.regime)
+    for found in judging.expect(ordered, len(calls) if is_small else 1):
         wrong = judging.judge(found)
         if wrong is not None:
             break
     told = judging.told
-    if told:
-        job.notes["regimes"] = {call.regime: told[call.regime] for call in calls if call.regime in told}
+    missing = {name: SLOW_CALLS for name in planned if not any(call.regime == name for call in calls)}
+    if told or missing:
+        made = dict.fromkeys(call.regime for call in calls if call.regime in told)
+        job.notes["regimes"] = {name: told[name] for name in made} | missing
     measurement = job.notes.get("measurement")
     if wrong is None and isinstance(measurement, dict):
-        add_flags(measurement, constant_output=judging.has_constant_output)
+        has_missed = judging.has_missed or bool(missing)
+        add_flags(measurement, constant_output=judging.has_constant_output, regimes_left_out=has_missed)
     return wrong
-
-
-def _put_each_first_once(calls: Sequence[RegimeCall]) -> list[RegimeCall]:
-    """Return calls with one of each regime first: where the reference is slow, the others are left out."""
-    again = {id(call): [one.regime for one in calls[:at]].count(call.regime) for at, call in enumerate(calls)}
-    return sorted(calls, key=lambda call: again[id(call)])
 
 
 Found = list[tuple[str, JudgedCall]]
@@ -93,6 +110,8 @@ class _Judging:
     constants: Constants
     told: dict[str, Any] = field(default_factory=dict)
     """Regime → what became of its calls."""
+    has_missed: bool = False
+    """Whether calls were left out since the reference is slow."""
     _changed: set[int] = field(default_factory=set)
     """Those of the constants that are others on inputs of a regime."""
 
@@ -114,7 +133,8 @@ class _Judging:
         found: Found = []
         for call in calls:
             if spent_s > PATIENCE_S:
-                self._tell(call.regime, "left out: the reference is slow")
+                self.has_missed = True
+                self._tell(call.regime, SLOW_REFERENCE)
                 continue
             start = time.monotonic()
             try:
@@ -165,25 +185,26 @@ class _Judging:
                 self._tell(regime, JUDGED if says else ZEROS)
             return None
         for regime, call in found:
-            nonfinite = count_nonfinite(call.expected)
-            if nonfinite and nonfinite > max(map(count_nonfinite, self.baseline.outputs)):
-                self._tell(regime, "left out: the reference is not finite")
-                continue
-            verdict = block.evaluator.judge_regime(block.definition, regime, call, self.job.config, self.context)
-            has_norms = isinstance(verdict, Rejected) or any(map(says_something, call.expected))
-            self._tell(regime, JUDGED if has_norms else ZEROS)
+            rows = find_finite_rows(call, self.baseline.outputs)
+            judged = call if rows is None else rows.of_call(call)
+            context = self.context if rows is None else rows.of_context(self.context)
+            verdict = block.evaluator.judge_regime(block.definition, regime, judged, self.job.config, context)
+            has_norms = isinstance(verdict, Rejected) or any(map(says_something, judged.expected))
+            self._tell(regime, _describe(has_norms=has_norms, in_part=rows is not None))
             if isinstance(verdict, Rejected):
-                return verdict
+                more = "" if rows is None else "; rows that are not finite are left out and not counted"
+                return replace(verdict, message=f"{verdict.message}{more}")
         return None
 
     def _tell(self, regime: str, what: str) -> None:
         """Note what became of a call, unless another of its regime, or another output, was judged."""
-        if self.told.get(regime) != JUDGED:
+        before = self.told.get(regime)
+        if before != JUDGED and (before != IN_PART or what == JUDGED):
             self.told[regime] = what
 
 
-def count_nonfinite(outputs: Sequence[torch.Tensor]) -> int:
-    """Count the elements of float outputs that are nan or infinite, with one wait for the device."""
-    floats = [output.float() for output in outputs if output.dtype.is_floating_point and not is_packed(output.dtype)]
-    counts = [(value - value).count_nonzero() for value in floats]  # of a finite number nothing is left
-    return int(torch.stack(counts).sum()) if counts else 0
+def _describe(*, has_norms: bool, in_part: bool) -> str:
+    """Say what became of a call whose norms were looked at."""
+    if in_part:
+        return IN_PART if has_norms else "left out: the reference is not finite"
+    return JUDGED if has_norms else ZEROS

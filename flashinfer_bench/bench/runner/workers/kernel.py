@@ -289,6 +289,11 @@ class RemoteKernel(CallableKernel):
         """Seconds that are left for its calls."""
         return self._left_s
 
+    def planned_regimes(self, trials: int) -> list[str]:
+        """Return the regimes that so many trials would have if calls were quick."""
+        regimes = self.task.regimes
+        return regimes.plan(trials) if regimes is not None and any(regimes.free) and self.is_meaningful else []
+
     def _schedule_regimes(self, remote: RemoteTrial, number: int, *, trials: int) -> None:
         """Choose which of a trial's next calls get inputs of other regimes."""
         plan, regimes = self.task.plan, self.task.regimes

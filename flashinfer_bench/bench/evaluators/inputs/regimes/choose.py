@@ -21,6 +21,7 @@ from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.regimes.looks import NOTHING, chooses, look_at
 from flashinfer_bench.bench.evaluators.inputs.regimes.narrow import MANY_BYTES, change_bools, change_bytes
+from flashinfer_bench.bench.evaluators.inputs.regimes.order import put_in_order
 from flashinfer_bench.bench.evaluators.inputs.regimes.values import REGIMES, Shared
 from flashinfer_bench.bench.evaluators.inputs.rules import find_flips, has_any_bools, is_free
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
@@ -185,7 +186,10 @@ class Regimes:
         return list(dict.fromkeys((*IN_ALL_JOBS, *OTHERS, *self._asked, *self._for_constants, *self._for_few)))
 
     def choose(self, trial: int, trials: int) -> list[str]:
-        """Return the regimes of a trial: one in each, the rest in the last; and those that are asked for, by turns."""
+        """Return the regimes of a trial: one in each, the rest in the last; and those that are asked for, by turns.
+
+        The order is secret, too (`order.py`).
+        """
         chance = random.Random(self._seed)
         others = chance.sample(OTHERS, len(OTHERS))
         wanted = [*IN_ALL_JOBS, *others][: trials + MORE_IN_LAST]
@@ -198,7 +202,13 @@ class Regimes:
         in_all = [name for name in self._asked if name in IN_ALL_TRIALS]
         by_turns = [name for name in self._asked if name not in IN_ALL_TRIALS]
         asked = [*in_all, *chance.sample(by_turns, len(by_turns))[trial::trials]]
-        return [*strong, *self._for_few, *asked, *chosen]  # a trial of slow calls has the first only
+        # A trial of slow calls has the first only.
+        order = random.Random(derive_seed(self._seed, "order", trial))
+        return put_in_order([*strong, *self._for_few, *asked, *chosen], order)
+
+    def plan(self, trials: int) -> list[str]:
+        """Return the regimes that come in a job of so many trials, where calls are not slow."""
+        return list(dict.fromkeys(name for trial in range(trials) for name in self.choose(trial, trials)))
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a regime, in place."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -262,7 +264,6 @@ def test_where_outputs_have_few_numbers_there_are_more_calls_of_smaller_ones_and
     for name, others in (("smaller", 1), ("one_row", 0)):
         assert [regimes.choose(trial, 3).count(name) >= more for trial in range(3)] == [True] * 3
         assert sum(regimes.choose(trial, 3).count(name) for trial in range(3)) == others + 3 * more
-    assert not more or all(regimes.choose(trial, 3)[:2] == ["smaller", "one_row"] for trial in range(3))
     assert ("one_row" in regimes.names) is bool(more)
 
 
@@ -395,14 +396,15 @@ def test_who_looks_at_one_row_to_tell_whether_rows_are_moved_is_found():
         ),
     ],
 )
-def test_where_an_output_is_constant_each_trial_has_strong_inputs_first(reference, more):
+def test_where_an_output_is_constant_each_trial_has_strong_inputs(reference, more):
     definition = make_definition(inputs={"x": "float32[n]"}, outputs={"y": "int64[]"}, reference=reference)
     usual, tried = (
         Regimes(definition, make_workload(axes={"n": 64}, inputs={}), seed=3, has_constants=has)
         for has in (False, True)
     )
     for trial in range(3):
-        assert tried.choose(trial, 3) == [*more, *(name for name in usual.choose(trial, 3) if name != "nonfinite")]
+        others = [name for name in usual.choose(trial, 3) if name != "nonfinite"]
+        assert sorted(tried.choose(trial, 3)) == sorted([*more, *others])
     assert set(tried.names) == {*usual.names, *more}
     for trials in (1, 2, 5, 20):
         chosen = [name for trial in range(trials) for name in tried.choose(trial, trials)]
@@ -415,7 +417,9 @@ def test_of_large_inputs_fewer_strong_ones_are_kept(n, more):
     reference = "def run(x):\n    return (x > 8).sum()\n"
     definition = make_definition(inputs={"x": "float32[n]"}, outputs={"y": "int64[]"}, reference=reference)
     tried = Regimes(definition, make_workload(axes={"n": n}, inputs={}), seed=3, has_constants=True)
-    assert tried.choose(0, 3)[:-1] == ["spike", "far", "offset", "spike", "spike", "spike"][:more]
+    strong = ["spike", "far", "offset", "spike", "spike", "spike"][:more]
+    assert not Counter(strong) - Counter(tried.choose(0, 3))
+    assert len(tried.choose(0, 3)) == more + 1
 
 
 def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():

@@ -1,0 +1,83 @@
+"""Rows of a call that are judged where a reference leaves the range of its numbers on inputs of a regime.
+
+A row in which the reference is not finite is left out whole: where a sum overflows, what is divided by it is zero, and
+a better solution has other numbers there. So is a row in which only the solution is not finite: a narrower format
+overflows sooner, and whoever computes nothing but numbers of the usual size gives none that are infinite.
+
+What is infinite on usual inputs, too, such as scores that a mask leaves out, is meant: there the rest of the row is
+judged (`norms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed
+from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
+from flashinfer_bench.bench.evaluators.integrity.norms import NO_VALUE_SCALES, row_length
+
+Outputs = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class FiniteRows:
+    """Which rows of each output are judged."""
+
+    kept: tuple[torch.Tensor | None, ...]
+    """Of each output bool [rows]; None where all of it is judged."""
+
+    def take(self, outputs: Outputs) -> list[torch.Tensor]:
+        """Return outputs without the other rows."""
+        pairs = zip(outputs, self.kept, strict=True)
+        return [value if kept is None else value.reshape(len(kept), -1)[kept] for value, kept in pairs]
+
+    def of_call(self, call: JudgedCall) -> JudgedCall:
+        """Return a call with these rows only."""
+        return JudgedCall(call.inputs, self.take(call.got), self.take(call.expected))
+
+    def of_context(self, context: JudgeContext) -> JudgeContext:
+        """Return a context whose reference gives these rows only."""
+        return replace(context, reference=lambda inputs: self.take(context.reference(inputs)))
+
+
+def find_finite_rows(call: JudgedCall, usual: Sequence[Outputs]) -> FiniteRows | None:
+    """Return which rows of a call are judged; None where no more of it is infinite or nan than on usual inputs.
+
+    Args:
+        call: on inputs of a regime.
+        usual: what the reference gives for usual inputs, call by call.
+    """
+    count = count_nonfinite(call.expected)
+    if not count or count <= max(map(count_nonfinite, usual)):
+        return None
+    pairs = zip(call.expected, call.got, strict=True)
+    return FiniteRows(
+        tuple(_find_kept(wanted, got, [one[at] for one in usual]) for at, (wanted, got) in enumerate(pairs))
+    )
+
+
+def count_nonfinite(outputs: Outputs) -> int:
+    """Count the elements of float outputs that are nan or infinite, with one wait for the device."""
+    floats = [output.float() for output in outputs if output.dtype.is_floating_point and not is_packed(output.dtype)]
+    counts = [(value - value).count_nonzero() for value in floats]  # of a finite number nothing is left
+    return int(torch.stack(counts).sum()) if counts else 0
+
+
+def _find_kept(expected: torch.Tensor, got: torch.Tensor, usual: Outputs) -> torch.Tensor | None:
+    is_float = expected.dtype.is_floating_point and not is_packed(expected.dtype)
+    if not is_float or expected.dtype in NO_VALUE_SCALES or not expected.numel():
+        return None
+    columns = row_length(expected) or expected.numel()
+    wanted = expected.float()
+    finite = wanted.isfinite()
+    odd = finite & ~got.float().isfinite()
+    meant = torch.zeros_like(finite)
+    for infinite in (torch.inf, -torch.inf):
+        if any(bool((value.float() == infinite).any()) for value in usual):
+            meant |= wanted == infinite
+    odd |= ~finite & ~meant
+    kept = ~odd.reshape(-1, columns).any(dim=1)
+    return None if bool(kept.all()) else kept
