@@ -406,7 +406,7 @@ class DeviceSession:
             self._say(job, EXPECTED_PHASE)
             kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
             wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
-        planned = kernel.planned_regimes(len(baseline.inputs))
+        planned = kernel.planned_regimes(baseline.inputs)
         wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job), planned)
         return wrong or Passed(verdict.correctness, told_in_turns(performance, job.notes.get("measurement")))
 

@@ -289,9 +289,9 @@ class RemoteKernel(CallableKernel):
         """Seconds that are left for its calls."""
         return self._left_s
 
-    def planned_regimes(self, trials: int) -> list[str]:
-        """Return the regimes that so many trials would have if calls were quick."""
-        regimes = self.task.regimes
+    def planned_regimes(self, input_sets: Sequence[list[Any]]) -> list[str]:
+        """Return the regimes that the trials of so many sets of inputs would have if calls were quick."""
+        regimes, trials = self.task.regimes, len(input_sets[: self.task.plan.trials])
         return regimes.plan(trials) if regimes is not None and any(regimes.free) and self.is_meaningful else []
 
     def _schedule_regimes(self, remote: RemoteTrial, number: int, *, trials: int) -> None:
