@@ -4,6 +4,9 @@ A row in which the reference is not finite is left out whole: where a sum overfl
 a better solution has other numbers there. So is a row in which only the solution is not finite: a narrower format
 overflows sooner, and whoever computes nothing but numbers of the usual size gives none that are infinite.
 
+An output that overflows in some rows is left out whole: what grows that fast is moved by any rounding, and rows that
+are nearly infinite outweigh all others.
+
 What is infinite on usual inputs, too, such as scores that a mask leaves out, is meant: there the rest of the row is
 judged (`norms`).
 """
@@ -78,6 +81,8 @@ def _find_kept(expected: torch.Tensor, got: torch.Tensor, usual: Outputs) -> tor
     for infinite in (torch.inf, -torch.inf):
         if any(bool((value.float() == infinite).any()) for value in usual):
             meant |= wanted == infinite
+    if bool((wanted.isinf() & ~meant).any()):
+        return torch.zeros(wanted.numel() // columns, dtype=torch.bool, device=wanted.device)
     odd |= ~finite & ~meant
     kept = ~odd.reshape(-1, columns).any(dim=1)
     return None if bool(kept.all()) else kept
