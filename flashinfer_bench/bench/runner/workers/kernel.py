@@ -37,9 +37,9 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 )
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import open_desk
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
-    GPU_RELAY_READS,
     GpuRelayTimer,
     count_gpu_relay_calls,
+    count_relay_reads,
 )
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import (
@@ -420,10 +420,11 @@ class RemoteKernel(CallableKernel):
             calls = count_gpu_relay_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
             if desk is None or not calls:
                 return None
-            remote = remote.moved_to(self._lay_out(inputs, calls), GPU_RELAY_READS)
-            if len(remote.places) < FEWEST_PLACES:
+            remote = remote.moved_to(self._lay_out(inputs, calls), count_relay_reads(size))
+            fewest = min(FEWEST_PLACES, calls)
+            if len(remote.places) < fewest:
                 if not self.task.is_ours:
-                    check_room(size, self._arena.device)
+                    check_room(fewest * size, self._arena.device)
                 return None
             gap_ns = self._tools.readout.launch_gap_ns
             return GpuRelayTimer(self._ask, remote, desk, claimed, gap_ns=gap_ns), remote

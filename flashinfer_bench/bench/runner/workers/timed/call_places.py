@@ -47,8 +47,9 @@ FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
 FEWEST_PLACES: Final = 5
 """A relay has so many calls at the least."""
-SCARCE_SHARE: Final = 2
-"""Where memory is scarce, so many places may take the free memory divided by this."""
+SCARCE_SHARE: Final = 3
+"""Where memory is scarce, so many places may take the free memory divided by this: the session needs as much again for
+what it makes aside, and for what it compares."""
 GIB: Final = 1 << 30
 PAGE_BYTES: Final = 4096
 OFFSETS: Final = 8
@@ -80,23 +81,23 @@ def count_places(size: int, device: torch.device, most: int) -> int:
 
 
 def check_room(size: int, device: torch.device) -> None:
-    """Find out why a GPU has no room for FEWEST_PLACES calls: a solution may hold what is missing.
+    """Find out why a GPU has no room for a relay: a solution may hold what is missing.
 
     Who leaves room for one or two calls has the session's clock see no more of them, and computes these together.
 
     Args:
-        size: bytes of the inputs and outputs of one call.
+        size: bytes of the inputs and outputs of a relay's calls.
         device: the GPU.
 
     Raises:
         SolutionFailure: RUNTIME_ERROR; there was room before the solution's calls.
     """
-    needed, free = SCARCE_SHARE * FEWEST_PLACES * size, recently_free_bytes(device)
+    needed, free = SCARCE_SHARE * size, recently_free_bytes(device)
     if free < needed <= most_free_bytes(device):
         raise SolutionFailure(
             "RUNTIME_ERROR",
             f"{free / GIB:.2f} GiB of the GPU's memory are left beside what the solution holds; {needed / GIB:.2f} are "
-            f"needed so that {FEWEST_PLACES} of its calls can be timed from outside",
+            "needed so that its calls can be timed from outside",
         )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     LAUNCH_NS,
@@ -50,12 +50,16 @@ RELAY_CALLS: Final = 17
 """Calls of a relay. The median counts, so who wants to gain has to leave out half of them."""
 GPU_RELAY_READS: Final = 6
 """Calls that are compared of the relay that counts: who leaves out half of all passes once in 400 times."""
-LONGEST_NS: Final = 100_000_000
-"""Calls beyond this are not relayed."""
+LONGEST_NS: Final = 1_000_000_000
+"""Calls beyond this are not relayed: each is timed by itself."""
 RELAY_NS: Final = 20_000_000
 RELAY_BYTES: Final = 2 << 30
-"""A relay has fewer than RELAY_CALLS where they would take longer than the first of these together, or more bytes than
-the second."""
+"""A relay has fewer than RELAY_CALLS, and FEWEST_PLACES at the least, where more would take longer than the first of
+these together, or more bytes than the second."""
+TWO_CALLS: Final = 2
+LARGE_READS: Final = 2
+"""A relay of calls of which FEWEST_PLACES take more than RELAY_BYTES has as many as there are places for, and so many
+of them are compared. Where there is a place for one call only, nobody can compute several at once."""
 CACHED_BYTES: Final = 24 << 20
 DIRTY_BYTES: Final = 32 << 20
 BYTES_PER_NS: Final = 3_000
@@ -88,9 +92,19 @@ def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
         size: bytes of the inputs and outputs of one call.
         outputs: of one call.
     """
-    if claimed_ns > LONGEST_NS or size * FEWEST_PLACES > RELAY_BYTES or not 0 < outputs <= MOST_OUTPUTS:
+    fewest = min(FEWEST_PLACES, GPU_BYTES // max(size, 1))
+    if claimed_ns > LONGEST_NS or fewest < TWO_CALLS or not 0 < outputs <= MOST_OUTPUTS:
         return 0
-    return int(min(RELAY_CALLS, max(FEWEST_PLACES, RELAY_NS / max(claimed_ns, 1.0)), RELAY_BYTES // max(size, 1)))
+    return max(fewest, int(min(RELAY_CALLS, RELAY_NS / max(claimed_ns, 1.0), RELAY_BYTES // max(size, 1))))
+
+
+def count_relay_reads(size: int) -> int:
+    """Return how many calls of a relay are compared.
+
+    Args:
+        size: bytes of the inputs and outputs of one call.
+    """
+    return GPU_RELAY_READS if size * FEWEST_PLACES <= RELAY_BYTES else LARGE_READS
 
 
 class GpuRelayed(NamedTuple):

@@ -10,16 +10,18 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     CACHED_BYTES,
     GPU_RELAY_READS,
+    LARGE_READS,
     LONGEST_NS,
     RELAY_BYTES,
     RELAY_CALLS,
     count_gpu_relay_calls,
+    count_relay_reads,
 )
 from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
 from flashinfer_bench.bench.runner.workers.timed.relay import RelayTimer
@@ -153,11 +155,9 @@ def test_relays_on_a_gpu_need_a_desk_and_room_for_some_calls(
     monkeypatch.setattr(kernel_module, "open_desk", lambda device: desk)
     monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, claimed, **how: (trial, desk))
     monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=min(most, places)).places)
-    checks = []
-    monkeypatch.setattr(kernel_module, "check_room", lambda *given: checks.append(given))
+    monkeypatch.setattr(kernel_module, "check_room", lambda *given: None)
     found = kernel._open_relays(remote, claimed)
     assert (found is not None) is (calls > 0)
-    assert checks == [(remote.places.stride, kernel._arena.device)] * (places < FEWEST_PLACES)
     if found is not None:
         (trial, given), relayed = found
         assert (trial, given) == (relayed, desk)
@@ -190,8 +190,34 @@ def test_what_relays_on_a_gpu_are_told_of_a_call(arena, open_idle, monkeypatch):
         (1_000_000, RELAY_BYTES // 7, 1, 7),
         (10_000_000, RELAY_BYTES // 7, 1, FEWEST_PLACES),
         (3_000_000, RELAY_BYTES // FEWEST_PLACES, 1, FEWEST_PLACES),
-        (3_000_000, RELAY_BYTES // FEWEST_PLACES + 1, 1, 0),
+        (3_000_000, RELAY_BYTES // FEWEST_PLACES + 1, 1, FEWEST_PLACES),
+        (3_000_000, GPU_BYTES // FEWEST_PLACES, 1, FEWEST_PLACES),
+        (3_000_000, GPU_BYTES // FEWEST_PLACES + 1, 1, FEWEST_PLACES - 1),
+        (3_000_000, GPU_BYTES // 2, 1, 2),
+        (3_000_000, GPU_BYTES // 2 + 1, 1, 0),
     ],
 )
 def test_a_relay_has_as_many_calls_as_time_and_memory_allow(claimed_ns, size, outputs, calls):
     assert count_gpu_relay_calls(claimed_ns, size, outputs) == calls
+
+
+def test_of_large_calls_fewer_are_compared():
+    large = RELAY_BYTES // FEWEST_PLACES + 1
+    assert [count_relay_reads(size) for size in (1_000, large - 1, large)] == [GPU_RELAY_READS] * 2 + [LARGE_READS]
+
+
+@pytest.mark.parametrize(("is_ours", "has_relay"), [(False, False), (True, False), (False, True)])
+def test_only_a_solution_is_refused_where_there_is_no_room_for_a_relay(
+    arena, open_idle, monkeypatch, is_ours, has_relay
+):
+    kernel, remote = open_idle("cuda")
+    kernel.task.is_ours = is_ours
+    places, checks = 1 + has_relay, []
+    monkeypatch.setattr(kernel_module, "count_gpu_relay_calls", lambda *given: 2)
+    monkeypatch.setattr(kernel_module, "open_desk", lambda device: "a desk")
+    monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, claimed, **how: trial)
+    monkeypatch.setattr(kernel_module, "check_room", lambda *given: checks.append(given))
+    monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=places).places)
+    assert (kernel._open_relays(remote, CLAIMED) is not None) is has_relay
+    refused = [] if is_ours or has_relay else [(2 * remote.places.stride, kernel._arena.device)]
+    assert checks == refused
