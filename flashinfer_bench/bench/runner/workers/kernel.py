@@ -28,7 +28,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_calls, count_read_calls
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES, MOST_PLACES, CallPlaces, check_room
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces, check_room
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     ClaimContradicted,
     Claimed,
@@ -37,6 +37,7 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 )
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import open_desk
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
+    TWO_CALLS,
     GpuRelayTimer,
     count_gpu_relay_calls,
     count_relay_reads,
@@ -421,10 +422,9 @@ class RemoteKernel(CallableKernel):
             if desk is None or not calls:
                 return None
             remote = remote.moved_to(self._lay_out(inputs, calls), count_relay_reads(size))
-            fewest = min(FEWEST_PLACES, calls)
-            if len(remote.places) < fewest:
+            if len(remote.places) < TWO_CALLS:
                 if not self.task.is_ours:
-                    check_room(fewest * size, self._arena.device)
+                    check_room(TWO_CALLS * size, self._arena.device)
                 return None
             gap_ns = self._tools.readout.launch_gap_ns
             return GpuRelayTimer(self._ask, remote, desk, claimed, gap_ns=gap_ns), remote

@@ -46,7 +46,7 @@ calls of 11 us came to 15 to 22 us a call (H100)."""
 FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
 FEWEST_PLACES: Final = 5
-"""A relay has so many calls at the least."""
+"""A relay has so many calls at the least, where memory is not scarcer than that."""
 SCARCE_SHARE: Final = 3
 """Where memory is scarce, so many places may take the free memory divided by this: the session needs as much again for
 what it makes aside, and for what it compares."""
@@ -81,12 +81,12 @@ def count_places(size: int, device: torch.device, most: int) -> int:
 
 
 def check_room(size: int, device: torch.device) -> None:
-    """Find out why a GPU has no room for a relay: a solution may hold what is missing.
+    """Find out why a GPU has no room for a relay of two calls: a solution may hold what is missing.
 
-    Who leaves room for one or two calls has the session's clock see no more of them, and computes these together.
+    Who leaves room for one call only has nothing outside tell what it takes, where it is short.
 
     Args:
-        size: bytes of the inputs and outputs of a relay's calls.
+        size: bytes of the inputs and outputs of two calls.
         device: the GPU.
 
     Raises:

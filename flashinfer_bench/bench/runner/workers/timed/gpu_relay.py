@@ -58,8 +58,9 @@ RELAY_BYTES: Final = 2 << 30
 these together, or more bytes than the second."""
 TWO_CALLS: Final = 2
 LARGE_READS: Final = 2
-"""A relay of calls of which FEWEST_PLACES take more than RELAY_BYTES has as many as there are places for, and so many
-of them are compared. Where there is a place for one call only, nobody can compute several at once."""
+"""A relay has the first of these at the least. Of calls of which FEWEST_PLACES take more than RELAY_BYTES it has as
+many as there are places for, and the second are compared. Where one call only has room, nobody can compute several at
+once."""
 CACHED_BYTES: Final = 24 << 20
 DIRTY_BYTES: Final = 32 << 20
 BYTES_PER_NS: Final = 3_000

@@ -20,6 +20,7 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     LONGEST_NS,
     RELAY_BYTES,
     RELAY_CALLS,
+    TWO_CALLS,
     count_gpu_relay_calls,
     count_relay_reads,
 )
@@ -142,7 +143,8 @@ def test_bursts_follow_a_relay_on_a_cpu_where_they_could_raise_the_latency(open_
     [
         (CLAIMED, "a desk", RELAY_CALLS, RELAY_CALLS),
         (CLAIMED, "a desk", FEWEST_PLACES, FEWEST_PLACES),
-        (CLAIMED, "a desk", FEWEST_PLACES - 1, 0),
+        (CLAIMED, "a desk", TWO_CALLS, TWO_CALLS),
+        (CLAIMED, "a desk", TWO_CALLS - 1, 0),
         (CLAIMED, None, RELAY_CALLS, 0),
         (Claimed(LONGEST_NS), "a desk", FEWEST_PLACES, FEWEST_PLACES),
         (Claimed(LONGEST_NS + 1), "a desk", FEWEST_PLACES, 0),
@@ -213,7 +215,7 @@ def test_only_a_solution_is_refused_where_there_is_no_room_for_a_relay(
     kernel, remote = open_idle("cuda")
     kernel.task.is_ours = is_ours
     places, checks = 1 + has_relay, []
-    monkeypatch.setattr(kernel_module, "count_gpu_relay_calls", lambda *given: 2)
+    monkeypatch.setattr(kernel_module, "count_gpu_relay_calls", lambda *given: FEWEST_PLACES)
     monkeypatch.setattr(kernel_module, "open_desk", lambda device: "a desk")
     monkeypatch.setattr(kernel_module, "GpuRelayTimer", lambda ask, trial, desk, claimed, **how: trial)
     monkeypatch.setattr(kernel_module, "check_room", lambda *given: checks.append(given))
