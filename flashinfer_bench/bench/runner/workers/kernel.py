@@ -421,11 +421,12 @@ class RemoteKernel(CallableKernel):
             calls = count_gpu_relay_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
             if desk is None or not calls:
                 return None
-            remote = remote.moved_to(self._lay_out(inputs, calls), count_relay_reads(size))
-            if len(remote.places) < TWO_CALLS:
+            places = self._lay_out(inputs, calls)
+            if len(places) < TWO_CALLS:
                 if not self.task.is_ours:
-                    check_room(TWO_CALLS * size, self._arena.device)
+                    check_room(size, self._arena.device, self._arena.size)
                 return None
+            remote = remote.moved_to(places, count_relay_reads(len(places), size))
             gap_ns = self._tools.readout.launch_gap_ns
             return GpuRelayTimer(self._ask, remote, desk, claimed, gap_ns=gap_ns), remote
         calls = 0 if empty_ns is None else count_relay_calls(claimed.latency_ns, size)

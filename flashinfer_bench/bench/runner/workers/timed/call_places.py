@@ -15,7 +15,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.memory import most_free_bytes, recently_free_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import (
+    cached_bytes,
+    look_at_free_bytes,
+    most_free_bytes,
+    recently_free_bytes,
+    total_bytes,
+)
 from flashinfer_bench.bench.evaluators.inputs.targets import Targets
 from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
@@ -46,10 +52,12 @@ calls of 11 us came to 15 to 22 us a call (H100)."""
 FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
 FEWEST_PLACES: Final = 5
-"""A relay has so many calls at the least, where memory is not scarcer than that."""
+"""Relays and bursts have so many calls at the least, where memory is not scarcer than that."""
 SCARCE_SHARE: Final = 3
 """Where memory is scarce, so many places may take the free memory divided by this: the session needs as much again for
 what it makes aside, and for what it compares."""
+LARGE_CALL_SHARE: Final = 64
+"""A call is large where it takes more than the memory of a GPU divided by this."""
 GIB: Final = 1 << 30
 PAGE_BYTES: Final = 4096
 OFFSETS: Final = 8
@@ -65,35 +73,40 @@ Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def count_places(size: int, device: torch.device, most: int) -> int:
+def count_places(size: int, device: torch.device, most: int, *, held: int | None = None) -> int:
     """Return how many places there are on this device, at least one.
 
     Args:
         size: bytes of the inputs and outputs of one call.
         device: where they lie.
         most: no more are wanted.
+        held: bytes of memory that they may lie in, and that is not free; FEWEST_PLACES may take more of a GPU then.
+            None where few will do.
     """
     room = CPU_BYTES
     if device.type == "cuda":
         free = recently_free_bytes(device)
-        room = min(GPU_BYTES, max(free // FREE_SHARE, min(free // SCARCE_SHARE, FEWEST_PLACES * size)))
+        scarce = 0 if held is None else min((free + held) // SCARCE_SHARE, FEWEST_PLACES * size)
+        room = min(GPU_BYTES, max(free // FREE_SHARE, scarce))
     return max(1, min(most, room // max(size, 1)))
 
 
-def check_room(size: int, device: torch.device) -> None:
+def check_room(size: int, device: torch.device, held: int) -> None:
     """Find out why a GPU has no room for a relay of two calls: a solution may hold what is missing.
 
-    Who leaves room for one call only has nothing outside tell what it takes, where it is short.
+    Who leaves room for one call only has nothing outside tell what it takes, where it is short. Of large calls the
+    session itself may hold what is missing.
 
     Args:
-        size: bytes of the inputs and outputs of two calls.
+        size: bytes of the inputs and outputs of one call.
         device: the GPU.
+        held: bytes of memory that calls may lie in.
 
     Raises:
         SolutionFailure: RUNTIME_ERROR; there was room before the solution's calls.
     """
-    needed, free = SCARCE_SHARE * size, recently_free_bytes(device)
-    if free < needed <= most_free_bytes(device):
+    needed, free = SCARCE_SHARE * 2 * size, look_at_free_bytes(device) + cached_bytes(device) + held
+    if free < needed <= most_free_bytes(device) and size <= total_bytes(device) // LARGE_CALL_SHARE:
         raise SolutionFailure(
             "RUNTIME_ERROR",
             f"{free / GIB:.2f} GiB of the GPU's memory are left beside what the solution holds; {needed / GIB:.2f} are "
@@ -147,7 +160,9 @@ class CallPlaces:
         """Bytes from one place to the next."""
         self.replayed: set[int] = set()
         """Places whose graph was replayed."""
-        self._count = count_places(self.stride, arena.device, most or usual_places(self.stride, arena.device))
+        held = None if most is None else arena.size
+        usual = usual_places(self.stride, arena.device)
+        self._count = count_places(self.stride, arena.device, most or usual, held=held)
         arena.reserve(self.stride * self._count)
         self.generation = arena.generation
         self._begin = arena.block.data_ptr()

@@ -57,10 +57,8 @@ RELAY_BYTES: Final = 2 << 30
 """A relay has fewer than RELAY_CALLS, and FEWEST_PLACES at the least, where more would take longer than the first of
 these together, or more bytes than the second."""
 TWO_CALLS: Final = 2
-LARGE_READS: Final = 2
-"""A relay has the first of these at the least. Of calls of which FEWEST_PLACES take more than RELAY_BYTES it has as
-many as there are places for, and the second are compared. Where one call only has room, nobody can compute several at
-once."""
+"""A relay has so many at the least. Of calls of which FEWEST_PLACES take more than RELAY_BYTES it has as many as there
+are places for. Where one call only has room, nobody can compute several at once."""
 CACHED_BYTES: Final = 24 << 20
 DIRTY_BYTES: Final = 32 << 20
 BYTES_PER_NS: Final = 3_000
@@ -99,13 +97,14 @@ def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
     return max(fewest, int(min(RELAY_CALLS, RELAY_NS / max(claimed_ns, 1.0), RELAY_BYTES // max(size, 1))))
 
 
-def count_relay_reads(size: int) -> int:
-    """Return how many calls of a relay are compared.
+def count_relay_reads(calls: int, size: int) -> int:
+    """Return how many calls of a relay are compared; of large ones more than half: who leaves out half meets one.
 
     Args:
+        calls: of the relay.
         size: bytes of the inputs and outputs of one call.
     """
-    return GPU_RELAY_READS if size * FEWEST_PLACES <= RELAY_BYTES else LARGE_READS
+    return GPU_RELAY_READS if size * FEWEST_PLACES <= RELAY_BYTES else calls // 2 + 1
 
 
 class GpuRelayed(NamedTuple):
@@ -119,8 +118,6 @@ class GpuRelayed(NamedTuple):
     """A latency is told as no less than this share of that."""
     is_joined: bool
     """The worker says that all were one graph."""
-    outputs: Outputs
-    """Place → what its call gave."""
 
 
 class GpuRelayTimer:
@@ -177,12 +174,13 @@ class GpuRelayTimer:
         relays = 0
         with open_gpu_board() as (board, fd, size):
             while best is None or (relays < MOST_RELAYS and best.share * best.cost_ns > claimed_ns):
-                one = self._run_one(board, fd, size)
+                one, outputs = self._run_one(board, fd, size)
                 is_best = best is None or one.cost_ns <= best.cost_ns
                 if is_best:
                     best = one
                     self._trial.reader.begin()
-                self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=one.outputs)
+                self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=outputs)
+                del outputs  # as much memory as those of the next relay take
                 relays += 1
         self.most_ns = best.cost_ns + self._empty_ns
         self._best_ns = best.cost_ns
@@ -192,8 +190,8 @@ class GpuRelayTimer:
         calls = relays * self._count
         return Confirmation(None, None, doubt, relay_ns=best.cost_ns, relay_calls=calls, relay_share=best.share)
 
-    def _run_one(self, board: GpuBoard, fd: int, size: int) -> GpuRelayed:
-        """Run a relay.
+    def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[GpuRelayed, Outputs]:
+        """Run a relay; return what it came to, and place → what its call gave.
 
         Raises:
             SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
@@ -228,7 +226,7 @@ class GpuRelayTimer:
         if places.stride > CACHED_BYTES:
             cost_ns -= min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS
         cost_ns = max(0.0, cost_ns) + self._gap_ns
-        return GpuRelayed(numbers, cost_ns, share, done.joined, outputs.__getitem__)
+        return GpuRelayed(numbers, cost_ns, share, done.joined), outputs.__getitem__
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:

@@ -57,7 +57,7 @@ def test_a_cpu_has_as_many_places_as_its_cache_holds_and_one_at_the_least(size, 
 def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * MIB, 100 * MIB))
     monkeypatch.setattr(memory, "_looks", {})
-    assert count_places(1 * MIB, torch.device("cuda"), MOST_PLACES) == 6
+    assert count_places(5 * MIB, torch.device("cuda"), MOST_PLACES) == 1
     monkeypatch.setattr(memory, "_looks", {})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     assert count_places(2000 * MIB, torch.device("cuda"), MOST_PLACES) == 4
@@ -75,19 +75,35 @@ def test_five_calls_may_take_a_third_of_what_is_free(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * MIB, 80_000 * MIB))
         monkeypatch.setattr(memory, "_looks", {})
-        assert count_places(size * MIB, torch.device("cuda"), MOST_PLACES) == places
+        assert count_places(size * MIB, torch.device("cuda"), MOST_PLACES, held=0) == places
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80_000 * MIB))
+    monkeypatch.setattr(memory, "_looks", {})
+    assert count_places(10 * MIB, torch.device("cuda"), MOST_PLACES, held=150 * MIB) == 5
 
 
-@pytest.mark.parametrize(("before", "now", "is_refused"), [(100, 98, True), (100, 100, False), (98, 20, False)])
-def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(monkeypatch, before, now, is_refused):
+@pytest.mark.parametrize(
+    ("before", "now", "held", "total", "is_refused"),
+    [
+        (100, 98, 0, 80_000, True),
+        (100, 100, 0, 80_000, False),
+        (100, 90, 8, 80_000, True),
+        (100, 90, 10, 80_000, False),  # what calls may lie in counts as free
+        (98, 20, 0, 80_000, False),  # there never was more
+        (100, 98, 0, 900, False),  # a large call: the session may hold what is missing
+    ],
+)
+def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(
+    monkeypatch, before, now, held, total, is_refused
+):
     monkeypatch.setattr(memory, "_most_free", {})
+    monkeypatch.setattr(places_module, "total_bytes", lambda device: total * MIB)
     for free in (before, now):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * MIB, 80_000 * MIB))
         monkeypatch.setattr(memory, "_looks", {})
         memory.look_at_free_bytes(torch.device("cuda"))
     told = r"0\.10 GiB of the GPU's memory are left beside what the solution holds; 0\.10 are needed"
     with pytest.raises(SolutionFailure, match=told) if is_refused else nullcontext():
-        check_room(100 * MIB // SCARCE_SHARE, torch.device("cuda"))
+        check_room(100 * MIB // SCARCE_SHARE // 2, torch.device("cuda"), held * MIB)
 
 
 @pytest.mark.parametrize(("size", "count"), [(0, 64), (16 * MIB, 64), (32 * MIB, 32), (64 * MIB, 16), (1 << 40, 16)])

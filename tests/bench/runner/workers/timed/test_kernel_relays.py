@@ -16,7 +16,6 @@ from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhe
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     CACHED_BYTES,
     GPU_RELAY_READS,
-    LARGE_READS,
     LONGEST_NS,
     RELAY_BYTES,
     RELAY_CALLS,
@@ -72,7 +71,7 @@ def open_idle(arena):
     """Return a kernel that nobody asks anything, and a trial of its calls."""
 
     def opened(kind):
-        tools = SimpleNamespace(arena=SimpleNamespace(device=torch.device(kind)), readout=Readout(None))
+        tools = SimpleNamespace(arena=SimpleNamespace(device=torch.device(kind), size=7), readout=Readout(None))
         task = SimpleNamespace(timeout_seconds=1.0, is_ours=False)
         worker = SimpleNamespace(overhead=BurstOverhead(relay=2_000.0))
         kernel = RemoteKernel(worker, tools, task, SimpleNamespace(destination_passing_style=True))
@@ -203,9 +202,10 @@ def test_a_relay_has_as_many_calls_as_time_and_memory_allow(claimed_ns, size, ou
     assert count_gpu_relay_calls(claimed_ns, size, outputs) == calls
 
 
-def test_of_large_calls_fewer_are_compared():
+def test_of_large_calls_more_than_half_are_compared():
     large = RELAY_BYTES // FEWEST_PLACES + 1
-    assert [count_relay_reads(size) for size in (1_000, large - 1, large)] == [GPU_RELAY_READS] * 2 + [LARGE_READS]
+    assert [count_relay_reads(17, size) for size in (1_000, large - 1)] == [GPU_RELAY_READS] * 2
+    assert [count_relay_reads(calls, large) for calls in (5, 4, 3, 2)] == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize(("is_ours", "has_relay"), [(False, False), (True, False), (False, True)])
@@ -221,5 +221,5 @@ def test_only_a_solution_is_refused_where_there_is_no_room_for_a_relay(
     monkeypatch.setattr(kernel_module, "check_room", lambda *given: checks.append(given))
     monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=places).places)
     assert (kernel._open_relays(remote, CLAIMED) is not None) is has_relay
-    refused = [] if is_ours or has_relay else [(2 * remote.places.stride, kernel._arena.device)]
+    refused = [] if is_ours or has_relay else [(remote.places.stride, kernel._arena.device, 7)]
     assert checks == refused
