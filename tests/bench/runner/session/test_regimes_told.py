@@ -122,24 +122,18 @@ def test_who_is_right_in_rows_in_which_a_reference_is_not_finite_or_overflows_so
 
 
 SOFTMAX = "import torch\ndef run(x):\n    e = torch.exp(4 * x)\n    return e / e.sum(dim=-1, keepdim=True)\n"
+LEFT_OUT = None, "left out: the reference is not finite"
 HALF = "import torch\ndef run(x):\n    return (x * x * x[:, :1]).half() * 4\n"
 
 
 def test_a_better_softmax_than_the_references_is_not_blamed_for_what_that_divides_by_infinity():
-    wrong, told = judge_rows(lambda x: torch.softmax(4 * x, dim=-1), SOFTMAX)
-    assert wrong is None
-    assert told.endswith("the reference is not finite") or told.startswith("judged where")
+    assert judge_rows(lambda x: torch.softmax(4 * x, dim=-1), SOFTMAX) == LEFT_OUT
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_kernels_of_low_precision_that_overflow_near_the_limit_are_not_blamed(seed):
-    noise = torch.Generator().manual_seed(seed)
-
-    def rough(x):
-        off = x * torch.empty_like(x).normal_(1.0, 2.0**-5, generator=noise)
-        return run(HALF)(off.half() if seed % 2 else off)[0]
-
-    assert judge_rows(rough, HALF, "float16")[0] is None
+def test_an_output_that_overflows_is_left_out_whole():
+    """Kernels of low precision overflow near the limit elsewhere than the reference."""
+    for solution in (lambda x: run(HALF)(x * 1.03)[0], lambda x: torch.zeros(64, 64).half()):
+        assert judge_rows(solution, HALF, "float16") == LEFT_OUT
 
 
 class Stricter(DefaultEvaluator):
