@@ -54,8 +54,10 @@ ZEROS: Final = "zeros"
 GATES: Final = ("gates", "other_gates")
 """These come only where the reference says that they matter: it looks for such values, or keeps a state by gates."""
 ONE_ROW: Final = "one_row"
-IN_ALL_TRIALS: Final = frozenset({*GATES, ONE_ROW})
-"""Of those that are asked for, these come in each trial: some are weak by chance, or seen by who looks at a part."""
+FEWEST_LARGE: Final = "fewest_large"
+FEWEST_LARGE_CALLS: Final = 2
+"""Each trial has so many calls of it, where an input of floats is changed: who looks at a sixteenth of that passes in
+none of 200 jobs of three trials."""
 FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
 """Floats are not judged in these: kernels that round to float16 have no such numbers between their operations."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
@@ -169,9 +171,14 @@ class Regimes:
         self._most_for_constants = max(1, MOST_BYTES // max(size, 1))
 
     def _find_asked(self, definition: Definition) -> list[str]:
-        """Return the regimes that a job has since its reference, or the form of an output, asks for them."""
+        """Return the regimes that each trial has since its reference, or the form of inputs or outputs, asks for them.
+
+        Some are weak by chance, or seen by who looks at a part.
+        """
         free = [one for one in self.free if one is not None]
-        asked = [ZEROS] if self._looks.looks_for_zeros else []
+        asked = [FEWEST_LARGE] * (FEWEST_LARGE_CALLS if any(one.kind == "float" for one in free) else 0)
+        if self._looks.looks_for_zeros:
+            asked.append(ZEROS)
         if self._looks.not_finite and not self._for_constants:
             asked.append(NONFINITE)
         if any(map(self._is_gate, free)) and HAVE_RULES.fullmatch(definition.op_type.replace("-", "_")) is None:
@@ -186,7 +193,7 @@ class Regimes:
         return list(dict.fromkeys((*IN_ALL_JOBS, *OTHERS, *self._asked, *self._for_constants, *self._for_few)))
 
     def choose(self, trial: int, trials: int) -> list[str]:
-        """Return the regimes of a trial: one in each, the rest in the last; and those that are asked for, by turns.
+        """Return the regimes of a trial: one in each, the rest in the last; and those that are asked for.
 
         The order is secret, too (`order.py`).
         """
@@ -199,12 +206,9 @@ class Regimes:
         if NONFINITE in self._for_constants:  # who looks at a part of an input sees one now and then
             spikes[::2] = [NONFINITE] * len(spikes[::2])
         strong = [*self._for_constants, *spikes][: self._most_for_constants]
-        in_all = [name for name in self._asked if name in IN_ALL_TRIALS]
-        by_turns = [name for name in self._asked if name not in IN_ALL_TRIALS]
-        asked = [*in_all, *chance.sample(by_turns, len(by_turns))[trial::trials]]
         # A trial of slow calls has the first only.
         order = random.Random(derive_seed(self._seed, "order", trial))
-        return put_in_order([*strong, *self._for_few, *asked, *chosen], order)
+        return put_in_order([*strong, *self._for_few, *self._asked, *chosen], order)
 
     def plan(self, trials: int) -> list[str]:
         """Return the regimes that come in a job of so many trials, where calls are not slow."""

@@ -49,6 +49,11 @@ ROWS_PER_LARGE: Final = 64
 """One row of so many has them, and one at least: who looks at a part of all rows seldom sees one."""
 LEAST_LARGE: Final = 8
 """Large values of a row, at least: with fewer, the rounding of one of them would move the whole row."""
+FEWEST_VALUE: Final = 80.0
+FEWEST_SHARE: Final = 0.05
+"""In the regime `fewest_large` one row alone has large values, of about the first of these, which together hold the
+second of its square sum, or are LEAST_LARGE: what caps values, or saturates, or stands for a function near zero, is off
+there. Who looks at a sixteenth of each row sees none of eight in three of five calls. Its exponential is a number."""
 NEAR_OFFSET: Final = (0.9, 1.2)
 """In the regime `offset` a sixth of the rows is moved to one side by so much, also an input's only row. Roundings to
 fp8 leave more than nine tenths of what is left of these when their mean is taken off, so it is judged."""
@@ -107,6 +112,14 @@ def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: S
         len(rows), (math.ceil(len(rows) / ROWS_PER_LARGE),), generator=generator, device=values.device
     )
     _put_large(rows, chosen, count, size, generator)
+
+
+def _make_fewest_large(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+    columns = values.shape[-1]
+    rows = values.view(-1, columns)
+    count = min(columns, max(LEAST_LARGE, math.ceil(FEWEST_SHARE * columns / FEWEST_VALUE**2)))
+    chosen = torch.randint(len(rows), (1,), generator=generator, device=values.device)
+    _put_large(rows, chosen, count, FEWEST_VALUE, generator)
 
 
 def _put_large(rows: torch.Tensor, chosen: torch.Tensor, count: int, size: float, generator: torch.Generator) -> None:
@@ -206,6 +219,7 @@ def _sign(generator: torch.Generator) -> float:
 
 REGIMES: Final[Mapping[str, Change]] = {
     "few_large": _make_few_large,
+    "fewest_large": _make_fewest_large,
     "offset": _make_offset,
     "larger": lambda values, generator, _: values.mul_(_uniform(LARGER, generator)),
     "smaller": _make_smaller,

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import GATES, IN_ALL_JOBS, OTHERS, Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FEWEST_LARGE, GATES, IN_ALL_JOBS, OTHERS, Regimes
 from flashinfer_bench.bench.evaluators.inputs.regimes.order import put_in_order
 from tests.kit.make import make_definition, make_workload
 
@@ -39,6 +39,6 @@ def test_a_trial_of_slow_calls_may_have_any_regime_also_where_a_reference_asks_f
     definition = make_definition(axes=axes, inputs=inputs, outputs={"y": "float32[n, m]"}, reference=reference)
     workload = make_workload(axes={"n": 8, "m": 8}, inputs={})
     first = Counter(Regimes(definition, workload, seed).choose(0, 1)[0] for seed in range(200))
-    assert set(first) == {*IN_ALL_JOBS, *GATES}
+    assert set(first) == {*IN_ALL_JOBS, *GATES, FEWEST_LARGE}
     regimes = Regimes(definition, workload, 3)
     assert set(regimes.plan(3)) == set(regimes.names)

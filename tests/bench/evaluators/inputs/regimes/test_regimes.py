@@ -9,6 +9,8 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.regimes.choose import (
+    FEWEST_LARGE,
+    FEWEST_LARGE_CALLS,
     FOR_CONSTANTS_ALONE,
     IN_ALL_JOBS,
     OTHERS,
@@ -20,10 +22,11 @@ from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 
-REGIMES = (*IN_ALL_JOBS, *OTHERS, "one_row")
+REGIMES = (*IN_ALL_JOBS, *OTHERS, "one_row", FEWEST_LARGE)
 """Those that floats are judged in."""
 SOFTCAP = "import torch\ndef run(x):\n    return 30 * torch.tanh(x / 30)\n"
 NORM = "import torch\ndef run(x):\n    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6)\n"
+RELU = "def run(x):\n    return x.clamp(min=0)\n"
 TINY = "def run(x):\n    return x * 1e-4\n"
 SOFTMAX = "import torch\ndef run(x):\n    return torch.softmax(x * 8, dim=-1)\n"
 
@@ -53,6 +56,9 @@ def sampled_norm(x):
         (NORM, "few_large", torch.clone),
         (NORM, "heavy_tails", torch.clone),
         (NORM, "few_large", sampled_norm),
+        (SOFTCAP, "fewest_large", torch.clone),
+        (SOFTCAP, "fewest_large", lambda x: torch.addcmul(x, x * x, x, value=-1 / 2700)),
+        (RELU, "fewest_large", lambda x: x.clamp(0, 6)),
     ],
 )
 def test_what_holds_for_usual_inputs_only_is_rejected(reference, regime, wrong):
@@ -245,6 +251,21 @@ def test_only_random_values_without_a_meaning_are_free():
     ]
 
 
+@pytest.mark.parametrize(("shape", "count"), [((256, 4096), 8), ((1 << 22,), 33), ((64, 4), 4)])
+def test_the_fewest_large_values_lie_in_one_row_and_are_seldom_seen_in_part_of_it(shape, count):
+    seen = 0
+    for number in range(20):
+        axes = dict(zip("nm", shape, strict=False))
+        x = torch.zeros(shape)
+        open_regimes({"x": f"float32[{', '.join(axes)}]"}, **axes).change(FEWEST_LARGE, number, [x])
+        rows = x.view(-1, shape[-1])
+        assert int(rows.any(dim=1).sum()) == 1
+        assert 1 <= int((x != 0).sum()) <= count
+        assert 0.7 * 80 <= float(x.abs().max()) <= 80
+        seen += bool(rows[:, : shape[-1] // 64].any())
+    assert seen < 15
+
+
 def test_the_few_large_values_of_a_row_outweigh_it_and_are_few():
     regimes = open_regimes({"x": "float32[n, m]"}, n=256, m=4096)
     before = torch.randn(256, 4096, generator=torch.Generator().manual_seed(0))
@@ -306,8 +327,10 @@ def test_inputs_with_the_same_rows_have_the_same_one_larger_and_another_in_the_n
 @pytest.mark.parametrize("trials", [1, 2, 3, 5])
 def test_few_large_values_and_an_offset_come_in_every_job_and_no_regime_twice(trials):
     regimes = open_regimes({"x": "float32[n]"}, n=40)
-    chosen = [name for trial in range(trials) for name in regimes.choose(trial, trials)]
-    assert len(chosen) == len(set(chosen)) == min(trials + 2, len(regimes.names))
+    all_chosen = [name for trial in range(trials) for name in regimes.choose(trial, trials)]
+    chosen = [name for name in all_chosen if name != FEWEST_LARGE]
+    assert len(chosen) == len(set(chosen)) == min(trials + 2, len(regimes.names) - 1)
+    assert len(all_chosen) == len(chosen) + trials * FEWEST_LARGE_CALLS
     assert {"few_large", "offset"} <= set(chosen)
     assert all(regimes.choose(trial, trials) for trial in range(min(trials, 3)))
 
@@ -419,7 +442,7 @@ def test_of_large_inputs_fewer_strong_ones_are_kept(n, more):
     tried = Regimes(definition, make_workload(axes={"n": n}, inputs={}), seed=3, has_constants=True)
     strong = ["spike", "far", "offset", "spike", "spike", "spike"][:more]
     assert not Counter(strong) - Counter(tried.choose(0, 3))
-    assert len(tried.choose(0, 3)) == more + 1
+    assert len(tried.choose(0, 3)) == more + 1 + FEWEST_LARGE_CALLS
 
 
 def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():
