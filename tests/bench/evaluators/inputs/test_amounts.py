@@ -39,6 +39,8 @@ CHAINS = [
     (Applied("*", 2, 2), Applied("negate"), Applied("//", 3, 3), Applied("+", 8, 8)),
     (Applied("+", 3, 3), Applied("%", 7, 7)),
     (Applied("+", 3, 3), Applied("%", 20, 20), Applied("+", 2, 2)),
+    (Applied("%", 5, 5), Applied("+", -2, -2)),
+    (Applied("%", 5, 7), Applied("+", -1, -1)),
 ]
 
 

@@ -170,3 +170,49 @@ def test_a_quarter_of_labels_is_what_the_reference_ignores(body):
 def test_no_label_is_ignored_where_the_reference_may_index_by_it(body):
     labels = make(body, name="labels", inputs={"logits": "float32[t, w]", "labels": "int64[t]"})
     assert int(labels.min()) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        (["return torch.stack([table[int(one % 64)] for one in tok])"], 29),
+        (["return table[torch.arange(int(tok[0] % 64))]"], 7),
+        (["return torch.stack([table[one] for one in tok % 64])"], 7),
+        (["y = 0", "for one in tok % 64:", "    y = y + table[one]", "return y"], 7),
+        (["y = 0", "for at, one in enumerate(tok % 64):", "    y = y + table[one]", "return y"], 7),
+        (["return table[(tok[:, None] % 64).T]"], 7),
+        (["return table[(tok % 64).data]"], 7),
+        (["assert (tok % 128 < 100).all()", "return table[tok // 128]"], 7),
+        (["fits = (tok % 128 < 100).all()", "assert fits", "return table[tok // 128]"], 7),
+        (["return table[(tok % 64).gather(0, torch.arange(5))]"], 7),
+        (["return table[(tok % 64).index_select(0, torch.arange(5))]"], 7),
+        (["return table[2:].view(-1, 3)[tok % 64]"], 7),
+        (["return table[(tok % 200).to(torch.int8).long()]"], 7),
+        (["return table[(tok % 20).view(torch.int32).long()]"], 7),
+        (["return table[torch.nn.functional.embedding(torch.arange(5), (tok % 64)[:, None])]"], 7),
+        (["return torch.cat([table, table], dim=table.ndim - 1)[tok]"], 7),
+        (["return torch.cat([table, table], table.ndim - 2)[tok]"], 7),
+        (["return torch.cat([table, table], dim=0)[tok]"], 59),
+        (["return table[tok[:, None] + torch.arange(1, end=4)]"], 7),
+        (["return table[tok[:, None] + torch.arange(1, 4)]"], 26),
+    ],
+    ids=lambda given: "; ".join(given) if isinstance(given, list) else None,
+)
+def test_what_is_lost_on_the_way_to_the_table_stays_small(body, most):
+    assert ends(make(body)) == (0, most)
+
+
+@pytest.mark.parametrize("index", ["tok % 40 + more % 40", "tok % 40 - more % 40", "tok % 20 + more % 20 + 5"])
+@pytest.mark.parametrize("name", ["tok", "more"])
+def test_inputs_of_two_remainders_stay_small(index, name):
+    assert ends(make(f"table[{index}]", name=name, inputs={"tok": "int64[t]", "more": "int64[t]"})) == (0, 7)
+
+
+def test_a_remainder_that_is_added_to_an_input_stays_small():
+    assert ends(make("table[tok + more % 64]", name="more", inputs={"tok": "int64[t]", "more": "int64[t]"})) == (0, 7)
+
+
+def test_padding_that_the_dtype_cannot_hold_is_none():
+    body = ["valid = labels != -100000", "return logits.gather(1, torch.where(valid, labels, 0).long()[:, None])"]
+    labels = make(body, name="labels", inputs={"logits": "float32[t, w]", "labels": "int16[t]"})
+    assert ends(labels) == (0, 63)

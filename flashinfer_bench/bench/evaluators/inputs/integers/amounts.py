@@ -161,7 +161,9 @@ def _undo(kind: str, by: tuple[int, int], to: tuple[int, int]) -> tuple[int, int
         case "sum" if low > 0:
             return max(least, 0), most // high
         case "%" if low > 0:
-            return (-FAR, FAR) if least <= 0 and high - 1 <= most else (max(least, 0), most)
+            if least > 0:
+                return least, min(most, low - 1)
+            return (-FAR, FAR) if high - 1 <= most else (0, most)
         case "least" if low <= most:
             return (-FAR if low >= least else least), most
         case "most" if high >= least:

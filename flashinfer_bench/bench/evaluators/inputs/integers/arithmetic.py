@@ -58,7 +58,7 @@ def compute(found: Found, kind: str, left: Value, right: Value) -> Value:
     else:
         result = _bound(kind, left, right)
         if isinstance(result, Within):
-            result = replace(result, of=_keep_source(found, kind, left, right))
+            result = found.keep(replace(result, of=_keep_source(found, kind, left, right)), left, right)
     return found.join_masks((left, right), is_plain=False) if result is None else result
 
 
@@ -83,6 +83,7 @@ def _apply(found: Found, kind: str, held: Held, other: Value) -> Value:
     bounds = find_bounds_of(other)
     if bounds is None:
         return None
+    found.keep(None, other)
     least, most = bounds
     kept = held.part() if isinstance(other, Within) and not other.is_single else held
     match kind:
@@ -140,6 +141,8 @@ def _apply_to_sum(found: Found, kind: str, left: Value, right: Value) -> Value:
 def _keep_source(found: Found, kind: str, left: Value, right: Value) -> Held | None:
     """Return the input behind what was brought into a range, if one of two values is such, after one step more."""
     value: Value = None
+    if isinstance(left, Within) and isinstance(right, Within) and left.of is not None and right.of is not None:
+        return None
     if isinstance(left, Within) and left.of is not None:
         value = _apply(found, kind, left.of, right)
     elif isinstance(right, Within) and right.of is not None:

@@ -171,6 +171,14 @@ def find_size(table: Value, axis: int | None) -> Amount | None:
             return None
 
 
+def _is_own_remainder(held: Held, table: Value) -> bool:
+    """Tell whether values were brought below the size of an axis of the tensor that they index."""
+    step = held.applied[-1]
+    if not isinstance(table, Held) or not table.is_whole or step.kind != "%":
+        return False
+    return isinstance(step.least, Extent) and step.least.name == table.name
+
+
 class Found:
     """What was seen of all inputs."""
 
@@ -206,6 +214,12 @@ class Found:
         self.unclear.update(value.name for value in held if isinstance(value, Held))
         return None
 
+    def keep(self, result: Value, *values: Value) -> Value:
+        """Return what comes of some values; those whose input it does not tell any more go where nothing is known."""
+        if not isinstance(result, Within) or result.of is None:
+            self.take(*(value for value in values if isinstance(value, Within)))
+        return result
+
     def join_masks(self, values: Iterable[Value], *, is_plain: bool) -> Value:
         """Return what follows from some values: where it follows from a mask, a mask."""
         values = list(values)
@@ -218,8 +232,11 @@ class Found:
         extent = find_size(table, axis)
         if isinstance(index, Joint) and extent is not None:
             self._share(index, extent)
-        if isinstance(index, Within) and index.of is not None and extent is not None:
-            index = index.of
+        if isinstance(index, Within) and index.of is not None:
+            if extent is None and not _is_own_remainder(index.of, table):
+                self.take(index)
+            if extent is not None:
+                index = index.of
         if not isinstance(index, Held):
             return
         if not index.has_no_padding:
@@ -254,7 +271,7 @@ class Found:
         if not isinstance(left, Held):
             left, kind, right = right, TURNED.get(kind, kind), left
         if not isinstance(left, Held):
-            return None
+            return self.take(left, right)
         number = right.value if isinstance(right, Number) else None
         is_equality = number is not None and number < 0 and kind in (ast.Eq, ast.NotEq)
         is_padding = not left.applied and (is_equality or (kind, number) in SIGN_TESTS)

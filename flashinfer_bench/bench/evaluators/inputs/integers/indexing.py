@@ -197,7 +197,7 @@ class _Reader:
                 self._bind_items(second, one)
             case _:
                 value = self._value(of)
-                item = value.part() if isinstance(value, Held) else None
+                item = value.part() if isinstance(value, Held) else self._found.take(value)
                 self._bind(target, item, False)
 
     def _assign(self, target: ast.expr, value: ast.expr, is_once: bool) -> None:
@@ -307,10 +307,11 @@ class _Reader:
                 return self._lose(node)
 
     def _attribute(self, owner: Value, attribute: str) -> Value:
-        if not isinstance(owner, Held):
-            return None
         if attribute in FACTS:
-            return ShapeOf(owner.name) if attribute == "shape" and owner.is_whole else None
+            is_known = attribute == "shape" and isinstance(owner, Held) and owner.is_whole
+            return ShapeOf(owner.name) if is_known and isinstance(owner, Held) else None
+        if not isinstance(owner, Held):
+            return self._found.take(owner)
         if attribute in ("T", "mT", "data"):
             return owner.part()
         return self._found.take(owner)
@@ -318,7 +319,8 @@ class _Reader:
     def _subscript(self, node: ast.Subscript) -> Value:
         base = self._value(node.value)
         if isinstance(base, ShapeOf):
-            at = None if isinstance(node.slice, ast.Slice) else self._value(node.slice)
+            at = self._lose(node.slice) if isinstance(node.slice, ast.Slice) else self._value(node.slice)
+            self._found.take(at)
             return Extent(base.name, at.value) if isinstance(at, Number) and at.value is not None else None
         axis: int | None = 0
         has_no_padding = isinstance(base, Held) and base.has_no_padding
@@ -359,7 +361,7 @@ class _Reader:
                 value = self._value(one)
                 if isinstance(value, Held):
                     return value.part()
-                return value if is_single_number(value) else Number()
+                return value if is_single_number(value) or isinstance(value, Within | Joint) else Number()
             case ast.Name(id=name), args if name in self._functions and name not in self.names:
                 return self._follow(self._functions[name], args, keywords)
             case ast.Attribute(value=owner, attr=name), args:

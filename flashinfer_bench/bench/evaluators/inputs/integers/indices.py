@@ -227,10 +227,14 @@ def _valid(blank: Blank, usual: int) -> range:
         wrapped = [end for _, end in _list_ranges(blank, use.wraps, WRAPPED_SHARE) if end <= ENDLESS]
         is_free = use.is_clear and are_known and bounds is not None and len(wrapped) == len(use.wraps)
         stop = min(stop, start + max(usual, *wrapped, 0) if is_free else start + usual)
-    dtype = DTYPES[blank.dtype_name]
-    largest = 1 << dtype.bits - (dtype.kind == "int")
-    stop = int(max(min(stop, largest, math.inf if bounds is None else bounds.most + 1), 1))
+    stop = int(max(min(stop, _largest(blank), math.inf if bounds is None else bounds.most + 1), 1))
     return range(start if start < stop else 0, stop)
+
+
+def _largest(blank: Blank) -> int:
+    """Return the number that is the first too large for the dtype."""
+    dtype = DTYPES[blank.dtype_name]
+    return 1 << dtype.bits - (dtype.kind == "int")
 
 
 def _distinct(blank: Blank, most: int) -> torch.Tensor:
@@ -277,7 +281,7 @@ def _pad(blank: Blank, values: torch.Tensor) -> torch.Tensor:
     use, bounds = _use_of(blank), find_bounds(blank.definition.constraints, blank.name, blank.axes)
     count, columns = values.numel(), values.shape[-1] if values.ndim else 1
     is_padded = DTYPES[blank.dtype_name].kind == "int" and use.is_tested and not _valid(blank, 1).start
-    if not is_padded or bounds is None or bounds.least > use.padding or count < 2:
+    if not is_padded or bounds is None or max(bounds.least, -_largest(blank)) > use.padding or count < 2:
         return values
     share = PADDED_SHARE if use.padding == USUAL_PADDING else IGNORED_SHARE
     generator = make_generator(blank.seed, blank.name, "padding", device=torch.device("cpu"))

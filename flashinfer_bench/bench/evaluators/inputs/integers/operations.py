@@ -113,6 +113,7 @@ class TorchCall:
         if name in FACT_METHODS or name == "size":
             axis = self._take("dim", 0)
             self._take_rest()
+            self._found.take(axis)
             if name != "size" or not isinstance(first, Held) or not first.is_whole:
                 return None
             if isinstance(axis, Number) and axis.value is not None:
@@ -127,7 +128,7 @@ class TorchCall:
         is_same = name in SAME or (name in RESHAPED and not isinstance(first, Made))
         if is_same and isinstance(first, Made | Within | Joint):
             self._take_rest()
-            return first
+            return self._found.take(first) if self._changes_type(name) else first
         if isinstance(first, Held) and first.is_whole and name in ELEMENTWISE:
             self._take_rest()
             self._found.take(first)
@@ -137,6 +138,12 @@ class TorchCall:
         self._take_rest()
         self._found.take(first)
         return Mask(first.name, is_plain=first.is_plain and name in RESHAPED) if isinstance(first, Mask) else None
+
+    def _changes_type(self, name: str) -> bool:
+        """Tell whether the arguments ask for a type that may not hold the values, or for their bits as another type."""
+        text = " ".join(map(ast.unparse, (*self._args, *self._keywords.values())))
+        narrow = rf"float16|half|dtype|{'|'.join(NARROW)}"
+        return (name in RESHAPED and "torch." in text) or re.search(narrow, text) is not None
 
     def _change(self, name: str, first: Held) -> Value:
         """Return what a method gives whose result has no other values than the tensor."""
@@ -195,11 +202,12 @@ class TorchCall:
 
     def _concatenate(self, parts: Sequence[Value]) -> Value:
         """Return what `cat` gives: the first size is known, if that is what grows."""
-        axis, is_named = self._take("dim", 0), bool(self._keywords)
+        is_given = bool(self._args or self._keywords)
+        is_first = (self._take("dim", 0) == Number(0) or not is_given) and not self._keywords
         self._take_rest()
         self._found.take(*parts)
         sizes = [find_size(part, 0) for part in parts]
-        if axis not in (None, Number(0)) or is_named or None in sizes or not sizes:
+        if not is_first or None in sizes or not sizes:
             return None
         total: Amount = 0
         for size in sizes:
@@ -209,8 +217,11 @@ class TorchCall:
     def _count(self, first: Value) -> Value:
         """Return what `arange` gives: whole numbers from a size, or from 0, to another one."""
         ends = [first, *(self._value(self._args.pop(0)) for _ in range(min(len(self._args), 2)))]
+        is_named = not self._keywords.keys().isdisjoint(("start", "end", "step"))
         self._found.take(*ends)
         self._take_rest()
+        if is_named:
+            return None
         low, high = (Number(0), ends[0]) if len(ends) == 1 else (ends[0], ends[1])
         return count(low, high, ends[2] if len(ends) == 3 else Number(1), is_single=False)
 
@@ -230,10 +241,11 @@ class TorchCall:
         else:
             axis, index = self._take("dim", 0), self._take("index", 0)
         self._take_rest()
+        self._found.take(axis)
         known = axis.value if isinstance(axis, Number) else None
         self._found.index(index, table, known, takes_negative=False)
         if name in ("index_select", "gather", "take_along_dim"):
-            return table.part() if isinstance(table, Held) else None
+            return table.part() if isinstance(table, Held) else self._found.take(table)
         self._found.take(table)
         return Made(table.name) if isinstance(table, Held) and table.is_whole else table
 
@@ -245,7 +257,7 @@ class TorchCall:
         match name:
             case "embedding":
                 self._found.index(first, second, 0, takes_negative=False)
-                return second.part() if isinstance(second, Held) else None
+                return second.part() if isinstance(second, Held) else self._found.take(second)
             case "one_hot":
                 self._found.index(first, Made((to_amount(second),)), 0, takes_negative=False)
             case _:
