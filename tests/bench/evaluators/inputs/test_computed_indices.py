@@ -216,3 +216,84 @@ def test_padding_that_the_dtype_cannot_hold_is_none():
     body = ["valid = labels != -100000", "return logits.gather(1, torch.where(valid, labels, 0).long()[:, None])"]
     labels = make(body, name="labels", inputs={"logits": "float32[t, w]", "labels": "int16[t]"})
     assert ends(labels) == (0, 63)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        ["    if i > 5000:", "        if y == -100:", "            continue"],
+        ["    for _ in range(0):", "        if y == -100:", "            continue"],
+        ["    while i > 5000:", "        if y == -100:", "            continue"],
+        ["    if y == -100:", "        continue", "    else:", "        y = int(labels[0])"],
+    ],
+    ids=["if", "for", "while", "else"],
+)
+def test_a_branch_keeps_padding_out_no_longer_than_it_lasts(inner):
+    body = [*EACH_LABEL, *inner, "    total = total + logits[i, y]", "return total"]
+    labels = make(body, name="labels", inputs={"logits": "float32[t, w]", "labels": "int64[t]"})
+    assert int(labels.min()) == 0
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["try:", "    k = 5", "except ValueError:", "    pass"],
+        ["with contextlib.nullcontext(5) as k:", "    pass"],
+        ["with contextlib.suppress(ValueError):", "    int('a')", "    k = 1"],
+        ["match 5:", "    case k:", "        pass"],
+        ["match [5]:", "    case [*k]:", "        k = k[0]"],
+        ["def change():", "    nonlocal k", "    k = 5", "change()"],
+        ["def change():", "    nonlocal k", "    k = 5", "k = 0", "change()"],
+        ["many = [(k := 5) for _ in range(2)]"],
+        ["many = {(k := 5) for _ in range(2)}"],
+        ["text = f'{(k := 5)}'"],
+        ["from tabnanny import verbose as k"],
+    ],
+    ids=lambda given: "; ".join(given),
+)
+def test_nothing_is_known_of_a_name_that_is_bound_in_another_way(lines):
+    assert ends(make(["import contextlib", "k = 0", *lines, "return table[tok + k]"])) == (0, 7)
+
+
+def test_a_walrus_counts_from_its_second_turn_on():
+    assert ends(make(["k = 0", "return [(table[tok + k], k := 5) for _ in range(2)]"])) == (0, 7)
+
+
+def test_what_a_function_gives_may_be_returned_in_a_piece_that_is_not_read():
+    helper = "def pick():\n    try:\n        return 5\n    except ValueError:\n        pass\n    return 0"
+    assert ends(make("table[tok + pick()]", constants=helper)) == (0, 7)
+
+
+def test_a_function_may_read_what_is_bound_after_it():
+    body = ["def look_up():", "    return table[at + 20]", "at = tok.long()", "return look_up() + table[at]"]
+    assert ends(make(body)) == (0, 7)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "try:\n    from tabnanny import verbose as K\nexcept ImportError:\n    pass",
+        "try:\n    pass\nexcept ImportError as K:\n    pass",
+        "from colorsys import *",
+    ],
+)
+def test_a_constant_of_a_module_that_is_bound_again_is_none(again):
+    assert ends(make("table[tok + K]", constants=f"K = 4\n{again}")) == (0, 7)
+
+
+def test_what_is_computed_fits_the_dtype_as_well():
+    inputs = {"table": "float32[100000, d]", "tok": "int16[t]"}
+    for index, most in (("tok * 40", 819), ("(tok * 40) // 8", 819), ("tok % 20000 * 3", 10922)):
+        values = make(f"table[({index}).long()]", inputs=inputs)
+        assert most * 0.98 < int(values.max()) <= most
+
+
+def test_a_counter_that_is_taken_off_leaves_the_values_their_range():
+    body = ["y = 0", "for k in range(table.shape[0]):", "    i = tok - k"]
+    body += ["    y = y + torch.where((i >= 0)[:, None], table[i], 0)", "return y"]
+    assert ends(make(body)) == (0, 29)
+
+
+def test_where_no_value_is_valid_by_itself_the_usual_ones_come():
+    body = ["y = 0", "for k in range(40):", "    i = torch.where(tok >= k, tok - k, 0)"]
+    assert ends(make([*body, "    y = y + table.index_select(0, i)", "return y"])) == (0, 7)

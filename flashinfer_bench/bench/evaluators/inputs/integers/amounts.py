@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 
 FAR: Final = 1 << 62
 """As good as no bound."""
+ENDLESS: Final = FAR >> 20
+"""Bounds above it bound nothing."""
 LONGEST: Final = 64
 """Formulas of more parts have no value: each name may double them."""
 
@@ -68,6 +70,8 @@ class Reach:
 
     below: Amount
     applied: tuple[Applied, ...] = ()
+    takes_negative: bool = False
+    """It may as well be counted from the end, as -1 for the last."""
 
 
 def combine(kind: str, left: Amount, right: Amount) -> Amount:
@@ -106,19 +110,30 @@ def evaluate(amount: Amount, look_up: Callable[[Leaf], int | None]) -> int | Non
     return None if left is None or right is None else _calculate(amount.kind, left, right)
 
 
-def find_range(reach: Reach, look_up: Callable[[Leaf], int | None], *, share: int = 1) -> tuple[int, int] | None:
+def find_range(
+    reach: Reach,
+    look_up: Callable[[Leaf], int | None],
+    *,
+    share: int = 1,
+    dtype: tuple[int, int] = (-FAR, FAR),
+    from_end: bool = False,
+) -> tuple[int, int] | None:
     """Return the least and the most that an input may be, counted from 0; None where a size has no value.
 
     Args:
         reach: what comes of the input, and where it has to be.
         look_up: gives the value of a size.
         share: by how much the size is multiplied.
+        dtype: the least and the most that all that is computed may be.
+        from_end: whether what comes of the input may be negative, counted from the end.
     """
     size = evaluate(reach.below, look_up)
     if size is None:
         return None
-    least, most = 0, size * share - 1
+    least, most = -size if from_end else 0, size * share - 1
     for step in reversed(reach.applied):
+        least = least if least < -ENDLESS else max(least, dtype[0])
+        most = most if most > ENDLESS else min(most, dtype[1])
         low, high = evaluate(step.least, look_up), evaluate(step.most, look_up)
         before = None if low is None or high is None or low > high else _undo(step.kind, (low, high), (least, most))
         if before is None:

@@ -244,7 +244,7 @@ class Found:
         if extent is None or not index.is_exact:
             self.take(index)
         else:
-            self.extents[index.name].add(Reach(extent, index.applied) if index.applied else extent)
+            self.extents[index.name].add(Reach(extent, index.applied, takes_negative) if index.applied else extent)
 
     def _share(self, index: Joint, size: Amount) -> None:
         """Note that a sum indexes an axis: each part has an equal share of it."""

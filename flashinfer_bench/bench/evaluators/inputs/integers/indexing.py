@@ -16,6 +16,7 @@ from typing import Final
 
 from flashinfer_bench.bench.evaluators.inputs.integers.amounts import Extent, Given
 from flashinfer_bench.bench.evaluators.inputs.integers.arithmetic import KINDS, compute
+from flashinfer_bench.bench.evaluators.inputs.integers.bound import list_bound, list_shared
 from flashinfer_bench.bench.evaluators.inputs.integers.found import (
     ALL,
     Found,
@@ -86,15 +87,12 @@ def list_parameters(function: ast.FunctionDef) -> list[str]:
 def _read_constants(tree: ast.Module, functions: Mapping[str, ast.FunctionDef]) -> dict[str, Value]:
     """Return the names of a module that stand for one whole number, wherever they are read."""
     reader = _Reader(Found(), functions, {}, {})
-    bound = Counter(
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-    )
-    changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    bound = Counter(name for node in ast.walk(tree) for name in list_bound(node))
     reader.read([one for one in tree.body if isinstance(one, ast.Assign | ast.AnnAssign)])
     return {
         name: value
         for name, value in reader.names.items()
-        if isinstance(value, Number) and value.value is not None and bound[name] == 1 and name not in changed
+        if isinstance(value, Number) and value.value is not None and bound[name] == 1 and "*" not in bound
     }
 
 
@@ -115,6 +113,10 @@ class _Reader:
         self._functions = functions
         self._constants = constants
         self._depth = depth
+        self._marked: set[str] = set()
+        """Names that hold no padding as far as the block goes that is read."""
+        self._shared: set[str] = set()
+        """Names that functions inside this one may read or change whenever they are called."""
 
     def read(self, body: Sequence[ast.stmt], *, is_once: bool = True) -> None:
         """Read statements; `is_once` where each is executed exactly once, so that a name has its last value."""
@@ -139,23 +141,37 @@ class _Reader:
             case ast.If(test=test, body=body, orelse=orelse):
                 self._test(test, is_guard=any(isinstance(one, ast.Raise) for one in body))
                 kept = self._leave_padding_out(test, KEEPING)
-                self.read(body, is_once=False)
-                if kept is not None and isinstance(held := self.names.get(kept), Held):
-                    self.names[kept] = held._replace(has_no_padding=False)
-                self.read(orelse, is_once=False)
-                if isinstance(body[-1], ast.Continue | ast.Return):
-                    self._leave_padding_out(test, LEAVING)
+                self._read_block(body, {kept} if kept is not None else set())
+                self._read_block(orelse, set())
+                if isinstance(body[-1], ast.Continue | ast.Return) and not orelse:
+                    left = self._leave_padding_out(test, LEAVING)
+                    self._marked |= {left} if left is not None else set()
             case ast.For() | ast.While():
                 self._read_loop(statement)
             case ast.With(items=items, body=body):
-                self._found.take(*(self._value(item.context_expr) for item in items))
-                self.read(body, is_once=is_once)
+                for item in items:
+                    self._found.take(self._value(item.context_expr))
+                    if item.optional_vars is not None:
+                        self._bind(item.optional_vars, None, is_once)
+                may_stop = any("suppress" in ast.unparse(item.context_expr) for item in items)
+                self.read(body, is_once=is_once and not may_stop)
             case ast.Assert(test=test):
                 self._test(test, is_guard=True)
-            case ast.Pass() | ast.Break() | ast.Continue() | ast.Raise() | ast.Import() | ast.ImportFrom():
+            case ast.Import() | ast.ImportFrom():
+                self._forget(statement)
+            case ast.Pass() | ast.Break() | ast.Continue() | ast.Raise():
                 pass
             case _:
                 self._lose(statement)
+
+    def _read_block(self, body: Sequence[ast.stmt], marked: set[str]) -> None:
+        """Read statements that may be skipped; that some names hold no padding is known only in them."""
+        outer, self._marked = self._marked, marked
+        self.read(body, is_once=False)
+        for name in self._marked:
+            if isinstance(held := self.names.get(name), Held):
+                self.names[name] = held._replace(has_no_padding=False)
+        self._marked = outer
 
     def _leave_padding_out(self, test: ast.expr, kinds: tuple[type[ast.cmpop], ...]) -> str | None:
         """Note that a name holds no padding, where it is tested for that by such a test; return it."""
@@ -176,12 +192,12 @@ class _Reader:
                 self._bind_items(loop.target, loop.iter)
             else:
                 self._test(loop.test, is_guard=True)
-            self.read(loop.body, is_once=False)
+            self._read_block(loop.body, set())
             if self.names == before:
                 break
         else:
             self._found.take(*self.names.values())
-        self.read(loop.orelse, is_once=False)
+        self._read_block(loop.orelse, set())
 
     def _bind_items(self, target: ast.expr, of: ast.expr) -> None:
         """Bind the names of a loop to what each of some values may be."""
@@ -209,6 +225,8 @@ class _Reader:
 
     def _bind(self, target: ast.expr, value: Value, is_once: bool) -> None:
         match target:
+            case ast.Name(id=name) if name in self._shared:
+                self.names[name] = self._found.take(value)
             case ast.Name(id=name):
                 self.names[name] = value if is_once or name not in self.names else self._join(name, value)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
@@ -251,14 +269,30 @@ class _Reader:
         self._found.is_guard = before
 
     def _lose(self, node: ast.AST) -> Value:
-        """Note that nothing is known of what a piece of code does with the names in it."""
-        return self._found.take(*(self.names.get(one.id) for one in ast.walk(node) if isinstance(one, ast.Name)))
+        """Note that nothing is known of what a piece of code does with the names in it, nor of what they are then."""
+        nodes = list(ast.walk(node))
+        self._found.take(*(self.names.get(one.id) for one in nodes if isinstance(one, ast.Name)))
+        self._shared |= list_shared(node)
+        self._forget(node)
+        if any(isinstance(one, ast.Return) for one in nodes):
+            self.returned.append(None)
+        return None
+
+    def _forget(self, node: ast.AST) -> None:
+        """Note that nothing is known of the names that a piece of code binds; modules that it imports stay modules."""
+        for one in ast.walk(node):
+            for name in list_bound(one):
+                if not isinstance(one, ast.alias) or name in self.names or name in self._functions:
+                    self.names[name] = self._found.take(self.names.get(name))
 
     def _value(self, node: ast.expr) -> Value:
         match node:
             case ast.Constant(value=int() as number) if not isinstance(number, bool):
                 return Number(number)
-            case ast.Constant() | ast.JoinedStr():
+            case ast.Constant():
+                return None
+            case ast.JoinedStr():
+                self._forget(node)
                 return None
             case ast.Name(id=name):
                 value = self.names.get(name)
@@ -286,6 +320,8 @@ class _Reader:
                 self._assign(target, value, False)
                 return self._value(value)
             case ast.ListComp(elt=part, generators=loops) | ast.GeneratorExp(elt=part, generators=loops):
+                for again in (one for one in ast.walk(node) if isinstance(one, ast.NamedExpr)):
+                    self._forget(again)
                 for loop in loops:
                     self._bind_items(loop.target, loop.iter)
                     for test in loop.ifs:

@@ -16,12 +16,14 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs import random_values
 from flashinfer_bench.bench.evaluators.inputs.constraints import find_bounds
 from flashinfer_bench.bench.evaluators.inputs.integers.amounts import (
+    ENDLESS,
     FAR,
     Amount,
     Extent,
     Given,
     Leaf,
     Reach,
+    evaluate,
     find_range,
 )
 from flashinfer_bench.bench.evaluators.inputs.integers.found import USUAL_PADDING, Use
@@ -41,8 +43,6 @@ _CLASS_AXES: Final = (
     *("num_classes", "n_classes", "num_labels", "n_labels", "num_categories"),
     *("vocab_size", "vocabulary_size", "n_vocab", "vocab"),
 )
-ENDLESS: Final = FAR >> 20
-"""Bounds above it bound nothing."""
 SMALL: Final = 8
 """Integers of which nothing is said stay below it."""
 PADDED_SHARE: Final = 1 / 8
@@ -252,11 +252,25 @@ def _use_of(blank: Blank) -> Use:
 
 def _list_ranges(blank: Blank, reaches: Iterable[Amount | Reach], share: int = 1) -> list[tuple[int, int]]:
     """List the least value and the end of the values that each bound allows, where it is known."""
-    found = (
-        find_range(one if isinstance(one, Reach) else Reach(one), lambda leaf: _size_of(blank, leaf), share=share)
-        for one in reaches
-    )
+    found = (_find_range(blank, one if isinstance(one, Reach) else Reach(one), share) for one in reaches)
     return [(least, most + 1) for least, most in filter(None, found)]
+
+
+def _find_range(blank: Blank, reach: Reach, share: int) -> tuple[int, int] | None:
+    """Return the least and the most value that a bound allows; None where that is not known.
+
+    Where few values are left, and a negative index is valid, too, all that give one count. Where no value is left, the
+    reference has to look itself whether what it computes is valid.
+    """
+    largest = _largest(blank)
+    dtype = (-largest if DTYPES[blank.dtype_name].kind == "int" else 0, largest - 1)
+    found = find_range(reach, lambda leaf: _size_of(blank, leaf), share=share, dtype=dtype)
+    rows = evaluate(reach.below, lambda leaf: _size_of(blank, leaf))
+    if found is None or rows is None or not reach.applied:
+        return found
+    if reach.takes_negative and found[1] - max(found[0], 0) + 1 < min(SMALL, rows):
+        found = find_range(reach, lambda leaf: _size_of(blank, leaf), share=share, dtype=dtype, from_end=True)
+    return found if found is not None and found[1] >= max(found[0], 0) else None
 
 
 def _size_of(blank: Blank, leaf: Leaf) -> int | None:
