@@ -297,3 +297,25 @@ def test_a_counter_that_is_taken_off_leaves_the_values_their_range():
 def test_where_no_value_is_valid_by_itself_the_usual_ones_come():
     body = ["y = 0", "for k in range(40):", "    i = torch.where(tok >= k, tok - k, 0)"]
     assert ends(make([*body, "    y = y + table.index_select(0, i)", "return y"])) == (0, 7)
+
+
+def test_where_two_places_have_no_value_in_common_the_usual_ones_come():
+    assert ends(make(["i = torch.where(tok >= 40, tok - 40, 0)", "return table.index_select(0, i) + table[tok]"])) == (
+        0,
+        7,
+    )
+
+
+def test_a_function_may_read_what_is_bound_for_the_whole_module():
+    helper = "def look_up(rows):\n    return rows[at + 20]"
+    assert ends(make(["global at", "at = tok", "return look_up(table) + table[tok]"], constants=helper)) == (0, 7)
+
+
+def test_a_remainder_that_is_a_number_of_classes_stays_small():
+    body = ["n = int(tok[0] % 64)", "torch.nn.functional.one_hot(torch.arange(3), n + 3)", "return table[n // 64]"]
+    assert ends(make(body)) == (0, 7)
+
+
+def test_what_is_not_clear_stays_small_even_where_a_known_place_takes_something_off():
+    assert ends(make(["other = str(tok)", "return table.index_select(0, tok - 5)"])) == (5, 7)
+    assert ends(make(["other = str(tok)", "return table[tok - 9]"])) == (0, 7)

@@ -29,7 +29,7 @@ def list_bound(node: ast.AST) -> list[str]:
 
 
 def list_shared(node: ast.AST) -> set[str]:
-    """List the names in the functions and classes of a piece of code, which may read or change them later."""
+    """List the names of a piece of code that functions, classes or other modules may read or change later."""
     inner = [one for scope in ast.walk(node) if isinstance(scope, SCOPES) for one in ast.walk(scope)]
-    changed = {name for one in inner if isinstance(one, ast.Nonlocal) for name in one.names}
+    changed = {name for one in ast.walk(node) if isinstance(one, ast.Nonlocal | ast.Global) for name in one.names}
     return changed | {one.id for one in inner if isinstance(one, ast.Name)}

@@ -226,9 +226,9 @@ def _valid(blank: Blank, usual: int) -> range:
     if not (use.is_clear and are_known and bounds is not None) or stop > ENDLESS:
         wrapped = [end for _, end in _list_ranges(blank, use.wraps, WRAPPED_SHARE) if end <= ENDLESS]
         is_free = use.is_clear and are_known and bounds is not None and len(wrapped) == len(use.wraps)
-        stop = min(stop, start + max(usual, *wrapped, 0) if is_free else start + usual)
+        stop = min(stop, start + max(usual, *wrapped, 0) if is_free else usual)
     stop = int(max(min(stop, _largest(blank), math.inf if bounds is None else bounds.most + 1), 1))
-    return range(start if start < stop else 0, stop)
+    return range(start, stop) if start < stop else range(max(min(stop, usual), 1))
 
 
 def _largest(blank: Blank) -> int:

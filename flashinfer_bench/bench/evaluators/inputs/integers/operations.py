@@ -254,6 +254,7 @@ class TorchCall:
         second = self._take({"embedding": "weight", "one_hot": "num_classes"}.get(name, "target"), 0)
         ignored = self._take("ignore_index", len(self._args))
         self._take_rest()
+        self._found.keep(None, ignored, second if name == "one_hot" else first)
         match name:
             case "embedding":
                 self._found.index(first, second, 0, takes_negative=False)
