@@ -57,7 +57,7 @@ ONE_ROW: Final = "one_row"
 FEWEST_LARGE: Final = "fewest_large"
 FEWEST_LARGE_CALLS: Final = 2
 """Each trial has so many calls of it, where an input of floats is changed: who looks at a sixteenth of that passes in
-none of 200 jobs of three trials."""
+one of 240 jobs of three trials."""
 FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
 """Floats are not judged in these: kernels that round to float16 have no such numbers between their operations."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
