@@ -20,7 +20,7 @@ ROOMY_S: Final = 1.0
 _looks: dict[torch.device, Look] = {}
 """GPU → the latest look."""
 _most_free: dict[torch.device, int] = {}
-"""GPU → what the look found that found the most."""
+"""GPU → the most that a look found free."""
 
 
 class Look(NamedTuple):

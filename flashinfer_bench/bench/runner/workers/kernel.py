@@ -28,7 +28,13 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_calls, count_read_calls
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
-from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces, check_room
+from flashinfer_bench.bench.runner.workers.timed.call_places import (
+    FEWEST_CALLS,
+    LARGE_SHARE,
+    MOST_PLACES,
+    CallPlaces,
+    check_room,
+)
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     ClaimContradicted,
     Claimed,
@@ -37,7 +43,6 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 )
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import open_desk
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
-    TWO_CALLS,
     GpuRelayTimer,
     count_gpu_relay_calls,
     count_relay_reads,
@@ -72,10 +77,9 @@ MEASUREMENTS: Final = 4
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
 FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
-LARGE_SHARE: Final = 64
 HUGE_SHARE: Final = 24
-"""Of calls whose inputs and outputs take more than all memory divided by the first of these, one of each trial has
-inputs of another regime, by the second one of a job, in a secret trial: what it was given and gave is kept until it is
+"""Of calls whose inputs and outputs take more than all memory divided by LARGE_SHARE, one of each trial has
+inputs of another regime, by this one of a job, in a secret trial: what it was given and gave is kept until it is
 judged. For calls of 8 GB with three of them a GPU of 80 GB had no memory. Of these one of a trial is compared."""
 TURN_READS: Final = 16
 """Single calls in turns with the reference's that are compared, and as many calls of bursts there: who leaves out a
@@ -422,7 +426,7 @@ class RemoteKernel(CallableKernel):
             if desk is None or not calls:
                 return None
             places = self._lay_out(inputs, calls)
-            if len(places) < TWO_CALLS:
+            if len(places) < FEWEST_CALLS:
                 if not self.task.is_ours:
                     check_room(size, self._arena.device, self._arena.size)
                 return None

@@ -14,8 +14,9 @@ import torch
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.kernel import HUGE_SHARE, LARGE_SHARE
+from flashinfer_bench.bench.runner.workers.kernel import HUGE_SHARE
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, MeasurePlan
+from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
 from flashinfer_bench.errors import SolutionFailure
 
 pytestmark = pytest.mark.cpu

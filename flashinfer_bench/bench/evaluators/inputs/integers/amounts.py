@@ -49,6 +49,7 @@ class Formula:
     parts: int = 1
 
 
+NO_VALUE: Final = Formula("//", 0, 0)
 Amount = int | Extent | Given | Elements | Formula
 Leaf = Extent | Given | Elements
 
@@ -80,7 +81,7 @@ def combine(kind: str, left: Amount, right: Amount) -> Amount:
     if result is not None:
         return result
     parts = 1 + sum(one.parts for one in (left, right) if isinstance(one, Formula))
-    return Formula(kind, left, right, parts) if parts <= LONGEST else Formula("//", 0, 0)
+    return Formula(kind, left, right, parts) if parts <= LONGEST else NO_VALUE
 
 
 def list_names(amount: Amount | Reach) -> list[str]:

@@ -205,8 +205,8 @@ class Found:
         is_tested = is_clear and name in self.tested and name not in self.refused and len(self.paddings[name]) <= 1
         padding = min(self.paddings[name], default=USUAL_PADDING)
         is_tested = is_tested and (padding == USUAL_PADDING or name not in self.bare)
-        paddings = padding if is_tested else USUAL_PADDING
-        return Use(frozenset(self.extents[name]), is_clear, is_tested, paddings, frozenset(self.wraps[name]))
+        padding = padding if is_tested else USUAL_PADDING
+        return Use(frozenset(self.extents[name]), is_clear, is_tested, padding, frozenset(self.wraps[name]))
 
     def take(self, *values: Value) -> Value:
         """Note that values go where nothing is known of what they do; nothing is known of what comes of them."""

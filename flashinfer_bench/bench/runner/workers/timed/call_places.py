@@ -52,12 +52,14 @@ calls of 11 us came to 15 to 22 us a call (H100)."""
 FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
 FEWEST_PLACES: Final = 5
-"""Relays and bursts have so many calls at the least, where memory is not scarcer than that."""
+"""Relays and bursts have so many places at the least, where memory is not scarcer than that."""
+FEWEST_CALLS: Final = 2
+"""A relay on a GPU has so many calls at the least. Where one call only has room, nobody can compute several at once."""
 SCARCE_SHARE: Final = 3
 """Where memory is scarce, so many places may take the free memory divided by this: the session needs as much again for
 what it makes aside, and for what it compares."""
-LARGE_CALL_SHARE: Final = 64
-"""A call is large where it takes more than the memory of a GPU divided by this."""
+LARGE_SHARE: Final = 64
+"""Calls are large where one takes more than all memory of the device divided by this."""
 GIB: Final = 1 << 30
 PAGE_BYTES: Final = 4096
 OFFSETS: Final = 8
@@ -92,7 +94,7 @@ def count_places(size: int, device: torch.device, most: int, *, held: int | None
 
 
 def check_room(size: int, device: torch.device, held: int) -> None:
-    """Find out why a GPU has no room for a relay of two calls: a solution may hold what is missing.
+    """Find out why a GPU has no room for a relay of FEWEST_CALLS: a solution may hold what is missing.
 
     Who leaves room for one call only has nothing outside tell what it takes, where it is short. Of large calls the
     session itself may hold what is missing.
@@ -105,8 +107,8 @@ def check_room(size: int, device: torch.device, held: int) -> None:
     Raises:
         SolutionFailure: RUNTIME_ERROR; there was room before the solution's calls.
     """
-    needed, free = SCARCE_SHARE * 2 * size, look_at_free_bytes(device) + cached_bytes(device) + held
-    if free < needed <= most_free_bytes(device) and size <= total_bytes(device) // LARGE_CALL_SHARE:
+    needed, free = SCARCE_SHARE * FEWEST_CALLS * size, look_at_free_bytes(device) + cached_bytes(device) + held
+    if free < needed <= most_free_bytes(device) and size <= total_bytes(device) // LARGE_SHARE:
         raise SolutionFailure(
             "RUNTIME_ERROR",
             f"{free / GIB:.2f} GiB of the GPU's memory are left beside what the solution holds; {needed / GIB:.2f} are "

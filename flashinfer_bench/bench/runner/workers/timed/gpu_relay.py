@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.gpu_handover import (
     LAUNCH_NS,
@@ -55,10 +55,8 @@ LONGEST_NS: Final = 1_000_000_000
 RELAY_NS: Final = 20_000_000
 RELAY_BYTES: Final = 2 << 30
 """A relay has fewer than RELAY_CALLS, and FEWEST_PLACES at the least, where more would take longer than the first of
-these together, or more bytes than the second."""
-TWO_CALLS: Final = 2
-"""A relay has so many at the least. Of calls of which FEWEST_PLACES take more than RELAY_BYTES it has as many as there
-are places for. Where one call only has room, nobody can compute several at once."""
+these together, or more bytes than the second. Of calls of which FEWEST_PLACES take more than RELAY_BYTES it has as many
+as there are places for."""
 CACHED_BYTES: Final = 24 << 20
 DIRTY_BYTES: Final = 32 << 20
 BYTES_PER_NS: Final = 3_000
@@ -75,7 +73,7 @@ STRIDED_SHARE: Final = 0.87
 """Results that lie otherwise than their outputs are brought into them before what commits to them. That is a part of
 the work, but not of readings: a latency is told as no less than this share of a relay. With 0.79 who said so, and had
 nothing to bring, was told as 1.39 times too fast."""
-LARGE_SHARE: Final = 0.9
+UNCACHED_SHARE: Final = 0.9
 """The same of a relay whose calls no cache holds: honest ones came to 0.54 to 1.04 of their readings (H100)."""
 HIDDEN_NS: Final = 2_000.0
 """So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
@@ -92,7 +90,7 @@ def count_gpu_relay_calls(claimed_ns: float, size: int, outputs: int) -> int:
         outputs: of one call.
     """
     fewest = min(FEWEST_PLACES, GPU_BYTES // max(size, 1))
-    if claimed_ns > LONGEST_NS or fewest < TWO_CALLS or not 0 < outputs <= MOST_OUTPUTS:
+    if claimed_ns > LONGEST_NS or fewest < FEWEST_CALLS or not 0 < outputs <= MOST_OUTPUTS:
         return 0
     return max(fewest, int(min(RELAY_CALLS, RELAY_NS / max(claimed_ns, 1.0), RELAY_BYTES // max(size, 1))))
 
@@ -213,7 +211,7 @@ class GpuRelayTimer:
         if done.strided:
             share = min(share, STRIDED_SHARE)
         if places.stride > CACHED_BYTES:
-            share = min(share, LARGE_SHARE)
+            share = min(share, UNCACHED_SHARE)
         # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
         outputs = [places.outputs_in(row) for row in rows]

@@ -20,10 +20,10 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_handover import LAUNCH_NS, 
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     HIDDEN_NS,
     HOST,
-    LARGE_SHARE,
     MOST_RELAYS,
     START_NS,
     STRIDED_SHARE,
+    UNCACHED_SHARE,
     GpuRelayTimer,
 )
 from flashinfer_bench.bench.runner.workers.timed.readings import (
@@ -402,7 +402,7 @@ def test_of_calls_that_no_cache_holds_less_is_told(open_timer, monkeypatch, answ
     worker.answer = answer
     monkeypatch.setattr(gpu_relay, "CACHED_BYTES", worker.trial.places.stride - is_large)
     found = timer.confirm(COST_NS)
-    assert found.relay_share == (min(share, LARGE_SHARE) if is_large else share)
+    assert found.relay_share == (min(share, UNCACHED_SHARE) if is_large else share)
 
 
 @pytest.mark.parametrize("best", range(MOST_RELAYS))

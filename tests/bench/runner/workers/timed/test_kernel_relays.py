@@ -10,7 +10,7 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_PLACES, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed, Confirmation
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
@@ -19,7 +19,6 @@ from flashinfer_bench.bench.runner.workers.timed.gpu_relay import (
     LONGEST_NS,
     RELAY_BYTES,
     RELAY_CALLS,
-    TWO_CALLS,
     count_gpu_relay_calls,
     count_relay_reads,
 )
@@ -142,8 +141,8 @@ def test_bursts_follow_a_relay_on_a_cpu_where_they_could_raise_the_latency(open_
     [
         (CLAIMED, "a desk", RELAY_CALLS, RELAY_CALLS),
         (CLAIMED, "a desk", FEWEST_PLACES, FEWEST_PLACES),
-        (CLAIMED, "a desk", TWO_CALLS, TWO_CALLS),
-        (CLAIMED, "a desk", TWO_CALLS - 1, 0),
+        (CLAIMED, "a desk", FEWEST_CALLS, FEWEST_CALLS),
+        (CLAIMED, "a desk", FEWEST_CALLS - 1, 0),
         (CLAIMED, None, RELAY_CALLS, 0),
         (Claimed(LONGEST_NS), "a desk", FEWEST_PLACES, FEWEST_PLACES),
         (Claimed(LONGEST_NS + 1), "a desk", FEWEST_PLACES, 0),
