@@ -282,8 +282,7 @@ class Worker:
             assert self.arena is not None  # calls are laid out
             calls = [self._eager(index, request["part"]) for index in request["indices"]]
             (memory,) = self.reader.take_fds()
-            answer = self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
-            return {**answer, "strided": self._has_strided(request)}
+            return self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
         memory, bell = self.reader.take_fds()
         board = RelayBoard(memory, bell)
         os.close(memory)
