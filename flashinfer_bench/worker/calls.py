@@ -30,7 +30,6 @@ is_contiguous = torch.Tensor.is_contiguous
 is_negated = torch.Tensor.is_neg
 is_conjugated = torch.Tensor.is_conj
 data_of = torch.Tensor.data_ptr
-strides_of = torch.Tensor.stride
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
 
@@ -58,14 +57,6 @@ class SolutionFunctions(NamedTuple):
     """Arguments that `setup` takes by position; None where it takes any number, or nobody can tell."""
     order: Sequence[str] | None = None
     """The inputs' names in the order of `run`'s parameters, for a call by name that can be one by position."""
-
-
-class DenseResult(NamedTuple):
-    """A result that fills its memory without gaps."""
-
-    value: torch.Tensor
-    order: list[int]
-    """Its dimensions as they lie in memory, the outermost first."""
 
 
 class LaidCall:
@@ -135,10 +126,10 @@ class LaidCall:
         return [result]
 
     def is_plain(self, value: Any, slot: torch.Tensor) -> bool:
-        """Tell whether a result is bytes as its slot is, beginning at a word."""
+        """Tell whether a result could be copied into its slot byte for byte, in words."""
         if type(value) is not torch.Tensor or value.shape != slot.shape or value.dtype != slot.dtype:
             return False
-        if value.device != slot.device or is_negated(value) or is_conjugated(value):
+        if value.device != slot.device or not is_contiguous(value) or is_negated(value) or is_conjugated(value):
             return False
         return not data_of(value) % WORD_BYTES and not (self.inputs_at and address_of(value) == self.inputs_at)
 
@@ -236,18 +227,12 @@ class CallLaunch:
         """The call's output slots."""
         return self._call.outputs
 
-    def dense_results(self) -> list[DenseResult] | None:
-        """Return what the latest call returned, where it fills memory without gaps, and in words as the slots do."""
+    def plain_results(self) -> list[torch.Tensor] | None:
+        """Return what the latest call returned, where it lies as the slots do, and in words as they do."""
         values, slots = self._call.values() if self.puts_away else [], self.slots
         if len(values) != len(slots) or not all(map(self._call.is_plain, values, slots)):
             return None
-        found = [DenseResult(value, order) for value in values if (order := find_order(value)) is not None]
-        return found if len(found) == len(slots) else None
-
-    @property
-    def is_strided(self) -> bool:
-        """Whether a result lay otherwise in memory than its slot."""
-        return self._call.is_strided
+        return values
 
     @property
     def result(self) -> Any:
@@ -349,20 +334,6 @@ def share_memory(calls: Sequence[LaidCall]) -> bool:
         if end > furthest:
             furthest, owner = end, number
     return False
-
-
-def find_order(value: torch.Tensor) -> list[int] | None:
-    """Return a tensor's dimensions as they lie in memory, the outermost first; None where its memory has gaps."""
-    shape = value.shape
-    if is_contiguous(value):
-        return list(range(len(shape)))
-    strides, step = strides_of(value), 1
-    order = sorted(range(len(shape)), key=lambda at: -strides[at])
-    for at in reversed(order):
-        if shape[at] != 1 and strides[at] != step:
-            return None
-        step *= shape[at]
-    return order
 
 
 def address_of(value: torch.Tensor) -> int:

@@ -282,7 +282,8 @@ class Worker:
             assert self.arena is not None  # calls are laid out
             calls = [self._eager(index, request["part"]) for index in request["indices"]]
             (memory,) = self.reader.take_fds()
-            return self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
+            answer = self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
+            return {**answer, "strided": self._has_strided(request)}
         memory, bell = self.reader.take_fds()
         board = RelayBoard(memory, bell)
         os.close(memory)

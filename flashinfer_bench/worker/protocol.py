@@ -19,7 +19,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "lost", "refused": reason or null}
     burst     indices, part, together, operations             {"id", "refused": reason or null, "copied", "strided"}
     relay     indices, part + 2 fds, of board and bell; or    {"id", "relayed": number of calls, "strided",
-              indices, part, operations, settles, size,       "joined", "orders"}
+              indices, part, operations, settles, size,       "joined"}
               stride, inputs + 1 fd, of the board of a GPU
     collect   indices, part, together                         {"id", "collected": true, "strided"}
     stop      -                                               {"id", "stopped": true}
@@ -63,7 +63,6 @@ MAX_RETURNED: Final = 256
 MOST_WORDS: Final = 512
 MOST_WHERE: Final = 100
 """Characters that a message quotes of a field's name: a worker may answer with names of its own."""
-MOST_DIMENSIONS: Final = 64
 MAX_CALLS: Final = 4_096
 """Calls of one request."""
 
@@ -72,7 +71,6 @@ ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
 Style = Literal["dps", "value", "keyword"]
 Series = Annotated[list[Nanoseconds], Field(min_length=1, max_length=MAX_CALLS)]
 Digest = Annotated[str, Field(max_length=16)]
-DimensionOrder = Annotated[list[Annotated[int, Field(ge=0, lt=MOST_DIMENSIONS)]], Field(max_length=MOST_DIMENSIONS)]
 
 
 class Part(BaseModel):
@@ -153,7 +151,7 @@ class Returned(Part):
 
     kind: Literal["tensor", "scalar", "other"]
     type: ShortText
-    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_DIMENSIONS)] | None = None
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     dtype: ShortText | None = None
     device: ShortText | None = None
     is_input: bool = False
@@ -263,15 +261,9 @@ class Relayed(Claim):
 
     relayed: Count
     strided: bool = False
-    """To copy results changed how they lie in memory: that was a part of the work. On a GPU: before they were committed
-    to, since they had gaps."""
+    """To copy results changed how they lie in memory: that was a part of the work."""
     joined: bool = False
     """On a GPU: all of them were one graph."""
-    orders: Annotated[
-        list[Annotated[list[DimensionOrder], Field(max_length=MAX_RETURNED)]], Field(max_length=MAX_CALLS)
-    ] = []
-    """On a GPU: of each call and output its dimensions as they lie in the memory that the call committed to, the
-    outermost first; empty where all lie as their slots do."""
 
 
 class Collected(Claim):

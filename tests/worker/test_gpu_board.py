@@ -10,7 +10,6 @@ from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.bench.runner.workers.timed.gpu_relay import RELAY_CALLS
 from flashinfer_bench.timing.clocks import CaptureRefused
 from flashinfer_bench.timing.driver import DriverError
-from flashinfer_bench.worker.calls import DenseResult
 from flashinfer_bench.worker.gpu_relay import calls as calls_module
 from flashinfer_bench.worker.gpu_relay.board import (
     BOARD_BYTES,
@@ -247,18 +246,16 @@ class SeenBoard(GpuBoard):
 
 
 class PlayedCall:
-    """A call that is relayed: what it returns fills its memory without gaps where it is `dense`."""
+    """A call that is relayed: what it returns lies as its slots do where it is `plain`."""
 
     result = None
-    is_strided = False
 
-    def __init__(self, gpu, at, *, dense=True, raises=False, order=(0,)):
+    def __init__(self, gpu, at, *, plain=True, raises=False):
         self.gpu = gpu
         self.at = at
         self.raises = raises
-        self.slots = [torch.zeros(4).view(4, *[1] * (len(order) - 1)), torch.zeros(2)]
-        self.results = [torch.ones(4), torch.ones(2)] if dense else None
-        self.order = list(order)
+        self.slots = [torch.zeros(4), torch.zeros(2)]
+        self.results = [torch.ones(4), torch.ones(2)] if plain else None
 
     def __call__(self):
         if self.raises:
@@ -269,11 +266,8 @@ class PlayedCall:
     def put_away(self):
         self.gpu.launch("put away", self.at)
 
-    def dense_results(self):
-        if self.results is None:
-            return None
-        large, small = self.results
-        return [DenseResult(large, self.order), DenseResult(small, [0])]
+    def plain_results(self):
+        return self.results
 
 
 @pytest.fixture
@@ -321,15 +315,11 @@ def steps_of(calls, keys=KEYS_GIVEN, nbytes=64):
 WAYS = {"a graph": {}, "launches": {"operations": None}, "settled": {"settles": True}}
 
 
-def answer_of(*, joined, orders=(), strided=False):
-    return {"relayed": CALLS, "joined": joined, "orders": list(orders), "strided": strided}
-
-
-@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_each_call_gets_its_inputs_by_the_sessions_key_and_commits_to_its_results(gpu, way, dense):
-    calls = make_calls(gpu, dense=dense)
-    assert run_relay(gpu, calls, **WAYS[way]) == answer_of(joined=way == "a graph")
+def test_each_call_gets_its_inputs_by_the_sessions_key_and_commits_to_its_results(gpu, way, plain):
+    calls = make_calls(gpu, plain=plain)
+    assert run_relay(gpu, calls, **WAYS[way]) == {"relayed": CALLS, "joined": way == "a graph"}
     assert gpu.done == steps_of(calls)
     assert gpu.captures == (way == "a graph")
     assert read_keys(gpu.fd)[: CALLS + 1] == [*KEYS_GIVEN, 0]
@@ -352,22 +342,6 @@ def test_a_graph_has_the_operations_of_a_call_and_what_goes_before_it(gpu, nbyte
     assert gpu.done == steps_of(calls, nbytes=nbytes)
 
 
-def test_results_that_lie_in_another_order_are_committed_to_as_they_lie(gpu):
-    calls = [PlayedCall(gpu, at, order=(1, 0) if at else (0, 1)) for at in range(CALLS)]
-    orders = [[[0, 1], [0]], [[1, 0], [0]], [[1, 0], [0]]]
-    for keys in (KEYS_GIVEN, [7, 8, 9]):  # the second time the calls were captured before
-        assert run_relay(gpu, calls, keys) == answer_of(joined=True, orders=orders)
-    assert gpu.done == steps_of(calls) + steps_of(calls, [7, 8, 9])
-
-
-def test_results_with_gaps_are_told_as_brought_into_their_slots_before_they_were_committed_to(gpu):
-    calls = make_calls(gpu, dense=False)
-    calls[1].is_strided = True
-    assert run_relay(gpu, calls) == answer_of(joined=True, strided=True)
-    gpu.relays.forget()
-    assert run_relay(gpu, make_calls(gpu)) == answer_of(joined=True)
-
-
 def test_calls_are_captured_once_until_they_are_forgotten(gpu):
     calls = make_calls(gpu)
     for keys in (KEYS_GIVEN, [7, 8, 9]):
@@ -388,7 +362,7 @@ def test_calls_that_no_graph_holds_are_launched_and_not_captured_again(gpu, monk
     monkeypatch.setattr(calls_module, "see_operations", see)
     calls = make_calls(gpu)
     for _ in range(2):
-        assert run_relay(gpu, calls) == answer_of(joined=False)
+        assert run_relay(gpu, calls) == {"relayed": CALLS, "joined": False}
     assert gpu.captures == 1
     assert gpu.done == 2 * steps_of(calls)
 

@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 import torch
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Launch, capture, see_operations
-from flashinfer_bench.worker.calls import DenseResult
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MappedBoard
 from flashinfer_bench.worker.gpu_relay.kernels import Piece, RelayKernels, count_launches
 
@@ -43,12 +42,8 @@ class RelayedCall(Protocol):
     def slots(self) -> list[torch.Tensor]:
         """Its output slots."""
 
-    def dense_results(self) -> list[DenseResult] | None:
-        """Return what it returned, where that has no gaps; None where it has, or where the call filled its slots."""
-
-    @property
-    def is_strided(self) -> bool:
-        """Whether what it returned lay otherwise than its slots."""
+    def plain_results(self) -> list[torch.Tensor] | None:
+        """Return what it returned, where that lies as the slots do; None where it does not, or where it filled them."""
 
 
 class GpuRelays:
@@ -66,10 +61,6 @@ class GpuRelays:
         self._refused = False
         self._commits: list[Callable[[Sequence[int]], None]] = []
         """What commits to the outputs of each call."""
-        self._orders: dict[int, list[list[int]]] = {}
-        """Call → of each output its dimensions as they lie in the memory that the call commits to."""
-        self._moved = False
-        """What a call gave was brought into its slots before it committed, and lay otherwise: that was a part of it."""
 
     def relay(self, request: Mapping[str, Any], fd: int, calls: Sequence[RelayedCall], inputs: int) -> dict[str, Any]:
         """Answer a request for a relay.
@@ -116,17 +107,12 @@ class GpuRelays:
                 torch.cuda.synchronize(self._device)
             raise
         torch.cuda.synchronize(self._device)
-        usual = [list(range(slot.ndim)) for slot in calls[0].slots]
-        orders = [self._orders.get(at, usual) for at in range(len(calls))]
-        told = orders if any(one != usual for one in orders) else []
-        return {"relayed": len(calls), "joined": self._replay is not None, "orders": told, "strided": self._moved}
+        return {"relayed": len(calls), "joined": self._replay is not None}
 
     def forget(self) -> bool:
         """Forget the calls and their board; say whether there were any."""
         board, self._board, self._replay, self._refused = self._board, None, None, False
         self._commits.clear()
-        self._orders.clear()
-        self._moved = False
         if board is not None:
             board.release()
         return board is not None
@@ -163,15 +149,11 @@ class GpuRelays:
             self._end(at, call)
 
     def _end(self, at: int, call: RelayedCall) -> None:
-        """Commit to what a call gave, where it lies, and bring it into its slots: before that, where it has gaps."""
-        results = call.dense_results()
+        """Commit to what a call gave, and bring it into its slots: before, where it lies otherwise than they do."""
+        results = call.plain_results()
         if results is None:
-            self._orders.pop(at, None)
             call.put_away()
-            self._moved = self._moved or call.is_strided
-            self._commits[at]([one.data_ptr() for one in call.slots])
-        else:
-            self._orders[at] = [one.order for one in results]
-            self._commits[at]([one.value.data_ptr() for one in results])
+        self._commits[at]([one.data_ptr() for one in results or call.slots])
+        if results is not None:
             call.put_away()
         call.result = None

@@ -139,15 +139,11 @@ class RelayDesk:
         torch.cuda.synchronize(self._device)
 
     def digests(self, outputs: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
-        """Return what a call commits to that left these outputs, for each of some calls.
-
-        Of an output that is no contiguous tensor it is what a contiguous copy gives.
-        """
+        """Return what a call commits to that left these outputs, for each of some calls."""
         groups = len(split(outputs[0]))
         told = torch.zeros(len(outputs), 2 * groups, dtype=torch.int64).to(self._device)
         for row, own in zip(told, outputs, strict=True):
-            held = [one.contiguous() for one in own]
-            self._kernels.commit([piece_of(one) for one in held], row.data_ptr())
+            self._kernels.commit([piece_of(one) for one in own], row.data_ptr())
         return [[number % (1 << 64) for number in row] for row in told.tolist()]
 
     def find_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> tuple[int, int]:

@@ -13,7 +13,6 @@ as much without START_NS taken off.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -71,10 +70,9 @@ START_NS: Final = 1_250.0
 microsecond, and in some contexts operations start later than in the session's. What is left is a span as readings have
 it, so the launch gap is added as it is to theirs."""
 STRIDED_SHARE: Final = 0.87
-"""Results with gaps between their elements are brought into their outputs before what commits to them. That is a part
-of the work, but not of readings: a latency is told as no less than this share of a relay. With 0.79 who said so, and
-had nothing to bring, was told as 1.39 times too fast. Results without gaps, such as transposed ones, are committed to
-as they lie."""
+"""Results that lie otherwise than their outputs are brought into them before what commits to them. That is a part of
+the work, but not of readings: a latency is told as no less than this share of a relay. With 0.79 who said so, and had
+nothing to bring, was told as 1.39 times too fast."""
 UNCACHED_SHARE: Final = 0.9
 """The same of a relay whose calls no cache holds: honest ones came to 0.54 to 1.04 of their readings (H100)."""
 HIDDEN_NS: Final = 2_000.0
@@ -217,8 +215,7 @@ class GpuRelayTimer:
         # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
         outputs = [places.outputs_in(row) for row in rows]
-        laid = lay_as_told(outputs, done.orders)
-        if laid is None or len(found) < self._count or [one.digest for one in found] != self._desk.digests(laid):
+        if len(found) < self._count or [one.digest for one in found] != self._desk.digests(outputs):
             raise SolutionFailure(
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
@@ -228,30 +225,6 @@ class GpuRelayTimer:
             cost_ns -= min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS
         cost_ns = max(0.0, cost_ns) + self._gap_ns
         return GpuRelayed(numbers, cost_ns, share, done.joined), outputs.__getitem__
-
-
-def lay_as_told(
-    outputs: Sequence[Sequence[torch.Tensor]], orders: Sequence[Sequence[Sequence[int]]]
-) -> Sequence[Sequence[torch.Tensor]] | None:
-    """Return, call by call, outputs with their dimensions in the order in which a worker says that they lay.
-
-    None where they cannot have lain so.
-
-    Args:
-        outputs: of each call.
-        orders: of each call and output; empty where all lay as their slots do.
-    """
-    if not orders:
-        return outputs
-    if len(orders) != len(outputs):
-        return None
-    for own, told in zip(outputs, orders, strict=True):
-        if [sorted(order) for order in told] != [list(range(one.ndim)) for one in own]:
-            return None
-    return [
-        [one.permute(list(order)) for one, order in zip(own, told, strict=True)]
-        for own, told in zip(outputs, orders, strict=True)
-    ]
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:
