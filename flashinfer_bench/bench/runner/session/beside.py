@@ -125,7 +125,7 @@ class ReferenceBeside:
             other = reference.open_side(inputs, number, Lead(), replace(place, calls=count_calls(self.call_ms)))
             kernel.worker.rest_all()
             with own.clock, other.clock:
-                calls = take_turns(own.take_call, as_reference()(other.take_call), free_gpu, OF_CALLS)
+                calls = take_turns(own.take_calls, as_reference()(other.take_calls), free_gpu, OF_CALLS)
             bursts = take_turns(own.take_burst, as_reference()(other.take_burst), free_gpu, OF_BURSTS)
             kernel.close_side()
         return tell(calls, bursts)

@@ -30,6 +30,9 @@ from flashinfer_bench.timing.statistics import relative_half_width
 TURN_NS: Final = 2_000_000
 """A burst in turns has as many calls as take this long, and one at the least."""
 MOST_CALLS: Final = 32
+SINGLE_CALLS: Final = 3
+"""Calls of a turn that are timed one by one, as far as there are places. Of 10 ms that a round of one call of each took
+2 ms were calls (H100); the ratio was known to 2 or 3 % then."""
 FEWEST_ROUNDS: Final = 10
 """Rounds that single calls need, and bursts. A round has a turn of each side."""
 LOOK_EVERY: Final = 10
@@ -84,15 +87,15 @@ class Side:
     def _timer(self) -> BurstTimer:
         return self.open_bursts()
 
-    def take_call(self) -> float:
-        """Make a call; return what it took by its worker's clock, in nanoseconds.
+    def take_calls(self) -> float:
+        """Make some calls; return what the middle one took by its worker's clock, in nanoseconds.
 
         Raises:
             SolutionFailure: it failed.
             ClockLost: the clock lost its readings.
         """
-        (sample,) = self.clock.sample([PlaceLaunch(0)], self.lead)
-        return float(sample.span_ns)
+        launches = [PlaceLaunch(index) for index in range(self.clock.places)]
+        return float(median(sample.span_ns for sample in self.clock.sample([*launches], self.lead)))
 
     def take_burst(self) -> float:
         """Make a burst; return what a call of it took by the session's clock, in nanoseconds.
@@ -116,21 +119,25 @@ class Turns:
     """Rounds in which the GPU was not free when the other side's turn came."""
 
     @property
-    def ratios(self) -> list[float]:
-        """How many times as long the other side's calls took as those of one's own turns before and after them."""
+    def logarithms(self) -> list[float]:
+        """How many times as long the other side's calls took as those of one's own turns before and after them.
+
+        Logarithms: of equal sides that differ from round to round the mean of ratios is more than 1, either way.
+        """
         logs = [math.log(max(value, 1.0)) for value in self.own]
         beside = [(before + after) / 2 for before, after in pairwise(logs)]
-        return [max(value, 1.0) / math.exp(middle) for middle, value in zip(beside, self.other, strict=False)]
+        return [math.log(max(value, 1.0)) - middle for middle, value in zip(beside, self.other, strict=False)]
 
     @property
     def ratio(self) -> float:
         """What the rounds tell together."""
-        return min(middle_half(self.ratios), MEDIAN_SLACK * median(self.other) / max(median(self.own), 1.0))
+        told = math.exp(middle_half(self.logarithms))
+        return min(told, MEDIAN_SLACK * median(self.other) / max(median(self.own), 1.0))
 
     @property
     def precision(self) -> float | None:
         """The share to which that is known; None where there are too few rounds."""
-        return relative_half_width(self.ratios, middle_half)
+        return relative_half_width([math.exp(one) for one in self.logarithms], middle_half)
 
     @property
     def is_known(self) -> bool:
@@ -196,7 +203,8 @@ def take_turns(
     Args:
         own: has the one take a turn; returns what a call took, in nanoseconds.
         other: has the other one take a turn.
-        free_gpu: holds the one still while it is the other's turn; says whether the GPU was free then.
+        free_gpu: holds the one still, so that it does nothing in the other's turn; says whether the GPU was free then.
+            It goes before one's own turn, too: a core that has slept longer is slower.
         limits: how many rounds are made.
         now: seconds.
     """
@@ -206,12 +214,16 @@ def take_turns(
             turns.disturbed += not is_free
             return other()
 
+    def take_own() -> float:
+        with free_gpu():
+            return own()
+
     turns = Turns()
-    own()
+    take_own()
     take_other()
-    turns, start = Turns([own()]), now()
+    turns, start = Turns([take_own()]), now()
     while len(turns.other) < limits.most_rounds and not turns.is_known and now() - start <= limits.most_s:
         theirs = take_other()
         turns.other.append(theirs)
-        turns.own.append(own())
+        turns.own.append(take_own())
     return turns

@@ -1,5 +1,6 @@
 """Turns of two kernels: what cancels, what leaving calls out gains, when they tell nothing."""
 
+import math
 from contextlib import contextmanager
 from itertools import cycle
 from random import Random
@@ -136,7 +137,33 @@ def test_a_gpu_that_is_busy_when_the_others_turn_comes_makes_rounds_tell_nothing
 
 
 def test_each_turn_is_compared_with_those_before_and_after_it():
-    assert Turns([1.0, 4.0, 1.0], [2.0, 6.0]).ratios == pytest.approx([1.0, 3.0])
+    assert Turns([1.0, 4.0, 1.0], [2.0, 6.0]).logarithms == pytest.approx([0.0, math.log(3.0)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_sides_are_told_as_equal_where_rounds_differ_much(seed):
+    chance = Random(seed)
+
+    def take():
+        return 1e6 * math.exp(chance.gauss(0, 0.3))
+
+    own, other = [take() for _ in range(4001)], [take() for _ in range(4000)]
+    one_way, other_way = Turns(own, other[:-1]).ratio, Turns(other, own[1:-1]).ratio
+    assert one_way == pytest.approx(1, abs=0.02)
+    assert other_way == pytest.approx(1, abs=0.02)
+    assert one_way * other_way == pytest.approx(1, abs=0.004)  # by ratios it was 1.02
+
+
+def test_before_each_turn_the_one_side_is_held_still():
+    host, held = Host(), []
+
+    @contextmanager
+    def hold():
+        held.append(len(host.log))
+        yield True
+
+    run(host, host.side("own", 500_000), host.side("other", 500_000), hold)
+    assert held == list(range(len(host.log)))
 
 
 def test_the_middle_half_leaves_a_quarter_out_at_either_end():
@@ -145,7 +172,7 @@ def test_the_middle_half_leaves_a_quarter_out_at_either_end():
 
 
 def test_a_turn_of_nothing_divides_by_no_zero():
-    assert Turns([0.0] * 3, [0.0] * 2).ratios == [1.0, 1.0]
+    assert Turns([0.0] * 3, [0.0] * 2).logarithms == [0.0, 0.0]
     assert Turns([0.0] * 11, [0.0] * 10).ratio == 0.0
 
 
