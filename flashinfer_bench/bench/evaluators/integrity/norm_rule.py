@@ -143,9 +143,24 @@ def find_excess(
         if rule.row_rule is not None and has_rows and bool((over & ~unsettled).any()):
             return _describe_rows(rule, name, one, over & ~unsettled)
         share = one.share(unsettled)
-        if rule.judges_output and share > rule.limit:
-            return _describe_output(rule, name, share)
+        while rule.judges_output and share > rule.limit:
+            more = _find_more_unsettled(rule, one, index, stability, unsettled)
+            if not bool(more.any()):
+                return _describe_output(rule, name, share)
+            unsettled = unsettled | more
+            share = one.share(unsettled)
     return None
+
+
+def _find_more_unsettled(
+    rule: NormRule, norms: Norms, output: int, stability: Stability, unsettled: torch.Tensor
+) -> torch.Tensor:
+    """Return which further rows of an output are not settled [rows]: those that were small beside the ones left out."""
+    shares = norms.shares_beside(unsettled)
+    over = (shares > rule.limit) & ~unsettled
+    suspects = over if bool(over.any()) else ~unsettled
+    found = stability.find_unsettled(output, rule.limit, suspects, unsettled)
+    return found & ~unsettled & ~stability.find_beyond(output, shares, unsettled)
 
 
 def _is_small_one_wrong(rule: NormRule, norms: Norms, output: int, stability: Stability) -> bool:

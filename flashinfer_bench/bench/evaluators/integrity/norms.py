@@ -53,7 +53,15 @@ class Norms:
     @cached_property
     def row_shares(self) -> torch.Tensor:
         """[rows]: the error's norm, as a share of the expected row's, or of `FLOOR` of the usual row's."""
-        floor = FLOOR * self.expected.mean().sqrt()
+        return self._shares(self.expected)
+
+    def shares_beside(self, left_out: torch.Tensor) -> torch.Tensor:
+        """Return `row_shares` [rows] where the usual row is one of those that are not left out [rows]."""
+        left = self.expected[~left_out]
+        return self._shares(left if len(left) else self.expected)
+
+    def _shares(self, usual: torch.Tensor) -> torch.Tensor:
+        floor = FLOOR * usual.mean().sqrt()
         return self.error.sqrt() / torch.maximum(self.expected.sqrt(), floor)
 
     @cached_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.memory import free_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
 from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED
-from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
+from flashinfer_bench.bench.evaluators.integrity.norms import Norms, measure_norms
 
 MOST_DRAWS: Final = 16
 """Times that the reference is called. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
@@ -83,20 +83,24 @@ class Stability:
     seed: int
     rounding: Rounding = USUAL_ROUNDING
     now: Callable[[], float] = time.monotonic
-    _moved: list[torch.Tensor | None] = field(default_factory=list)
+    _moved: list[Norms | None] = field(default_factory=list)
+    """Of each output how far its rows were moved at the most."""
     _draws: int = 0
     _spent_s: float = 0.0
 
-    def find_unsettled(self, output: int, limit: float, suspects: torch.Tensor) -> torch.Tensor:
+    def find_unsettled(
+        self, output: int, limit: float, suspects: torch.Tensor, left_out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return which rows of an output are not settled; more draws are made until all suspects are, or none is left.
 
         Args:
             output: number of the output.
             limit: the error that a row may have.
             suspects: bool [rows], the rows that are about to be blamed.
+            left_out: bool [rows], those beside which no row is small; None for none.
         """
         while True:
-            moved = self._moved[output] if self._moved else None
+            moved = self._shares(output, left_out)
             unsettled = torch.zeros_like(suspects) if moved is None else moved > self.rounding.moved_share * limit
             if self._draws and not bool((suspects & ~unsettled).any()):
                 return unsettled
@@ -104,16 +108,17 @@ class Stability:
                 return unsettled if self._draws >= FEWEST_DRAWS else torch.ones_like(suspects)
             self._draw()
 
-    def find_beyond(self, output: int, shares: torch.Tensor) -> torch.Tensor:
+    def find_beyond(self, output: int, shares: torch.Tensor, left_out: torch.Tensor | None = None) -> torch.Tensor:
         """Return which rows are off by so much more than rounding moves them that they are judged, settled or not.
 
         Args:
             output: number of the output.
             shares: the error of each row, as a share of the row's norm.
+            left_out: bool [rows], those beside which no row is small; None for none.
         """
         slack = self.rounding.slack
         while not math.isinf(slack) and self._moved:
-            moved = self._moved[output]
+            moved = self._shares(output, left_out)
             if moved is None or not bool((found := shares > slack * moved).any()):
                 break
             if self._draws >= FEWEST_DRAWS:
@@ -123,17 +128,23 @@ class Stability:
             self._draw()
         return torch.zeros_like(shares, dtype=torch.bool)
 
+    def _shares(self, output: int, left_out: torch.Tensor | None) -> torch.Tensor | None:
+        """Return how far rows [rows] were moved; None where nobody has looked, or norms say nothing of the output."""
+        moved = self._moved[output] if self._moved else None
+        if moved is None:
+            return None
+        return moved.row_shares if left_out is None else moved.shares_beside(left_out)
+
     def _draw(self) -> None:
         start = self.now()
         outputs = self.reference(add_rounding(self.inputs, self.rounding, derive_seed(self.seed, self._draws)))
         small = self.rounding.judges_small
         pairs = zip(self.expected, outputs, strict=True)
         norms = [measure_norms(wanted, found, takes_small=small) for wanted, found in pairs]
-        shares = [None if one is None else one.row_shares for one in norms]
-        before = self._moved or [None] * len(shares)
+        before = self._moved or [None] * len(norms)
         self._moved = [
-            new if old is None or new is None else torch.maximum(old, new)
-            for old, new in zip(before, shares, strict=True)
+            new if old is None or new is None else replace(new, error=torch.maximum(old.error, new.error))
+            for old, new in zip(before, norms, strict=True)
         ]
         self._draws += 1
         self._spent_s += self.now() - start
