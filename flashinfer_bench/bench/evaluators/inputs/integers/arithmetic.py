@@ -108,7 +108,7 @@ def _apply_turned(found: Found, kind: str, other: Value, held: Held) -> Value:
 
 def _hide(kind: str, held: Held, mask: Mask) -> Value:
     """Return a product of an input with what tells where it is no padding."""
-    is_hidden = kind == "*" and mask == Mask(held.name) and not held.applied
+    is_hidden = kind == "*" and mask == held.mask and not held.applied
     return held.part()._replace(has_no_padding=True) if is_hidden else None
 
 

@@ -61,6 +61,13 @@ class Held(NamedTuple):
     """What was computed of the input's values, in this order."""
     sizes: tuple[Amount | None, ...] | None = None
     """Its sizes where it has another shape, and that is known."""
+    moves: tuple[str, ...] = ()
+    """What has brought its values into another order, or taken some of them, in this order: as the source says it."""
+
+    @property
+    def mask(self) -> Mask:
+        """What tells of each of its values whether it is padding."""
+        return Mask(self.name, moves=self.moves)
 
     def is_like(self, other: Held) -> bool:
         """Tell whether another one's values were computed of the same input in the same way."""
@@ -69,6 +76,10 @@ class Held(NamedTuple):
     def part(self) -> Held:
         """Return some of its values, or all in an unknown shape."""
         return self._replace(is_whole=False, sizes=None)
+
+    def move(self, how: str) -> Held:
+        """Return its values in another order, or some of them."""
+        return self.part()._replace(moves=(*self.moves, how))
 
     def apply(self, kind: str, least: Amount = 0, most: Amount = 0) -> Held:
         """Return what one computation more gives."""
@@ -93,6 +104,8 @@ class Mask(NamedTuple):
     name: str
     is_plain: bool = True
     """It has a value for each element, and chooses only elements that are no padding."""
+    moves: tuple[str, ...] = ()
+    """What has brought the elements into another order, or taken some of them."""
 
 
 class Number(NamedTuple):
@@ -113,6 +126,8 @@ class Within:
     """The input whose values were brought between them, and what was computed of it."""
 
 
+ANY_ORDER: Final = ("in one order or another",)
+"""`moves` of values that were moved in one of several ways."""
 ALL: Final = Within(0, FAR)
 """All of an axis."""
 
@@ -225,7 +240,10 @@ class Found:
         values = list(values)
         self.take(*values)
         masks = [value for value in values if isinstance(value, Mask)]
-        return Mask(masks[0].name, is_plain and any(mask.is_plain for mask in masks)) if masks else None
+        if not masks:
+            return None
+        plain = [mask for mask in masks if mask.is_plain] if is_plain else []
+        return plain[0] if plain else Mask(masks[0].name, is_plain=False)
 
     def index(self, index: Value, table: Value, axis: int | None, *, takes_negative: bool) -> None:
         """Note that one value indexes an axis of another one."""
@@ -284,4 +302,4 @@ class Found:
             self.pad(left, number)
         elif is_padding:
             self.tested.add(left.name)
-        return Mask(left.name) if is_padding else None
+        return left.mask if is_padding else None

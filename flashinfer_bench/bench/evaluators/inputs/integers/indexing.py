@@ -19,6 +19,7 @@ from flashinfer_bench.bench.evaluators.inputs.integers.arithmetic import KINDS, 
 from flashinfer_bench.bench.evaluators.inputs.integers.bound import list_bound, list_shared
 from flashinfer_bench.bench.evaluators.inputs.integers.found import (
     ALL,
+    ANY_ORDER,
     Found,
     Held,
     Joint,
@@ -178,7 +179,7 @@ class _Reader:
         match test:
             case ast.Compare(left=ast.Name(id=name), ops=[op]) if isinstance(op, kinds):
                 held = self.names.get(name)
-                if isinstance(held, Held) and not held.has_no_padding and self._value(test) == Mask(held.name):
+                if isinstance(held, Held) and not held.has_no_padding and self._value(test) == held.mask:
                     self.names[name] = held._replace(has_no_padding=True)
                     return name
             case _:
@@ -256,6 +257,7 @@ class _Reader:
                 is_whole=old.is_whole and value.is_whole,
                 is_exact=old.is_exact and value.is_exact,
                 has_no_padding=old.has_no_padding and value.has_no_padding,
+                moves=old.moves if old.moves == value.moves else ANY_ORDER,
                 sizes=old.sizes if old.sizes == value.sizes else None,
             )
         if old == value:
@@ -349,7 +351,7 @@ class _Reader:
         if not isinstance(owner, Held):
             return self._found.take(owner)
         if attribute in ("T", "mT", "data"):
-            return owner.part()
+            return owner.part() if attribute == "data" else owner.move(attribute)
         return self._found.take(owner)
 
     def _subscript(self, node: ast.Subscript) -> Value:
@@ -375,7 +377,7 @@ class _Reader:
                 value = self._value(item)
                 taken.append(value)
             self._found.index(value, base, axis, takes_negative=True)
-            if isinstance(base, Held) and value == Mask(base.name):
+            if isinstance(base, Held) and value == base.mask:
                 has_no_padding = True
             is_one_axis = is_single_number(value) or isinstance(value, Within)
             axis = axis + 1 if is_one_axis and axis is not None else None  # a mask may take several axes
@@ -383,7 +385,8 @@ class _Reader:
             if isinstance(base, Within):
                 return replace(base, is_single=False)
             return base if isinstance(base, Joint) else None
-        return base.part()._replace(has_no_padding=has_no_padding, sizes=find_left(base, taken))
+        moved = base.move(ast.unparse(node.slice))
+        return moved._replace(has_no_padding=has_no_padding, sizes=find_left(base, taken))
 
     def _call(self, node: ast.Call) -> Value:
         keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}

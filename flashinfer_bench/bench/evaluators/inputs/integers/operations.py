@@ -33,6 +33,8 @@ RESHAPED: Final = frozenset(
     {"view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "expand_as", "permute", "transpose", "t", "flip"}
 )
 """Methods that keep values, in another shape."""
+MOVED: Final = frozenset({"permute", "transpose", "t", "flip"})
+"""Those of them that may bring values into another order."""
 ELEMENTWISE: Final = frozenset(
     {"softmax", "log_softmax", "sigmoid", "exp", "log", "tanh", "relu", "silu", "gelu", "softplus", "sqrt", "rsqrt"}
 )
@@ -135,9 +137,13 @@ class TorchCall:
             return Made(first.name)
         if isinstance(first, Held):
             return self._change(name, first)
+        text = self._text(name)
         self._take_rest()
         self._found.take(first)
-        return Mask(first.name, is_plain=first.is_plain and name in RESHAPED) if isinstance(first, Mask) else None
+        if not isinstance(first, Mask):
+            return None
+        moves = (*first.moves, text) if name in MOVED else first.moves
+        return Mask(first.name, first.is_plain and name in RESHAPED, moves)
 
     def _changes_type(self, name: str) -> bool:
         """Tell whether the arguments ask for a type that may not hold the values, or for their bits as another type."""
@@ -165,17 +171,17 @@ class TorchCall:
         if name == "masked_fill" and len(self._args) == 2:
             mask, filled = map(self._value, self._args)
             if filled == Number(0):
-                return first._replace(has_no_padding=first.has_no_padding or mask == Mask(first.name))
+                return first._replace(has_no_padding=first.has_no_padding or mask == first.mask)
         self._take_rest()
         return self._found.take(first)
 
     def _reshape(self, name: str, first: Held) -> Value:
         """Return the values in another shape; its sizes are known where `view` and `reshape` say them one by one."""
-        values = [self._value(one) for one in self._args]
+        values, text = [self._value(one) for one in self._args], self._text(name)
         self._take_rest()
         amounts = [to_amount(value) for value in values]
         if name not in ("view", "reshape") or not first.is_whole or self._keywords or None in amounts:
-            return first.part()
+            return first.move(text) if name in MOVED else first.part()
         others: Amount = 1
         for amount in amounts:
             if amount is not None and amount != -1:
@@ -231,11 +237,12 @@ class TorchCall:
         for held, other, zero in ((*sides, self._args[1]), (*sides[::-1], self._args[0])):
             is_zeros = isinstance(zero, ast.Call) and ast.unparse(zero.func) in ("torch.zeros_like", "torch.zeros")
             if isinstance(held, Held) and (other == Number(0) or is_zeros):
-                return held.part()._replace(has_no_padding=held.has_no_padding or mask == Mask(held.name))
+                return held.part()._replace(has_no_padding=held.has_no_padding or mask == held.mask)
         return self._found.take(mask, *sides)
 
     def _index(self, name: str, table: Value) -> Value:
         """Note an index along one axis; what changes a tensor in places leaves its shape."""
+        text = self._text(name)
         if name == "take_along_dim":
             index, axis = self._take("indices", 0), self._take("dim", 0)
         else:
@@ -245,7 +252,7 @@ class TorchCall:
         known = axis.value if isinstance(axis, Number) else None
         self._found.index(index, table, known, takes_negative=False)
         if name in ("index_select", "gather", "take_along_dim"):
-            return table.part() if isinstance(table, Held) else self._found.take(table)
+            return table.move(text) if isinstance(table, Held) else self._found.take(table)
         self._found.take(table)
         return Made(table.name) if isinstance(table, Held) and table.is_whole else table
 
@@ -283,6 +290,11 @@ class TorchCall:
         if name in self._keywords:
             return self._value(self._keywords.pop(name))
         return self._value(self._args.pop(at)) if len(self._args) > at else None
+
+    def _text(self, name: str) -> str:
+        """Return the call as the source has it, without what it is called with first."""
+        keywords = [f"{key}={ast.unparse(one)}" for key, one in self._keywords.items()]
+        return f"{name}({', '.join([*map(ast.unparse, self._args), *keywords])})"
 
     def _take_rest(self) -> None:
         self._found.take(*map(self._value, (*self._args, *self._keywords.values())))
