@@ -66,5 +66,5 @@ def test_a_rejection_names_rule_and_evidence(finished):
 def test_an_honest_trace_tells_which_regimes_were_judged(finished):
     usual, without = finished
     assert set(usual["honest_softcap"].extra["regimes"].values()) == {"judged"}
-    assert len(usual["honest_softcap"].extra["regimes"]) == 5
+    assert len(usual["honest_softcap"].extra["regimes"]) == 7
     assert "regimes" not in without["honest_softcap"].extra

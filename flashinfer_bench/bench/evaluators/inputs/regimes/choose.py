@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final, Literal, NamedTuple
@@ -22,6 +23,7 @@ from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.regimes.looks import NOTHING, chooses, look_at
 from flashinfer_bench.bench.evaluators.inputs.regimes.narrow import MANY_BYTES, change_bools, change_bytes
 from flashinfer_bench.bench.evaluators.inputs.regimes.order import put_in_order
+from flashinfer_bench.bench.evaluators.inputs.regimes.parts import FEW_GATES, PART_OF_COLUMNS, PART_OF_ROWS, STRETCH
 from flashinfer_bench.bench.evaluators.inputs.regimes.values import REGIMES, Shared
 from flashinfer_bench.bench.evaluators.inputs.rules import find_flips, has_any_bools, is_free
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
@@ -50,14 +52,20 @@ MOST_BYTES: Final = 1 << 30
 """Inputs of the calls that a trial has more for that are kept until they are judged. Of larger ones there are fewer
 calls, one at least."""
 NONFINITE: Final = "nonfinite"
+NONFINITE_CALLS: Final = 3
+"""Each trial has so many: who looks at half of an input passes in one of 500 jobs of three trials."""
 ZEROS: Final = "zeros"
-GATES: Final = ("gates", "other_gates")
+GATES: Final = ("gates", "other_gates", FEW_GATES)
 """These come only where the reference says that they matter: it looks for such values, or keeps a state by gates."""
+FEW_GATES_CALLS: Final = 4
+"""Each trial has so many: who looks at one gate of eight sees nothing of a quarter of them."""
 ONE_ROW: Final = "one_row"
 FEWEST_LARGE: Final = "fewest_large"
-FEWEST_LARGE_CALLS: Final = 2
-"""Each trial has so many calls of it, where an input of floats is changed: who looks at a sixteenth of that passes in
-one of 240 jobs of three trials."""
+FOR_FLOATS: Final = (FEWEST_LARGE, STRETCH, STRETCH)
+"""Each trial has these where an input of floats is changed: who looks at a fourth of its elements, evenly, sees nothing
+of half of the calls of `stretch`."""
+PART_CALLS: Final = 2
+"""Each trial has so many calls in which a part differs: who looks at a fixed part sees nothing of half of them."""
 FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
 """Floats are not judged in these: kernels that round to float16 have no such numbers between their operations."""
 HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
@@ -144,6 +152,24 @@ def _count_groups(definition: Definition, workload: Workload, axes: tuple[str, .
     return max(counts)
 
 
+def _may_join_rows(definition: Definition, free: Free) -> bool:
+    """Tell whether rows of an input may come together in one number: an output does not have their axis.
+
+    Statistics of bytes are those of whole images, also where each pixel has a number of the output.
+    """
+    if len(free.axes) < 2:
+        return False
+    outputs = [spec.shape or () for spec in definition.outputs.values() if DTYPES[spec.dtype].kind == "float"]
+    return free.kind in {"bytes", "bools"} or any(free.axes[-2] not in shape for shape in outputs)
+
+
+def _leave_out_repeats(names: list[str], most: int) -> list[str]:
+    """Return each name once, and again as often as it comes while there are no more than so many."""
+    once = list(dict.fromkeys(names))
+    again = list((Counter(names) - Counter(once)).elements())
+    return once + again[: max(0, most - len(once))]
+
+
 class Regimes:
     """The regimes of one job.
 
@@ -164,11 +190,11 @@ class Regimes:
         if has_constants:
             is_asked = bool(self._looks.not_finite)
             self._for_constants = [*FOR_CONSTANTS[:1], *([NONFINITE] if is_asked else []), *FOR_CONSTANTS[1:]]
-        self._asked = self._find_asked(definition)
         _, shapes = bind_axes(definition, workload)
         specs = zip(definition.inputs.values(), shapes.values(), strict=True)
         size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
-        self._most_for_constants = max(1, MOST_BYTES // max(size, 1))
+        self._most_calls = max(1, MOST_BYTES // max(size, 1))
+        self._asked = _leave_out_repeats(self._find_asked(definition), self._most_calls)
 
     def _find_asked(self, definition: Definition) -> list[str]:
         """Return the regimes that each trial has since its reference, or the form of inputs or outputs, asks for them.
@@ -176,13 +202,17 @@ class Regimes:
         Some are weak by chance, or seen by who looks at a part.
         """
         free = [one for one in self.free if one is not None]
-        asked = [FEWEST_LARGE] * (FEWEST_LARGE_CALLS if any(one.kind == "float" for one in free) else 0)
+        asked = [PART_OF_COLUMNS] * PART_CALLS
+        if any(_may_join_rows(definition, one) for one in free):
+            asked += [PART_OF_ROWS] * PART_CALLS
+        if any(one.kind == "float" for one in free):
+            asked += FOR_FLOATS
         if self._looks.looks_for_zeros:
             asked.append(ZEROS)
         if self._looks.not_finite and not self._for_constants:
-            asked.append(NONFINITE)
+            asked += [NONFINITE] * NONFINITE_CALLS
         if any(map(self._is_gate, free)) and HAVE_RULES.fullmatch(definition.op_type.replace("-", "_")) is None:
-            asked.extend(GATES)
+            asked += [*GATES, *[FEW_GATES] * (FEW_GATES_CALLS - 1)]
         if any(one.groups >= FEW_NUMBERS for one in free) and not self._for_few:
             asked.append(ONE_ROW)
         return asked if free else []
@@ -205,7 +235,7 @@ class Regimes:
         spikes = [FOR_CONSTANTS[0]] * (math.ceil(SPIKE_CALLS / trials) - 1 if self._for_constants else 0)
         if NONFINITE in self._for_constants:  # who looks at a part of an input sees one now and then
             spikes[::2] = [NONFINITE] * len(spikes[::2])
-        strong = [*self._for_constants, *spikes][: self._most_for_constants]
+        strong = [*self._for_constants, *spikes][: self._most_calls]
         # A trial of slow calls has the first only.
         order = random.Random(derive_seed(self._seed, "order", trial))
         return put_in_order([*strong, *self._for_few, *self._asked, *chosen], order)

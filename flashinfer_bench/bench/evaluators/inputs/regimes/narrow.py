@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.regimes.parts import AXES, find_part
 from flashinfer_bench.bench.evaluators.inputs.rules import FEW_BOOLS
 
 NARROWER: Final = 3
@@ -27,6 +28,8 @@ DENSITIES: Final = (0.02, 0.98)
 ZERO_ROWS: Final = 1 / 8
 ZERO_SHARE: Final = 0.5
 """In the regime `zeros` so many rows have so many zeros."""
+SHORT: Final = 16
+"""In regimes of which a part differs, shorter rows or columns may be all true, or all false."""
 TURNS: Final = 6
 """In the regime `offset` chance moves one row of so many to a half of the range, and another one to a half of that."""
 
@@ -42,8 +45,12 @@ def change_bytes(regime: str, values: torch.Tensor, generator: torch.Generator) 
         values: int8 or uint8, of any shape.
         generator: of the values' device.
     """
-    if values.nbytes <= MANY_BYTES and regime in BYTES:
+    if values.nbytes > MANY_BYTES:
+        return
+    if regime in BYTES:
         BYTES[regime](values.view(-1, values.shape[-1]), generator)
+    elif regime in AXES and (part := find_part(values, AXES[regime], generator)) is not None:
+        values.copy_(torch.where(part, _move_to_end(values, generator), values))
 
 
 def change_bools(regime: str, values: torch.Tensor, generator: torch.Generator, *, with_empty_rows: bool) -> None:
@@ -62,22 +69,32 @@ def change_bools(regime: str, values: torch.Tensor, generator: torch.Generator, 
     least = min(0.5, FEWEST_RARE / columns)
     if regime in SHARES:
         shares = torch.full((len(rows), 1), SHARES[regime], device=values.device)
+    elif regime in AXES:
+        part = find_part(values, AXES[regime], generator)
+        if part is None:
+            return
+        share = DENSITIES[int(_chance(generator))]
+        shares = torch.where(part, share, 0.5).expand(values.shape).reshape(rows.shape).clone()
     elif regime in WITH_OWN_SHARES:
         shares = torch.empty((len(rows), 1), device=values.device).uniform_(*DENSITIES, generator=generator)
     else:
         return
     usual = values.clone()
     rows.copy_(torch.rand(rows.shape, generator=generator, device=values.device) < shares.clamp_(least, 1 - least))
-    _keep_some(values, usual)
+    _keep_some(values, usual, SHORT if regime in AXES else 0)
     if with_empty_rows and regime in WITH_OWN_SHARES and len(rows) > 1:
         rows[torch.randint(len(rows), (), generator=generator, device=values.device)] = False
 
 
-def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:
-    """Make rows and columns in which all are true, or none is, what they usually are: they may have no right answer."""
-    for dim in (-1, -2)[: values.ndim]:
+def _keep_some(values: torch.Tensor, usual: torch.Tensor, least: int = 0) -> None:
+    """Make rows and columns in which all are true, or none is, what they usually are: they may have no right answer.
+
+    Short ones may be so on usual inputs, too.
+    """
+    dims = [dim for dim in (-1, -2)[: values.ndim] if values.shape[dim] >= least]
+    for dim in dims:
         torch.where(values.all(dim=dim, keepdim=True), usual, values, out=values)
-    for dim in (-1, -2)[: values.ndim]:
+    for dim in dims:
         torch.where(values.any(dim=dim, keepdim=True), values, usual, out=values)
 
 
@@ -106,6 +123,14 @@ def _move(rows: torch.Tensor, *, upwards: bool) -> torch.Tensor:
     if rows.dtype is torch.uint8:
         return half | 0x80 if upwards else half
     return half if upwards else half | -0x80
+
+
+def _move_to_end(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return bytes near one end of their range: dark ones, since these move a brightness most; int8 near any end."""
+    if values.dtype is torch.uint8:
+        return values >> 4
+    low = (values >> 4) - 0x78
+    return ~low if _chance(generator) else low
 
 
 def _move_all(rows: torch.Tensor, generator: torch.Generator) -> None:

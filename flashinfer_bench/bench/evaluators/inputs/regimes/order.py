@@ -11,9 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-STRENGTH: Final[Mapping[str, float]] = {"heavy_tails": 4.0, "larger": 1.0, "far": 1.0}
+from flashinfer_bench.bench.evaluators.inputs.regimes.parts import AXES, FEW_GATES, STRETCH
+
+STRENGTH: Final[Mapping[str, float]] = {
+    "heavy_tails": 4.0,
+    "larger": 1.0,
+    "far": 1.0,
+    **dict.fromkeys((STRETCH, FEW_GATES, *AXES), 0.5),
+}
 """How likely a regime comes before others. Of 20 attacks that usual inputs do not stop, calls of `heavy_tails` stop
-ten, also all that calls of `larger` do. Each of the other regimes stops some that nothing else does."""
+ten, also all that calls of `larger` do. Each of the other regimes stops some that nothing else does. Those of which a
+part differs are for attacks that look at their inputs, and miss each of these in many calls."""
 USUAL_STRENGTH: Final = 2.0
 
 Called = TypeVar("Called")

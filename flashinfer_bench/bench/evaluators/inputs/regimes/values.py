@@ -12,6 +12,15 @@ from typing import Final, NamedTuple
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.regimes.narrow import choose_zeros
+from flashinfer_bench.bench.evaluators.inputs.regimes.parts import (
+    AXES,
+    FEW_GATES,
+    STRETCH,
+    choose_places,
+    find_part,
+    move_few_gates,
+    put_stretch,
+)
 
 LARGER: Final = (16.0, 24.0)
 """Factors of the regime `larger`. At 16 the identity is off by 0.27 of the norm of 30 tanh(x / 30), at 1 by 0.001."""
@@ -111,7 +120,7 @@ def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: S
     chosen = torch.randint(
         len(rows), (math.ceil(len(rows) / ROWS_PER_LARGE),), generator=generator, device=values.device
     )
-    _put_large(rows, chosen, count, size, generator)
+    _put_large(rows, chosen, _choose_columns(rows, chosen, count, generator), size, generator)
 
 
 def _make_fewest_large(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
@@ -119,16 +128,21 @@ def _make_fewest_large(values: torch.Tensor, generator: torch.Generator, _shared
     rows = values.view(-1, columns)
     count = min(columns, max(LEAST_LARGE, math.ceil(FEWEST_SHARE * columns / FEWEST_VALUE**2)))
     chosen = torch.randint(len(rows), (1,), generator=generator, device=values.device)
-    _put_large(rows, chosen, count, FEWEST_VALUE, generator)
+    _put_large(rows, chosen, _choose_columns(rows, chosen, count, generator), FEWEST_VALUE, generator)
 
 
-def _put_large(rows: torch.Tensor, chosen: torch.Tensor, count: int, size: float, generator: torch.Generator) -> None:
-    """Put so many values of about a size, of any sign, in places of some rows that chance chooses."""
-    shape = (len(chosen), count)
-    places = torch.randint(rows.shape[1], shape, generator=generator, device=rows.device)
+def _choose_columns(rows: torch.Tensor, chosen: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(rows.shape[1], (len(chosen), count), generator=generator, device=rows.device)
+
+
+def _put_large(
+    rows: torch.Tensor, chosen: torch.Tensor, columns: torch.Tensor, size: float, generator: torch.Generator
+) -> None:
+    """Put values of about a size, of any sign, in some columns of some rows: of each row, or of all the same."""
+    shape = (len(chosen), columns.shape[1])
     large = torch.rand(shape, generator=generator, device=rows.device).mul_(0.3).add_(0.7).mul_(size)
     signs = torch.randint(2, shape, generator=generator, device=rows.device).mul_(2).sub_(1)
-    rows[chosen[:, None], places] = (large * signs).to(rows.dtype)
+    rows[chosen[:, None], columns] = (large * signs).to(rows.dtype)
 
 
 def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
@@ -151,7 +165,8 @@ def _make_one_row(values: torch.Tensor, generator: torch.Generator, shared: Shar
     largest = min(LARGEST_ROW_FACTOR, torch.finfo(values.dtype).max / ROOM)
     size = ROW_FACTOR * count * max(1.0, columns / LEAST_LARGE)
     if size <= largest:
-        _put_large(rows, places, min(columns, LEAST_LARGE), size, generator)
+        number = min(columns, LEAST_LARGE)
+        _put_large(rows, places, choose_places(number, columns, generator)[None], size, generator)
     elif largest >= LEAST_ROW_FACTOR * count:
         rows[places] *= min(ROW_FACTOR * count, largest)
 
@@ -181,6 +196,15 @@ def _make_offset(values: torch.Tensor, generator: torch.Generator, _shared: Shar
         order = torch.randperm(len(rows), generator=generator, device=values.device)
         which = order % len(offsets)
     rows.add_(torch.tensor(offsets, dtype=values.dtype, device=values.device)[which, None])
+
+
+def _move_part(axis: int) -> Change:
+    def change(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+        part = find_part(values, axis, generator)
+        if part is not None:
+            values.add_(part.to(values.dtype) * (_uniform(FAR_OFFSET, generator) * _sign(generator)))
+
+    return change
 
 
 def _make_far(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
@@ -226,10 +250,13 @@ REGIMES: Final[Mapping[str, Change]] = {
     "heavy_tails": lambda values, *_: values.pow_(3),
     "one_row": _make_one_row,
     "spike": _make_spike,
+    STRETCH: lambda values, generator, _: put_stretch(values, generator),
+    **{name: _move_part(axis) for name, axis in AXES.items()},
     "far": _make_far,
     "nonfinite": _make_nonfinite,
     "zeros": _make_zeros,
     "gates": _make_gates,
     "other_gates": _make_gates,
+    FEW_GATES: lambda values, generator, _: move_few_gates(values, generator),
 }
 """Name → changes usual values in place."""

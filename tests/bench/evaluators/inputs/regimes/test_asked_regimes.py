@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.regimes.choose import (
-    FEWEST_LARGE,
-    FEWEST_LARGE_CALLS,
+    FOR_FLOATS,
     IN_ALL_JOBS,
     OTHERS,
+    PART_CALLS,
     Regimes,
 )
 from tests.kit.make import make_definition, make_workload
@@ -34,8 +34,11 @@ def given(reference, inputs, outputs=None, *, op_type="test", **axes):
     ("reference", "asked"),
     [
         ("def run(x, gate):\n    return x * (gate != 0)\n", ["zeros"]),
-        ("def run(x, gate):\n    return torch.nan_to_num(x) * gate\n", ["nonfinite"]),
-        ("def run(x, gate):\n    return (torch.sigmoid(gate) * x).cumsum(0)\n", ["gates", "other_gates"]),
+        ("def run(x, gate):\n    return torch.nan_to_num(x) * gate\n", ["nonfinite"] * 3),
+        (
+            "def run(x, gate):\n    return (torch.sigmoid(gate) * x).cumsum(0)\n",
+            ["gates", "other_gates", *["few_gates"] * 4],
+        ),
         ("def run(x, gate):\n    return torch.sigmoid(gate) * x\n", []),
     ],
     ids=["zeros", "nonfinite", "gates", "nothing"],
@@ -45,7 +48,8 @@ def test_what_a_reference_looks_for_comes_in_each_trial(reference, asked, trials
     regimes = given(reference, {"x": "float32[n, m]", "gate": "float32[n, m]"}, n=8, m=8)
     chosen = [name for trial in range(trials) for name in regimes.choose(trial, trials)]
     counts = Counter(name for name in chosen if name not in (*IN_ALL_JOBS, *OTHERS))
-    assert counts == {**dict.fromkeys(asked, trials), FEWEST_LARGE: trials * FEWEST_LARGE_CALLS}
+    of_all = [*FOR_FLOATS, *["part_of_columns"] * PART_CALLS]
+    assert counts == Counter([*asked, *of_all] * trials)
     assert set(asked) <= set(regimes.names)
 
 

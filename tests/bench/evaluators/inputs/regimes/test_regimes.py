@@ -10,10 +10,11 @@ import torch
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.regimes.choose import (
     FEWEST_LARGE,
-    FEWEST_LARGE_CALLS,
     FOR_CONSTANTS_ALONE,
+    FOR_FLOATS,
     IN_ALL_JOBS,
     OTHERS,
+    PART_CALLS,
     Regimes,
     why_no_regimes,
 )
@@ -22,7 +23,9 @@ from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 
-REGIMES = (*IN_ALL_JOBS, *OTHERS, "one_row", FEWEST_LARGE)
+OF_ALL_FLOATS = [*FOR_FLOATS, *["part_of_columns"] * PART_CALLS]
+"""Those that each trial of one input of floats has."""
+REGIMES = (*IN_ALL_JOBS, *OTHERS, "one_row", *dict.fromkeys(OF_ALL_FLOATS), "part_of_rows")
 """Those that floats are judged in."""
 SOFTCAP = "import torch\ndef run(x):\n    return 30 * torch.tanh(x / 30)\n"
 NORM = "import torch\ndef run(x):\n    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6)\n"
@@ -328,9 +331,9 @@ def test_inputs_with_the_same_rows_have_the_same_one_larger_and_another_in_the_n
 def test_few_large_values_and_an_offset_come_in_every_job_and_no_regime_twice(trials):
     regimes = open_regimes({"x": "float32[n]"}, n=40)
     all_chosen = [name for trial in range(trials) for name in regimes.choose(trial, trials)]
-    chosen = [name for name in all_chosen if name != FEWEST_LARGE]
-    assert len(chosen) == len(set(chosen)) == min(trials + 2, len(regimes.names) - 1)
-    assert len(all_chosen) == len(chosen) + trials * FEWEST_LARGE_CALLS
+    chosen = [name for name in all_chosen if name not in OF_ALL_FLOATS]
+    assert len(chosen) == len(set(chosen)) == min(trials + 2, len({*regimes.names} - {*OF_ALL_FLOATS}))
+    assert len(all_chosen) == len(chosen) + trials * len(OF_ALL_FLOATS)
     assert {"few_large", "offset"} <= set(chosen)
     assert all(regimes.choose(trial, trials) for trial in range(min(trials, 3)))
 
@@ -442,7 +445,8 @@ def test_of_large_inputs_fewer_strong_ones_are_kept(n, more):
     tried = Regimes(definition, make_workload(axes={"n": n}, inputs={}), seed=3, has_constants=True)
     strong = ["spike", "far", "offset", "spike", "spike", "spike"][:more]
     assert not Counter(strong) - Counter(tried.choose(0, 3))
-    assert len(tried.choose(0, 3)) == more + 1 + FEWEST_LARGE_CALLS
+    parts = max(len(set(OF_ALL_FLOATS)), min(len(OF_ALL_FLOATS), (1 << 30) // (4 * n)))
+    assert len(tried.choose(0, 3)) == more + 1 + parts
 
 
 def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FEWEST_LARGE_CALLS, MORE_CALLS, Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FOR_FLOATS, MORE_CALLS, PART_CALLS, Regimes
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
@@ -15,6 +15,8 @@ from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
+PARTS = len(FOR_FLOATS) + PART_CALLS
+"""Calls of each trial in which a part of an input differs."""
 
 
 class Marking:
@@ -112,7 +114,7 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel):
         measured = kernel.measure([[torch.arange(1.0, 5.0)]])
     assert measured.record["samples"] == 20
     assert {"few_large", "offset"} <= {call.regime for call in kernel.regime_calls}
-    assert len(kernel.regime_calls) == 3 + 2 * MORE_CALLS + FEWEST_LARGE_CALLS  # the output has four numbers
+    assert len(kernel.regime_calls) == 3 + 2 * MORE_CALLS + PARTS  # the output has four numbers
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.regime_calls)
 
 
@@ -131,8 +133,8 @@ def test_a_short_trial_of_quick_calls_is_made_up_for_by_calls_that_look_timed(op
     plan = MeasurePlan(0, 50, 0.0, reads=1)
     with open_kernel("def run(x):\n    return x * 2", plan=plan, regimes=regimes) as kernel:
         kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
-    assert len({call.regime for call in kernel.regime_calls} - {"one_row", "fewest_large"}) == 4
-    assert len(kernel.regime_calls) == 4 + 2 * (2 * MORE_CALLS + FEWEST_LARGE_CALLS)
+    assert len({call.regime for call in kernel.regime_calls} - {"one_row", "part_of_columns", *FOR_FLOATS}) == 4
+    assert len(kernel.regime_calls) == 4 + 2 * (2 * MORE_CALLS + PARTS)
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.regime_calls)
 
 

@@ -1,0 +1,105 @@
+"""Inputs of which a secret part differs: who looks at some of the elements may see nothing of it.
+
+Where all elements differ, a look at a hundredth of them tells it. Here most stay as they are. Which part it is, chance
+decides in each call: every second column of one half, every second row of one half, or a few elements of one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+STRETCH: Final = "stretch"
+FEW_GATES: Final = "few_gates"
+PART_OF_COLUMNS: Final = "part_of_columns"
+PART_OF_ROWS: Final = "part_of_rows"
+AXES: Final[Mapping[str, int]] = {PART_OF_COLUMNS: -1, PART_OF_ROWS: -2}
+"""Regime → of which axis a part differs."""
+LEAST_LENGTH: Final = 4
+"""A shorter axis has no part."""
+STRETCH_VALUE: Final = 200.0
+"""In the regime `stretch` some elements of one row are about as large, of one sign: squares of them are numbers of
+float16, and so are those of the regime `larger`, whose largest elements are half as large."""
+PER_SQUARES: Final = 100_000.0
+"""One of them for so many elements of a row outweighs these where squares are summed up."""
+PER_SUM: Final = 1_000.0
+"""One of them for so many elements of a row, times the root of the number of rows, is a fifth of an output of sums of
+these rows."""
+UPWARDS: Final = 0.75
+"""In so many of these calls they are positive: of negative ones a softplus leaves nothing."""
+HALF: Final = 0.5
+AMOUNTS: Final = 3
+"""There are as many as outweigh a row's squares, or its sum, or so many between these."""
+STEPS: Final = (1, 32, 32)
+"""So far apart they are. Who looks at every second, fourth or eighth element sees all of those that are 32 apart, or
+none; who looks at pieces of rows seldom sees those that follow one another."""
+
+GATE_SHARE: Final = 8
+"""In the regime `few_gates` four columns of so many are moved: of every so many, or neighbours. Two are moved to one
+side, two to the other, and one of each only in the last steps."""
+OPEN_STEPS: Final = 80
+"""So many: before them gates let something in, which these keep."""
+GATE_OFFSET: Final = 5.0
+"""By so much gates are moved: what is said of moved gates in `values.py` holds here, too."""
+
+
+def choose_part(length: int, generator: torch.Generator) -> torch.Tensor:
+    """Return which places of an axis are of a part, bool [length]: every second one of a secret half.
+
+    Who looks at one half of an axis, or at every second place, sees none of them in half of the calls, and so does who
+    looks at less.
+    """
+    places = torch.arange(length, device=generator.device)
+    half, turn = torch.randint(2, (2,), generator=generator, device=generator.device)
+    return (places * 2 // length).eq(half).logical_and_((places % 2).eq(turn))
+
+
+def find_part(values: torch.Tensor, axis: int, generator: torch.Generator) -> torch.Tensor | None:
+    """Return which elements are of a part along an axis, in a shape that fits the values; None where there is none.
+
+    Args:
+        values: of any shape.
+        axis: -1 for columns, -2 for rows.
+        generator: of the values' device.
+    """
+    if values.ndim < -axis or values.shape[axis] < LEAST_LENGTH:
+        return None
+    return choose_part(values.shape[axis], generator).view(-1, *(1,) * (-axis - 1))
+
+
+def choose_places(count: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """Return places of a row, as far apart as chance decides: int64 [count]; there are no more than columns."""
+    which, first = torch.rand(2, generator=generator, device=generator.device).tolist()
+    step = min(STEPS[int(which * len(STEPS))], columns // count)
+    return (torch.arange(count, device=generator.device) * step + int(first * columns)) % columns
+
+
+def put_stretch(values: torch.Tensor, generator: torch.Generator) -> None:
+    """Make elements of one row large, as many as chance decides: in place."""
+    columns = values.shape[-1]
+    rows = values.view(-1, columns)
+    fewest = max(1.0, columns / PER_SQUARES)
+    most = max(fewest, min(columns / 4, columns * math.sqrt(len(rows)) / PER_SUM))
+    amount, side, row = torch.rand(3, generator=generator, device=values.device).tolist()
+    count = math.ceil(fewest * (most / fewest) ** (int(amount * AMOUNTS) / (AMOUNTS - 1)))
+    large = torch.rand(count, generator=generator, device=values.device).mul_(0.3).add_(0.9).mul_(STRETCH_VALUE)
+    large *= 1 if side < UPWARDS else -1
+    rows[int(row * len(rows)), choose_places(count, columns, generator)] = large.to(values.dtype)
+
+
+def move_few_gates(values: torch.Tensor, generator: torch.Generator) -> None:
+    """Move the gates of some columns to either side, in place. Steps are the axis before the last."""
+    columns = values.shape[-1]
+    place, are_neighbours = torch.rand(2, generator=generator, device=values.device).tolist()
+    places = torch.arange(columns, device=values.device)
+    if are_neighbours < HALF:
+        turns = (places + int(place * columns)) % columns * GATE_SHARE // columns
+    else:
+        turns = (places + int(place * GATE_SHARE)) % GATE_SHARE
+    sides = [((turns == first).to(values.dtype) - (turns == first + 1).to(values.dtype)) for first in (0, 2)]
+    values += sides[0] * GATE_OFFSET
+    if values.ndim > 1:
+        values[..., -OPEN_STEPS:, :] += sides[1] * GATE_OFFSET
