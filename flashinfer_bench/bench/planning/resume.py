@@ -41,7 +41,8 @@ draws of flat rows are tested by themselves. 9: bursts of short calls on a GPU a
 for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less. 10: calls on a
 GPU are held against relays. 11: random integers fit what the reference does with them; bytes, bools and 8-bit floats
 have other regimes, too, and some come because a reference asks for them. 12: inputs of other regimes are judged in the
-rows where the reference is finite, and in a secret order."""
+rows where the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls that
+wait for the GPU inside take turns of eight with their references."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

@@ -64,6 +64,8 @@ FEWEST_LARGE: Final = "fewest_large"
 FOR_FLOATS: Final = (FEWEST_LARGE, STRETCH, STRETCH)
 """Each trial has these where an input of floats is changed: who looks at a fourth of its elements, evenly, sees nothing
 of half of the calls of `stretch`."""
+PARTS: Final = frozenset({PART_OF_COLUMNS, PART_OF_ROWS, STRETCH})
+"""Of large inputs no calls are kept for these."""
 PART_CALLS: Final = 2
 """Each trial has so many calls in which a part differs: who looks at a fixed part sees nothing of half of them."""
 FOR_CONSTANTS_ALONE: Final = frozenset({"spike", "far"})
@@ -163,9 +165,14 @@ def _may_join_rows(definition: Definition, free: Free) -> bool:
     return free.kind in {"bytes", "bools"} or any(free.axes[-2] not in shape for shape in outputs)
 
 
-def _leave_out_repeats(names: list[str], most: int) -> list[str]:
-    """Return each name once, and again as often as it comes while there are no more than so many."""
+def leave_out_repeats(names: list[str], most: int) -> list[str]:
+    """Return each name once, and again as often as it comes while there are no more than so many.
+
+    Where there is no room for all, those of which a part differs are left out.
+    """
     once = list(dict.fromkeys(names))
+    if len(once) > most:
+        return [name for name in once if name not in PARTS]
     again = list((Counter(names) - Counter(once)).elements())
     return once + again[: max(0, most - len(once))]
 
@@ -194,7 +201,7 @@ class Regimes:
         specs = zip(definition.inputs.values(), shapes.values(), strict=True)
         size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
         self._most_calls = max(1, MOST_BYTES // max(size, 1))
-        self._asked = _leave_out_repeats(self._find_asked(definition), self._most_calls)
+        self._asked = leave_out_repeats(self._find_asked(definition), self._most_calls)
 
     def _find_asked(self, definition: Definition) -> list[str]:
         """Return the regimes that each trial has since its reference, or the form of inputs or outputs, asks for them.

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes
-from flashinfer_bench.bench.evaluators.inputs.regimes.parts import choose_part, choose_places, find_part
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes, leave_out_repeats
+from flashinfer_bench.bench.evaluators.inputs.regimes.parts import (
+    PART_OF_COLUMNS,
+    STRETCH,
+    choose_part,
+    choose_places,
+    find_part,
+)
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
@@ -187,3 +193,11 @@ def test_few_gates_are_moved_to_either_side_and_half_of_them_in_the_last_steps()
         for steps, moved in ((slice(120), 1), (slice(120, None), 2)):
             for side in (5, -5):
                 assert int((gate[:, steps] == side).all(dim=1).sum()) == 2 * 8 * moved
+
+
+def test_of_large_inputs_no_calls_are_kept_for_parts():
+    asked = [PART_OF_COLUMNS, PART_OF_COLUMNS, "fewest_large", STRETCH, STRETCH, "nonfinite", "nonfinite"]
+    assert leave_out_repeats(asked, 100) == [*dict.fromkeys(asked), PART_OF_COLUMNS, STRETCH, "nonfinite"]
+    assert leave_out_repeats(asked, 5) == [*dict.fromkeys(asked), PART_OF_COLUMNS]
+    assert leave_out_repeats(asked, 4) == [*dict.fromkeys(asked)]
+    assert leave_out_repeats(asked, 3) == ["fewest_large", "nonfinite"]
