@@ -26,6 +26,7 @@ from flashinfer_bench.bench.runner.workers.timed.turns import (
     OF_BURSTS,
     OF_CALLS,
     count_calls,
+    count_single_calls,
     find_hindrance,
     take_turns,
     tell,
@@ -120,7 +121,8 @@ class ReferenceBeside:
             yield time.perf_counter_ns() - start <= overhead.touch + FREE_NS
 
         with kernel.worker.resting(also_on_gpu=True), reference.worker.resting(also_on_gpu=True):
-            place = TurnPlace(core, count_calls(call.latency_ms), overhead)
+            single = count_single_calls(call.latency_ms, self.call_ms)
+            place = TurnPlace(core, count_calls(call.latency_ms), overhead, single)
             own = kernel.open_side(inputs, number, call.lead, place)
             other = reference.open_side(inputs, number, Lead(), replace(place, calls=count_calls(self.call_ms)))
             kernel.worker.rest_all()

@@ -63,7 +63,7 @@ from flashinfer_bench.bench.runner.workers.timed.relay import (
 )
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import HeldClock, RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
-from flashinfer_bench.bench.runner.workers.timed.turns import SINGLE_CALLS, Side
+from flashinfer_bench.bench.runner.workers.timed.turns import Side
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.measurement import KnownCall, Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
@@ -257,7 +257,7 @@ class RemoteKernel(CallableKernel):
             SolutionFailure: the worker does not take their places.
         """
         reads = 0 if self.task.is_ours else TURN_READS
-        remote = self._open_trial(number, inputs, self._lay_out(inputs, SINGLE_CALLS), reads)
+        remote = self._open_trial(number, inputs, self._lay_out(inputs, where.single), reads)
         remote.reader.is_idle = False  # what the session does between two turns is the same for both sides
         remote.guard_pid, remote.hold_worker = self.worker.guard_pid, lambda: None
         self._schedule_regimes(remote, number, trials=max(1, len(self.reads)))

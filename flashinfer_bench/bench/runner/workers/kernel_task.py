@@ -86,6 +86,8 @@ class TurnPlace:
     """Of a burst."""
     overhead: BurstOverhead
     """What bursts take of themselves, by what both sides' workers took."""
+    single: int = 1
+    """Calls of a turn that are timed one by one."""
 
 
 class Beside(Protocol):

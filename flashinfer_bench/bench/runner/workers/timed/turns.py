@@ -31,8 +31,10 @@ TURN_NS: Final = 2_000_000
 """A burst in turns has as many calls as take this long, and one at the least."""
 MOST_CALLS: Final = 32
 SINGLE_CALLS: Final = 8
-"""Calls of a turn that are timed one by one, as far as there are places. Calls of 1 ms differed by a fifth (H100), and
-each turn takes 4 ms or more beside its calls: with one call in each the ratio was known to 2 or 3 % after 0.8 s."""
+SINGLE_CALLS_MS: Final = 16.0
+"""A turn has so many calls that are timed one by one, as far as there are places, and as those of both sides take no
+longer than this. Calls of 1 ms differed by a fifth (H100), and each turn takes 4 ms or more beside its calls: with one
+call in each the ratio was known to 2 or 3 % after 0.8 s."""
 FEWEST_ROUNDS: Final = 10
 """Rounds that single calls need, and bursts. A round has a turn of each side."""
 LOOK_EVERY: Final = 10
@@ -172,6 +174,11 @@ def middle_half(values: Sequence[float]) -> float:
 def count_calls(call_ms: float) -> int:
     """Return how many calls of this length a burst has."""
     return max(1, min(MOST_CALLS, math.ceil(TURN_NS / 1e6 / max(call_ms, 1e-9))))
+
+
+def count_single_calls(own_ms: float, other_ms: float) -> int:
+    """Return how many calls of a turn are timed one by one, where calls of the two sides take so long."""
+    return max(1, min(SINGLE_CALLS, int(SINGLE_CALLS_MS / max(own_ms + other_ms, 1e-9))))
 
 
 def find_hindrance(own_ms: float, other_ms: float, left_s: float) -> str | None:

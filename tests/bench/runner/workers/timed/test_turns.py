@@ -14,6 +14,7 @@ from flashinfer_bench.bench.runner.workers.timed.turns import (
     Limits,
     Turns,
     count_calls,
+    count_single_calls,
     find_hindrance,
     middle_half,
     take_turns,
@@ -152,6 +153,13 @@ def test_equal_sides_are_told_as_equal_where_rounds_differ_much(seed):
     assert one_way == pytest.approx(1, abs=0.02)
     assert other_way == pytest.approx(1, abs=0.02)
     assert one_way * other_way == pytest.approx(1, abs=0.004)  # by ratios it was 1.02
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "other_ms", "calls"), [(0.1, 0.1, 8), (1, 1, 8), (2, 2, 4), (1, 10, 1), (9, 9, 1), (0, 0, 8)]
+)
+def test_long_calls_have_few_in_a_turn_so_that_there_is_time_for_rounds(own_ms, other_ms, calls):
+    assert count_single_calls(own_ms, other_ms) == calls
 
 
 def test_before_each_turn_the_one_side_is_held_still():
