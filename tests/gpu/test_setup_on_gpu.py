@@ -55,8 +55,7 @@ def test_attention_that_is_planned_in_setup_has_the_kernels_own_time(routine, tm
     assert measured["kernel_ms"] == pytest.approx(alone_ms, rel=CLOSE)
     assert measured["setup_ms"] > 0
     both = measured["kernel_ms"] + measured["setup_ms"]
-    assert measured.get("claimed_ms", evaluation.performance.latency_ms) == pytest.approx(both)
-    assert evaluation.performance.latency_ms >= both * (1 - 1e-6)  # what goes on between the two may raise it
+    assert evaluation.performance.latency_ms == pytest.approx(both)
 
 
 SPINS = """
