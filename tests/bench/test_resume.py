@@ -1,7 +1,11 @@
 """Which recorded jobs a resumed run leaves out, and why it does others again."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from flashinfer_bench.bench.planning import resume
 from flashinfer_bench.bench.planning.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
@@ -155,3 +159,9 @@ def test_a_missing_baseline_is_measured_when_it_is_wanted():
     assert decide(unmeasured) == Decision("redo", "baseline was not measured")
     assert decide(unmeasured, needs_baseline=False) == Decision("skip")
     assert decide(unmeasured, make_trace()) == Decision("skip")
+
+
+def test_the_protocol_s_number_is_the_last_one_that_is_told_of():
+    source = Path(resume.__file__).read_text(encoding="utf-8")
+    (told,) = re.findall(r'^PROTOCOL: Final = \d+\n"""(.*?)"""', source, re.DOTALL | re.MULTILINE)
+    assert [int(number) for number in re.findall(r" (\d+): ", told)] == [*range(2, PROTOCOL + 1)]

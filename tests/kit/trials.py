@@ -33,19 +33,20 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
     Args:
         arena: shared memory on a CPU.
         base_number: the call that gets the base.
-        changes: size, most (places), way (how x differs), wanted (calls to keep), check_inputs, device_type, has_setup.
+        changes: size, most (places), way (how x differs), wanted (calls to keep), check_inputs (given what a call got
+            and what lies there now), device_type, has_setup.
     """
     size = changes.get("size", 16)
     base = [torch.arange(1.0, size + 1)]
     places = CallPlaces(arena, base, [OutputSpec("y", (size,), torch.float32)], changes.get("most", MOST_PLACES))
     contents = Contents(base, [VariedInput("x", changes.get("way", "scaled"))], 7, base_number)
-    reader = Reader(
-        places,
-        contents,
-        changes.get("wanted", 2),
-        changes.get("check_inputs", lambda inputs, now: None),
-        chance=random.Random(1),
-    )
+    check = changes.get("check_inputs", lambda inputs, now: None)
+
+    def check_all(calls):
+        for inputs, now in calls:
+            check(inputs, now)
+
+    reader = Reader(places, contents, changes.get("wanted", 2), check_all, chance=random.Random(1))
     asked = ReadingsAsked(changes.get("device_type", "cpu"))
     return RemoteTrial(places, contents, reader, asked, changes.get("has_setup", False))
 

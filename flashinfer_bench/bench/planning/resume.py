@@ -29,7 +29,7 @@ FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
     *("protocol", "sandbox", "seed"),
 )
-PROTOCOL: Final = 12
+PROTOCOL: Final = 13
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
 are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
 timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the calls that

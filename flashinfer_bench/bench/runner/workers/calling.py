@@ -22,6 +22,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, Ke
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
+from flashinfer_bench.bench.runner.workers.timed.reader import Inspected
 from flashinfer_bench.bench.runner.workers.timed.rows import find_differing, slots_in
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
@@ -226,9 +227,20 @@ class CallableKernel:
             self._laid_out = signature
         return places
 
-    def _check_inputs_intact(self, inputs: Sequence[Any], now: Sequence[torch.Tensor | None]) -> None:
-        rows = [None if slot is None else as_bytes(slot)[None] for slot in now]
-        _check_unchanged(*self._find_changed(inputs, rows, 1))
+    def _check_inputs_intact(self, calls: Sequence[Inspected]) -> None:
+        """Raise where one of some calls has changed its inputs; all are compared with one wait."""
+        if self.task.may_write_inputs:
+            return
+        checked = [
+            (name, (as_bytes(slot)[None], as_bytes(value)[None]))
+            for given, now in calls
+            for name, value, slot in zip(self.task.input_names, given, now, strict=True)
+            if name not in self.task.in_out_inputs and slot is not None
+        ]
+        differing = find_differing([pair for _, pair in checked])
+        _check_unchanged(
+            next((name for (name, _), (differs,) in zip(checked, differing, strict=True) if differs), None)
+        )
 
     def _find_changed(self, inputs: Sequence[Any], rows: Sequence[torch.Tensor | None], count: int) -> list[str | None]:
         """Return the first input that each of some calls has changed, or None; all are compared with one wait.

@@ -50,10 +50,13 @@ def change(*which):
 
 def test_inputs_that_stay_as_they_were_are_found_so_with_one_wait(open_kernel):
     kernel = open_kernel()
-    now = [INPUTS[0].clone(), None, INPUTS[2].clone()]
+    calls = [(INPUTS, [INPUTS[0].clone(), None, INPUTS[2].clone()]) for _ in range(3)]
     with counting_operations() as counted:
-        kernel._check_inputs_intact(INPUTS, now)
+        kernel._check_inputs_intact(calls)
     assert counted.waits() == 1
+    calls[1][1][2].view(-1)[-1] += 1
+    with pytest.raises(SolutionFailure, match=f"input '{NAMES[2]}'"):
+        kernel._check_inputs_intact(calls)
 
 
 @pytest.mark.parametrize("name", ["x", "w"])

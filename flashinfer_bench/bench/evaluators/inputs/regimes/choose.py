@@ -20,13 +20,14 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.regimes.chance import Chance
 from flashinfer_bench.bench.evaluators.inputs.regimes.looks import NOTHING, chooses, look_at
 from flashinfer_bench.bench.evaluators.inputs.regimes.narrow import MANY_BYTES, change_bools, change_bytes
 from flashinfer_bench.bench.evaluators.inputs.regimes.order import put_in_order
 from flashinfer_bench.bench.evaluators.inputs.regimes.parts import FEW_GATES, PART_OF_COLUMNS, PART_OF_ROWS, STRETCH
 from flashinfer_bench.bench.evaluators.inputs.regimes.values import REGIMES, Shared
 from flashinfer_bench.bench.evaluators.inputs.rules import find_flips, has_any_bools, is_free
-from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
@@ -256,18 +257,18 @@ class Regimes:
         for index, (free, value) in enumerate(zip(self.free, values, strict=True)):
             if free is None or value is None or not self._concerns(name, free):
                 continue
-            generator = make_generator(self._seed, name, number, index, device=value.device)
+            chance = Chance(derive_seed(self._seed, name, number, index), value.device)
             if free.kind == "bools":
-                change_bools(name, value, generator, with_empty_rows=self._looks.tells_of_empty_rows)
+                change_bools(name, value, chance, with_empty_rows=self._looks.tells_of_empty_rows)
             elif free.kind == "bytes":
-                change_bytes(name, value, generator)
+                change_bytes(name, value, chance)
             elif free.kind == "float8" and value.nbytes <= MANY_BYTES:
                 wide = value.float()
-                REGIMES[name](wide, generator, self._share(name, number, free, value.device))
+                REGIMES[name](wide, chance, self._share(name, number, free, value.device))
                 largest = torch.finfo(value.dtype).max
                 value.copy_(wide.clamp_(-largest, largest))
             elif value.dtype in MULTIPLIED:
-                REGIMES[name](value, generator, self._share(name, number, free, value.device))
+                REGIMES[name](value, chance, self._share(name, number, free, value.device))
 
     def _concerns(self, name: str, free: Free) -> bool:
         """Tell whether a regime changes an input."""
@@ -282,8 +283,8 @@ class Regimes:
     def _share(self, name: str, number: int, free: Free, device: torch.device) -> Shared:
         """Return what a regime has to know of an input."""
 
-        def choose_places(axes: tuple[str, ...]) -> torch.Generator:
-            return make_generator(self._seed, name, number, *axes, device=device)
+        def choose_places(axes: tuple[str, ...]) -> Chance:
+            return Chance(derive_seed(self._seed, name, number, *axes), device)
 
         side = random.Random(derive_seed(self._seed, "side", free.name)).choice((1.0, -1.0))
         return Shared(

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.regimes.chance import Chance
 from flashinfer_bench.bench.evaluators.inputs.regimes.parts import AXES, find_part
 from flashinfer_bench.bench.evaluators.inputs.rules import FEW_BOOLS
 
@@ -33,33 +34,33 @@ SHORT: Final = 16
 TURNS: Final = 6
 """In the regime `offset` chance moves one row of so many to a half of the range, and another one to a half of that."""
 
-ChangeBytes = Callable[[torch.Tensor, torch.Generator], object]
+ChangeBytes = Callable[[torch.Tensor, Chance], object]
 """Changes bytes in place: int8 or uint8 [rows, columns]."""
 
 
-def change_bytes(regime: str, values: torch.Tensor, generator: torch.Generator) -> None:
+def change_bytes(regime: str, values: torch.Tensor, chance: Chance) -> None:
     """Turn random bytes into those of a regime, in place; there may be none.
 
     Args:
         regime: its name.
         values: int8 or uint8, of any shape.
-        generator: of the values' device.
+        chance: of the values' device.
     """
     if values.nbytes > MANY_BYTES:
         return
     if regime in BYTES:
-        BYTES[regime](values.view(-1, values.shape[-1]), generator)
-    elif regime in AXES and (part := find_part(values, AXES[regime], generator)) is not None:
-        values.copy_(torch.where(part, _move_to_end(values, generator), values))
+        BYTES[regime](values.view(-1, values.shape[-1]), chance)
+    elif regime in AXES and (part := find_part(values, AXES[regime], chance)) is not None:
+        values.copy_(torch.where(part, _move_to_end(values, chance), values))
 
 
-def change_bools(regime: str, values: torch.Tensor, generator: torch.Generator, *, with_empty_rows: bool) -> None:
+def change_bools(regime: str, values: torch.Tensor, chance: Chance, *, with_empty_rows: bool) -> None:
     """Turn random bools into those of a regime, in place.
 
     Args:
         regime: its name.
         values: bools of any shape.
-        generator: of the values' device.
+        chance: of the values' device.
         with_empty_rows: where each row has a share of its own, whether one row has nothing that is true.
     """
     if values.numel() < FEW_BOOLS or values.nbytes > MANY_BYTES:
@@ -70,20 +71,20 @@ def change_bools(regime: str, values: torch.Tensor, generator: torch.Generator, 
     if regime in SHARES:
         shares = torch.full((len(rows), 1), SHARES[regime], device=values.device)
     elif regime in AXES:
-        part = find_part(values, AXES[regime], generator)
+        part = find_part(values, AXES[regime], chance)
         if part is None:
             return
-        share = DENSITIES[int(_chance(generator))]
+        share = DENSITIES[int(chance.is_so())]
         shares = torch.where(part, share, 0.5).expand(values.shape).reshape(rows.shape).clone()
     elif regime in WITH_OWN_SHARES:
-        shares = torch.empty((len(rows), 1), device=values.device).uniform_(*DENSITIES, generator=generator)
+        shares = torch.empty((len(rows), 1), device=values.device).uniform_(*DENSITIES, generator=chance.many)
     else:
         return
     usual = values.clone()
-    rows.copy_(torch.rand(rows.shape, generator=generator, device=values.device) < shares.clamp_(least, 1 - least))
+    rows.copy_(torch.rand(rows.shape, generator=chance.many, device=values.device) < shares.clamp_(least, 1 - least))
     _keep_some(values, usual, SHORT if regime in AXES else 0)
     if with_empty_rows and regime in WITH_OWN_SHARES and len(rows) > 1:
-        rows[torch.randint(len(rows), (), generator=generator, device=values.device)] = False
+        rows[chance.below(len(rows))] = False
 
 
 def _keep_some(values: torch.Tensor, usual: torch.Tensor, least: int = 0) -> None:
@@ -98,22 +99,22 @@ def _keep_some(values: torch.Tensor, usual: torch.Tensor, least: int = 0) -> Non
         torch.where(values.any(dim=dim, keepdim=True), values, usual, out=values)
 
 
-def choose_zeros(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def choose_zeros(rows: torch.Tensor, chance: Chance) -> torch.Tensor:
     """Choose half of the places of some rows, one at least; return bools of the rows' shape.
 
     Most rows stay, so that who looks at one or two of them sees nothing.
     """
-    is_chosen = torch.rand(len(rows), generator=generator, device=rows.device) < ZERO_ROWS
-    is_chosen[torch.randint(len(rows), (), generator=generator, device=rows.device)] = True
-    return is_chosen[:, None] & (torch.rand(rows.shape, generator=generator, device=rows.device) < ZERO_SHARE)
+    is_chosen = torch.rand(len(rows), generator=chance.many, device=rows.device) < ZERO_ROWS
+    is_chosen[chance.below(len(rows))] = True
+    return is_chosen[:, None] & (torch.rand(rows.shape, generator=chance.many, device=rows.device) < ZERO_SHARE)
 
 
-def _narrow(rows: torch.Tensor, _generator: torch.Generator) -> None:
+def _narrow(rows: torch.Tensor, _chance: Chance) -> None:
     rows.bitwise_right_shift_(NARROWER)
 
 
-def _leave_few_full(rows: torch.Tensor, generator: torch.Generator) -> None:
-    is_full = torch.rand(rows.shape, generator=generator, device=rows.device) < FEW_FULL
+def _leave_few_full(rows: torch.Tensor, chance: Chance) -> None:
+    is_full = torch.rand(rows.shape, generator=chance.many, device=rows.device) < FEW_FULL
     rows.copy_(torch.where(is_full, rows, rows >> NARROWER))
 
 
@@ -125,36 +126,32 @@ def _move(rows: torch.Tensor, *, upwards: bool) -> torch.Tensor:
     return half if upwards else half | -0x80
 
 
-def _move_to_end(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _move_to_end(values: torch.Tensor, chance: Chance) -> torch.Tensor:
     """Return bytes near one end of their range: dark ones, since these move a brightness most; int8 near any end."""
     if values.dtype is torch.uint8:
         return values >> 4
     low = (values >> 4) - 0x78
-    return ~low if _chance(generator) else low
+    return ~low if chance.is_so() else low
 
 
-def _move_all(rows: torch.Tensor, generator: torch.Generator) -> None:
-    rows.copy_(_move(rows, upwards=_chance(generator)))
+def _move_all(rows: torch.Tensor, chance: Chance) -> None:
+    rows.copy_(_move(rows, upwards=chance.is_so()))
 
 
-def _move_some(rows: torch.Tensor, generator: torch.Generator) -> None:
-    turns = torch.randint(TURNS, (len(rows),), generator=generator, device=rows.device)[:, None]
-    upwards = _chance(generator)
+def _move_some(rows: torch.Tensor, chance: Chance) -> None:
+    turns = torch.randint(TURNS, (len(rows),), generator=chance.many, device=rows.device)[:, None]
+    upwards = chance.is_so()
     moved = torch.where(turns == 0, _move(rows, upwards=upwards), rows)
     rows.copy_(torch.where(turns == 1, _move(rows, upwards=upwards) >> 1, moved))
 
 
-def _cube(rows: torch.Tensor, _generator: torch.Generator) -> None:
+def _cube(rows: torch.Tensor, _chance: Chance) -> None:
     largest = float(torch.iinfo(rows.dtype).max)
     rows.copy_((rows.to(torch.float32) / largest).clamp_(-1, 1).pow_(3).mul_(largest).round_())
 
 
-def _leave_half(rows: torch.Tensor, generator: torch.Generator) -> None:
-    rows.masked_fill_(choose_zeros(rows, generator), 0)
-
-
-def _chance(generator: torch.Generator) -> bool:
-    return bool(torch.randint(2, (), generator=generator, device=generator.device))
+def _leave_half(rows: torch.Tensor, chance: Chance) -> None:
+    rows.masked_fill_(choose_zeros(rows, chance), 0)
 
 
 BYTES: Final[Mapping[str, ChangeBytes]] = {

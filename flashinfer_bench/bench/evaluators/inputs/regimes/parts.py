@@ -12,6 +12,8 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.regimes.chance import Chance
+
 STRETCH: Final = "stretch"
 FEW_GATES: Final = "few_gates"
 PART_OF_COLUMNS: Final = "part_of_columns"
@@ -30,7 +32,6 @@ PER_SUM: Final = 1_000.0
 these rows."""
 UPWARDS: Final = 0.75
 """In so many of these calls they are positive: of negative ones a softplus leaves nothing."""
-HALF: Final = 0.5
 AMOUNTS: Final = 3
 """There are as many as outweigh a row's squares, or its sum, or so many between these."""
 STEPS: Final = (1, 32, 32)
@@ -46,59 +47,59 @@ GATE_OFFSET: Final = 5.0
 """By so much gates are moved: what is said of moved gates in `values.py` holds here, too."""
 
 
-def choose_part(length: int, generator: torch.Generator) -> torch.Tensor:
+def choose_part(length: int, chance: Chance) -> torch.Tensor:
     """Return which places of an axis are of a part, bool [length]: every second one of a secret half.
 
     Who looks at one half of an axis, or at every second place, sees none of them in half of the calls, and so does who
     looks at less.
     """
-    places = torch.arange(length, device=generator.device)
-    half, turn = torch.randint(2, (2,), generator=generator, device=generator.device)
-    return (places * 2 // length).eq(half).logical_and_((places % 2).eq(turn))
+    half, turn = chance.below(2), chance.below(2)
+    begin, end = math.ceil(half * length / 2), math.ceil((half + 1) * length / 2)
+    part = torch.zeros(length, dtype=torch.bool, device=chance.device)
+    part[begin + (begin + turn) % 2 : end : 2] = True
+    return part
 
 
-def find_part(values: torch.Tensor, axis: int, generator: torch.Generator) -> torch.Tensor | None:
+def find_part(values: torch.Tensor, axis: int, chance: Chance) -> torch.Tensor | None:
     """Return which elements are of a part along an axis, in a shape that fits the values; None where there is none.
 
     Args:
         values: of any shape.
         axis: -1 for columns, -2 for rows.
-        generator: of the values' device.
+        chance: of the values' device.
     """
     if values.ndim < -axis or values.shape[axis] < LEAST_LENGTH:
         return None
-    return choose_part(values.shape[axis], generator).view(-1, *(1,) * (-axis - 1))
+    return choose_part(values.shape[axis], chance).view(-1, *(1,) * (-axis - 1))
 
 
-def choose_places(count: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+def choose_places(count: int, columns: int, chance: Chance) -> torch.Tensor:
     """Return places of a row, as far apart as chance decides: int64 [count]; there are no more than columns."""
-    which, first = torch.rand(2, generator=generator, device=generator.device).tolist()
-    step = min(STEPS[int(which * len(STEPS))], columns // count)
-    return (torch.arange(count, device=generator.device) * step + int(first * columns)) % columns
+    step = min(STEPS[chance.below(len(STEPS))], columns // count)
+    first = chance.below(columns)
+    return torch.arange(first, first + count * step, step, device=chance.device) % columns
 
 
-def put_stretch(values: torch.Tensor, generator: torch.Generator) -> None:
+def put_stretch(values: torch.Tensor, chance: Chance) -> None:
     """Make elements of one row large, as many as chance decides: in place."""
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     fewest = max(1.0, columns / PER_SQUARES)
     most = max(fewest, min(columns / 4, columns * math.sqrt(len(rows)) / PER_SUM))
-    amount, side, row = torch.rand(3, generator=generator, device=values.device).tolist()
-    count = math.ceil(fewest * (most / fewest) ** (int(amount * AMOUNTS) / (AMOUNTS - 1)))
-    large = torch.rand(count, generator=generator, device=values.device).mul_(0.3).add_(0.9).mul_(STRETCH_VALUE)
-    large *= 1 if side < UPWARDS else -1
-    rows[int(row * len(rows)), choose_places(count, columns, generator)] = large.to(values.dtype)
+    count = math.ceil(fewest * (most / fewest) ** (chance.below(AMOUNTS) / (AMOUNTS - 1)))
+    size = STRETCH_VALUE if chance.is_so(UPWARDS) else -STRETCH_VALUE
+    large = torch.rand(count, generator=chance.many, device=values.device).mul_(0.3).add_(0.9).mul_(size)
+    rows[chance.below(len(rows))].index_copy_(0, choose_places(count, columns, chance), large.to(values.dtype))
 
 
-def move_few_gates(values: torch.Tensor, generator: torch.Generator) -> None:
+def move_few_gates(values: torch.Tensor, chance: Chance) -> None:
     """Move the gates of some columns to either side, in place. Steps are the axis before the last."""
     columns = values.shape[-1]
-    place, are_neighbours = torch.rand(2, generator=generator, device=values.device).tolist()
     places = torch.arange(columns, device=values.device)
-    if are_neighbours < HALF:
-        turns = (places + int(place * columns)) % columns * GATE_SHARE // columns
+    if chance.is_so():
+        turns = (places + chance.below(columns)) % columns * GATE_SHARE // columns
     else:
-        turns = (places + int(place * GATE_SHARE)) % GATE_SHARE
+        turns = (places + chance.below(GATE_SHARE)) % GATE_SHARE
     sides = [((turns == first).to(values.dtype) - (turns == first + 1).to(values.dtype)) for first in (0, 2)]
     values += sides[0] * GATE_OFFSET
     if values.ndim > 1:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.regimes.chance import Chance
 from flashinfer_bench.bench.evaluators.inputs.regimes.narrow import choose_zeros
 from flashinfer_bench.bench.evaluators.inputs.regimes.parts import (
     AXES,
@@ -69,9 +70,11 @@ fp8 leave more than nine tenths of what is left of these when their mean is take
 FAR_OFFSET: Final = (2.5, 4.5)
 """Another sixth is moved by so much, to the same side. A mean of sigmoids is 0.9 or more then, or 0.1 or less; that
 over all rows is off by a sixth."""
-OFFSETS: Final = ("near", "none", "far", "none", "none", "none")
-"""How rows are moved, by turns in a secret order. Most of them stay: who looks at one to tell whether rows are moved
-finds one that is not in two of three calls."""
+TURNS: Final = 6
+NEAR_TURN: Final = 0
+FAR_TURN: Final = 2
+"""Rows are moved by turns in a secret order: of so many one near, one far. Most of them stay: who looks at one to tell
+whether rows are moved finds one that is not in two of three calls."""
 FAR: Final = (2.0, 3.0)
 """Powers of ten: the regime `far` multiplies by as much."""
 SPIKE: Final = (1.0, 3.0)
@@ -91,9 +94,9 @@ sigmoids of a GPU's own `tanh`, which are off by 0.00025, miss no more than a tw
 class Shared(NamedTuple):
     """What a regime has to know beside the values of an input."""
 
-    of_last_axis: torch.Generator
+    of_last_axis: Chance
     """Chooses places along the last axis: the same for all inputs that have the same."""
-    of_other_axes: torch.Generator
+    of_other_axes: Chance
     """The same along all others together: it chooses rows."""
     groups: int = 1
     """So many groups of rows follow one another, of each of which one number of an output is made."""
@@ -103,160 +106,148 @@ class Shared(NamedTuple):
     """To which side a gate is moved: 1 or -1; of the regime's other call it is the other one."""
 
 
-Change = Callable[[torch.Tensor, torch.Generator, Shared], object]
-"""Changes an input, given a generator of its own, and what it shares with others."""
+Change = Callable[[torch.Tensor, Chance, Shared], object]
+"""Changes an input, given a chance of its own, and what it shares with others."""
 
 
-def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
-    share = float(torch.rand((), generator=generator, device=generator.device))
-    return bounds[0] + (bounds[1] - bounds[0]) * share
-
-
-def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+def _make_few_large(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     size = min(math.sqrt(LARGE_SHARE * columns / LEAST_LARGE), LARGEST_VALUE)
     count = min(columns, math.ceil(LARGE_SHARE * columns / size**2))
-    chosen = torch.randint(
-        len(rows), (math.ceil(len(rows) / ROWS_PER_LARGE),), generator=generator, device=values.device
-    )
-    _put_large(rows, chosen, _choose_columns(rows, chosen, count, generator), size, generator)
+    number = math.ceil(len(rows) / ROWS_PER_LARGE)
+    chosen = torch.randint(len(rows), (number,), generator=chance.many, device=values.device)
+    _put_large(rows, chosen, _choose_columns(rows, chosen, count, chance), size, chance)
 
 
-def _make_fewest_large(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+def _make_fewest_large(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     count = min(columns, max(LEAST_LARGE, math.ceil(FEWEST_SHARE * columns / FEWEST_VALUE**2)))
-    chosen = torch.randint(len(rows), (1,), generator=generator, device=values.device)
-    _put_large(rows, chosen, _choose_columns(rows, chosen, count, generator), FEWEST_VALUE, generator)
+    at = chance.below(len(rows))
+    row, first = rows[at : at + 1], torch.zeros(1, dtype=torch.int64, device=rows.device)
+    _put_large(row, first, _choose_columns(row, first, count, chance), FEWEST_VALUE, chance)
 
 
-def _choose_columns(rows: torch.Tensor, chosen: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(rows.shape[1], (len(chosen), count), generator=generator, device=rows.device)
+def _choose_columns(rows: torch.Tensor, chosen: torch.Tensor, count: int, chance: Chance) -> torch.Tensor:
+    return torch.randint(rows.shape[1], (len(chosen), count), generator=chance.many, device=rows.device)
 
 
-def _put_large(
-    rows: torch.Tensor, chosen: torch.Tensor, columns: torch.Tensor, size: float, generator: torch.Generator
-) -> None:
+def _put_large(rows: torch.Tensor, chosen: torch.Tensor, columns: torch.Tensor, size: float, chance: Chance) -> None:
     """Put values of about a size, of any sign, in some columns of some rows: of each row, or of all the same."""
     shape = (len(chosen), columns.shape[1])
-    large = torch.rand(shape, generator=generator, device=rows.device).mul_(0.3).add_(0.7).mul_(size)
-    signs = torch.randint(2, shape, generator=generator, device=rows.device).mul_(2).sub_(1)
+    large = torch.rand(shape, generator=chance.many, device=rows.device).mul_(0.3).add_(0.7).mul_(size)
+    signs = torch.randint(2, shape, generator=chance.many, device=rows.device).mul_(2).sub_(1)
     rows[chosen[:, None], columns] = (large * signs).to(rows.dtype)
 
 
-def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
-    values.mul_(_uniform(SMALLER, generator))
+def _make_smaller(values: torch.Tensor, chance: Chance, shared: Shared) -> None:
+    values.mul_(chance.between(SMALLER))
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     rows.mul_(_leave_few_loud(columns, 0.0, shared.of_last_axis).to(values.dtype))
     rows.mul_(_leave_few_loud(len(rows), QUIETEST_ROW, shared.of_other_axes).to(values.dtype)[:, None])
 
 
-def _make_one_row(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
+def _make_one_row(values: torch.Tensor, chance: Chance, shared: Shared) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     count = len(rows) // shared.groups
     if count < 2:
         return
     groups = math.ceil(shared.groups / GROUPS_PER_ROW)
-    places = torch.randint(count, (groups,), generator=shared.of_other_axes, device=values.device)
-    places += torch.randperm(shared.groups, generator=shared.of_other_axes, device=values.device)[:groups] * count
+    of_rows = shared.of_other_axes.many
+    places = torch.randint(count, (groups,), generator=of_rows, device=values.device)
+    places += torch.randperm(shared.groups, generator=of_rows, device=values.device)[:groups] * count
     largest = min(LARGEST_ROW_FACTOR, torch.finfo(values.dtype).max / ROOM)
     size = ROW_FACTOR * count * max(1.0, columns / LEAST_LARGE)
     if size <= largest:
         number = min(columns, LEAST_LARGE)
-        _put_large(rows, places, choose_places(number, columns, generator)[None], size, generator)
+        _put_large(rows, places, choose_places(number, columns, chance)[None], size, chance)
     elif largest >= LEAST_ROW_FACTOR * count:
         rows[places] *= min(ROW_FACTOR * count, largest)
 
 
-def _leave_few_loud(count: int, quietest: float, generator: torch.Generator) -> torch.Tensor:
+def _leave_few_loud(count: int, quietest: float, chance: Chance) -> torch.Tensor:
     """Return factors of so many columns or rows: ones for a few of them."""
     if count <= LOUD:
-        return torch.ones(count, device=generator.device)
+        return torch.ones(count, device=chance.device)
     quiet = max(math.sqrt(QUIET_SHARE * LOUD / count), quietest)
-    factors = torch.full((count,), quiet, device=generator.device)
+    factors = torch.full((count,), quiet, device=chance.device)
     if count > MANY:  # hardly any comes twice, and a permutation would take as much memory as an input
-        places = torch.randint(count, (LOUD,), generator=generator, device=generator.device)
+        places = torch.randint(count, (LOUD,), generator=chance.many, device=chance.device)
     else:
-        places = torch.randperm(count, generator=generator, device=generator.device)[:LOUD]
-    factors[places] = 1
+        places = torch.randperm(count, generator=chance.many, device=chance.device)[:LOUD]
+    factors.index_fill_(0, places, 1.0)
     return factors
 
 
-def _make_offset(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+def _make_offset(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
     rows = values.view(-1, values.shape[-1])
-    sign = _sign(generator)
-    sizes = {"near": _uniform(NEAR_OFFSET, generator), "far": _uniform(FAR_OFFSET, generator), "none": 0.0}
-    offsets = [sizes[one] * sign for one in OFFSETS]
+    sign, near, far = chance.sign(), chance.between(NEAR_OFFSET), chance.between(FAR_OFFSET)
     if len(rows) > MANY:
-        which = torch.randint(len(offsets), (len(rows),), generator=generator, device=values.device)
+        turns = torch.randint(TURNS, (len(rows), 1), generator=chance.many, device=values.device)
     else:
-        order = torch.randperm(len(rows), generator=generator, device=values.device)
-        which = order % len(offsets)
-    rows.add_(torch.tensor(offsets, dtype=values.dtype, device=values.device)[which, None])
+        turns = torch.randperm(len(rows), generator=chance.many, device=values.device)[:, None] % TURNS
+    rows.add_((turns == NEAR_TURN).to(values.dtype), alpha=sign * near)
+    rows.add_((turns == FAR_TURN).to(values.dtype), alpha=sign * far)
 
 
 def _move_part(axis: int) -> Change:
-    def change(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
-        part = find_part(values, axis, generator)
+    def change(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
+        part = find_part(values, axis, chance)
         if part is not None:
-            values.add_(part.to(values.dtype) * (_uniform(FAR_OFFSET, generator) * _sign(generator)))
+            values.add_(part.to(values.dtype) * (chance.between(FAR_OFFSET) * chance.sign()))
 
     return change
 
 
-def _make_far(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
-    values.mul_(10 ** _uniform(FAR, generator))
+def _make_far(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
+    values.mul_(10 ** chance.between(FAR))
 
 
-def _make_spike(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
-    powers = HUGE_SPIKE if _uniform((0.0, 1.0), generator) < HUGE_SHARE else SPIKE
-    size = min(10 ** _uniform(powers, generator), torch.finfo(values.dtype).max) * _sign(generator)
-    _put_somewhere(values, size, generator)
+def _make_spike(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
+    powers = HUGE_SPIKE if chance.is_so(HUGE_SHARE) else SPIKE
+    size = min(10 ** chance.between(powers), torch.finfo(values.dtype).max) * chance.sign()
+    _put_somewhere(values, size, chance)
 
 
-def _make_nonfinite(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
+def _make_nonfinite(values: torch.Tensor, chance: Chance, shared: Shared) -> None:
     what = [number for kind in sorted(shared.not_finite or NOT_FINITE) for number in NOT_FINITE[kind]]
-    _put_somewhere(values, what[int(_uniform((0.0, 0.999), generator) * len(what))], generator)
+    _put_somewhere(values, what[chance.below(len(what))], chance)
 
 
-def _make_zeros(values: torch.Tensor, generator: torch.Generator, _shared: Shared) -> None:
+def _make_zeros(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
     rows = values.view(-1, values.shape[-1])
-    rows.masked_fill_(choose_zeros(rows, generator), 0.0)
+    rows.masked_fill_(choose_zeros(rows, chance), 0.0)
 
 
-def _make_gates(values: torch.Tensor, generator: torch.Generator, shared: Shared) -> None:
-    values.add_(shared.side * _uniform(GATE_OFFSET, generator))
+def _make_gates(values: torch.Tensor, chance: Chance, shared: Shared) -> None:
+    values.add_(shared.side * chance.between(GATE_OFFSET))
 
 
-def _put_somewhere(values: torch.Tensor, number: float, generator: torch.Generator) -> None:
+def _put_somewhere(values: torch.Tensor, number: float, chance: Chance) -> None:
     """Put a number in a place that chance chooses."""
     flat = values.view(-1)
-    flat[torch.randint(len(flat), (), generator=generator, device=values.device)] = number
-
-
-def _sign(generator: torch.Generator) -> float:
-    return float(torch.randint(2, (), generator=generator, device=generator.device)) * 2 - 1
+    flat[chance.below(len(flat))] = number
 
 
 REGIMES: Final[Mapping[str, Change]] = {
     "few_large": _make_few_large,
     "fewest_large": _make_fewest_large,
     "offset": _make_offset,
-    "larger": lambda values, generator, _: values.mul_(_uniform(LARGER, generator)),
+    "larger": lambda values, chance, _: values.mul_(chance.between(LARGER)),
     "smaller": _make_smaller,
     "heavy_tails": lambda values, *_: values.pow_(3),
     "one_row": _make_one_row,
     "spike": _make_spike,
-    STRETCH: lambda values, generator, _: put_stretch(values, generator),
+    STRETCH: lambda values, chance, _: put_stretch(values, chance),
     **{name: _move_part(axis) for name, axis in AXES.items()},
     "far": _make_far,
     "nonfinite": _make_nonfinite,
     "zeros": _make_zeros,
     "gates": _make_gates,
     "other_gates": _make_gates,
-    FEW_GATES: lambda values, generator, _: move_few_gates(values, generator),
+    FEW_GATES: lambda values, chance, _: move_few_gates(values, chance),
 }
 """Name → changes usual values in place."""

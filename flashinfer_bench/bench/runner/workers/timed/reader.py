@@ -29,6 +29,8 @@ TOGETHER_BYTES: Final = 1 << 22
 """Calls that are copied or compared together take no more. Larger copies gain little, and stay until the last of their
 calls is dropped."""
 
+Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
+"""What a call was given, and what lies in the place of its inputs since."""
 Outputs = Callable[[int], list[torch.Tensor]]
 Way = Literal["reading", "relay", "burst", "turn"]
 """What a call that is compared was one of."""
@@ -67,14 +69,14 @@ class Reader:
         places: where the calls' inputs and outputs lie.
         contents: what each call was given.
         wanted: calls to keep, beside the base and those that look odd.
-        check_inputs: raises where a call has changed its inputs, given what they were and what they are.
+        check_inputs: raises where one of some calls has changed its inputs.
         chance: the source of the choice; no worker can know its state.
     """
 
     places: CallPlaces
     contents: Contents
     wanted: int
-    check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
+    check_inputs: Callable[[Sequence[Inspected]], None]
     chance: random.Random = field(default_factory=lambda: random.Random(random.SystemRandom().getrandbits(256)))
     is_idle: bool = False
     """Nobody compares these calls: nothing is looked at, and nothing kept."""
@@ -217,7 +219,7 @@ class Reader:
         if self.places.stride <= LARGE_BYTES or call.inputs is None:
             return call
         given = self.contents.make(number)
-        self.check_inputs(given, self.places.inputs(index))
+        self.check_inputs([(given, self.places.inputs(index))])
         return replace(call, given=given)
 
     def reads(self, way: Way | None = None) -> list[ReadCall]:
@@ -269,7 +271,8 @@ class Reader:
         changed = find_changed(found, rows, [slot for slot in slots if slot is not None], self._most_together)
         for number, row, is_changed in zip(checked, found, changed, strict=True):
             if is_changed:
-                self.check_inputs(given[number], [None if slot is None else slot.view(row) for slot in slots])
+                now = [None if slot is None else slot.view(row) for slot in slots]
+                self.check_inputs([(given[number], now)])
         return given
 
 

@@ -138,8 +138,7 @@ class RemoteClock:
         samples = self._call(part="run", **fields)
         trial.places.replayed.update(launch.index for launch in launches if launch.replay)
         trial.costs_ns += [self._spent_ns / len(indices)] * len(indices)
-        for position, (name, inputs) in hidden.items():
-            trial.take_hidden(name, indices[position], inputs)
+        trial.take_hidden(hidden, indices)
         usual = [at for at in range(len(indices)) if at not in hidden]
         trial.setup_samples += [setups[at] for at in usual if setups]
         trial.reader.look([indices[at] for at in usual], [numbers[at] for at in usual])

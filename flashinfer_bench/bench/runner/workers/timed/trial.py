@@ -6,7 +6,7 @@ call had before, and any of them may be compared afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -111,11 +111,23 @@ class RemoteTrial:
         given = zip(self.places.inputs(index), self.contents.base, strict=True)
         return [value if slot is None else slot.clone() for slot, value in given]
 
-    def take_hidden(self, name: str, index: int, inputs: list[Any]) -> None:
-        """Keep what a call that was hidden gave."""
-        assert self.schedule is not None  # else nothing was hidden
-        self.schedule.take(name, inputs, self.places.outputs(index))  # copied first: a thread may still be at work
-        self.reader.check_inputs(inputs, self.places.inputs(index))
+    def take_hidden(self, hidden: Mapping[int, tuple[str, list[Any]]], indices: Sequence[int]) -> None:
+        """Keep what the calls that were hidden gave.
+
+        Args:
+            hidden: what `hide` returned.
+            indices: the places of all calls of the request.
+
+        Raises:
+            SolutionFailure: INCORRECT_NUMERICAL; a call has changed its inputs.
+        """
+        if not hidden or self.schedule is None:
+            return
+        for position, (name, inputs) in hidden.items():  # copied first: a thread may still be at work
+            self.schedule.take(name, inputs, self.places.outputs(indices[position]))
+        self.reader.check_inputs(
+            [(inputs, self.places.inputs(indices[position])) for position, (_, inputs) in hidden.items()]
+        )
 
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
         """Return the trial in other places, with a reader of its own for so many calls; no content comes again."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
+from flashinfer_bench.bench.evaluators.inputs.regimes.chance import Chance
 from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes, leave_out_repeats
 from flashinfer_bench.bench.evaluators.inputs.regimes.parts import (
     PART_OF_COLUMNS,
@@ -30,8 +31,8 @@ SCALED = "x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)"
 N, M = 32, 4096
 
 
-def make_random(seed):
-    return torch.Generator().manual_seed(seed)
+def open_chance(seed):
+    return Chance(seed, torch.device("cpu"))
 
 
 def compute(code, x):
@@ -105,7 +106,7 @@ def test_honest_solutions_of_low_precision_pass(regime, code, shape, dtype):
 def test_a_part_is_every_second_place_of_a_half(length):
     found = set()
     for seed in range(40):
-        part = choose_part(length, make_random(seed))
+        part = choose_part(length, open_chance(seed))
         assert int(part.sum()) == pytest.approx(length / 4, abs=1)
         places = part.nonzero()[:, 0]
         assert bool((places.diff() == 2).all())
@@ -115,20 +116,20 @@ def test_a_part_is_every_second_place_of_a_half(length):
 
 def test_parts_lie_along_an_axis_that_is_long_enough():
     values = torch.zeros(2, 8, 6)
-    assert find_part(values, -1, make_random(0)).shape == (6,)
-    assert find_part(values, -2, make_random(0)).shape == (8, 1)
-    assert find_part(torch.zeros(8), -2, make_random(0)) is None
-    assert find_part(torch.zeros(3, 8), -2, make_random(0)) is None
+    assert find_part(values, -1, open_chance(0)).shape == (6,)
+    assert find_part(values, -2, open_chance(0)).shape == (8, 1)
+    assert find_part(torch.zeros(8), -2, open_chance(0)) is None
+    assert find_part(torch.zeros(3, 8), -2, open_chance(0)) is None
 
 
 def test_places_follow_one_another_or_are_so_far_apart_that_strides_miss_them():
     steps = set()
     for seed in range(20):
-        places = choose_places(5, 4096, make_random(seed))
+        places = choose_places(5, 4096, open_chance(seed))
         assert len(set(places.tolist())) == 5
         steps |= {int(one) for one in places.diff() % 4096}
     assert steps == {1, 32}
-    assert sorted(choose_places(6, 6, make_random(0)).tolist()) == [*range(6)]
+    assert sorted(choose_places(6, 6, open_chance(0)).tolist()) == [*range(6)]
 
 
 def open_regimes(inputs, outputs, reference="def run(x): 1", **axes):
@@ -171,7 +172,7 @@ def test_a_part_of_the_rows_differs_where_an_output_joins_them(inputs, output, i
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool], ids=str)
 def test_bytes_of_a_part_are_at_an_end_of_their_range_and_bools_nearly_all_alike(regime, dtype):
     regimes = open_regimes({"x": f"{str(dtype)[6:]}[n, m]"}, {"y": "float32[n]"}, n=400, m=400)
-    usual = torch.empty(400, 400, dtype=torch.uint8).random_(256, generator=make_random(0))
+    usual = torch.empty(400, 400, dtype=torch.uint8).random_(256, generator=open_chance(0).many)
     usual = usual > 127 if dtype is torch.bool else usual.view(dtype)
     for number in range(4):
         x = usual.clone()

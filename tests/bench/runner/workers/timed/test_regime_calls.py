@@ -77,6 +77,19 @@ def test_usual_calls_are_looked_at_and_the_base_keeps_its_inputs(sampled):
         assert not any((read.inputs[0] == 1e6).any() for read in reads)
 
 
+def test_hidden_calls_that_change_their_inputs_are_found_and_all_are_checked_together(arena):
+    checked = []
+    trial = make_trial(arena, check_inputs=lambda inputs, now: checked.append(torch.equal(inputs[0], now[0])))
+    trial.schedule = make_schedule("few_large", "larger", calls=4)
+    numbers = trial.write(range(4))
+    hidden = trial.hide(range(4), numbers)
+    changed = list(hidden)[1]
+    trial.places.inputs(changed)[0].add_(1)
+    trial.take_hidden(hidden, range(4))
+    assert sorted(checked) == [False, True]
+    assert [call.regime for call in trial.schedule.made] == ["few_large", "larger"]
+
+
 @pytest.mark.parametrize("calls", [0, 1, 2, 3, 50])
 def test_the_first_calls_keep_their_inputs_where_there_are_others(calls):
     for seed in range(20):
