@@ -10,6 +10,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
+from flashinfer_bench.bench.runner.workers.timed.handover import NOTHING_ALONG
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
@@ -95,8 +96,11 @@ class ScriptedWorker:
         return [fields for asked, fields in self.asked if asked == verb]
 
     def __call__(self, verb, expected, what, **fields):
+        along = fields.pop("along", NOTHING_ALONG)
         self.asked.append((verb, fields))
         self.now += self.request_ns
+        if along.meanwhile is not None:
+            along.meanwhile(lambda: False)
         answer = {"id": 1, **getattr(self, f"_{verb}")(fields), **self.answers.get(verb, {})}
         return expected.model_validate(answer)
 

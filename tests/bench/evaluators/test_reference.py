@@ -176,3 +176,51 @@ def test_want_of_memory_is_the_workloads_fault_and_not_the_definitions():
     with pytest.raises(WorkloadFault, match="does not fit into the device's memory") as fault:
         called([torch.ones(2)])
     assert not isinstance(fault.value, DefinitionFault)
+
+
+def keep_calls(monkeypatch, called):
+    calls = []
+    run = called.run
+    monkeypatch.setattr(called, "run", lambda *given, **named: calls.append(1) or run(*given, **named))
+    return calls
+
+
+def test_what_is_made_ahead_is_given_once_to_who_calls_with_the_same_inputs(monkeypatch):
+    called = reference("return x * 2")
+    first, second = [torch.ones(2)], [torch.ones(2)]
+    called(first)
+    calls = keep_calls(monkeypatch, called)
+    work = called.start_ahead()
+    work(iter([first, second]), lambda: False)
+    assert len(calls) == 2
+    assert called(second)[0].tolist() == [2.0, 2.0]
+    assert len(calls) == 2
+    assert called([first[0]])[0].tolist() == [2.0, 2.0]  # other inputs, though they hold the same
+    assert called(second)[0].tolist() == [2.0, 2.0]
+    assert len(calls) == 4
+    called.start_ahead()
+    assert called(first)[0].tolist() == [2.0, 2.0]
+    assert len(calls) == 5
+
+
+def test_what_is_left_when_time_is_over_is_made_later_or_when_it_is_called_for(monkeypatch):
+    called = reference("return x * 2")
+    given = [[torch.full((2,), float(at))] for at in range(4)]
+    calls, left = keep_calls(monkeypatch, called), iter(given)
+    work = called.start_ahead()
+    work(left, lambda: len(calls) >= 1)
+    assert len(calls) == 1
+    monkeypatch.setattr(reference_module, "AHEAD_BYTES", 16)
+    work(left, lambda: False)
+    assert len(calls) == 3  # this one takes it beyond so many bytes
+    assert [called(inputs)[0][0].item() for inputs in given] == [0.0, 2.0, 4.0, 6.0]
+    assert len(calls) == 4
+
+
+def test_a_fault_ahead_is_told_to_who_calls():
+    called = reference("assert x[0] > 0\nreturn x")
+    bad, good = [torch.zeros(2)], [torch.ones(2)]
+    called.start_ahead()(iter([bad, good]), lambda: False)
+    with pytest.raises(DefinitionFault, match="AssertionError"):
+        called(bad)
+    assert called(good)[0].tolist() == [1.0, 1.0]

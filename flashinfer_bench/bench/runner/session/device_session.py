@@ -38,7 +38,7 @@ from flashinfer_bench.bench.runner.session.beside import told_in_turns
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
-from flashinfer_bench.bench.runner.session.plans import plan_solution
+from flashinfer_bench.bench.runner.session.plans import plan_ahead, plan_solution
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from flashinfer_bench.bench.runner.session.reads import judge_reads
 from flashinfer_bench.bench.runner.session.reference_ahead import ReferenceAhead
@@ -427,6 +427,7 @@ class DeviceSession:
             in_out_inputs=written,
             regimes=plan_regimes(job, baseline.outputs),
             beside=self._timer.beside(job, baseline),
+            work_ahead=plan_ahead(job, baseline),
         )
         if written:
             job.notes["in_out_inputs"] = sorted(written)

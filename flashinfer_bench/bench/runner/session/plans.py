@@ -6,9 +6,10 @@ import math
 from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.evaluator import Baseline
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan
+from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, WorkAhead
 
 INTERPRETED: Final = {
     "meaningful": False,
@@ -17,6 +18,8 @@ INTERPRETED: Final = {
 KEPT_LIKE_READS: Final = ("cpu",)
 """Kinds of devices where as many calls of each trial are kept as of a solution, though nobody compares them: on a CPU
 the session's copies move calls of 20 us by 2 to 5 %. A GPU's caches are flushed before each call."""
+AHEAD_MS: Final = 0.5
+"""What slower references give is not made ahead: a worker that is done should not wait for it."""
 REFERENCE_PRECISION: Final = 0.01
 """Share of its time to which a reference is known at the least, since all speed-ups of its workload stand on it."""
 
@@ -48,3 +51,9 @@ def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:
         total_s=hello.baseline_budget_s,
         stops_early=True,
     )
+
+
+def plan_ahead(job: JobContext, baseline: Baseline) -> WorkAhead | None:
+    """Return what makes what is expected of timed calls before they are judged; None where that may take long."""
+    is_quick = baseline.mean_latency_ms is not None and baseline.mean_latency_ms < AHEAD_MS
+    return job.block.reference.start_ahead() if is_quick and job.block.evaluator.needs_expected else None

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from secrets import randbelow
 from statistics import fmean, median
 from typing import Any, Final
@@ -468,6 +469,10 @@ class RemoteKernel(CallableKernel):
         timer = BurstTimer(self._ask, remote, operations=operations, most_ns=most_ns)
         if by_relays is not None:
             timer.refused_share = RELAY_REFUSED_SHARE
+        if self.task.work_ahead is not None and self._arena.device.type == "cuda":
+            given = [call.inputs for call in self.regime_calls]
+            given += [call.inputs for reads in self.reads for call in reads if not call.is_base]
+            timer.meanwhile = partial(self.task.work_ahead, iter(given))
         is_believed = self.task.is_ours or (by_relays is not None and by_relays.why_not is None)
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
         self.reads[-1] += remote.reader.reads("burst")

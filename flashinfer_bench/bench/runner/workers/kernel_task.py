@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,9 @@ from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
 """Gives what the calls of a trial are given, from the trial's number and the evaluator's inputs."""
+
+WorkAhead = Callable[[Iterator[Sequence[Any]], Callable[[], bool]], object]
+"""Is given the inputs of calls, and what tells whether there is time no more."""
 
 READS: Final = {"cpu": 6, "cuda": 3}
 """Calls of each timed trial whose outputs are compared, beside the one on the evaluator's own inputs, by the kind of
@@ -128,6 +131,9 @@ class KernelTask:
     """Change the inputs of some calls that are not timed; None where none is changed."""
     beside: Beside | None = None
     """Has the reference timed in turns with a call that waits for the GPU inside; None where that does not wait so."""
+
+    work_ahead: WorkAhead | None = None
+    """Makes what is expected of calls while the worker is busy with what needs no GPU; None where that takes long."""
 
     def is_looked_at(self, device_type: str) -> bool:
         """Tell whether what timed calls leave is looked at: always, but for a reference's on a GPU.

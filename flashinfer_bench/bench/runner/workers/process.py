@@ -24,7 +24,7 @@ from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_acc
 from flashinfer_bench.bench.runner.workers.overheads import take_overheads
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.timed.handover import Along
+from flashinfer_bench.bench.runner.workers.timed.handover import NOTHING_ALONG, Along
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (
@@ -42,7 +42,6 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
 MAX_DRAINS: Final = 64
 """Read a worker's output at most this many times in a row: a solution may print without end."""
-NOTHING_ALONG: Final = Along()
 READY_LIMIT_S: Final = 60.0
 """Seconds that a new worker may take to start."""
 END_LIMIT_S: Final = 5.0

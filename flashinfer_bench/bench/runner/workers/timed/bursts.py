@@ -39,6 +39,7 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 )
 from flashinfer_bench.bench.runner.workers.timed.copies import OutputCopies
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, touch
+from flashinfer_bench.bench.runner.workers.timed.handover import NOTHING_ALONG, Along
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.bench.runner.workers.timed.write_back import write_back_ns
@@ -114,7 +115,8 @@ class BurstTimer:
         now_ns: the session's clock.
 
     `core` is the one that makes the worker's calls, None for any; `overhead` what bursts take of themselves;
-    `refused_share` the share of what a call costs below which a claim is refused.
+    `refused_share` the share of what a call costs below which a claim is refused; `meanwhile` is done while the worker
+    makes its graphs, which takes 10 to 20 ms of its host and no time of the GPU.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class BurstTimer:
         self._now_ns = now_ns
         self.core: int | None = None
         self.refused_share = REFUSED_SHARE
+        self.meanwhile: Callable[[Callable[[], bool]], object] | None = None
         self._calls = 0
         self._is_strided = False
         """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
@@ -172,11 +175,12 @@ class BurstTimer:
         resolution_ns = RESOLVED * noise_ns(overhead, device_type) / calls
         settling = (resolution_ns, claimed_ns / least_share(device_type))
         if calls > 1:
-            self._burst(list(range(calls)))  # it tells the worker whether results share memory; nobody reads it
+            # It tells the worker whether results share memory; nobody reads it.
+            self._burst(list(range(calls)), Along(meanwhile=self.meanwhile))
             if self._was_copied and self._together:
                 self._burst(list(range(calls)))  # the graph that has the copies is made
             elif self._trial.returns and self._together:
-                self._collect(list(range(calls)))  # the graph of the copies is made
+                self._collect(list(range(calls)), Along(meanwhile=self.meanwhile))  # the graph of the copies is made
         best = self._take_series(calls, overhead, settling)
         series = 1
         divisors = SHORTER[device_type]
@@ -292,11 +296,11 @@ class BurstTimer:
             free_ns += self._time_copies(indices)
         return max(0.0, spent_ns - free_ns)
 
-    def _collect(self, indices: list[int]) -> None:
+    def _collect(self, indices: list[int], along: Along = NOTHING_ALONG) -> None:
         """Have the worker bring what the calls of a burst gave into their slots."""
         part = "both" if self._trial.has_setup else "run"
         fields = {"indices": indices, "part": part, "together": self._together}
-        done = self._ask("collect", Collected, "the measurement", **fields)
+        done = self._ask("collect", Collected, "the measurement", along=along, **fields)
         self._is_strided = self._is_strided or done.strided
 
     def _beside_ns(self, taken: BurstOverhead) -> float:
@@ -307,7 +311,7 @@ class BurstTimer:
             return 0.0  # calls whose results are not copied take nothing but their own time
         return taken.call * (1 + OUTPUT_SHARE[device_type] * max(0, outputs - 1))
 
-    def _burst(self, indices: list[int]) -> tuple[list[int], float, float | None]:
+    def _burst(self, indices: list[int], along: Along = NOTHING_ALONG) -> tuple[list[int], float, float | None]:
         """Make one burst; return the numbers of its calls, and the time of the wall and of processors that it took.
 
         What the worker has computed since the burst before counts as this one's.
@@ -320,7 +324,7 @@ class BurstTimer:
         part = "both" if trial.has_setup else "run"
         fields = {"indices": indices, "part": part, "together": self._together, "operations": self._operations}
         fields |= {} if self.core is None else {"core": self.core}
-        done = self._ask("burst", BurstDone, "the measurement", **fields)
+        done = self._ask("burst", BurstDone, "the measurement", along=along, **fields)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._burst(indices)

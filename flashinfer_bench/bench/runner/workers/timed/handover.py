@@ -55,6 +55,9 @@ class Along(NamedTuple):
     """Called once the request is sent, with what tells whether an answer has come, or none will."""
 
 
+NOTHING_ALONG: Final = Along()
+
+
 class Times(NamedTuple):
     """Of one call, in nanoseconds of the session's clock."""
 

@@ -297,9 +297,9 @@ def test_the_calls_that_are_compared_are_those_of_the_best_burst(open_timer):
     costs = iter([5, 5, 3, 4] + [5] * 20)  # the first burst of all is not timed
     burst = timer._burst
 
-    def at_another_speed(indices):
+    def at_another_speed(*given):
         worker.call_ns = next(costs) * CALL_NS
-        return burst(indices)
+        return burst(*given)
 
     timer._burst = at_another_speed
     timer.confirm(2 * CALL_NS, OVERHEAD)

@@ -212,3 +212,14 @@ def test_empty_bursts_of_a_busy_gpu_are_taken_again(walls_ns, bursts):
 
     overhead = take_overhead(time_burst, "cuda", lambda: None)
     assert (len(taken), overhead.request) == (bursts, pytest.approx(300_000.0))
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_is_done_meanwhile_is_done_while_graphs_are_made_and_beside_no_burst_that_counts(open_timer, returns):
+    timer, worker = open_timer(device_type="cuda")
+    timer._trial.returns = returns
+    seen = []
+    timer.meanwhile = lambda is_over: seen.append((len(worker.asked), worker.verbs()[-1], is_over()))
+    timer.confirm(CALL_NS, OVERHEAD)
+    assert seen == [(1, "burst", False), (2, "collect", False)][: 1 + returns]
+    assert len(worker.asked) > len(seen)
