@@ -54,3 +54,7 @@ class Chance:
     def sign(self) -> float:
         """Return 1 or -1."""
         return 1.0 if self.is_so() else -1.0
+
+    def some(self, count: int, of: int) -> torch.Tensor:
+        """Return so many numbers from 0 on that are below another, each of them once: int64, on the device."""
+        return torch.tensor(self._numbers.sample(range(of), count)).to(self.device, non_blocking=True)

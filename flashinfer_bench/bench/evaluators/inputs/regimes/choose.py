@@ -286,7 +286,7 @@ class Regimes:
         def choose_places(axes: tuple[str, ...]) -> Chance:
             return Chance(derive_seed(self._seed, name, number, *axes), device)
 
-        side = random.Random(derive_seed(self._seed, "side", free.name)).choice((1.0, -1.0))
+        side = Chance(derive_seed(self._seed, "side", free.name), device).sign() if name in GATES else 1.0
         return Shared(
             choose_places(free.axes[-1:]),
             choose_places(free.axes[:-1]),

@@ -51,7 +51,7 @@ def change_bytes(regime: str, values: torch.Tensor, chance: Chance) -> None:
     if regime in BYTES:
         BYTES[regime](values.view(-1, values.shape[-1]), chance)
     elif regime in AXES and (part := find_part(values, AXES[regime], chance)) is not None:
-        values.copy_(torch.where(part, _move_to_end(values, chance), values))
+        part.copy_(_move_to_end(part, chance))
 
 
 def change_bools(regime: str, values: torch.Tensor, chance: Chance, *, with_empty_rows: bool) -> None:
@@ -71,11 +71,12 @@ def change_bools(regime: str, values: torch.Tensor, chance: Chance, *, with_empt
     if regime in SHARES:
         shares = torch.full((len(rows), 1), SHARES[regime], device=values.device)
     elif regime in AXES:
-        part = find_part(values, AXES[regime], chance)
+        held = torch.full(values.shape, 0.5, device=values.device)
+        part = find_part(held, AXES[regime], chance)
         if part is None:
             return
-        share = DENSITIES[int(chance.is_so())]
-        shares = torch.where(part, share, 0.5).expand(values.shape).reshape(rows.shape).clone()
+        part.fill_(DENSITIES[int(chance.is_so())])
+        shares = held.view(rows.shape)
     elif regime in WITH_OWN_SHARES:
         shares = torch.empty((len(rows), 1), device=values.device).uniform_(*DENSITIES, generator=chance.many)
     else:

@@ -47,21 +47,19 @@ GATE_OFFSET: Final = 5.0
 """By so much gates are moved: what is said of moved gates in `values.py` holds here, too."""
 
 
-def choose_part(length: int, chance: Chance) -> torch.Tensor:
-    """Return which places of an axis are of a part, bool [length]: every second one of a secret half.
+def choose_part(length: int, chance: Chance) -> slice:
+    """Return which places of an axis are of a part: every second one of a secret half.
 
     Who looks at one half of an axis, or at every second place, sees none of them in half of the calls, and so does who
     looks at less.
     """
     half, turn = chance.below(2), chance.below(2)
     begin, end = math.ceil(half * length / 2), math.ceil((half + 1) * length / 2)
-    part = torch.zeros(length, dtype=torch.bool, device=chance.device)
-    part[begin + (begin + turn) % 2 : end : 2] = True
-    return part
+    return slice(begin + (begin + turn) % 2, end, 2)
 
 
 def find_part(values: torch.Tensor, axis: int, chance: Chance) -> torch.Tensor | None:
-    """Return which elements are of a part along an axis, in a shape that fits the values; None where there is none.
+    """Return a view of the elements of a part along an axis; None where there is none.
 
     Args:
         values: of any shape.
@@ -70,7 +68,7 @@ def find_part(values: torch.Tensor, axis: int, chance: Chance) -> torch.Tensor |
     """
     if values.ndim < -axis or values.shape[axis] < LEAST_LENGTH:
         return None
-    return choose_part(values.shape[axis], chance).view(-1, *(1,) * (-axis - 1))
+    return values.transpose(axis, -1)[..., choose_part(values.shape[axis], chance)].transpose(axis, -1)
 
 
 def choose_places(count: int, columns: int, chance: Chance) -> torch.Tensor:
@@ -87,9 +85,12 @@ def put_stretch(values: torch.Tensor, chance: Chance) -> None:
     fewest = max(1.0, columns / PER_SQUARES)
     most = max(fewest, min(columns / 4, columns * math.sqrt(len(rows)) / PER_SUM))
     count = math.ceil(fewest * (most / fewest) ** (chance.below(AMOUNTS) / (AMOUNTS - 1)))
-    size = STRETCH_VALUE if chance.is_so(UPWARDS) else -STRETCH_VALUE
-    large = torch.rand(count, generator=chance.many, device=values.device).mul_(0.3).add_(0.9).mul_(size)
-    rows[chance.below(len(rows))].index_copy_(0, choose_places(count, columns, chance), large.to(values.dtype))
+    large = torch.empty(count, device=values.device).uniform_(
+        0.9 * STRETCH_VALUE, 1.2 * STRETCH_VALUE, generator=chance.many
+    )
+    places = choose_places(count, columns, chance)
+    large = large if chance.is_so(UPWARDS) else large.neg_()
+    rows[chance.below(len(rows))].index_copy_(0, places, large.to(values.dtype))
 
 
 def move_few_gates(values: torch.Tensor, chance: Chance) -> None:

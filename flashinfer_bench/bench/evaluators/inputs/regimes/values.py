@@ -117,36 +117,38 @@ def _make_few_large(values: torch.Tensor, chance: Chance, _shared: Shared) -> No
     count = min(columns, math.ceil(LARGE_SHARE * columns / size**2))
     number = math.ceil(len(rows) / ROWS_PER_LARGE)
     chosen = torch.randint(len(rows), (number,), generator=chance.many, device=values.device)
-    _put_large(rows, chosen, _choose_columns(rows, chosen, count, chance), size, chance)
+    places = torch.randint(columns, (number, count), generator=chance.many, device=values.device)
+    _put_large(rows, chosen, places, size, chance)
 
 
 def _make_fewest_large(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     count = min(columns, max(LEAST_LARGE, math.ceil(FEWEST_SHARE * columns / FEWEST_VALUE**2)))
-    at = chance.below(len(rows))
-    row, first = rows[at : at + 1], torch.zeros(1, dtype=torch.int64, device=rows.device)
-    _put_large(row, first, _choose_columns(row, first, count, chance), FEWEST_VALUE, chance)
-
-
-def _choose_columns(rows: torch.Tensor, chosen: torch.Tensor, count: int, chance: Chance) -> torch.Tensor:
-    return torch.randint(rows.shape[1], (len(chosen), count), generator=chance.many, device=rows.device)
+    places = torch.randint(columns, (count,), generator=chance.many, device=values.device)
+    rows[chance.below(len(rows))].index_copy_(0, places, _draw_large((count,), FEWEST_VALUE, chance).to(values.dtype))
 
 
 def _put_large(rows: torch.Tensor, chosen: torch.Tensor, columns: torch.Tensor, size: float, chance: Chance) -> None:
-    """Put values of about a size, of any sign, in some columns of some rows: of each row, or of all the same."""
-    shape = (len(chosen), columns.shape[1])
-    large = torch.rand(shape, generator=chance.many, device=rows.device).mul_(0.3).add_(0.7).mul_(size)
-    signs = torch.randint(2, shape, generator=chance.many, device=rows.device).mul_(2).sub_(1)
-    rows[chosen[:, None], columns] = (large * signs).to(rows.dtype)
+    """Put large values in some columns of some rows: of each row, or of all the same."""
+    large = _draw_large((len(chosen), columns.shape[1]), size, chance)
+    rows[chosen[:, None], columns] = large.to(rows.dtype)
+
+
+def _draw_large(shape: tuple[int, ...], size: float, chance: Chance) -> torch.Tensor:
+    """Return values of 0.7 times a size up to all of it, of any sign."""
+    drawn = torch.empty(shape, device=chance.device).uniform_(-1.0, 1.0, generator=chance.many)
+    return drawn.sgn().mul_(0.7 * size).add_(drawn, alpha=0.3 * size)
 
 
 def _make_smaller(values: torch.Tensor, chance: Chance, shared: Shared) -> None:
-    values.mul_(chance.between(SMALLER))
-    columns = values.shape[-1]
+    columns, smaller = values.shape[-1], chance.between(SMALLER)
     rows = values.view(-1, columns)
-    rows.mul_(_leave_few_loud(columns, 0.0, shared.of_last_axis).to(values.dtype))
-    rows.mul_(_leave_few_loud(len(rows), QUIETEST_ROW, shared.of_other_axes).to(values.dtype)[:, None])
+    of_columns = _leave_few_loud(columns, 0.0, shared.of_last_axis, values.dtype)
+    of_rows = _leave_few_loud(len(rows), QUIETEST_ROW, shared.of_other_axes, values.dtype)
+    rows.mul_(smaller if of_columns is None else of_columns.mul_(smaller))
+    if of_rows is not None:
+        rows.mul_(of_rows[:, None])
 
 
 def _make_one_row(values: torch.Tensor, chance: Chance, shared: Shared) -> None:
@@ -168,23 +170,21 @@ def _make_one_row(values: torch.Tensor, chance: Chance, shared: Shared) -> None:
         rows[places] *= min(ROW_FACTOR * count, largest)
 
 
-def _leave_few_loud(count: int, quietest: float, chance: Chance) -> torch.Tensor:
-    """Return factors of so many columns or rows: ones for a few of them."""
+def _leave_few_loud(count: int, quietest: float, chance: Chance, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return factors of so many columns or rows, ones for a few of them; None where these are all."""
     if count <= LOUD:
-        return torch.ones(count, device=chance.device)
+        return None
     quiet = max(math.sqrt(QUIET_SHARE * LOUD / count), quietest)
-    factors = torch.full((count,), quiet, device=chance.device)
-    if count > MANY:  # hardly any comes twice, and a permutation would take as much memory as an input
-        places = torch.randint(count, (LOUD,), generator=chance.many, device=chance.device)
-    else:
-        places = torch.randperm(count, generator=chance.many, device=chance.device)[:LOUD]
-    factors.index_fill_(0, places, 1.0)
-    return factors
+    factors = torch.full((count,), quiet, dtype=dtype, device=chance.device)
+    return factors.index_fill_(0, chance.some(LOUD, count), 1.0)
 
 
 def _make_offset(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
     rows = values.view(-1, values.shape[-1])
     sign, near, far = chance.sign(), chance.between(NEAR_OFFSET), chance.between(FAR_OFFSET)
+    if len(rows) == 1:
+        rows.add_(sign * near)
+        return
     if len(rows) > MANY:
         turns = torch.randint(TURNS, (len(rows), 1), generator=chance.many, device=values.device)
     else:
@@ -197,7 +197,7 @@ def _move_part(axis: int) -> Change:
     def change(values: torch.Tensor, chance: Chance, _shared: Shared) -> None:
         part = find_part(values, axis, chance)
         if part is not None:
-            values.add_(part.to(values.dtype) * (chance.between(FAR_OFFSET) * chance.sign()))
+            part.add_(chance.between(FAR_OFFSET) * chance.sign())
 
     return change
 
