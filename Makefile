@@ -4,7 +4,7 @@
 # make exploits: try every attack of benchmarks/exploits/ that needs no GPU on the engine; 10 to 15 minutes on two cores.
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXPLOIT_FLAGS ?= --again 2
+EXPLOIT_FLAGS ?= --again 2 --lanes 2
 TEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 DEMO_FLAGS ?= --warmup-runs 2 --iterations 10 --num-trials 1
 
