@@ -6,9 +6,10 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
@@ -69,6 +70,11 @@ RUN: Final = 16
 POISON_WORDS: Final = tuple(int.from_bytes(bytes([value]) * WORD, "little") for value in (POISON_FLOAT, POISON_OTHER))
 LOOKED_AT: Final = 4096
 """Elements of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
+
+MIXING: Final = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number near 2**64 divided by the golden ratio: it moves every bit of a word to many others."""
+
+FEW_ROWS: Final = 16
 
 Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 """Bytes of an output, on the host: a row for each of some places."""
@@ -237,6 +243,18 @@ class CallPlaces:
         slots = [Slot(slot.offset - self._inputs_end, slot.shape, slot.dtype) for slot in self._first_outputs]
         return [slot.view(row) for slot in slots]
 
+    def inputs_in(self, row: torch.Tensor) -> list[torch.Tensor | None]:
+        """Return the inputs in a copy of a row of `input_bytes`; None for what is no tensor."""
+        return [None if slot is None else slot.view(row) for slot in self._first_inputs]
+
+    def rows_of_inputs(self) -> torch.Tensor:
+        """Return the bytes of all inputs, a row for each place; copies of some rows in one piece can be viewed, too."""
+        return self._held_bytes(self._count, 0, self._inputs_end if self._first_outputs else self.stride)
+
+    def rows_of_outputs(self) -> torch.Tensor:
+        """Return the same of all output slots."""
+        return self._held_bytes(self._count, self._inputs_end, self.stride)
+
     def output_spans(self) -> list[tuple[int, int]]:
         """Return where each output begins in a row of `output_bytes`, and its bytes."""
         return [(slot.offset - self._inputs_end, slot.nbytes) for slot in self._first_outputs]
@@ -318,13 +336,31 @@ def to_words(seen: Seen) -> Words:
     return words
 
 
-def rows_as_bytes(seen: Sequence[Seen]) -> list[bytes]:
-    """Return for each place the bytes that `glance` returned of all outputs."""
+def digest_rows(seen: Sequence[Seen], secret: int) -> list[int]:
+    """Return for each place a number of 64 bits that tells what `glance` returned of all outputs.
+
+    Words are multiplied by secret odd numbers and added up. Of a product only bits above one that differs can differ,
+    so each word is mixed before.
+    """
     if not seen:
         return []
-    rows = seen[0] if len(seen) == 1 else np.concatenate(seen, axis=1)
-    held, size = rows.tobytes(), rows.shape[1]
-    return [held[begin : begin + size] for begin in range(0, len(held), size)]
+    total = np.zeros(len(seen[0]), np.uint64)
+    for at, output in enumerate(seen):
+        words = to_words(output)
+        factors = _draw_factors(secret, at, words.shape[1])
+        for start in range(0, len(words), FEW_ROWS):  # they stay in the cache meanwhile
+            mixed = words[start : start + FEW_ROWS] * MIXING
+            mixed ^= mixed >> np.uint64(32)
+            total[start : start + FEW_ROWS] += mixed @ factors
+    told: list[int] = total.tolist()
+    return told
+
+
+@lru_cache(maxsize=8)
+def _draw_factors(secret: int, output: int, count: int) -> Words:
+    drawn = hashlib.shake_256(f"{secret} {output}".encode()).digest(WORD * count)
+    factors: Words = np.frombuffer(drawn, np.uint64) | np.uint64(1)
+    return factors
 
 
 def find_unwritten(seen: Sequence[Seen], count: int) -> list[bool]:

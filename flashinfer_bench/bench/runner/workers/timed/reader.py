@@ -17,7 +17,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, find_unwritten, rows_as_bytes
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, digest_rows, find_unwritten
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.errors import SolutionFailure
 
@@ -86,7 +86,7 @@ class Reader:
     _base: LeftCall | None = None
     _seen: int = 0
     _looks: set[int] = field(default_factory=set)
-    """A hash of what was seen of each call's outputs."""
+    """A digest of what was seen of each call's outputs."""
     _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
     _latest: tuple[list[int], list[Seen]] | None = None
     """The places of the latest calls, and what was seen there when they were over."""
@@ -181,7 +181,7 @@ class Reader:
     def _find_repeated(self, seen: Sequence[Seen], count: int) -> list[bool]:
         """Say of each of so many calls whether it gave what another call with other inputs gave."""
         found = [False] * count
-        for at, look in enumerate(map(hash, rows_as_bytes(seen))):
+        for at, look in enumerate(digest_rows(seen, self._look_secret)):
             found[at] = look in self._looks and self.contents.differs  # to find that out may take a second
             self._looks.add(look)
         return found

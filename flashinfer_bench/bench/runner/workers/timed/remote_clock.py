@@ -138,12 +138,14 @@ class RemoteClock:
         samples = self._call(part="run", **fields)
         trial.places.replayed.update(launch.index for launch in launches if launch.replay)
         trial.costs_ns += [self._spent_ns / len(indices)] * len(indices)
-        trial.take_hidden(hidden, indices)
-        usual = [at for at in range(len(indices)) if at not in hidden]
+        trial.take_hidden(hidden)
+        usual = [at for at in range(len(indices)) if at not in hidden.names]
         trial.setup_samples += [setups[at] for at in usual if setups]
         trial.reader.look([indices[at] for at in usual], [numbers[at] for at in usual])
         taken = [samples[at] for at in usual][:count]
-        left = [launches[at] for at in hidden][: count - len(taken)]  # where there was no place beside the usual calls
+        left = [launches[at] for at in hidden.names][
+            : count - len(taken)
+        ]  # where there was no place beside the usual calls
         return [*taken, *self._sample_together(left, lead)] if left else taken
 
     def _call(self, **fields: Any) -> list[Sample]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces
-from flashinfer_bench.bench.runner.workers.timed.reader import Reader
+from flashinfer_bench.bench.runner.workers.timed.reader import TOGETHER_BYTES, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
-from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
+from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeCall, RegimeSchedule
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.timing.measurement import Sample
 
 
@@ -37,6 +38,22 @@ class PlaceLaunch:
 def count_taken(places: Sized, *, replay: bool) -> int:
     """Return how many of a trial's places its calls take in turn."""
     return min(len(places), GRAPH_PLACES) if replay else len(places)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The calls of a request that have inputs of other regimes."""
+
+    names: Mapping[int, str]
+    """Their positions among its calls, and their regimes."""
+    places: Sequence[int]
+    rows: torch.Tensor | None
+    """What each was given, one row of bytes for each; None where they are large."""
+    inputs: Sequence[list[Any]]
+    """The same as tensors, and other values."""
+
+
+NOTHING_HIDDEN: Final = Hidden({}, [], None, [])
 
 
 @dataclass
@@ -99,35 +116,46 @@ class RemoteTrial:
         free = [index for index in range(count_taken(self.places, replay=replay)) if index not in taken]
         return [PlaceLaunch(index, replay) for index in free[:due]]
 
-    def hide(self, indices: Sequence[int], numbers: Sequence[int]) -> dict[int, tuple[str, list[Any]]]:
-        """Give the calls of a request that are due inputs of other regimes; return position → regime and inputs."""
+    def hide(self, indices: Sequence[int], numbers: Sequence[int]) -> Hidden:
+        """Give the calls of a request that are due inputs of other regimes; return which, and what they were given."""
         if self.schedule is None:
-            return {}
-        hidden = self.schedule.hide(self.places, indices, numbers, self.contents.base_number)
-        return {position: (name, self._given(indices[position])) for position, name in hidden.items()}
+            return NOTHING_HIDDEN
+        names = self.schedule.hide(self.places, indices, numbers, self.contents.base_number)
+        places = [indices[position] for position in names]
+        if not places:
+            return NOTHING_HIDDEN
+        if self.places.stride > TOGETHER_BYTES:
+            clones = [[None if one is None else one.clone() for one in self.places.inputs(index)] for index in places]
+            return Hidden(names, places, None, [self._given_in(slots) for slots in clones])
+        rows = copy_rows(self.places.rows_of_inputs(), places)
+        return Hidden(names, places, rows, [self._given_in(self.places.inputs_in(row)) for row in rows.unbind()])
 
-    def _given(self, index: int) -> list[Any]:
-        """Return a copy of what lies in a place as inputs."""
-        given = zip(self.places.inputs(index), self.contents.base, strict=True)
-        return [value if slot is None else slot.clone() for slot, value in given]
+    def _given_in(self, slots: Sequence[torch.Tensor | None]) -> list[Any]:
+        """Return the inputs of a call, given those that are tensors."""
+        return [value if slot is None else slot for slot, value in zip(slots, self.contents.base, strict=True)]
 
-    def take_hidden(self, hidden: Mapping[int, tuple[str, list[Any]]], indices: Sequence[int]) -> None:
+    def take_hidden(self, hidden: Hidden) -> None:
         """Keep what the calls that were hidden gave.
-
-        Args:
-            hidden: what `hide` returned.
-            indices: the places of all calls of the request.
 
         Raises:
             SolutionFailure: INCORRECT_NUMERICAL; a call has changed its inputs.
         """
-        if not hidden or self.schedule is None:
+        if self.schedule is None or not hidden.places:
             return
-        for position, (name, inputs) in hidden.items():  # copied first: a thread may still be at work
-            self.schedule.take(name, inputs, self.places.outputs(indices[position]))
-        self.reader.check_inputs(
-            [(inputs, self.places.inputs(indices[position])) for position, (_, inputs) in hidden.items()]
-        )
+        places, at = self.places, hidden.places  # what they gave is copied first: a thread may still be at work
+        if hidden.rows is None:
+            gave = [[output.clone() for output in places.outputs(index)] for index in at]
+        else:
+            gave = [places.outputs_in(row) for row in copy_rows(places.rows_of_outputs(), at).unbind()]
+        for name, inputs, outputs in zip(hidden.names.values(), hidden.inputs, gave, strict=True):
+            self.schedule.made.append(RegimeCall(name, inputs, outputs))
+        is_suspect = [True] * len(at)
+        if hidden.rows is not None:
+            held = places.rows_of_inputs()
+            slots = [slot for slot in slots_in(places.arena.block, places.inputs(0)) if slot is not None]
+            is_suspect = find_changed([held[index] for index in at], hidden.rows, slots, len(at))
+        now = zip(hidden.inputs, map(places.inputs, at), strict=True)
+        self.reader.check_inputs([one for one, looks_changed in zip(now, is_suspect, strict=True) if looks_changed])
 
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
         """Return the trial in other places, with a reader of its own for so many calls; no content comes again."""

@@ -20,6 +20,7 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import (
     CallPlaces,
     check_room,
     count_places,
+    digest_rows,
     find_unwritten,
     is_unwritten,
     spread,
@@ -260,3 +261,20 @@ def test_inputs_are_written_where_calls_find_them(arena, indices):
         found = [places.inputs(index)[at] for index in indices]
         assert addresses_of(own).tolist() == [one.data_ptr() for one in own] == [one.data_ptr() for one in found]
         assert {(one.shape, one.dtype) for one in own} == {(inputs[at].shape, inputs[at].dtype)}
+
+
+@pytest.mark.parametrize("sizes", [(64,), (3,), (1,), (16, 5)])
+def test_a_digest_tells_all_rows_apart_that_differ_in_a_byte(sizes):
+    rows = [np.zeros((1 + 8 * sum(sizes), size), np.uint8) for size in sizes]
+    bits = [(output, column, bit) for output in rows for column in range(output.shape[1]) for bit in range(8)]
+    for at, (output, column, bit) in enumerate(bits):
+        output[at, column] = 1 << bit
+    told = digest_rows(rows, 7)
+    assert len(set(told)) == len(told) == 1 + len(bits)
+    assert digest_rows([output[::-1] for output in rows], 7) == told[::-1]
+    assert digest_rows([output.copy() for output in rows], 7) == told
+    assert not set(digest_rows(rows, 8)[:-1]) & set(told[:-1])
+
+
+def test_places_without_outputs_have_no_digests():
+    assert digest_rows([], 7) == []

@@ -8,10 +8,13 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FOR_FLOATS, MORE_CALLS, PART_CALLS, Regimes
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
+from flashinfer_bench.bench.runner.workers.timed import trial as trial_module
+from flashinfer_bench.bench.runner.workers.timed.reader import TOGETHER_BYTES
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.timing.clocks import Lead
 from tests.kit.make import make_definition, make_workload
+from tests.kit.operations import counting_operations
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
@@ -26,6 +29,16 @@ class Marking:
 
     def change(self, name, number, values):
         values[0].fill_(1e6)
+
+
+class Numbering(Marking):
+    """Regimes that number their calls."""
+
+    calls = 0
+
+    def change(self, name, number, values):
+        values[0].fill_(1e6 + self.calls)
+        self.calls += 1
 
 
 def make_schedule(*names, calls=20, regimes=None, seed=0):
@@ -77,17 +90,28 @@ def test_usual_calls_are_looked_at_and_the_base_keeps_its_inputs(sampled):
         assert not any((read.inputs[0] == 1e6).any() for read in reads)
 
 
-def test_hidden_calls_that_change_their_inputs_are_found_and_all_are_checked_together(arena):
+@pytest.mark.parametrize("together", [0, TOGETHER_BYTES])
+@pytest.mark.parametrize("size", [3, 16])
+def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(arena, monkeypatch, together, size):
+    monkeypatch.setattr(trial_module, "TOGETHER_BYTES", together)
     checked = []
-    trial = make_trial(arena, check_inputs=lambda inputs, now: checked.append(torch.equal(inputs[0], now[0])))
-    trial.schedule = make_schedule("few_large", "larger", calls=4)
+    trial = make_trial(
+        arena, size=size, check_inputs=lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))
+    )
+    trial.schedule = make_schedule("few_large", "larger", calls=4, regimes=Numbering())
     numbers = trial.write(range(4))
     hidden = trial.hide(range(4), numbers)
-    changed = list(hidden)[1]
-    trial.places.inputs(changed)[0].add_(1)
-    trial.take_hidden(hidden, range(4))
-    assert sorted(checked) == [False, True]
+    for index in range(4):
+        trial.places.outputs(index)[0].copy_(trial.places.inputs(index)[0] * 2)
+    trial.places.inputs(hidden.places[1])[0][-1].add_(1)
+    with counting_operations() as counted:
+        trial.take_hidden(hidden)
+    assert checked == [False] if together else [True, False]
+    assert counted.waits() == 2  # one or both are those of `check_inputs` here
     assert [call.regime for call in trial.schedule.made] == ["few_large", "larger"]
+    for at, call in enumerate(trial.schedule.made):
+        assert call.inputs[0].tolist() == [1e6 + at] * size
+        assert call.outputs[0].tolist() == [2e6 + 2 * at] * size
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 3, 50])
