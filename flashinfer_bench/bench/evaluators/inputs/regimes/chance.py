@@ -35,10 +35,6 @@ class Chance:
         """Return what tensors on the device are drawn by; nobody waits for these."""
         return torch.Generator(device=self.device).manual_seed(self._seed)
 
-    def share(self) -> float:
-        """Return a number from 0 up to, but not including, 1."""
-        return self._numbers.random()
-
     def between(self, bounds: tuple[float, float]) -> float:
         """Return a number between two others."""
         return self._numbers.uniform(*bounds)

@@ -143,9 +143,8 @@ class RemoteClock:
         trial.setup_samples += [setups[at] for at in usual if setups]
         trial.reader.look([indices[at] for at in usual], [numbers[at] for at in usual])
         taken = [samples[at] for at in usual][:count]
-        left = [launches[at] for at in hidden.names][
-            : count - len(taken)
-        ]  # where there was no place beside the usual calls
+        # Where there was no place beside the usual calls, some of these are made again.
+        left = [launches[at] for at in hidden.names][: count - len(taken)]
         return [*taken, *self._sample_together(left, lead)] if left else taken
 
     def _call(self, **fields: Any) -> list[Sample]:
