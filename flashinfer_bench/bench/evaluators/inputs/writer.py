@@ -56,7 +56,9 @@ one. With 1 << 16 weights were converted once, and sums of products over all row
 LARGER_ON_GPU: Final = 16
 """So many times as many bytes as on a CPU are flipped by one row of launches on a GPU."""
 FEW_PIECES: Final = 4
-"""Fewer such pieces are made one after the other."""
+FEW_ELEMENTS: Final = 1 << 21
+"""Fewer such pieces, or pieces of fewer elements together, are made one after the other: to begin and end threads takes
+1.6 ms on two cores, in which torch draws 350,000 elements."""
 MOST_THREADS: Final = 4
 """Threads that make pieces at once, at the most."""
 EXAMPLE_SHAPE: Final = torch.Size((17, 1_000))
@@ -147,16 +149,17 @@ class TorchWriter:
         for target, by, key, sign in zip(into, changes.by.tolist(), changes.keys.tolist(), signs.tolist(), strict=True):
             moved = torch.empty_like(target)
             _move(value, moved, by)
-            _run_all(list_pieces((moved, target), key, sign, changes.columns), target.device)
+            _run_all(list_pieces((moved, target), key, sign, changes.columns), target.device, target.numel())
 
     def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
         """Write normal values around zero to each target; of many each core makes some."""
         pieces = [
             (piece, (key + at) % SEEDS)
             for target, key in zip(into, keys.tolist(), strict=True)
-            for at, piece in enumerate(torch.split(target.view(-1), DRAWN_TOGETHER))
+            for at, piece in enumerate(_split(target.view(-1)))
         ]
-        _run_all([partial(_draw, piece, deviation=deviation) for piece in pieces], into[0].device)
+        count = sum(target.numel() for target in into)
+        _run_all([partial(_draw, piece, deviation=deviation) for piece in pieces], into[0].device, count)
 
     def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
         """Flip bits of targets."""
@@ -197,9 +200,9 @@ def _flip(into: torch.Tensor, key: int, flips: Flips) -> None:
         flips.change(flat[whole:], pattern[: len(flat) - whole])
 
 
-def _run_all(pieces: Sequence[Callable[[], None]], device: torch.device) -> None:
-    """Make pieces of targets; many on a CPU in threads."""
-    if len(pieces) < FEW_PIECES or device.type != "cpu":
+def _run_all(pieces: Sequence[Callable[[], None]], device: torch.device, count: int) -> None:
+    """Make pieces of targets, so many elements together; many on a CPU in threads."""
+    if len(pieces) < FEW_PIECES or count < FEW_ELEMENTS or device.type != "cpu":
         for make in pieces:
             make()
         return
@@ -207,6 +210,10 @@ def _run_all(pieces: Sequence[Callable[[], None]], device: torch.device) -> None
     with one_thread(), ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
         for _ in threads.map(lambda make: make(), pieces):
             pass
+
+
+def _split(flat: torch.Tensor) -> Sequence[torch.Tensor]:
+    return [flat] if flat.numel() <= DRAWN_TOGETHER else torch.split(flat, DRAWN_TOGETHER)
 
 
 def _draw(piece: tuple[torch.Tensor, int], *, deviation: float) -> None:
