@@ -73,8 +73,8 @@ LOOKED_AT: Final = 4096
 
 MIXING: Final = np.uint64(0x9E3779B97F4A7C15)
 """An odd number near 2**64 divided by the golden ratio: it moves every bit of a word to many others."""
-
 FEW_ROWS: Final = 16
+"""So many rows are mixed at a time: they stay in a cache."""
 
 Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 """Bytes of an output, on the host: a row for each of some places."""
@@ -244,7 +244,7 @@ class CallPlaces:
         return [slot.view(row) for slot in slots]
 
     def inputs_in(self, row: torch.Tensor) -> list[torch.Tensor | None]:
-        """Return the inputs in a copy of a row of `input_bytes`; None for what is no tensor."""
+        """Return the inputs in a copy of a row of `rows_of_inputs`; None for what is no tensor."""
         return [None if slot is None else slot.view(row) for slot in self._first_inputs]
 
     def rows_of_inputs(self) -> torch.Tensor:
@@ -348,7 +348,7 @@ def digest_rows(seen: Sequence[Seen], secret: int) -> list[int]:
     for at, output in enumerate(seen):
         words = to_words(output)
         factors = _draw_factors(secret, at, words.shape[1])
-        for start in range(0, len(words), FEW_ROWS):  # they stay in the cache meanwhile
+        for start in range(0, len(words), FEW_ROWS):
             mixed = words[start : start + FEW_ROWS] * MIXING
             mixed ^= mixed >> np.uint64(32)
             total[start : start + FEW_ROWS] += mixed @ factors

@@ -18,10 +18,8 @@ from flashinfer_bench.bench.evaluators.inputs.regimes.choose import (
     Regimes,
     why_no_regimes,
 )
-from flashinfer_bench.bench.evaluators.inputs.regimes.values import REGIMES as CHANGES
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
-from tests.kit.operations import WAITS, counting_operations
 
 pytestmark = pytest.mark.cpu
 
@@ -490,20 +488,3 @@ def test_what_chooses_is_judged_on_usual_inputs_only(changes, is_judged):
     assert job.evaluator.takes_regimes(definition, job.config) is is_judged
     off = Judging(definition, make_workload(), regimes_rule=False)
     assert not off.evaluator.takes_regimes(definition, off.config)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float8_e4m3fn", "uint8", "int8", "bool"])
-def test_nobody_waits_for_a_device_while_inputs_are_changed(dtype):
-    definition = make_definition(
-        axes={"n": None, "m": None},
-        inputs={"x": f"{dtype}[n, m]", "gate": f"{dtype}[n, m]"},
-        outputs={"y": "float32[n]"},
-        reference="def run(x, gate):\n    return gate.float().sigmoid() * x.float()\n",
-    )
-    regimes = Regimes(definition, make_workload(axes={"n": 40, "m": 64}, inputs={}), seed=3)
-    values = [torch.ones(40, 64).to(getattr(torch, dtype)) for _ in range(2)]
-    with counting_operations() as counted:
-        for name in CHANGES:
-            regimes.change(name, 0, values)
-    assert counted.launches() > 0
-    assert counted.counts.keys() & (WAITS - {"_to_copy"}) == set()  # it makes another dtype of what is there
