@@ -39,6 +39,9 @@ from flashinfer_bench.errors import DeviceFault
 
 POLL_S: Final = 1.0
 """The longest that one turn of the loop waits, in seconds, unless its caller says otherwise."""
+NEARLY_DONE: Final = 2
+"""A device that has no more jobs than this left may take a part of a solution ahead: a worker for it takes as long to
+start as two short jobs do. One that would idle takes it back."""
 FAILED_STARTS: Final = 2
 """Give a device up after this many sessions that did not start."""
 
@@ -300,23 +303,27 @@ class Fleet:
             return
         if not client.is_ready:
             if not station.ahead:
-                yield from self._send(station, client, splits=True)
+                yield from self._send(station, client)
             return
         while not station.open_jobs:
             if any(self._retries.known_fault(job) for job in station.ahead.values()):
                 take_back(station, self.queue)
             if not station.ahead:
-                yield from self._send(station, client, splits=True)
+                yield from self._send(station, client)
             if not station.ahead:
                 client.wait_forever()
                 return
             station.open_jobs, station.ahead, station.is_blamed = station.ahead, {}, False
             client.begin()
         if not station.ahead:
-            yield from self._send(station, client, splits=False)
+            yield from self._send(station, client)
 
-    def _send(self, station: Station, client: Session, *, splits: bool) -> Iterator[JobFaulted]:
-        """Send a session the next block, if there is one; one that has nothing else to do may split a solution."""
+    def _send(self, station: Station, client: Session) -> Iterator[JobFaulted]:
+        """Send a session the next block, if there is one.
+
+        One that is nearly done may split a solution; one that has nothing to do takes what another has not begun, too.
+        """
+        splits = len(station.open_jobs) <= NEARLY_DONE
         while not station.ahead:
             alive = sum(other.client is not None for other in self._stations)
             alive = max(alive, self._places.least_shares)
@@ -324,7 +331,7 @@ class Fleet:
             batch = self.queue.take(alive, ready, station.device.label, splits=splits)
             if batch is None:
                 others = [other for other in self._stations if other is not station and other.ahead]
-                if not splits or not others:
+                if station.open_jobs or not others:
                     return
                 take_back(max(others, key=lambda other: len(other.ahead)), self.queue)
                 continue

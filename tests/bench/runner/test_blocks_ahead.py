@@ -14,7 +14,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.client import SessionLost
-from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Judged
+from flashinfer_bench.bench.runner.fleet import NEARLY_DONE, Fleet, FleetRules, Judged
 from flashinfer_bench.bench.runner.host import announcing
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.compile import Built
@@ -53,7 +53,7 @@ class PlayedClient:
     has_unsent, left_s, phase = False, 100.0, "solution"
     chance, loss = random.Random(0), 0.0
     all: ClassVar[list] = []
-    fleet = None
+    fleet, workloads_each, left_at_parts = None, 0, ()
 
     def __init__(self, device, hello):
         self._ours, self._theirs = socket.socketpair()
@@ -72,6 +72,8 @@ class PlayedClient:
         self.announced += block.announced
         self.announced_with += [{one.name for one in block.solutions.values()}] if block.announced else []
         self.sent_early += bool(self.todo)
+        if self.todo and len(block.jobs) < len(block.solutions) * self.workloads_each:
+            self.left_at_parts.append(len(self.todo))
         self.sent_at_start |= not self.is_ready
 
     def drop(self):
@@ -116,9 +118,15 @@ def play(monkeypatch, shape, *, devices=1, loss=0.0, seed=0, rules=None, sources
     """
     monkeypatch.setattr(fleet_module, "SessionClient", PlayedClient)
     monkeypatch.setattr(fleet_module, "ask_for_device", lambda *_: [])
-    for name, value in {"chance": random.Random(seed), "loss": loss, "all": []}.items():
-        monkeypatch.setattr(PlayedClient, name, value)
     solutions, workloads = shape
+    for name, value in {
+        "chance": random.Random(seed),
+        "loss": loss,
+        "all": [],
+        "workloads_each": workloads,
+        "left_at_parts": [],
+    }.items():
+        monkeypatch.setattr(PlayedClient, name, value)
     config = BenchmarkConfig().resolve_eval_config(make_definition())
     pairs = [(f"s{one}", make_workload(f"w{number}")) for one in range(solutions) for number in range(workloads)]
     texts = {name: {"source": text} for name, text in (sources or {}).items()}
@@ -147,6 +155,13 @@ def test_a_session_has_its_next_block_before_the_last_one_ends_and_solutions_sta
     begun = [name for session in played.sessions for block in session.begun for name in block]
     assert len(begun) <= 12 + 2  # the last ones may be split, so that both end at the same time
     assert not [one for one in played.happenings if isinstance(one, JobFaulted)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_session_that_is_nearly_done_has_a_part_of_a_solution_before_it_would_idle(monkeypatch, seed):
+    played = play(monkeypatch, (5, 12), devices=2, seed=seed)
+    assert PlayedClient.left_at_parts[0] <= NEARLY_DONE  # the rest of that solution is no part any more
+    assert sorted(one.job.index for one in played.happenings) == [job.index for job in played.jobs]
 
 
 def test_solutions_with_modules_are_announced_once_before_all_others_have_run_and_run_last(monkeypatch):

@@ -9,6 +9,8 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 
+LARGE_BYTES: Final = 1 << 30
+"""A larger arena is freed before a block of another definition, whose reference may need its memory."""
 ROOMY_SHARE: Final = 0.75
 """A solution is called beside the end of the worker before only where more of the GPU's memory than this is free."""
 
@@ -26,6 +28,24 @@ class ArenaTurns:
         self._pool = pool
         self._holder: WorkerProcess | None = None
         """The worker that holds a solution and has written to the arena, or may have."""
+        self._definition = ""
+        """Digest of the definition of the latest block."""
+
+    def open_block(self, definition: str) -> bool:
+        """Free a large arena before a block of another definition; say whether it is one.
+
+        Jobs of one definition need about as much each time, and to make the arena anew takes 8 ms a job.
+
+        Args:
+            definition: digest of the block's.
+        """
+        if definition == self._definition:
+            return False
+        self._definition = definition
+        if self._arena.size > LARGE_BYTES:
+            self._pool.discard()  # the worker maps the arena
+            self.release()
+        return True
 
     def clear(self) -> None:
         """Leave nothing in the arena that a solution's worker has put there: a reference's gets it now."""

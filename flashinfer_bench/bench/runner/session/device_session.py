@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.protocol import (
     JobFault,
     Phase,
 )
-from flashinfer_bench.bench.runner.session.arena_turns import ArenaTurns
+from flashinfer_bench.bench.runner.session.arena_turns import LARGE_BYTES, ArenaTurns
 from flashinfer_bench.bench.runner.session.beside import told_in_turns
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
@@ -61,8 +61,6 @@ from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
-LARGE_ARENA_BYTES: Final = 1 << 30
-"""A larger arena is freed before the next block, whose reference may need its memory."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -141,10 +139,8 @@ class DeviceSession:
             WorkloadFault: the definition's reference cannot be used.
         """
         definition = Definition.model_validate(block.definition)
-        if self._arena.size > LARGE_ARENA_BYTES:
-            self._pool.discard()  # the worker maps the arena
-            self._arena.release()
-        self._timer.release(above=LARGE_ARENA_BYTES)
+        if self._turns.open_block(definition.digest()):
+            self._timer.release(above=LARGE_BYTES)
         self._broken_loads.clear()
         self._broken_workloads.clear()
         return BlockContext(

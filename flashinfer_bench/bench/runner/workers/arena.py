@@ -17,12 +17,16 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
 from flashinfer_bench.worker import cuda_memory
 from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 
 SMALLEST_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 1 << 28
 """An arena of at least this size is as large as needed. A smaller one is up to twice as large, and so grows rarely."""
+GROWN_SHARE: Final = 16
+"""A larger one that grows on a GPU is twice as large as before, where that is no more than the free memory divided by
+this: workloads come by size, and each that made it grow waited 8 ms for that."""
 LARGEST_ANTEROOM_BYTES: Final = 1 << 28
 """Only where a call needs no more than this an anteroom is made: it is held beside the arena."""
 MOST_ANTEROOMS: Final = 4
@@ -106,6 +110,8 @@ class SharedArena:
         """
         if size <= self.size:
             return
+        if size < 2 * self.size and self._has_room(2 * self.size):
+            size = 2 * self.size
         self._retire()
         size = round_up(size)
         if self.device.type == "cuda":
@@ -208,6 +214,9 @@ class SharedArena:
             handle = base64.b64encode(cuda_memory.export_handle(self._address)).decode()
             return {"kind": "cuda", "handle": handle, "size": self.size}, []
         return {"kind": "memfd", "size": self.size}, [self._fd]
+
+    def _has_room(self, size: int) -> bool:
+        return self.device.type == "cuda" and size <= recently_free_bytes(self.device) // GROWN_SHARE
 
     def _retire(self) -> None:
         if self._address or self._fd >= 0:

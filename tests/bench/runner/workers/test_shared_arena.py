@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from flashinfer_bench.bench.runner.workers import arena as arena_module
 from flashinfer_bench.bench.runner.workers.arena import (
     LARGE_BYTES,
     MOST_ANTEROOMS,
@@ -47,6 +48,26 @@ def test_an_arena_that_grows_keeps_the_old_memory_until_it_is_dropped():
         arena.drop_retired()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(before)
+
+
+@pytest.mark.parametrize(("has_room", "sizes"), [(True, [16, 32, 32, 64]), (False, [16, 18, 24, 40])])
+def test_a_large_arena_that_grows_doubles_where_there_is_room(monkeypatch, has_room, sizes):
+    monkeypatch.setattr(arena_module, "LARGE_BYTES", 0)
+    monkeypatch.setattr(SharedArena, "_has_room", lambda *_: has_room)
+    with SharedArena(torch.device("cpu")) as arena:
+        seen = []
+        for pages in (16, 18, 24, 40):
+            arena.reserve(pages * PAGE_BYTES)
+            seen.append(arena.size // PAGE_BYTES)
+        assert seen == sizes
+        arena.release()
+        arena.reserve(5 * PAGE_BYTES)
+        assert arena.size == 5 * PAGE_BYTES
+
+
+def test_memory_of_the_host_is_not_doubled():
+    with SharedArena(torch.device("cpu")) as arena:
+        assert not arena._has_room(1)
 
 
 def test_memory_that_a_worker_knows_is_left_for_good():

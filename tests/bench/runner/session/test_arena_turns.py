@@ -1,0 +1,29 @@
+"""What becomes of the session's shared memory from block to block."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer_bench.bench.runner.session.arena_turns import LARGE_BYTES, ArenaTurns
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks", "freed_at"),
+    [
+        (LARGE_BYTES + 1, ["a", "a", "b", "b", "a"], [0, 2, 4]),
+        (LARGE_BYTES, ["a", "a", "b"], []),
+    ],
+)
+def test_a_large_arena_is_freed_before_another_definition_once_its_worker_is_ended(size, blocks, freed_at):
+    done = []
+    arena = SimpleNamespace(size=size, release=lambda: done.append("release"))
+    turns = ArenaTurns(arena, SimpleNamespace(discard=lambda: done.append("discard")))
+    freed, new = [], []
+    for at, definition in enumerate(blocks):
+        new += [at] if turns.open_block(definition) else []
+        freed += [at] if done == ["discard", "release"] else []
+        done.clear()
+    assert freed == freed_at
+    assert new == [at for at, name in enumerate(blocks) if at == 0 or blocks[at - 1] != name]
