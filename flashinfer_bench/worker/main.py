@@ -13,13 +13,14 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.quiet_cores import QuietCores, on_core
 from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,
@@ -100,6 +101,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, l2_cache=timing["l2_cache"], clock=timing["clock"], image=image)
         worker = Worker(socket.socket(fileno=fds[0]), device, clock)
+        worker.cores = QuietCores(order.get("cores", []))
         worker.shared_modules = (order.get("walls") or {}).get("shared_modules")
         worker.serve()
     except BaseException:
@@ -130,6 +132,7 @@ class Worker:
         self.function: SolutionFunctions | None = None
         self.arena: MappedArena | None = None
         self.clock = clock
+        self.cores = QuietCores([])
         self.shared_modules: str | None = None
         """FlashInfer's modules that were compiled ahead, where the solution has a layer of its own over them."""
         self.reader = FrameReader(sock)
@@ -176,6 +179,7 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
+        self.cores.settle()
         show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
         if self.shared_modules is not None:
@@ -201,6 +205,7 @@ class Worker:
         """Take the places of a job's calls."""
         if self.function is None or self.arena is None:
             raise RuntimeError("the worker was asked to lay out calls before load and bind")
+        self.cores.settle()
         self._forget_calls()
         self._laid = lay_out_calls(self.function, self.arena.block, request)
         size = self._laid_bytes = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0
@@ -392,22 +397,6 @@ class Worker:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-@contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """Keep this thread to a core, where one is told and the system lets it; threads that it starts meanwhile, too."""
-    if core is None:
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    with suppress(OSError):
-        os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setaffinity(0, allowed)
 
 
 def make_no_call(device: torch.device) -> LaidCall:

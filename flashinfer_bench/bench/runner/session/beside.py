@@ -9,7 +9,6 @@ GPU has to be free then.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.quiet_cores import find_quiet_core
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, recently_free_bytes, total_bytes
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import TurnPlace, Waiting
@@ -43,10 +43,6 @@ MOST_BYTES: Final = 1 << 28
 """Calls with more bytes of inputs take no turns: the reference's lie in memory of their own."""
 FREE_SHARE: Final = 0.25
 """Nor do they where less of a GPU's memory is free than this: a solution might miss what the reference takes."""
-MOST_CORES: Final = 32
-"""No more cores are looked at."""
-LOOP: Final = 2_000
-"""Steps of a loop by which cores are compared: a tenth of a millisecond."""
 MOST_OF_ALONE: Final = 2.0
 """The ratio is told as no more than this multiple of that of times that were taken one after the other."""
 TURNS: Final = "turns"
@@ -147,28 +143,6 @@ def _find_lack(device: torch.device, inputs: list[Any]) -> str | None:
         return "the inputs are too large for the reference to have them beside"
     is_short = device.type == "cuda" and recently_free_bytes(device) < FREE_SHARE * total_bytes(device)
     return "too little of the GPU's memory is free for the reference beside" if is_short else None
-
-
-def find_quiet_core() -> int | None:
-    """Return the core on which a short loop is quickest; None where this process has one only."""
-    allowed = os.sched_getaffinity(0)
-    if len(allowed) < 2:
-        return None
-    took_ns: dict[int, int] = {}
-    try:
-        for core in sorted(allowed)[-MOST_CORES:]:
-            os.sched_setaffinity(0, {core})
-            took_ns[core] = min(_time_loop() for _ in range(2))
-    finally:
-        os.sched_setaffinity(0, allowed)
-    return min(took_ns, key=lambda core: took_ns[core])
-
-
-def _time_loop() -> int:
-    start, total = time.perf_counter_ns(), 0
-    for step in range(LOOP):
-        total += step
-    return time.perf_counter_ns() - start
 
 
 def told_in_turns(performance: Performance, record: Any) -> Performance:

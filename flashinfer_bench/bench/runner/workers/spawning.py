@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.base.host import usable_cores, usable_memory
+from flashinfer_bench.base.host import spare_cores, usable_cores, usable_memory
+from flashinfer_bench.base.quiet_cores import share_cores
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
@@ -60,6 +61,16 @@ def default_memory_limit() -> int:
     return int(usable_memory() * MEMORY_SHARE)
 
 
+def cores_of(hello: Hello) -> tuple[list[int], list[int]]:
+    """Return which cores a session and its workers move to where their own are slow; none on a CPU.
+
+    There a call would have another core in the middle of a measurement. Those of what is compiled ahead are left out.
+    """
+    if hello.device != "cuda":
+        return [], []
+    return share_cores(hello.gpu_index or 0, hello.sessions, spared=spare_cores())
+
+
 def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dict[str, Any]:
     """Return the spawn order of a worker.
 
@@ -88,6 +99,7 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
         "threads": threads_of_worker(),
         "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(),
         "timing": timing,
+        "cores": cores_of(hello)[1],
     }
     if enclosure is None:
         return order

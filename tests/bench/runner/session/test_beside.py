@@ -13,7 +13,6 @@ from flashinfer_bench.bench.runner.session import beside as beside_module
 from flashinfer_bench.bench.runner.session.beside import (
     ReferenceBeside,
     ReferenceKernel,
-    find_quiet_core,
     told_in_turns,
 )
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
@@ -320,13 +319,6 @@ def test_memory_beside_solutions_is_given_back_once_nobody_maps_it(above, is_kep
     assert (timer.side is not None) is is_kept
     assert ended == ([] if is_kept else ["begun", "awaited"])
     timer.release()
-
-
-def test_a_core_is_found_and_this_process_keeps_its_own():
-    before = os.sched_getaffinity(0)
-    core = find_quiet_core()
-    assert core in before or (core is None and len(before) == 1)
-    assert os.sched_getaffinity(0) == before
 
 
 PERFORMANCE = Performance(latency_ms=2.0, reference_latency_ms=3.0, speedup_factor=1.5)

@@ -83,6 +83,8 @@ def test_the_code_of_kernels_goes_to_workers_that_time(tmp_path, precompiles):
         timing=SimpleNamespace(l2_cache="cold", clock="auto"),
         cache_root=str(tmp_path),
         gpu_uuid="GPU-1",
+        gpu_index=0,
+        sessions=1,
         device="cuda",
         worker_memory_bytes=1 << 30,
     )

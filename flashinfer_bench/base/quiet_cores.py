@@ -1,0 +1,145 @@
+"""Which core a thread runs on: on a machine that others use, too, a core may be half as fast for a second or more.
+
+Nothing tells this process of it: the other thread of the core belongs to another machine. So a short loop is timed.
+On hosts of one and four GPUs with nothing else in the machine, a loop took 0.57 or 1.17 ms, on six of ten cores the
+longer time; a core that stays in use keeps to one of both for a second (docs/measurements.md).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+LOOP: Final = 2_000
+"""Steps of the loop by which cores are compared: a tenth of a millisecond."""
+LOOKS: Final = 2
+"""The loop is run so often on a core, and the shorter time counts: its first steps find no cache filled."""
+MOST_CORES: Final = 32
+"""No more cores are looked at to find the quickest."""
+MOST_TRIED: Final = 6
+"""Cores that are tried at the most where the present one is slow: each takes 0.1 to 0.3 ms."""
+SLOWER: Final = 1.25
+"""A core is slow where the loop takes more than this times as long as on the best one."""
+FADING: Final = 1.01
+"""The best time that is known counts as so much longer with each look: all cores slow down where many are in use."""
+
+TimeLoop = Callable[[], int]
+"""Returns what the loop takes on the present core, in nanoseconds."""
+
+
+class QuietCores:
+    """Moves a thread to a core that is quick; no thread is kept there, neither it nor those that it starts.
+
+    Args:
+        cores: those that it tries.
+        time_loop: what the loop takes on the present core.
+    """
+
+    def __init__(self, cores: Sequence[int], time_loop: TimeLoop | None = None) -> None:
+        self._cores = list(cores)
+        self._time_loop = time_loop or time_loop_here
+        self._best_ns = math.inf
+
+    def settle(self) -> None:
+        """Move the calling thread to a quick core, where the one that it has is slow. Takes 0.1 to 2 ms."""
+        if len(self._cores) < 2:
+            return
+        is_first = math.isinf(self._best_ns)
+        own_ns = self._look()
+        if not is_first and own_ns <= SLOWER * self._best_ns:
+            return
+        with moving() as move:
+            tried = random.sample(self._cores, min(MOST_TRIED, len(self._cores)))
+            took_ns = {}
+            for core in tried:
+                if not move(core):
+                    continue
+                took_ns[core] = self._look()
+                if not is_first and took_ns[core] <= SLOWER * self._best_ns:
+                    return
+            if took_ns:
+                move(min(took_ns, key=lambda core: took_ns[core]))
+
+    def _look(self) -> int:
+        took_ns = self._time_loop()
+        self._best_ns = min(self._best_ns * FADING, took_ns)
+        return took_ns
+
+
+@contextmanager
+def moving() -> Iterator[Callable[[int], bool]]:
+    """Give what moves the calling thread to a core, and says whether it may; at the end the thread may have any again.
+
+    It stays where it is until the system moves it.
+    """
+    allowed = os.sched_getaffinity(0)
+
+    def move(core: int) -> bool:
+        with suppress(OSError):  # it is none of this process's any more
+            os.sched_setaffinity(0, {core})
+            return True
+        return False
+
+    try:
+        yield move
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
+
+
+@contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Keep this thread to a core, where one is told and the system lets it; threads that it starts meanwhile, too."""
+    if core is None:
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
+
+
+def find_quiet_core() -> int | None:
+    """Return the core on which a short loop is quickest; None where this process has one only."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        return None
+    with moving() as move:
+        took_ns = {core: time_loop_here() for core in sorted(allowed)[-MOST_CORES:] if move(core)}
+    return min(took_ns, key=lambda core: took_ns[core], default=None)
+
+
+def share_cores(session: int, sessions: int, *, spared: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+    """Return which cores a session tries, and which its workers try: no two try the same.
+
+    Args:
+        session: its number among those of this machine.
+        sessions: how many there are.
+        spared: cores that others have work for.
+    """
+    cores = sorted(os.sched_getaffinity(0) - set(spared)) if hasattr(os, "sched_getaffinity") else []
+    size = len(cores) // max(1, sessions)
+    begin = session % max(1, sessions) * size
+    own = cores[begin : begin + size]
+    return own[::2], own[1::2]
+
+
+def time_loop_here() -> int:
+    """Return what the loop takes on the present core, in nanoseconds."""
+    return min(_time_once() for _ in range(LOOKS))
+
+
+def _time_once() -> int:
+    start, total = time.perf_counter_ns(), 0
+    for step in range(LOOP):
+        total += step
+    return time.perf_counter_ns() - start
