@@ -55,8 +55,8 @@ def test_a_thread_that_has_a_quick_core_stays(play):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_thread_leaves_a_core_that_has_become_slow_and_is_bound_to_none(play, seed):
-    random.seed(seed)
     played, cores = play(dict.fromkeys(CORES, 100))
+    cores._chance = random.Random(seed)
     cores.settle()
     before = played.core
     slow = {core: 200 if core % 2 else 100 for core in CORES}
@@ -95,6 +95,15 @@ def test_a_core_that_is_not_ours_any_more_is_passed_over(play, monkeypatch):
         cores.settle()
     assert played.core % 2 == 0
     assert played.allowed == set(CORES)
+
+
+def test_chance_that_the_solution_has_seeded_is_left_alone(play):
+    _, cores = play({core: 300 - core for core in CORES})
+    random.seed(7)
+    wanted = random.random()
+    random.seed(7)
+    cores.settle()
+    assert random.random() == wanted
 
 
 @pytest.mark.parametrize("cores", [[], [3]])
