@@ -29,7 +29,7 @@ FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
     *("protocol", "sandbox", "seed"),
 )
-PROTOCOL: Final = 13
+PROTOCOL: Final = 14
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
 are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
 timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the calls that
@@ -42,7 +42,7 @@ for what waits in the cache; one thread copies results on a CPU, where bursts af
 GPU are held against relays. 11: random integers fit what the reference does with them; bytes, bools and 8-bit floats
 have other regimes, too, and some come because a reference asks for them. 12: inputs of other regimes are judged in the
 rows where the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls that
-wait for the GPU inside take turns of eight with their references."""
+wait for the GPU inside take turns of eight with their references. 14: who makes calls on a GPU leaves slow cores."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"
