@@ -6,7 +6,17 @@ import random
 import pytest
 
 from flashinfer_bench.base import quiet_cores
-from flashinfer_bench.base.quiet_cores import MOST_TRIED, SLOWER, QuietCores, find_quiet_core, on_core, share_cores
+from flashinfer_bench.base.quiet_cores import (
+    MOST_TRIED,
+    SLOWER,
+    QuietCores,
+    cores_near,
+    find_quiet_core,
+    on_core,
+    processors_beside,
+    read_processors,
+    share_cores,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -138,6 +148,59 @@ def test_no_two_try_the_same_cores(monkeypatch, cores, spared, sessions, shares)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert [share_cores(number, sessions, spared=spared) for number in range(sessions)] == shares
     assert share_cores(sessions, sessions) == share_cores(0, sessions)
+
+
+@pytest.mark.parametrize(("text", "processors"), [("0\n", {0}), ("0-2,8\n", {0, 1, 2, 8}), ("3,7", {3, 7})])
+def test_lists_of_processors_are_read_as_the_system_writes_them(text, processors):
+    assert read_processors(text) == processors
+
+
+def test_a_processor_of_which_nothing_is_told_has_a_core_of_its_own():
+    assert processors_beside(10**6) == {10**6}
+    assert 0 in processors_beside(0)
+
+
+@pytest.mark.parametrize(
+    ("near", "tried"),
+    [
+        (set(), {0, 1, 2, 3, 4, 5}),
+        ({4, 5, 6}, {0, 1, 2, 3, 4, 5}),
+        ({0, 1, 2, 3, 7}, {0, 1, 2, 3}),
+    ],
+    ids=["unknown", "few", "enough"],
+)
+def test_cores_near_the_gpu_are_tried_where_there_are_enough(monkeypatch, near, tried):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    session, workers = share_cores(0, 1, spared=[6, 7], near=frozenset(near))
+    assert {*session, *workers} == tried
+
+
+def test_one_processor_of_each_core_is_tried(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(quiet_cores, "processors_beside", lambda one: frozenset({one % 4, one % 4 + 4}))
+    assert share_cores(0, 1) == ([0, 2], [1, 3])
+    assert share_cores(0, 1, spared=[0]) == ([1, 3], [2, 4])
+
+
+DEVICES = {
+    "0000:0a:00.0": ("0x10de", "0x030200", "0-3,8-11"),
+    "0000:09:00.0": ("0x10de", "0x030000", "4-7"),
+    "0000:01:00.0": ("0x8086", "0x030000", "0"),
+    "0000:02:00.0": ("0x10de", "0x040300", "1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cores"), [(0, {4, 5, 6, 7}), (1, {0, 1, 2, 3, 8, 9, 10, 11}), (2, set()), (None, set())]
+)
+def test_the_system_tells_which_cores_lie_near_a_gpu(tmp_path, gpu, cores):
+    for name, (vendor, kind, near) in DEVICES.items():
+        (tmp_path / name).mkdir()
+        for file, text in (("vendor", vendor), ("class", kind), ("local_cpulist", near)):
+            (tmp_path / name / file).write_text(f"{text}\n")
+    (tmp_path / "0000:03:00.0").mkdir()
+    assert cores_near(gpu, tmp_path) == cores
+    assert cores_near(gpu, tmp_path / "nothing") == set()
 
 
 def test_the_loop_takes_about_a_tenth_of_a_millisecond():

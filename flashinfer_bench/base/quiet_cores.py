@@ -11,8 +11,10 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 LOOP: Final = 2_000
@@ -27,6 +29,14 @@ SLOWER: Final = 1.25
 """A core is slow where the loop takes more than this times as long as on the best one."""
 FADING: Final = 1.01
 """The best time that is known counts as so much longer with each look: all cores slow down where many are in use."""
+
+FEWEST_NEAR: Final = 4
+"""Sessions and workers keep to the cores near their GPU where so many of them are to be had."""
+SIBLINGS: Final = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
+NVIDIA: Final = "0x10de"
+DISPLAY: Final = "0x03"
+"""The vendor, and how the class of a GPU begins, in that folder."""
 
 TimeLoop = Callable[[], int]
 """Returns what the loop takes on the present core, in nanoseconds."""
@@ -124,19 +134,64 @@ def find_quiet_core() -> int | None:
     return min(took_ns, key=lambda core: took_ns[core], default=None)
 
 
-def share_cores(session: int, sessions: int, *, spared: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+def share_cores(
+    session: int, sessions: int, *, spared: Sequence[int] = (), near: Set[int] = frozenset()
+) -> tuple[list[int], list[int]]:
     """Return which cores a session tries, and which its workers try: no two try the same.
 
     Args:
         session: its number among those of this machine.
         sessions: how many there are.
         spared: cores that others have work for.
+        near: cores that lie near its GPU; where too few of them are to be had, all are as good.
     """
-    cores = sorted(os.sched_getaffinity(0) - set(spared)) if hasattr(os, "sched_getaffinity") else []
+    allowed = os.sched_getaffinity(0) - set(spared) if hasattr(os, "sched_getaffinity") else set()
+    chosen = allowed & near if len(allowed & near) >= FEWEST_NEAR else allowed
+    cores = sorted(one for one in chosen if one == min(processors_beside(one) & chosen))  # two of one core share it
     size = len(cores) // max(1, sessions)
     begin = session % max(1, sessions) * size
     own = cores[begin : begin + size]
     return own[::2], own[1::2]
+
+
+def cores_near(gpu: int | None, devices: Path = PCI_DEVICES) -> frozenset[int]:
+    """Return the cores that lie near a GPU: those of its socket, for example. None where the system does not tell.
+
+    Args:
+        gpu: its number among NVIDIA's by PCI address; None where nobody knows it.
+        devices: the system's folder of PCI devices.
+    """
+    if gpu is None:
+        return frozenset()
+    with suppress(OSError, ValueError, IndexError):
+        gpus = sorted(one for one in devices.iterdir() if _is_gpu(one))
+        return read_processors((gpus[gpu] / "local_cpulist").read_text())
+    return frozenset()
+
+
+def _is_gpu(device: Path) -> bool:
+    with suppress(OSError):
+        is_display = (device / "class").read_text().startswith(DISPLAY)
+        return is_display and (device / "vendor").read_text().strip() == NVIDIA
+    return False
+
+
+@lru_cache
+def processors_beside(processor: int) -> frozenset[int]:
+    """Return the processors of the same core, this one among them."""
+    with suppress(OSError, ValueError):
+        return read_processors(Path(SIBLINGS.format(processor)).read_text()) | {processor}
+    return frozenset({processor})
+
+
+def read_processors(text: str) -> frozenset[int]:
+    """Read a list of processors as the system writes it: 0-3,8.
+
+    Raises:
+        ValueError: it is none.
+    """
+    ends = [part.partition("-") for part in text.strip().split(",")]
+    return frozenset(one for first, _, last in ends for one in range(int(first), int(last or first) + 1))
 
 
 def time_loop_here() -> int:

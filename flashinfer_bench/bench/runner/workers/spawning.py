@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.host import spare_cores, usable_cores, usable_memory
-from flashinfer_bench.base.quiet_cores import share_cores
+from flashinfer_bench.base.quiet_cores import cores_near, share_cores
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
@@ -68,7 +68,12 @@ def cores_of(hello: Hello) -> tuple[list[int], list[int]]:
     """
     if hello.device != "cuda":
         return [], []
-    return share_cores(hello.gpu_index or 0, hello.sessions, spared=spare_cores())
+    return _share_cores(hello.gpu_index, hello.sessions)
+
+
+@cache
+def _share_cores(gpu: int | None, sessions: int) -> tuple[list[int], list[int]]:
+    return share_cores(gpu or 0, sessions, spared=spare_cores(), near=cores_near(gpu))
 
 
 def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
@@ -22,6 +21,7 @@ from typing import Final, NamedTuple
 import torch
 
 from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.base.quiet_cores import processors_beside
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.bench.runner.workers.timed.glances import OutputGlances
 from flashinfer_bench.worker.relay_board import BOARD_BYTES, SPINS, RelayBoard, has_order
@@ -39,7 +39,6 @@ MOVE_SLACK_NS: Final = 500
 process takes, and this."""
 LOOK_NS: Final = 1_000
 """What is taken off for a look at outputs is no more than this."""
-SIBLINGS: Final = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 PROCESSOR_FIELD: Final = 36
 """Of `/proc/PID/stat`, counted from the one behind the name."""
 
@@ -239,24 +238,6 @@ def staying_apart(worker_pid: int | None) -> Iterator[Callable[[], None]]:
     finally:
         if os.sched_getaffinity(0) != allowed:
             os.sched_setaffinity(0, allowed)
-
-
-@lru_cache
-def processors_beside(processor: int) -> frozenset[int]:
-    """Return the processors of the same core, this one among them."""
-    with suppress(OSError, ValueError):
-        return read_list(Path(SIBLINGS.format(processor)).read_text()) | {processor}
-    return frozenset({processor})
-
-
-def read_list(text: str) -> frozenset[int]:
-    """Read a list of processors as the system writes it: 0-3,8.
-
-    Raises:
-        ValueError: it is none.
-    """
-    ends = [part.partition("-") for part in text.strip().split(",")]
-    return frozenset(one for first, _, last in ends for one in range(int(first), int(last or first) + 1))
 
 
 def processor_of(stat: str) -> int | None:

@@ -406,16 +406,6 @@ def test_on_one_core_no_relay_is_run(eight_processors, monkeypatch):
     assert not handover.can_relay()
 
 
-@pytest.mark.parametrize(("text", "processors"), [("0\n", {0}), ("0-2,8\n", {0, 1, 2, 8}), ("3,7", {3, 7})])
-def test_lists_of_processors_are_read_as_the_system_writes_them(text, processors):
-    assert handover.read_list(text) == processors
-
-
-def test_a_processor_of_which_nothing_is_told_has_a_core_of_its_own():
-    assert handover.processors_beside(10**6) == {10**6}
-    assert 0 in handover.processors_beside(0)
-
-
 def test_a_session_stays_where_its_worker_is_elsewhere(monkeypatch):
     allowed = os.sched_getaffinity(0)
     numbers = iter([0, 1, None])
