@@ -82,9 +82,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         fds: its socket, and the pipes for what is printed.
         guard: the guard is sent what it answers filtered calls by.
     """
-    cores = QuietCores(order.get("cores", []))
     try:
-        cores.settle()
         confine(order, fds, guard)
         if order.get("program"):
             os.execve(order["program"][0], order["program"], os.environ)
@@ -103,7 +101,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, l2_cache=timing["l2_cache"], clock=timing["clock"], image=image)
         worker = Worker(socket.socket(fileno=fds[0]), device, clock)
-        worker.cores = cores
+        worker.cores = QuietCores(order.get("cores", []))  # not tried yet: another worker may be timed
         worker.shared_modules = (order.get("walls") or {}).get("shared_modules")
         worker.serve()
     except BaseException:
