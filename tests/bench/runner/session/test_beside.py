@@ -99,7 +99,7 @@ class Sides:
 
 @pytest.fixture
 def sides(template, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside_module, "OF_CALLS", turns_module.Limits(1.0, 100))
+    monkeypatch.setattr(beside_module, "OF_CALLS", turns_module.Limits(20.0, 12))  # also where both cores are busy
     made = Sides(template, tmp_path)
     yield made
     for one in reversed(made.opened):
