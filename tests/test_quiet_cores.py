@@ -12,6 +12,7 @@ from flashinfer_bench.base.quiet_cores import (
     QuietCores,
     cores_near,
     find_quiet_core,
+    moving,
     on_core,
     processors_beside,
     read_processors,
@@ -179,7 +180,24 @@ def test_one_processor_of_each_core_is_tried(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(quiet_cores, "processors_beside", lambda one: frozenset({one % 4, one % 4 + 4}))
     assert share_cores(0, 1) == ([0, 2], [1, 3])
-    assert share_cores(0, 1, spared=[0]) == ([1, 3], [2, 4])
+    assert share_cores(0, 1, spared=[0]) == ([1, 3], [2])  # 4 shares a core with 0
+    assert share_cores(0, 1, spared=[0, 1, 2]) == ([3, 5], [4, 6])  # too few would be left
+
+
+def test_a_thread_whose_cores_were_taken_away_meanwhile_is_bound_to_none(monkeypatch):
+    asked = []
+
+    def refuse(_, cores):
+        asked.append(set(cores))
+        if cores == {0, 1}:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    with moving() as move:
+        assert move(1)
+    assert asked == [{1}, {0, 1}, {0, 1, 2, 3}]
 
 
 DEVICES = {

@@ -104,8 +104,11 @@ def moving() -> Iterator[Callable[[int], bool]]:
     try:
         yield move
     finally:
-        with suppress(OSError):
+        try:
             os.sched_setaffinity(0, allowed)
+        except OSError:  # this process has other cores now
+            with suppress(OSError):
+                os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 @contextmanager
@@ -137,15 +140,17 @@ def find_quiet_core() -> int | None:
 def share_cores(
     session: int, sessions: int, *, spared: Sequence[int] = (), near: Set[int] = frozenset()
 ) -> tuple[list[int], list[int]]:
-    """Return which cores a session tries, and which its workers try: no two try the same.
+    """Return which cores a session tries, and which its workers try: no two try the same. Too few are as good as none.
 
     Args:
         session: its number among those of this machine.
         sessions: how many there are.
-        spared: cores that others have work for.
+        spared: cores that others have work for; what shares one with these is left out, too, where enough are left.
         near: cores that lie near its GPU; where too few of them are to be had, all are as good.
     """
     allowed = os.sched_getaffinity(0) - set(spared) if hasattr(os, "sched_getaffinity") else set()
+    apart = allowed.difference(*map(processors_beside, spared))
+    allowed = apart if len(apart) >= FEWEST_NEAR * sessions else allowed
     chosen = allowed & near if len(allowed & near) >= FEWEST_NEAR else allowed
     cores = sorted(one for one in chosen if one == min(processors_beside(one) & chosen))  # two of one core share it
     size = len(cores) // max(1, sessions)

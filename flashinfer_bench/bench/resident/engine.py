@@ -249,7 +249,7 @@ class Engine:
 
     def _serve(self) -> None:
         """Drive the loop over the devices until the engine is closed, or had no job for a while."""
-        rules = FleetRules(self._make_queue, self.limits.retry_device_s, self.limits.build_turn_s)
+        rules = FleetRules(self._make_queue, self.limits.retry_device_s, self.limits.build_turn_s, nearly_done=0)
         needs_triton = self.workshop.machine.languages.get("triton", "none") is None
         fleet = self.workshop.make_fleet(self._seeds, rules, needs_triton=needs_triton)
         try:

@@ -40,8 +40,8 @@ from flashinfer_bench.errors import DeviceFault
 POLL_S: Final = 1.0
 """The longest that one turn of the loop waits, in seconds, unless its caller says otherwise."""
 NEARLY_DONE: Final = 2
-"""A device that has no more jobs than this left may take a part of a solution ahead: a worker for it takes as long to
-start as two short jobs do. One that would idle takes it back."""
+"""A device of a run that has no more jobs than this left may take a part of a solution ahead: a worker for it takes as
+long to start as two short jobs do. One that would idle takes it back."""
 FAILED_STARTS: Final = 2
 """Give a device up after this many sessions that did not start."""
 
@@ -99,6 +99,8 @@ class FleetRules:
     """On a CPU compilers and jobs have turns of this many seconds; None: all builds end before the first job."""
     compiles_ahead: bool = False
     """The session of the only device compiles ahead what would take minutes at a first call."""
+    nearly_done: int = NEARLY_DONE
+    """A device with so many jobs left, or fewer, may split a solution for what it is sent ahead."""
     one_worker_a_job: bool = False
     """Each job gets a worker of its own, whatever the configuration says."""
 
@@ -323,7 +325,7 @@ class Fleet:
 
         One that is nearly done may split a solution; one that has nothing to do takes what another has not begun, too.
         """
-        splits = len(station.open_jobs) <= NEARLY_DONE
+        splits = len(station.open_jobs) <= self._rules.nearly_done
         while not station.ahead:
             alive = sum(other.client is not None for other in self._stations)
             alive = max(alive, self._places.least_shares)

@@ -11,6 +11,8 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 
 LARGE_BYTES: Final = 1 << 30
 """A larger arena is freed before a block of another definition, whose reference may need its memory."""
+KEPT_SHARE: Final = 8
+"""One that takes more than the GPU's memory divided by this is freed before each block."""
 ROOMY_SHARE: Final = 0.75
 """A solution is called beside the end of the worker before only where more of the GPU's memory than this is free."""
 
@@ -32,20 +34,19 @@ class ArenaTurns:
         """Digest of the definition of the latest block."""
 
     def open_block(self, definition: str) -> bool:
-        """Free a large arena before a block of another definition; say whether it is one.
+        """Free a large arena before a block of another definition, and a very large one before each; say whether it is one.
 
         Jobs of one definition need about as much each time, and to make the arena anew takes 8 ms a job.
 
         Args:
             definition: digest of the block's.
         """
-        if definition == self._definition:
-            return False
-        self._definition = definition
-        if self._arena.size > LARGE_BYTES:
+        is_other, self._definition = definition != self._definition, definition
+        held = self._arena.largest
+        if held > LARGE_BYTES and (is_other or held > total_bytes(self._arena.device) // KEPT_SHARE):
             self._pool.discard()  # the worker maps the arena
             self.release()
-        return True
+        return is_other
 
     def clear(self) -> None:
         """Leave nothing in the arena that a solution's worker has put there: a reference's gets it now."""

@@ -157,6 +157,11 @@ class SharedArena:
             self._retire()
 
     @property
+    def largest(self) -> int:
+        """Bytes of the memory that it lies in, or comes back to, whichever is more."""
+        return max(self.size, self._home[1].numel() if self._home is not None else 0)
+
+    @property
     def is_aside(self) -> bool:
         """Whether it lies in an anteroom."""
         return self._home is not None

@@ -68,12 +68,12 @@ def cores_of(hello: Hello) -> tuple[list[int], list[int]]:
     """
     if hello.device != "cuda":
         return [], []
-    return _share_cores(hello.gpu_index, hello.sessions)
+    return _share_cores(hello.session, hello.sessions, hello.gpu_index)
 
 
 @cache
-def _share_cores(gpu: int | None, sessions: int) -> tuple[list[int], list[int]]:
-    return share_cores(gpu or 0, sessions, spared=spare_cores(), near=cores_near(gpu))
+def _share_cores(session: int, sessions: int, gpu: int | None) -> tuple[list[int], list[int]]:
+    return share_cores(session, sessions, spared=spare_cores(), near=cores_near(gpu))
 
 
 def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.session.arena_turns import LARGE_BYTES, ArenaTurns
+from flashinfer_bench.bench.runner.session import arena_turns
+from flashinfer_bench.bench.runner.session.arena_turns import KEPT_SHARE, LARGE_BYTES, ArenaTurns
 
 pytestmark = pytest.mark.cpu
 
@@ -14,11 +15,14 @@ pytestmark = pytest.mark.cpu
     [
         (LARGE_BYTES + 1, ["a", "a", "b", "b", "a"], [0, 2, 4]),
         (LARGE_BYTES, ["a", "a", "b"], []),
+        (10 * LARGE_BYTES, ["a", "a", "b"], [0, 2]),
+        (10 * LARGE_BYTES + 1, ["a", "a", "b"], [0, 1, 2]),
     ],
 )
-def test_a_large_arena_is_freed_before_another_definition_once_its_worker_is_ended(size, blocks, freed_at):
+def test_a_large_arena_is_freed_before_another_definition_once_its_worker_is_ended(monkeypatch, size, blocks, freed_at):
+    monkeypatch.setattr(arena_turns, "total_bytes", lambda _: KEPT_SHARE * 10 * LARGE_BYTES)
     done = []
-    arena = SimpleNamespace(size=size, release=lambda: done.append("release"))
+    arena = SimpleNamespace(largest=size, device=None, release=lambda: done.append("release"))
     turns = ArenaTurns(arena, SimpleNamespace(discard=lambda: done.append("discard")))
     freed, new = [], []
     for at, definition in enumerate(blocks):

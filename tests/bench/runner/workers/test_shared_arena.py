@@ -65,6 +65,18 @@ def test_a_large_arena_that_grows_doubles_where_there_is_room(monkeypatch, has_r
         assert arena.size == 5 * PAGE_BYTES
 
 
+def test_the_largest_memory_counts_also_while_the_arena_lies_aside(monkeypatch):
+    monkeypatch.setattr(SharedArena, "_wipe", lambda _: None)
+    with SharedArena(torch.device("cpu")) as arena:
+        arena.reserve(4 * SMALLEST_BYTES)
+        arena._address = 1  # as if it were on a GPU
+        arena.step_aside()
+        assert arena.largest == 4 * SMALLEST_BYTES
+        arena.reserve(SMALLEST_BYTES)
+        assert (arena.size, arena.largest) == (SMALLEST_BYTES, 4 * SMALLEST_BYTES)
+        arena._home = None  # there is nothing to be freed on a GPU
+
+
 def test_memory_of_the_host_is_not_doubled():
     with SharedArena(torch.device("cpu")) as arena:
         assert not arena._has_room(1)
@@ -124,6 +136,7 @@ def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay():
         arena.reserve(SMALLEST_BYTES)
         home, generation = arena.block.data_ptr(), arena.generation
         arena.block.fill_(7)
+        assert arena.largest == SMALLEST_BYTES
         for _ in range(MOST_ANTEROOMS + 1):
             assert arena.may_step_aside(SMALLEST_BYTES)
             arena.step_aside()
