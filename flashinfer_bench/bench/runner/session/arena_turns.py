@@ -34,9 +34,9 @@ class ArenaTurns:
         """Digest of the definition of the latest block."""
 
     def open_block(self, definition: str) -> bool:
-        """Free a large arena before a block of another definition, and a very large one before each; say whether it is one.
+        """Free a large arena before a block of another definition, a very large one before each.
 
-        Jobs of one definition need about as much each time, and to make the arena anew takes 8 ms a job.
+        It says whether the definition is another. Jobs of one definition need about as much each time, and to make the arena anew takes 8 ms a job.
 
         Args:
             definition: digest of the block's.
