@@ -36,7 +36,8 @@ class ArenaTurns:
     def open_block(self, definition: str) -> bool:
         """Free a large arena before a block of another definition, a very large one before each.
 
-        It says whether the definition is another. Jobs of one definition need about as much each time, and to make the arena anew takes 8 ms a job.
+        It says whether the definition is another. Jobs of one definition need about as much each time, and to make the
+        arena anew takes 8 ms a job.
 
         Args:
             definition: digest of the block's.
