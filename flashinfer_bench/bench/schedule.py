@@ -137,6 +137,7 @@ class BlockQueue:
             if job.solution_key not in solutions:
                 solutions[job.solution_key] = _Open(job.solution, first_call=find_first_call(job.solution))
             solutions[job.solution_key].jobs.append(job)
+            solutions[job.solution_key].parts = 0  # it is looked at anew
             self._remaining += 1
 
     def remove(self, indices: Iterable[int]) -> list[Job]:

@@ -166,6 +166,13 @@ def test_one_solution_on_eight_devices_uses_eight():
     assert [len(queue.take(8).jobs) for _ in range(8)] == [1] * 8
 
 
+def test_a_part_that_comes_back_is_dealt_out_in_as_many_parts_as_there_are_devices():
+    queue = BlockQueue(make_jobs((16, 1)))
+    for _ in range(3):
+        queue.give_back(queue.take(4).jobs)
+    assert [len(queue.take(4).jobs) for _ in range(4)] == [4] * 4
+
+
 def test_one_workload_with_many_solutions_uses_eight_devices():
     queue = BlockQueue(make_jobs((1, 100)))
     sizes = [len(queue.take(8, device=str(device)).jobs) for device in range(8)]
