@@ -57,10 +57,10 @@ def play(monkeypatch):
 
 def test_a_thread_that_has_a_quick_core_stays(play):
     played, cores = play(dict.fromkeys(CORES, 100))
-    cores.settle()
+    cores.leave_slow()
     played.tried.clear()
     for _ in range(20):
-        cores.settle()
+        cores.leave_slow()
     assert played.tried == []
 
 
@@ -68,12 +68,12 @@ def test_a_thread_that_has_a_quick_core_stays(play):
 def test_a_thread_leaves_a_core_that_has_become_slow_and_is_bound_to_none(play, seed):
     played, cores = play(dict.fromkeys(CORES, 100))
     cores._chance = random.Random(seed)
-    cores.settle()
+    cores.leave_slow()
     before = played.core
     slow = {core: 200 if core % 2 else 100 for core in CORES}
     slow[before] = 200
     played.took_ns, played.tried = slow, []
-    cores.settle()
+    cores.leave_slow()
     assert len(set(played.tried)) <= MOST_TRIED
     assert played.took_ns[played.core] == min(slow[core] for core in [before, *played.tried])
     assert played.allowed == set(CORES)
@@ -81,12 +81,12 @@ def test_a_thread_leaves_a_core_that_has_become_slow_and_is_bound_to_none(play, 
 
 def test_where_all_cores_are_slower_than_once_the_search_ends(play):
     played, cores = play(dict.fromkeys(CORES, 100))
-    cores.settle()
+    cores.leave_slow()
     played.took_ns = dict.fromkeys(CORES, 140)
     looks = []
     for _ in range(60):
         played.tried = []
-        cores.settle()
+        cores.leave_slow()
         looks.append(len(played.tried))
     assert looks[0] > 0
     assert looks[-1] == 0
@@ -103,7 +103,7 @@ def test_a_core_that_is_not_ours_any_more_is_passed_over(play, monkeypatch):
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     for _ in range(10):
-        cores.settle()
+        cores.leave_slow()
     assert played.core % 2 == 0
     assert played.allowed == set(CORES)
 
@@ -113,20 +113,20 @@ def test_chance_that_the_solution_has_seeded_is_left_alone(play):
     random.seed(7)
     wanted = random.random()
     random.seed(7)
-    cores.settle()
+    cores.leave_slow()
     assert random.random() == wanted
 
 
 @pytest.mark.parametrize("cores", [[], [3]])
 def test_one_core_is_no_choice(cores):
-    QuietCores(cores, lambda: pytest.fail("nothing is to be timed")).settle()
+    QuietCores(cores, lambda: pytest.fail("nothing is to be timed")).leave_slow()
 
 
 def test_this_thread_keeps_all_of_its_cores():
     before = os.sched_getaffinity(0)
     cores = QuietCores(sorted(before))
-    cores.settle()
-    cores.settle()
+    cores.leave_slow()
+    cores.leave_slow()
     core = find_quiet_core()
     assert core in before or (core is None and len(before) == 1)
     with on_core(min(before)):

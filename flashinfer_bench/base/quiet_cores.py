@@ -1,8 +1,8 @@
 """Which core a thread runs on: on a machine that others use, too, a core may be half as fast for a second or more.
 
-Nothing tells this process of it: the other thread of the core belongs to another machine. So a short loop is timed.
-On hosts of one and four GPUs with nothing else in the machine, a loop took 0.57 or 1.17 ms, on six of ten cores the
-longer time; a core that stays in use keeps to one of both for a second (docs/measurements.md).
+Nothing tells this process of it: who slows the core down belongs to another machine. So a short loop is timed.
+On a host of one GPU with nothing else in the machine, a loop took 0.57 or 1.17 ms, on six of ten cores the longer
+time. Which cores are slow changes within tenths of a second to some seconds (docs/measurements.md).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class QuietCores:
         self._chance = random.Random()  # the solution of this process may have seeded the one of the module
         self._best_ns = math.inf
 
-    def settle(self) -> None:
+    def leave_slow(self) -> None:
         """Move the calling thread to a quick core, where the one that it has is slow. Takes 0.1 to 2 ms."""
         if len(self._cores) < 2:
             return
@@ -84,7 +84,7 @@ class QuietCores:
 
 def leave_slow_core() -> None:
     """Move the calling thread to a quick core, before long work of a process that begins. Takes 1 to 2 ms."""
-    QuietCores(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []).settle()
+    QuietCores(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []).leave_slow()
 
 
 @contextmanager

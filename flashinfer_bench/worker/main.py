@@ -179,7 +179,7 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
-        self.cores.settle()
+        self.cores.leave_slow()
         show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
         if self.shared_modules is not None:
@@ -205,7 +205,7 @@ class Worker:
         """Take the places of a job's calls."""
         if self.function is None or self.arena is None:
             raise RuntimeError("the worker was asked to lay out calls before load and bind")
-        self.cores.settle()
+        self.cores.leave_slow()
         self._forget_calls()
         self._laid = lay_out_calls(self.function, self.arena.block, request)
         size = self._laid_bytes = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0

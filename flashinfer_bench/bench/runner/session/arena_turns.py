@@ -9,9 +9,9 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 
-LARGE_BYTES: Final = 1 << 30
+LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before a block of another definition, whose reference may need its memory."""
-KEPT_SHARE: Final = 8
+KEPT_ARENA_SHARE: Final = 8
 """One that takes more than the GPU's memory divided by this is freed before each block."""
 ROOMY_SHARE: Final = 0.75
 """A solution is called beside the end of the worker before only where more of the GPU's memory than this is free."""
@@ -44,7 +44,7 @@ class ArenaTurns:
         """
         is_other, self._definition = definition != self._definition, definition
         held = self._arena.largest
-        if held > LARGE_BYTES and (is_other or held > total_bytes(self._arena.device) // KEPT_SHARE):
+        if held > LARGE_ARENA_BYTES and (is_other or held > total_bytes(self._arena.device) // KEPT_ARENA_SHARE):
             self._pool.discard()  # the worker maps the arena
             self.release()
         return is_other

@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.protocol import (
     JobFault,
     Phase,
 )
-from flashinfer_bench.bench.runner.session.arena_turns import LARGE_BYTES, ArenaTurns
+from flashinfer_bench.bench.runner.session.arena_turns import LARGE_ARENA_BYTES, ArenaTurns
 from flashinfer_bench.bench.runner.session.beside import told_in_turns
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
@@ -140,7 +140,7 @@ class DeviceSession:
         """
         definition = Definition.model_validate(block.definition)
         if self._turns.open_block(definition.digest()):
-            self._timer.release(above=LARGE_BYTES)
+            self._timer.release(above=LARGE_ARENA_BYTES)
         self._broken_loads.clear()
         self._broken_workloads.clear()
         return BlockContext(
