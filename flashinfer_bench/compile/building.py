@@ -12,8 +12,9 @@ import errno
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ from flashinfer_bench.compile.diagnostics import (
 )
 from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.includes import check_read_files
-from flashinfer_bench.compile.recipe import BuildRecipe
+from flashinfer_bench.compile.recipe import BuildRecipe, BuildStep
 from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, StepLimits, StepProcess
 from flashinfer_bench.compile.toolkit import why_toolkit
 from flashinfer_bench.data import Solution
@@ -77,6 +78,8 @@ class Building:
         self._limits = limits
         self._held = ExitStack()
         self._folder = Path()
+        self._is_apart = False
+        """Only the steps that take no header run, or have run."""
         self._failure: BuildFailure | None = None
         self._stays = False
         """Its failure is worth remembering."""
@@ -104,7 +107,28 @@ class Building:
         """
         self.header = header
         try:
+            if self._is_apart:
+                self._go_on(parallel)
+                return None
             return (self._find() or self._start(parallel)) if self._lock() else self._check_wait()
+        except OSError as error:
+            return self._give_up(self._disk_fault(error))
+
+    @property
+    def can_begin_apart(self) -> bool:
+        """Whether `begin_apart` would find something to do."""
+        return not self._is_apart and bool(self.recipe.apart)
+
+    def begin_apart(self, parallel: int = 1) -> Outcome | None:
+        """Begin as `begin` does, but run only the steps that take no header.
+
+        After their end `process` is None again, and `begin` runs the others. The lock is kept meanwhile.
+        """
+        try:
+            if not self._lock():
+                return self._check_wait()
+            self._is_apart = True
+            return self._find() or self._start(parallel)
         except OSError as error:
             return self._give_up(self._disk_fault(error))
 
@@ -194,17 +218,22 @@ class Building:
             return self._publish()
         for path in recipe.products:
             (self._products / path).parent.mkdir(parents=True, exist_ok=True)
-        self.parallel = min(parallel, recipe.width)
-        if self.header is not None:
-            (self._folder / "headers").symlink_to(self.header.directory)
-        self._compile()
+        self._compile((recipe.apart,) if self._is_apart else recipe.stages, parallel)
         return None
 
-    def _compile(self) -> None:
+    def _go_on(self, parallel: int) -> None:
+        """Run what `begin_apart` left."""
+        self._is_apart = False
+        first, *later = self.recipe.stages
+        self._compile((tuple(step for step in first if step not in self.recipe.apart), *later), parallel)
+
+    def _compile(self, stages: Sequence[Sequence[BuildStep]], parallel: int) -> None:
+        if self.header is not None:
+            (self._folder / "headers").symlink_to(self.header.directory)
+        self.parallel = min(parallel, max(len(stage) for stage in stages))
+        limits = replace(self._limits, seconds=max(0.0, self._limits.seconds - self.seconds))
         readable = (*self.recipe.readable, *([self.header.directory] if self.header else []))
-        self.process = StepProcess(
-            self.recipe.stages, self._folder, self._limits, parallel=self.parallel, readable=readable
-        )
+        self.process = StepProcess(stages, self._folder, limits, parallel=self.parallel, readable=readable)
 
     def _conclude(self, report: RunnerReport | None) -> Outcome | None:
         """Return the outcome that follows from the compilers' report; None where the probe has to decide."""
@@ -215,7 +244,7 @@ class Building:
             return self._conclude_probe(report)
         failed = report.failed
         if failed is None:
-            return self._accept()
+            return None if self._is_apart else self._accept()
         lacks = why_toolkit(failed.output, self.recipe.toolkit) if self.recipe.toolkit is not None else None
         reason = why_machine(failed) or lacks
         if reason is not None:
@@ -223,7 +252,7 @@ class Building:
         if self.header is not None and is_no_plain_error(failed):
             (self._folder / "headers").unlink()
             self.header = None
-            self._compile()
+            self._compile(self.recipe.stages, self.parallel)
             return None
         needs = other_architecture(failed)
         if needs is not None and (self.solution is None or not _chooses_architecture(self.solution)):

@@ -194,18 +194,26 @@ class BuildFarm:
             if outcome is not None:
                 self._running.remove(building)
                 finished.append(self._keep(building, outcome))
+            elif building.process is None:
+                self._running.remove(building)
+                self._blocked.append(building)
         self._has_grown = self._headers.advance(is_readable=self._headers.building in readable) or self._has_grown
         candidates, held, self._waiting, self._blocked = [*self._blocked, *self._waiting], [], [], []
         if self._free > 0:
             self._headers.begin((building.recipe for building in candidates), self._free)
         while candidates and self._free > 0:
             building = self._choose(candidates)
-            if self._headers.is_awaited(building.recipe):
+            is_awaited = self._headers.is_awaited(building.recipe)
+            if is_awaited and not building.can_begin_apart:
                 held.append(building)
                 continue
             known = self._failed.get((building.recipe.digest, building.recipe.symbol))
             parallel = max(1, self._free // (len(candidates) + 1))
-            outcome = known or building.begin(parallel, self._headers.find(building.recipe))
+            outcome = known or (
+                building.begin_apart(parallel)
+                if is_awaited
+                else building.begin(parallel, self._headers.find(building.recipe))
+            )
             if outcome is not None:
                 finished.append(self._keep(building, outcome))
             elif building.process is not None:

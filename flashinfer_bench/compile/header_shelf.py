@@ -19,9 +19,9 @@ from flashinfer_bench.compile.recipe import BuildRecipe
 from flashinfer_bench.compile.step_process import StepLimits
 
 LEAST_BUILDS: Final = 3
-"""A header is precompiled where at least so many builds wait for it that find no core free. It takes a little longer
-than one of them, and saves each about half of its time."""
-PATIENCE: Final = 2.0
+"""A header is precompiled where at least so many builds wait for it that find no core free. It takes one and a half
+times as long as one of them, and saves each about half of its time."""
+PATIENCE: Final = 3.0
 """Builds wait for a header that is being compiled for at most so many times what a build took without it."""
 
 
@@ -92,7 +92,7 @@ class HeaderShelf:
     def is_awaited(self, recipe: BuildRecipe) -> bool:
         """Tell whether a build should wait for the header that is being compiled.
 
-        It should as soon as another has ended that read the header's text: the header takes little longer than that.
+        It should as soon as another has ended that read the header's text: the header takes not much longer than that.
         """
         if self.building is None or self.building.process is None or not self._is_under_way(recipe.header):
             return False

@@ -30,6 +30,8 @@ class BuildStep:
     name: str
     """For people: "compile kernel.cu"."""
     argv: tuple[str, ...]
+    takes_header: bool = False
+    """Whether it takes less time with the recipe's header precompiled."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class BuildRecipe:
         return digest_of({"format": FORMAT, "kind": self.kind, **self.made_from})
 
     @property
-    def width(self) -> int:
-        """How many of its steps can run at once."""
-        return max((len(stage) for stage in self.stages), default=1)
+    def apart(self) -> tuple[BuildStep, ...]:
+        """The steps that can be run before the header is there: those of the first stage that do not take it."""
+        first = self.stages[0] if self.stages and self.header is not None else ()
+        return tuple(step for step in first if not step.takes_header)

@@ -12,7 +12,7 @@ from flashinfer_bench.compile.headers import begins_with, read_names
 from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.compile.table import make_recipe
 from flashinfer_bench.worker.walls import landlock
-from tests.kit.native import make_native, pretend_compiler, pretend_torch
+from tests.kit.native import make_native, pretend_compiler, pretend_torch, until_there
 
 TOOLCHAIN = find_toolchain()
 pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
@@ -190,6 +190,74 @@ def test_a_compiler_that_breaks_down_over_a_header_reads_its_text_instead(tmp_pa
     assert steps[-2:] == [(COMPILE, True), (COMPILE, False)]
 
 
+OTHER = "compile other.cpp"
+PAIRS = [make_torch(f"s{n}", f"{INCLUDE}// {n}\n", headers={"other.cpp": f"// {n}\n"}) for n in range(5)]
+"""Solutions of two files, of which one begins with the header."""
+
+
+def when_header(line):
+    """Return a line of shell that is run where the header is precompiled."""
+    return f'case "$*" in *c++-header*) {line};; esac'
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Builds wait for a header for as long as it takes."""
+    monkeypatch.setattr(shelf_module, "PATIENCE", 1e9)
+
+
+@pytest.mark.usefixtures("patient")
+def test_while_a_header_is_made_builds_compile_what_does_not_take_it(tmp_path, steps):
+    go, cache, outcomes = tmp_path / "go", tmp_path / "cache", []
+    toolchain = pretend(tmp_path, when_header(until_there(go)))
+    with BuildFarm(cache, jobs=2, toolchain=toolchain) as farm:
+        farm.add(PAIRS)
+        while farm.open_builds:
+            outcomes += farm.poll()
+            if steps.count((OTHER, False)) == 4:
+                go.touch()
+            farm.wait()
+    assert [one.error for one in outcomes] == [None] * 5
+    assert steps[:2] == [(PRECOMPILE, False), (COMPILE, False)]
+    assert sorted(steps[2:]) == [(COMPILE, True)] * 4 + [(OTHER, False)] * 4
+    assert ArtifactCache(cache).verify() == []
+    assert not list((cache / "staging").iterdir())
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_file_that_does_not_compile_is_told_while_the_header_is_made(tmp_path, steps):
+    fails = 'case "$*" in *"-c other.cpp"*) grep -q BAD other.cpp && echo "other.cpp:1:1: error: no" && exit 1;; esac'
+    good, *others = PAIRS
+    bad = [make_torch(one.name, INCLUDE, headers={"other.cpp": f"// BAD {one.name}\n"}) for one in others]
+    toolchain = pretend(tmp_path, f"{fails}\n{when_header('sleep 1000')}")
+    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
+        outcomes = {one.solution.name: one for one in farm.build_all([*bad, good])}
+    assert outcomes.pop(good.name).error is None
+    assert all("other.cpp:1:1: error: no" in str(one.error) for one in outcomes.values())
+    assert (COMPILE, True) not in steps
+
+
+def test_builds_go_on_without_a_header_that_takes_too_long(tmp_path, steps):
+    toolchain = pretend(tmp_path, when_header("sleep 1000"))
+    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, PAIRS, jobs=2))
+    assert {name for name, _ in steps} == {PRECOMPILE, COMPILE, OTHER}
+    assert (COMPILE, True) not in steps
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_farm_that_ends_leaves_nothing_of_builds_that_wait_for_a_header(tmp_path):
+    toolchain = pretend(tmp_path, when_header("sleep 1000"))
+    cache = tmp_path / "cache"
+    with BuildFarm(cache, jobs=2, toolchain=toolchain) as farm:
+        farm.add(PAIRS)
+        while not any(building.process is None for building in farm._blocked):
+            farm.poll()
+            farm.wait()
+        assert list((cache / "staging").iterdir())
+    assert not list((cache / "staging").iterdir())
+    assert all(one.error is None for one in build(cache, pretend(tmp_path), PAIRS))
+
+
 @pytest.mark.skipif(landlock.version() < 1, reason="needs Landlock")
 def test_compilers_cannot_write_to_a_header(tmp_path, steps):
     toolchain = pretend(tmp_path, 'for f in ../headers/torch/*.gch; do [ -e "$f" ] && echo bad >> "$f"; done; true')
@@ -204,7 +272,7 @@ def test_a_solution_brings_no_precompiled_header_of_its_own(path):
         make_recipe(make_torch(headers={path: ""}), TOOLCHAIN, BuildTarget())
 
 
-@pytest.mark.parametrize(("ran_s", "plain_s", "awaited"), [(10, None, False), (10, 9, True), (19, 9, False)])
+@pytest.mark.parametrize(("ran_s", "plain_s", "awaited"), [(10, None, False), (10, 9, True), (28, 9, False)])
 def test_builds_wait_for_a_header_once_another_has_ended_without_it(tmp_path, monkeypatch, ran_s, plain_s, awaited):
     recipe = make_recipe(make_torch(), pretend_torch(tmp_path, ""), BuildTarget())
     monkeypatch.setattr(shelf_module, "time", SimpleNamespace(monotonic=lambda: 100.0 + ran_s))

@@ -21,6 +21,10 @@ TORCH_NVCC_MACROS: Final = (
 )
 """What torch's own extension builder defines for nvcc; solutions that were written against it expect it."""
 
+TORCH_GCC_FLAGS: Final = ("-fno-devirtualize", "--param=ggc-min-expand=300")
+"""To find out what virtual calls may lead to, g++ optimises all virtual functions of torch's headers, and then drops
+them. And it looks for memory to free each time it needs twice as much; four times as much changes nothing it makes."""
+
 
 @dataclass(frozen=True)
 class Binding:
@@ -42,6 +46,8 @@ class Binding:
     """Linking fails where a symbol stays undefined: all that the library uses is linked to it."""
     versions: Mapping[str, str]
     """Package to its version. A new version gives the artifact another digest."""
+    gcc_flags: tuple[str, ...] = ()
+    """Flags that g++ alone knows, by which it takes less time."""
     header: Path | None = None
     """The header that is worth precompiling, as solutions include it; None where all are read quickly."""
 
@@ -86,6 +92,7 @@ def torch_binding(toolchain: Toolchain) -> Binding:
         exports=lambda _symbol: f"PyInit_{MODULE}",
         links_whole=False,  # Python's own symbols come from the interpreter
         versions={"torch": files.version},
+        gcc_flags=TORCH_GCC_FLAGS,
         header=Path("torch/extension.h"),
     )
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -92,7 +92,8 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         target=target,
         packages=toolchain.nvidia_packages if is_cuda else (),
     )
-    stages = make_stages(parts, units)
+    takers = _takers(parts, units, sources)
+    stages = make_stages(parts, units, takers)
     probe_unit, probe_content = ("probe.cu", DEVICE_PROBE) if cuda else ("probe.cpp", HOST_PROBE)
     return BuildRecipe(
         kind=binding.kind,
@@ -108,7 +109,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         needs_symbol=None if registers_operators(solution) else binding.exports(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,
-        header=_header_recipe(parts, readable) if _takes_header(parts, units, sources) else None,
+        header=_header_recipe(parts, readable) if takers else None,
         include_folders=(".", *_folders_of(parts.flags.cxx)),
         guessed_seconds=_guess_seconds(parts, units, sources),
     )
@@ -134,10 +135,18 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     return units
 
 
-def make_stages(parts: CommandParts, units: Sequence[str]) -> tuple[tuple[BuildStep, ...], ...]:
-    """Return the commands that make the objects, link device code where it is relocatable, and link the library."""
+def make_stages(
+    parts: CommandParts, units: Sequence[str], takers: Collection[str] = ()
+) -> tuple[tuple[BuildStep, ...], ...]:
+    """Return the commands that make the objects, link device code where it is relocatable, and link the library.
+
+    `takers` are the units for which the binding's header is worth precompiling.
+    """
     objects = [f"../obj/{index}.o" for index in range(len(units))]
-    compiling = tuple(_compile_step(parts, unit, output) for unit, output in zip(units, objects, strict=True))
+    compiling = tuple(
+        replace(_compile_step(parts, unit, output), takes_header=unit in takers)
+        for unit, output in zip(units, objects, strict=True)
+    )
     stages: list[tuple[BuildStep, ...]] = [compiling]
     if parts.cuda is not None and DEVICE_LINK_FLAGS.intersection(parts.flags.nvcc):
         command = [*_nvcc(parts, parts.cuda), "-Xcompiler", "-fPIC", *_architectures(parts), "-dlink", *objects]
@@ -156,7 +165,7 @@ def _compile_step(parts: CommandParts, unit: str, output: str) -> BuildStep:
 def _host_command(parts: CommandParts) -> list[str]:
     own = ["-O3", f"-std=c++{parts.binding.standard}", "-fPIC"]
     if not _is_clang(parts.cxx):
-        own += [f"-fmax-errors={MAX_ERRORS}", "-fdiagnostics-color=never"]
+        own += [f"-fmax-errors={MAX_ERRORS}", "-fdiagnostics-color=never", *parts.binding.gcc_flags]
     headers = ["-isystem", HEADERS] if _can_precompile(parts) else []
     return [str(parts.cxx.path), *own, *parts.binding.macros, *parts.flags.cxx, "-I.", *headers, *_search(parts)]
 
@@ -169,12 +178,11 @@ def _can_precompile(parts: CommandParts) -> bool:
     return parts.binding.header is not None and not _is_clang(parts.cxx)  # clang takes none from an include folder
 
 
-def _takes_header(parts: CommandParts, units: Sequence[str], sources: dict[str, bytes]) -> bool:
-    """Tell whether one of the C++ files begins with the header that is worth precompiling."""
+def _takers(parts: CommandParts, units: Sequence[str], sources: dict[str, bytes]) -> frozenset[str]:
+    """Return the C++ files that begin with the header that is worth precompiling."""
     header = str(parts.binding.header)
-    return _can_precompile(parts) and any(
-        begins_with(sources[unit], header) for unit in units if not unit.endswith(DEVICE_SUFFIX)
-    )
+    hosts = [unit for unit in units if not unit.endswith(DEVICE_SUFFIX)] if _can_precompile(parts) else []
+    return frozenset(unit for unit in hosts if begins_with(sources[unit], header))
 
 
 def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildRecipe:
@@ -221,6 +229,7 @@ def _device_command(parts: CommandParts, cuda: CudaToolkit) -> list[str]:
     own += [] if _has(given, "-O") else ["-O3"]
     own += [] if _has(given, "-std", "--std") else [f"-std=c++{parts.binding.standard}"]
     own += [] if "-fPIC" in given else ["-Xcompiler", "-fPIC"]
+    own += [] if _is_clang(parts.cxx) else [word for flag in parts.binding.gcc_flags for word in ("-Xcompiler", flag)]
     macros = [*parts.binding.macros, *parts.binding.nvcc_macros]
     return [*_nvcc(parts, cuda), *own, *macros, *_architectures(parts), *given, "-I.", *_search(parts)]
 
