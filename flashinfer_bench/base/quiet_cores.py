@@ -82,11 +82,6 @@ class QuietCores:
         return took_ns
 
 
-def leave_slow_core() -> None:
-    """Move the calling thread to a quick core, before long work of a process that begins. Takes 1 to 2 ms."""
-    QuietCores(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []).leave_slow()
-
-
 @contextmanager
 def moving() -> Iterator[Callable[[int], bool]]:
     """Give what moves the calling thread to a core, and says whether it may; at the end the thread may have any again.

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.base.quiet_cores import leave_slow_core
 from flashinfer_bench.timing.clocks import import_cupti
 from flashinfer_bench.worker.guard import run_guard
 from flashinfer_bench.worker.jit.stand_in import prepare_stand_in
@@ -127,7 +126,6 @@ def run_template(sock: socket.socket, run_directory: Path | None, preparation: P
         if preparation.precompiles:
             die_with_parent(signal.SIGKILL)  # it takes seconds to be ready, and may not be in time to hear of an end
         with suppress(WireClosed):  # the session ended: so do we
-            leave_slow_core()
             preparation.prepare_clock()
             reader = FrameReader(sock)
             held = _serve_references(sock, reader, most_tasks)

@@ -22,7 +22,6 @@ from types import ModuleType
 from typing import Final
 
 from flashinfer_bench.base.host import spare_cores
-from flashinfer_bench.base.quiet_cores import leave_slow_core
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
 from flashinfer_bench.bench.runner.protocol import Hello
@@ -62,7 +61,6 @@ def serve_host(fd: int) -> None:
 
 def import_judge() -> ModuleType:
     """Import what a session judges with, and how it serves its host then; a module is imported once."""
-    leave_slow_core()
     return importlib.import_module(JUDGE)
 
 

@@ -27,7 +27,6 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from flashinfer_bench.base.host import collector_paused
-from flashinfer_bench.base.quiet_cores import leave_slow_core
 from flashinfer_bench.worker.linux import die_with_parent, fork, hide_memory
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
@@ -50,7 +49,6 @@ def start(fd: int, host_pid: int) -> None:
         return  # the host ended before the kernel was told
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
-    leave_slow_core()
     with collector_paused():
         opening = importlib.import_module(OPENING)
     gc.freeze()  # neither sessions nor workers walk what torch has made
@@ -160,7 +158,6 @@ class Starter:
                 os.set_inheritable(lifeline, True)
                 os.close(control)
                 enter(order, output)
-                leave_slow_core()
                 serve = find_server(order["serves"]) if "serves" in order else self._serve
                 serve(host)
                 code = 0
