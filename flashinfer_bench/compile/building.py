@@ -70,6 +70,8 @@ class Building:
         self.process: StepProcess | None = None
         self.header: Header | None = None
         """The precompiled header that its compilers may take."""
+        self.is_apart = False
+        """Only the steps that take no header run, or have run."""
         self.parallel = 1
         self.seconds = 0.0
         self.was_cached = False
@@ -78,8 +80,6 @@ class Building:
         self._limits = limits
         self._held = ExitStack()
         self._folder = Path()
-        self._is_apart = False
-        """Only the steps that take no header run, or have run."""
         self._failure: BuildFailure | None = None
         self._stays = False
         """Its failure is worth remembering."""
@@ -107,7 +107,7 @@ class Building:
         """
         self.header = header
         try:
-            if self._is_apart:
+            if self.is_apart:
                 self._go_on(parallel)
                 return None
             return (self._find() or self._start(parallel)) if self._lock() else self._check_wait()
@@ -117,7 +117,7 @@ class Building:
     @property
     def can_begin_apart(self) -> bool:
         """Whether `begin_apart` would find something to do."""
-        return not self._is_apart and bool(self.recipe.apart)
+        return not self.is_apart and bool(self.recipe.apart)
 
     def begin_apart(self, parallel: int = 1) -> Outcome | None:
         """Begin as `begin` does, but run only the steps that take no header.
@@ -127,7 +127,7 @@ class Building:
         try:
             if not self._lock():
                 return self._check_wait()
-            self._is_apart = True
+            self.is_apart = True
             return self._find() or self._start(parallel)
         except OSError as error:
             return self._give_up(self._disk_fault(error))
@@ -218,12 +218,12 @@ class Building:
             return self._publish()
         for path in recipe.products:
             (self._products / path).parent.mkdir(parents=True, exist_ok=True)
-        self._compile((recipe.apart,) if self._is_apart else recipe.stages, parallel)
+        self._compile((recipe.apart,) if self.is_apart else recipe.stages, parallel)
         return None
 
     def _go_on(self, parallel: int) -> None:
         """Run what `begin_apart` left."""
-        self._is_apart = False
+        self.is_apart = False
         first, *later = self.recipe.stages
         self._compile((tuple(step for step in first if step not in self.recipe.apart), *later), parallel)
 
@@ -244,7 +244,7 @@ class Building:
             return self._conclude_probe(report)
         failed = report.failed
         if failed is None:
-            return None if self._is_apart else self._accept()
+            return None if self.is_apart else self._accept()
         lacks = why_toolkit(failed.output, self.recipe.toolkit) if self.recipe.toolkit is not None else None
         reason = why_machine(failed) or lacks
         if reason is not None:

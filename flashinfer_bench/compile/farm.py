@@ -198,7 +198,7 @@ class BuildFarm:
                 self._running.remove(building)
                 self._blocked.append(building)
         self._has_grown = self._headers.advance(is_readable=self._headers.building in readable) or self._has_grown
-        candidates, held, self._waiting, self._blocked = [*self._blocked, *self._waiting], [], [], []
+        candidates, held, self._waiting, self._blocked = self._list_candidates(), [], [], []
         if self._free > 0:
             self._headers.begin((building.recipe for building in candidates), self._free)
         while candidates and self._free > 0:
@@ -224,6 +224,11 @@ class BuildFarm:
         if not self.open_builds:  # nothing that is measured from now on has a compiler beside it
             self._headers.cancel()
         return finished
+
+    def _list_candidates(self) -> list[Building]:
+        """Return the builds that may begin or go on, the next one last. Begun ones hold locks, so they go first."""
+        listed = [*self._blocked, *self._waiting]
+        return sorted(listed, key=lambda building: building.is_apart)
 
     def _choose(self, candidates: list[Building]) -> Building:
         """Take the build that is started next: the longest, but first of all the shortest, so that a GPU has work."""

@@ -225,6 +225,25 @@ def test_while_a_header_is_made_builds_compile_what_does_not_take_it(tmp_path, s
 
 
 @pytest.mark.usefixtures("patient")
+def test_builds_that_hold_their_locks_go_on_before_others_begin(tmp_path, steps):
+    go, begun, ended = tmp_path / "go", [], []
+    many = [make_torch(f"s{n}", f"{INCLUDE}// {n}\n", headers={"other.cpp": f"// {n}\n"}) for n in range(9)]
+    toolchain = pretend(tmp_path, when_header(until_there(go)))
+    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
+        farm.add(many)
+        while farm.open_builds:
+            ended += [one.solution.name for one in farm.poll()]
+            if not begun and steps.count((OTHER, False)) == 3:
+                begun = [one.solution.name for one in (*farm._running, *farm._blocked) if one.is_apart]
+                go.touch()
+                while farm._headers.building is not None:  # nothing else is begun meanwhile
+                    farm._headers.advance(is_readable=True)
+            farm.wait()
+    assert len(begun) == 3
+    assert set(ended[1:4]) == set(begun)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_file_that_does_not_compile_is_told_while_the_header_is_made(tmp_path, steps):
     fails = 'case "$*" in *"-c other.cpp"*) grep -q BAD other.cpp && echo "other.cpp:1:1: error: no" && exit 1;; esac'
     good, *others = PAIRS
