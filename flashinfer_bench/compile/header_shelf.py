@@ -86,7 +86,8 @@ class HeaderShelf:
 
     def note(self, building: Building) -> None:
         """Note how long a build took that read the text of a header."""
-        if building.recipe.header is not None and building.header is None and not building.was_cached:
+        has_read = building.header is None and not building.was_cached and not building.is_apart
+        if building.recipe.header is not None and has_read and building.seconds > 0:
             self._plain_s[building.recipe.header.digest] = building.seconds
 
     def is_awaited(self, recipe: BuildRecipe) -> bool:

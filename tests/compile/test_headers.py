@@ -1,5 +1,6 @@
 """Precompiled headers: who takes one, that every build has the same result with and without, and when one is made."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -256,7 +257,8 @@ def test_a_file_that_does_not_compile_is_told_while_the_header_is_made(tmp_path,
     assert (COMPILE, True) not in steps
 
 
-def test_builds_go_on_without_a_header_that_takes_too_long(tmp_path, steps):
+def test_builds_go_on_without_a_header_that_takes_too_long(tmp_path, steps, monkeypatch):
+    monkeypatch.setattr(shelf_module, "PATIENCE", 15.0)
     toolchain = pretend(tmp_path, when_header("sleep 1000"))
     assert all(one.error is None for one in build(tmp_path / "cache", toolchain, PAIRS, jobs=2))
     assert {name for name, _ in steps} == {PRECOMPILE, COMPILE, OTHER}
@@ -269,12 +271,13 @@ def test_a_farm_that_ends_leaves_nothing_of_builds_that_wait_for_a_header(tmp_pa
     cache = tmp_path / "cache"
     with BuildFarm(cache, jobs=2, toolchain=toolchain) as farm:
         farm.add(PAIRS)
-        while not any(building.process is None for building in farm._blocked):
+        while sum(building.is_apart and building.process is None for building in farm._blocked) < 4:
             farm.poll()
             farm.wait()
-        assert list((cache / "staging").iterdir())
+        assert len(list((cache / "staging").iterdir())) == 5  # four, and the header
+        digests = [building.recipe.digest for building in farm._blocked]
     assert not list((cache / "staging").iterdir())
-    assert all(one.error is None for one in build(cache, pretend(tmp_path), PAIRS))
+    assert all(ArtifactCache(cache).lock(digest).take() for digest in digests)
 
 
 @pytest.mark.skipif(landlock.version() < 1, reason="needs Landlock")
@@ -298,9 +301,42 @@ def test_builds_wait_for_a_header_once_another_has_ended_without_it(tmp_path, mo
     shelf = HeaderShelf(None, None, None)
     shelf.building = SimpleNamespace(recipe=recipe.header, process=SimpleNamespace(started=100.0))
     if plain_s is not None:
-        shelf.note(SimpleNamespace(recipe=recipe, header=None, was_cached=False, seconds=plain_s))
+        facts = {"recipe": recipe, "header": None, "was_cached": False, "is_apart": False}
+        shelf.note(SimpleNamespace(**facts, seconds=plain_s))
+        shelf.note(SimpleNamespace(**facts | {"is_apart": True}, seconds=0.1))  # it failed before it read the header
+        shelf.note(SimpleNamespace(**facts, seconds=0.0))  # it never ran
     assert shelf.is_awaited(recipe) is awaited
     assert not shelf.is_awaited(make_recipe(make_native(), TOOLCHAIN, BuildTarget()))
+
+
+FOLLOW_NOT, FOLLOW = "-fno-devirtualize", "-fdevirtualize"
+
+
+def commands_of(toolchain, **settings):
+    """Return the commands that compile a CUDA solution and its bindings: nvcc's, and g++'s."""
+    options = {"cflags": [FOLLOW], "cuda_cflags": ["-Xcompiler", FOLLOW]}
+    made = make_native(language="cuda", headers={"bind.cpp": INCLUDE}, compile_options=options, **settings)
+    return [step.argv for step in make_recipe(made, toolchain, BuildTarget()).stages[0]]
+
+
+@pytest.mark.skipif(TOOLCHAIN.cuda is None, reason="needs nvcc")
+def test_over_torchs_headers_gpp_follows_no_virtual_calls_unless_a_solution_wants_it(tmp_path):
+    toolchain = pretend_torch(tmp_path, "")
+    nvcc, cxx = commands_of(toolchain, binding="torch")
+    assert nvcc[nvcc.index(FOLLOW_NOT) - 1] == "-Xcompiler"
+    assert all(command.index(FOLLOW_NOT) < command.index(FOLLOW) for command in (nvcc, cxx))
+    assert [sum("ggc-min-expand" in word for word in command) for command in (nvcc, cxx)] == [0, 1]
+    assert all(FOLLOW_NOT not in command for command in commands_of(toolchain))  # tvm-ffi's headers are short
+
+
+@pytest.mark.skipif(TOOLCHAIN.cuda is None, reason="needs nvcc")
+def test_clang_gets_no_flags_that_gpp_alone_knows(tmp_path):
+    toolchain = pretend_torch(tmp_path, "")
+    clang = toolchain.cxx.path.with_name("clang++")
+    toolchain = replace(toolchain, cxx=replace(toolchain.cxx, path=clang))
+    words = [word for command in commands_of(toolchain, binding="torch") for word in command]
+    assert str(clang) in words
+    assert not any(word == FOLLOW_NOT or "ggc" in word for word in words)
 
 
 @pytest.mark.parametrize(

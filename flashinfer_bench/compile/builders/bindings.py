@@ -21,9 +21,9 @@ TORCH_NVCC_MACROS: Final = (
 )
 """What torch's own extension builder defines for nvcc; solutions that were written against it expect it."""
 
-TORCH_GCC_FLAGS: Final = ("-fno-devirtualize", "--param=ggc-min-expand=300")
+TORCH_GCC_FLAGS: Final = ("-fno-devirtualize",)
 """To find out what virtual calls may lead to, g++ optimises all virtual functions of torch's headers, and then drops
-them. And it looks for memory to free each time it needs twice as much; four times as much changes nothing it makes."""
+them."""
 
 
 @dataclass(frozen=True)

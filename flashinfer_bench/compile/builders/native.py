@@ -40,6 +40,9 @@ DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-
 """Flags of nvcc after which device code needs a link of its own."""
 MAX_ERRORS: Final = 20
 """g++ stops after this number of errors, so that the log stays short."""
+SELDOM_COLLECTS: Final = "--param=ggc-min-expand=200"
+"""g++ looks for memory to free when it has three times as much as after the last look, in place of twice: of what
+torch's header takes little could be freed. It makes the same."""
 SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0, "kilobyte": 0.1}
 """Guessed seconds of compiling: for each file the headers of its binding, and more for a .cu file, CUTLASS and length.
 
@@ -167,6 +170,7 @@ def _host_command(parts: CommandParts) -> list[str]:
     if not _is_clang(parts.cxx):
         own += [f"-fmax-errors={MAX_ERRORS}", "-fdiagnostics-color=never", *parts.binding.gcc_flags]
     headers = ["-isystem", HEADERS] if _can_precompile(parts) else []
+    own += [SELDOM_COLLECTS] if _can_precompile(parts) else []
     return [str(parts.cxx.path), *own, *parts.binding.macros, *parts.flags.cxx, "-I.", *headers, *_search(parts)]
 
 
