@@ -1,8 +1,9 @@
 """One build, from its lock to its place in the cache. No call waits longer than reading a file takes.
 
 `begin` takes the lock and looks into the cache again. Where the artifact is missing, it starts the compilers in a
-process of their own. The caller waits on that process's descriptor and calls `advance`, which reads what the process
-says. After its end `advance` checks the products and publishes them.
+process of their own. `begin_apart` starts only those that need not wait for a header, and `begin` the others later. The
+caller waits on that process's descriptor and calls `advance`, which reads what the process says. After its end
+`advance` checks the products and publishes them.
 """
 
 from __future__ import annotations
