@@ -158,10 +158,16 @@ class Client:
     def wait(self, task_id: str, timeout_s: float | None = None) -> TaskReport:
         """Return a task when it is over.
 
+        Args:
+            task_id: of the task.
+            timeout_s: limit of the wait, in seconds; left out, as long as the server lets requests wait.
+
         Raises:
             TimeoutError: it is not over in time.
+            ServerFault: the server is gone, or has answered at once for `retry_s` without an end of the task.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        waited = time.monotonic()
         while True:
             left = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
             asked = time.monotonic()
@@ -170,8 +176,12 @@ class Client:
                 return report
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"task {task_id} is {report.status} after {timeout_s:g} s")
-            if time.monotonic() - asked < FIRST_PAUSE_S:  # a server that ends does not let requests wait
-                self._sleep(FIRST_PAUSE_S)
+            if time.monotonic() - asked >= FIRST_PAUSE_S:
+                waited = time.monotonic()
+                continue
+            if time.monotonic() - waited >= self._retry_s:
+                raise ServerFault(f"{self.url} does not wait for task {task_id}, which is {report.status}")
+            self._sleep(FIRST_PAUSE_S)  # a server that ends does not let requests wait
 
     def evaluate(
         self,

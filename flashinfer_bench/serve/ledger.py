@@ -114,11 +114,11 @@ class Ledger:
         with self._database:
             self._database.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?)", (task, workload, trace))
 
-    def end(self, task: str, state: str, error: str | None, now: float) -> None:
+    def end(self, ended: TaskRow) -> None:
         """Keep how a task ended, unless it is over already."""
         change = "UPDATE tasks SET state = ?, error = ?, ended_at = ? WHERE id = ? AND state = ?"
         with self._database:
-            self._database.execute(change, (state, error, now, task, OPEN))
+            self._database.execute(change, (ended.state, ended.error, ended.ended_at, ended.id, OPEN))
 
     def find(self, task: str) -> TaskRow | None:
         """Return a task, or None."""

@@ -29,12 +29,18 @@ class LiveTask:
     """None until the engine has it."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """What happened; at most two more than it has workloads."""
-    is_over: bool = False
+    ended: TaskRow | None = None
+    """The row as it is when the task is over. The task stays here until the ledger has that, too."""
     is_given_back: bool = False
     """The server ends; the next one goes on with the task."""
     follower: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change; then there is another one."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen to the task."""
+        return self.ended is not None
 
     @property
     def status(self) -> str:

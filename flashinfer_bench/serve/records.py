@@ -66,9 +66,9 @@ class TaskRecords:
         """Append a trace to the set, then tell the ledger. What the engine judged for two tasks is one line."""
         await self._do(self._record, row, trace, author)
 
-    async def end(self, task: str, state: str, error: str | None, now: float) -> None:
+    async def end(self, ended: TaskRow) -> None:
         """Keep how a task ended, unless it is over already."""
-        await self._do(self._ledger.end, task, state, error, now)
+        await self._do(self._ledger.end, ended)
 
     async def read(self, task: str) -> tuple[TaskRow | None, dict[str, str]]:
         """Return a task, or None, with its verdicts: workload → trace as JSON."""

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.data import Solution, Trace, TraceSet
@@ -37,6 +38,8 @@ FULL_RETRY_S: Final = 5
 """Seconds after which a client that was refused for lack of room is asked to come again."""
 RESUBMIT_S: Final = 1.0
 """Seconds after which a task of an earlier server is submitted again, where the engine's queue was full."""
+KEEP_S: Final = 2.0
+"""Seconds between two tries to write down how tasks ended, while the disk fails."""
 CLEAN_S: Final = 3600.0
 """Seconds between two looks for ended tasks that are too old to be kept."""
 GIVE_BACK_S: Final = 10.0
@@ -79,7 +82,8 @@ class TaskService:
         """Go on with the tasks that an earlier server left open; return how many."""
         found = await self._records.find_open()
         self._live = {row.id: LiveTask(row, missing) for row, missing in found}
-        self._loops = [asyncio.create_task(self._resubmit()), asyncio.create_task(self._clean())]
+        loops = (self._resubmit(), self._keep_ends(), self._clean())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
         return len(found)
 
     async def drain(self, limit_s: float) -> int:
@@ -87,7 +91,7 @@ class TaskService:
         self.is_draining = True
         for loop in self._loops:
             loop.cancel()
-        open_tasks = list(self._live.values())
+        open_tasks = [live for live in self._live.values() if not live.is_over]
         for live in open_tasks:
             if live.handle is None or live.handle.state == "pending":
                 self._give_back(live)
@@ -95,6 +99,8 @@ class TaskService:
         for live in list(self._live.values()):
             self._give_back(live)
         await _wait_for([live.follower for live in list(self._live.values())], GIVE_BACK_S)
+        for live in [live for live in self._live.values() if live.is_over]:
+            await self._keep_end(live)
         self.is_closing = True
         left = list(self._live.values())
         for live in left:
@@ -139,11 +145,11 @@ class TaskService:
         Raises:
             Refusal: there is no such task.
         """
-        live = self._live.get(task)  # before the ledger is read: the task may end meanwhile
+        stand = self._stand(task)  # before the ledger is read: the task may end meanwhile
         row, traces = await self._records.read(task)
         if row is None:
             raise Refusal(404, f"there is no task {task}; old ones are forgotten")
-        return task_document(row, _status_of(row, live), traces)
+        return _describe(row, stand, traces)
 
     async def wait(self, tasks: Sequence[str], timeout_s: float) -> None:
         """Return when all of these tasks are over, the time is over, or the server ends."""
@@ -193,11 +199,11 @@ class TaskService:
     async def list_tasks(self, submitter: str | None) -> list[dict[str, Any]]:
         """Return the latest tasks, without their traces."""
         rows = await self._records.list_tasks(submitter, self.limits.listed)
-        return [task_document(row, _status_of(row, self._live.get(row.id)), None) for row in rows]
+        return [_describe(row, self._stand(row.id), None) for row in rows]
 
     def count_open(self) -> Counter[str]:
         """Return how many tasks are pending, and how many are running."""
-        return Counter(live.status for live in self._live.values())
+        return Counter(live.status for live in self._live.values() if not live.is_over)
 
     @contextmanager
     def place_to_wait(self) -> Iterator[None]:
@@ -215,6 +221,11 @@ class TaskService:
             self._waiting -= 1
 
     # From here on: how
+
+    def _stand(self, task: str) -> TaskRow | str:
+        """Return how a task ended if only memory knows it, else its status."""
+        live = self._live.get(task)
+        return PENDING if live is None else live.ended or live.status
 
     @contextmanager
     def _room_for(self, submitter: str) -> Iterator[None]:
@@ -279,15 +290,30 @@ class TaskService:
         live.tell(verdict_event(trace))
 
     async def _end(self, live: LiveTask, state: str, error: str | None) -> None:
-        live.is_over = True
-        try:
-            await self._records.end(live.row.id, state, error, time.time())
-        except Fault:
-            _log.exception("task %s: how it ended could not be kept; the next server goes on with it", live.row.id)
+        live.ended = replace(live.row, state=state, error=error, ended_at=time.time())
+        if not await self._keep_end(live):
+            _log.error("task %s: its end cannot be written; tried again every %g s", live.row.id, KEEP_S)
         self.ended[state] += 1
-        self._live.pop(live.row.id, None)
         live.tell(end_event(state, error))
         _log.info("task %s: %s", live.row.id, state)
+
+    async def _keep_end(self, live: LiveTask) -> bool:
+        """Write how a task ended to the ledger. Until that works the task is told from memory."""
+        if live.ended is None:
+            raise AssertionError("only a task that is over has an end")
+        try:
+            await self._records.end(live.ended)
+        except Fault as failure:
+            _log.debug("task %s: %s", live.row.id, failure)
+            return False
+        self._live.pop(live.row.id, None)
+        return True
+
+    async def _keep_ends(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            for live in [live for live in self._live.values() if live.is_over]:
+                await self._keep_end(live)
 
     def _give_back(self, live: LiveTask) -> None:
         live.is_given_back = True
@@ -334,11 +360,13 @@ def _make_row(asked: Submission, now: float) -> TaskRow:
     )
 
 
-def _status_of(row: TaskRow, live: LiveTask | None) -> str:
-    """Return the status of a task as a client is told it: how it ended, or how far the engine is."""
+def _describe(row: TaskRow, stand: TaskRow | str, traces: dict[str, str] | None) -> dict[str, Any]:
+    """Describe a task as the ledger has it, and while it is open there as the server knows it."""
     if row.state != OPEN:
-        return row.state
-    return live.status if live is not None else PENDING
+        return task_document(row, row.state, traces)
+    if isinstance(stand, str):
+        return task_document(row, stand, traces)
+    return task_document(stand, stand.state, traces)
 
 
 async def _wait_event(event: asyncio.Event, timeout_s: float) -> bool:

@@ -91,6 +91,13 @@ def test_waiting_asks_until_the_task_is_over():
     assert [request.url.params["timeout"] for request in answers.requests] == ["30.0"] * 3
 
 
+def test_waiting_ends_where_the_server_no_longer_waits():
+    answers = Answers(*[ok({**TASK, "status": "pending"})] * 3)
+    client = answers.client(retry_s=0.0)
+    with pytest.raises(ServerFault, match=f"does not wait for task {TASK['task_id']}, which is pending"):
+        client.wait("1" * 32)
+
+
 def test_waiting_ends_with_its_time():
     client = Answers(ok({**TASK, "status": "running"})).client()
     with pytest.raises(TimeoutError, match="is running after 0 s"):

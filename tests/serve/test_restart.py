@@ -125,3 +125,24 @@ def test_a_ledger_is_for_its_user_alone_and_of_a_known_version(tmp_path):
     ledger.close()
     with pytest.raises(DataSetError, match="later version"):
         Ledger(tmp_path / "new")
+
+
+def test_while_the_disk_fails_tasks_end_and_their_ends_are_kept_when_it_works_again(site):
+    full = "CREATE TRIGGER full BEFORE {} ON {} BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+
+    async def talk():
+        async with site.serve(is_open=False) as client:
+            task = (await submit(client))["task_id"]
+            ledger = client.records._ledger._database
+            ledger.execute(full.format("INSERT", "verdicts"))
+            ledger.execute(full.format("UPDATE", "tasks").replace("full", "fuller", 1))
+            client.engine.open()
+            told = (await client.get(f"/tasks/{task}?timeout=10")).json()
+            assert (told["status"], "disk is full" in told["error"]) == ("failed", True)
+            assert (await client.get("/tasks")).json()["tasks"][0]["status"] == "failed"
+            assert await client.service.drain(0.05) == 1
+            ledger.execute("DROP TRIGGER fuller")
+            assert await client.service.drain(0.05) == 0
+            assert client.records._ledger.find(task).state == "failed"
+
+    run(talk())
