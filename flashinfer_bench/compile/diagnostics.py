@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
+from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.compile.step_process import StepReport
 
 MAX_LOG: Final = 12_000
@@ -48,7 +49,7 @@ LACKING: Final = re.compile(r"No such file|Permission denied|cannot find|cannot 
 
 def describe_failure(step: StepReport, note: str | None = None) -> str:
     """Return the message of a step that failed: its first error, then a note on the build, then its bounded output."""
-    ended = f"{step.name}: {describe_end(step.code)}"
+    ended = f"{step.name}: the compiler {describe_exit(step.code)}"
     first = first_error(step.output)
     log = bound_log(step.output.strip())
     parts = [first or ended, ended if first else "", note or "", f"--- compiler output ---\n{log}" if log else ""]
@@ -72,14 +73,6 @@ def lead_with_error(message: str) -> str:
         return message
     first = first_error(message, ERRORS[:-1])  # the last one takes any line with the word
     return message if first is None else f"{FOLDERS.sub('', first)}\n{message}"
-
-
-def describe_end(code: int) -> str:
-    """Say how a command ended."""
-    if code >= 0:
-        return f"the compiler ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    return f"the compiler was ended by {name}"
 
 
 def bound_log(text: str, limit: int = MAX_LOG) -> str:

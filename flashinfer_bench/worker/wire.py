@@ -7,7 +7,9 @@ one that is not a JSON object, is a WireError: the reader trusts no length that 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import select
 import socket
 import struct
@@ -91,6 +93,7 @@ class FrameReader:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._fds: list[int] = []
+        self._has_lost_fds = False
         self._takes_fds = takes_fds
 
     def pump(self) -> None:
@@ -110,8 +113,9 @@ class FrameReader:
     def _receive(self) -> bytes:
         if not self._takes_fds:
             return self._sock.recv(READ_BYTES)
-        data, fds, _flags, _address = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
+        data, fds, flags, _address = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
         self._fds.extend(fds)
+        self._has_lost_fds = self._has_lost_fds or bool(flags & socket.MSG_CTRUNC)
         return data
 
     def pop(self) -> dict[str, Any] | None:
@@ -146,7 +150,13 @@ class FrameReader:
         return bool(length > self._max_bytes or len(self._buffer) >= HEADER.size + length)
 
     def take_fds(self) -> list[int]:
-        """Hand over the file descriptors that arrived so far; the caller closes them."""
+        """Hand over the file descriptors that arrived so far; the caller closes them.
+
+        Raises:
+            OSError: one was lost, since this process has as many files open as it may.
+        """
+        if self._has_lost_fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         fds, self._fds = self._fds, []
         return fds
 

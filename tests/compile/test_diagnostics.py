@@ -4,7 +4,6 @@ import pytest
 
 from flashinfer_bench.compile.diagnostics import (
     bound_log,
-    describe_end,
     describe_failure,
     first_error,
     lead_with_error,
@@ -58,8 +57,8 @@ def test_a_message_is_the_first_error_then_the_end_then_the_log():
         "--- compiler output ---",
     ]
     assert message[3:] == ["note", "m.cu(2): error: wrong"]
-    assert describe_failure(report("", -11)) == "compile main.cu: the compiler was ended by SIGSEGV"
-    assert describe_end(-99) == "the compiler was ended by 99"
+    assert describe_failure(report("", -11)) == "compile main.cu: the compiler was killed by SIGSEGV"
+    assert describe_failure(report("", -99)) == "compile main.cu: the compiler was killed by signal 99"
 
 
 def test_a_log_is_bounded_and_the_cut_is_marked():

@@ -1,4 +1,5 @@
 import os
+import resource
 import socket
 import threading
 import time
@@ -73,6 +74,19 @@ def test_descriptors_travel_with_a_frame(pair):
     assert os.read(read_end, 1) == b"x"
     for fd in (read_end, write_end, received):
         os.close(fd)
+
+
+def test_descriptors_that_find_no_room_are_told_as_too_many_open_files(pair):
+    send_frame(pair[0], {"verb": "bind"}, [pair[0].fileno()])
+    reader = FrameReader(pair[1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert reader.read() == {"verb": "bind"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(OSError, match="Too many open files"):
+        reader.take_fds()
 
 
 def count_descriptors():

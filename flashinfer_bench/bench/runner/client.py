@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
@@ -165,6 +166,6 @@ class SessionClient:
         self._process.wait(CLOSE_LIMIT_S)
         said = read_tail(self._stderr) or ("" if self._process.pid else self._process.starter.last_words())
         raise SessionLost(
-            f"the session of {self.device.label} ended in phase {self.phase!r} (exit code {self._process.code})"
+            f"the session of {self.device.label} {describe_exit(self._process.code)} in phase {self.phase!r}"
             + (f"; it said last:\n{said}" if said else "")
         )

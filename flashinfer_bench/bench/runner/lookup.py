@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.parameters import KnownParameters, Parameter, find_wrong_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, PlugIn
@@ -122,7 +123,7 @@ def _ask(
         except (WireClosed, WireError, OSError):
             process.wait(1.0)
             last = read_tail(printed) or starter.last_words()
-            ended = f"the process that imports the evaluators ({names}) ended with exit code {process.code}"
+            ended = f"the process that imports the evaluators ({names}) {describe_exit(process.code)}"
             raise ConfigError(f"{ended}; it said last:\n{last}") from None
         finally:
             process.kill()

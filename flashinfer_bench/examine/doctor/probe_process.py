@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.examine.doctor.readings import Readings, readings_from_json
@@ -59,5 +60,5 @@ def run_probe(
         said = child.stderr.strip().splitlines()
         last = said[-1] if said else "it said nothing"
         raise ProbeFailed(
-            f"the process that measures ended with exit code {child.returncode}: {last} (command: {shlex.join(words)})"
+            f"the process that measures {describe_exit(child.returncode)}: {last} (command: {shlex.join(words)})"
         ) from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
@@ -115,7 +116,7 @@ def _ask(hello: Hello, block: BlockOrder, order: ReproOrder) -> Evaluation:
                 send_frame(ours, frame)
             return _listen(FrameReader(ours, max_bytes=1 << 28))
         except (WireClosed, BrokenPipeError):
-            raise DeviceFault(f"the session ended without a verdict (exit code {process.wait()})") from None
+            raise DeviceFault(f"the session {describe_exit(process.wait())}, without a verdict") from None
         finally:
             ours.close()
             try:

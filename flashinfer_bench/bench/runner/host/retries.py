@@ -39,7 +39,9 @@ class Retries:
         if self._tries[job.index] < TRIES:
             return True
         if phase == REFERENCE_PHASE:
-            self._broken[job.definition.name, job.workload.uuid] = f"its reference ends the session: {message}"
+            self._broken[job.definition.name, job.workload.uuid] = (
+                f"its session was lost {TRIES} times while the reference ran: {message}"
+            )
         return False
 
     def give_up_hung(self, job: Job, reason: str) -> str:

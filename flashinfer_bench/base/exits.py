@@ -1,0 +1,19 @@
+"""How a process ended, in words."""
+
+from __future__ import annotations
+
+import signal
+
+
+def describe_exit(code: int | None) -> str:
+    """Say how a process ended.
+
+    Args:
+        code: its exit code, the number of a signal below zero, or None where its end was not seen.
+    """
+    if code is None:
+        return "ended (its exit code is not known)"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}"
