@@ -7,6 +7,7 @@ A fault is not a verdict. It makes no trace; it is an event, and stands in `faul
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.planning.first_call import FirstCall
-from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
+from flashinfer_bench.bench.planning.plan import Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
@@ -27,6 +28,7 @@ from flashinfer_bench.bench.schedule import find_first_call
 from flashinfer_bench.bench.workshop.given_order import GivenOrder
 from flashinfer_bench.bench.workshop.recorder import TraceRecorder
 from flashinfer_bench.bench.workshop.repeats import Repeats
+from flashinfer_bench.bench.workshop.reserved import Reservation
 from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
@@ -70,6 +72,7 @@ class Benchmark:
         self._unsaved: dict[int, Trace] = {}
         """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
         them."""
+        self._reservation: Reservation | None = None
 
     def __enter__(self) -> Benchmark:
         return self
@@ -98,6 +101,7 @@ class Benchmark:
 
     def close(self) -> None:
         """Leave the cluster, where there is one; each run has ended its own processes."""
+        self._release()
         self.workshop.close()
 
     @collector_paused()
@@ -125,6 +129,29 @@ class Benchmark:
         """Return the recorded trace of each job that a plan with `resume` leaves out."""
         return find_resumed(self.plan(), plan, self._saved_traces()) if plan.resumed else []
 
+    def reserve(self, plan: Plan) -> Plan:
+        """Return the plan of a resumed run without the jobs that other runs of the set judge now.
+
+        The others are reserved for the next `run`, until it ends or `close` is called.
+        """
+        root = self._trace_set.root
+        if root is None:
+            return plan
+        self._release()
+        self._reservation = Reservation(root)
+        taken = self._reservation.reserve(plan.jobs)
+        if not taken:
+            return plan
+        left_out = Counter(
+            (job.definition.name, job.solution.name, taken[job.index]) for job in plan.jobs if job.index in taken
+        )
+        skips = [
+            Skip(definition, solution, None, f"process {process} judges it now")
+            for definition, solution, process in left_out
+        ]
+        left = plan.with_jobs(job for job in plan.jobs if job.index not in taken)
+        return replace(left, skips=(*plan.skips, *skips))
+
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
 
@@ -137,6 +164,14 @@ class Benchmark:
         Raises:
             DataSetError: results are to be saved, and the set has no folder.
         """
+        if save_results and self._reservation is None:
+            self.reserve(plan)
+        try:
+            yield from self._run(plan, save_results=save_results)
+        finally:
+            self._release()
+
+    def _run(self, plan: Plan, *, save_results: bool) -> Iterator[Event]:
         self.faults = []
         if not plan.jobs:
             return
@@ -197,13 +232,15 @@ class Benchmark:
         self._warn_of_errors()
         if resume:
             reread_traces(self._trace_set)
+        is_saved = save_results if dump_traces is None else dump_traces
         plan = self.plan(resume=resume)
+        if resume and is_saved:
+            plan = self.reserve(plan)
         result = self._trace_set.without_traces()
         if plan.resumed:
             result.keep_traces(self.find_resumed(plan))
         elif not plan.jobs:
             warnings.warn(describe_nothing(plan), stacklevel=2)
-        is_saved = save_results if dump_traces is None else dump_traces
         if is_saved and self._trace_set.root is None:
             warnings.warn("the trace set lives in memory, so its traces are not written: give it a root", stacklevel=2)
             is_saved = False
@@ -215,6 +252,11 @@ class Benchmark:
                 if on_event is not None:
                     on_event(event)
         return result
+
+    def _release(self) -> None:
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
     def _saved_traces(self) -> Iterator[AnyTrace]:
         for traces in self._trace_set.traces.values():

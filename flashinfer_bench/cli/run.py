@@ -54,6 +54,9 @@ class RunnableBenchmark(Protocol):
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs of the run, and what is skipped."""
 
+    def reserve(self, plan: Plan) -> Plan:
+        """Return the plan without the jobs that other runs judge now."""
+
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded traces of the jobs that it leaves out."""
 
@@ -148,6 +151,8 @@ def _open(
     with naming_flags(args):
         engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
         plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
+    if args.resume and not (args.dry_run or args.no_save_results):
+        plan = engine.reserve(plan)
     if args.repeat != 1:
         engine.repeat(args.repeat)
     if replayed:

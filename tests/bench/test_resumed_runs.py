@@ -1,5 +1,7 @@
 """What a resumed run does again, in real runs."""
 
+import os
+
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
@@ -48,3 +50,36 @@ def test_one_object_knows_what_it_has_saved_and_only_that(tmp_path):
     assert len(benchmark.get_trace_set().traces["double"]) == 3  # though they may be of one second
     benchmark.get_trace_set().backup_traces()
     assert len(benchmark.plan(resume=True).jobs) == 1
+
+
+def test_two_resumed_runs_at_once_judge_each_job_once(tmp_path):
+    write(tmp_path, DOUBLE)
+    first, second = open_benchmark(tmp_path), open_benchmark(tmp_path)
+    with first, second:
+        kept = first.reserve(first.plan(resume=True))
+        left = second.reserve(second.plan(resume=True))
+        assert (len(kept.jobs), left.jobs) == (1, ())
+        assert [skip.reason for skip in left.skips] == [f"process {os.getpid()} judges it now"]
+        assert len(list(first.run(kept))) > 0
+        assert second.plan(resume=True).resumed == 0  # it has not read what the first has recorded
+    with open_benchmark(tmp_path) as third:
+        assert third.plan(resume=True).resumed == 1
+    assert not (tmp_path / ".runs").exists()
+
+
+def test_jobs_of_a_run_that_was_killed_are_free(tmp_path):
+    write(tmp_path, DOUBLE)
+    (tmp_path / ".runs").mkdir()
+    (tmp_path / ".runs" / "1-gone").write_text("1\nabc")
+    with open_benchmark(tmp_path) as benchmark:
+        assert len(benchmark.reserve(benchmark.plan(resume=True)).jobs) == 1
+        assert [path.name == "1-gone" for path in (tmp_path / ".runs").iterdir()] == [False]
+
+
+def test_a_link_for_the_folder_of_reservations_is_not_followed(tmp_path):
+    write(tmp_path / "set", DOUBLE)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "set" / ".runs").symlink_to(tmp_path / "home")
+    with open_benchmark(tmp_path / "set") as benchmark:
+        assert len(benchmark.reserve(benchmark.plan(resume=True)).jobs) == 1
+        assert list((tmp_path / "home").iterdir()) == []

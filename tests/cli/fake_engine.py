@@ -59,6 +59,9 @@ class FakeEngine:
         recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts) if resume else None
         return make_plan(self.trace_set, self.config, self.machine, recorded=recorded)
 
+    def reserve(self, plan):
+        return plan
+
     def find_resumed(self, plan):
         if not plan.resumed:
             return []
