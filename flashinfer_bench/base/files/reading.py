@@ -1,4 +1,4 @@
-"""Opens files to read, and new ones to write, where anything may stand in their place: pipe, device, endless file.
+"""Opens files to read, where anything may stand in their place: pipe, device, endless file.
 
 Nothing here waits: a pipe or a device is refused, and so is a file that is larger than the reader allows. What is wrong
 is an OSError whose `strerror` says it in words. Links are followed, since data sets are often made of links; it counts
@@ -78,32 +78,6 @@ def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
         handle.close()
         raise
     return handle
-
-
-def open_new(path: Path | str, mode: int = 0o666) -> int:
-    """Make a file that was not there before, and return its descriptor; what had its name is removed.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    Path(path).unlink(missing_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-
-
-def open_to_append(path: Path | str, mode: int = 0o666) -> int:
-    """Open a regular file for writing at its end, made where it is missing; return its descriptor.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    fd = os.open(path, flags, mode)
-    try:
-        refuse_strange(os.fstat(fd), path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def refuse_strange(found: os.stat_result, path: Path | str) -> None:
