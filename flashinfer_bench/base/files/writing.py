@@ -41,6 +41,11 @@ class OpenFolder:
     root: Path | None
     """No link is followed below it. None: links are followed."""
 
+    @property
+    def own_path(self) -> Path:
+        """A path of the open folder, for libraries that take paths; it holds while the folder is open."""
+        return Path(f"/proc/self/fd/{self.fd}")
+
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
         """Open a regular file of the folder, and return its descriptor. Nothing is waited for.
 
@@ -155,7 +160,7 @@ def check_place(path: Path, root: Path | None) -> None:
 
 
 def _check_access(folder: OpenFolder) -> None:
-    if not os.access(f"/proc/self/fd/{folder.fd}", os.W_OK):
+    if not os.access(folder.own_path, os.W_OK):
         raise PermissionError(errno.EACCES, "nothing can be written into its folder", str(folder.path))
 
 
@@ -167,6 +172,23 @@ def open_new(path: Path | str, mode: int = 0o666) -> int:
     """
     with open_folder(Path(path).parent, makes=False) as folder:
         return folder.open_new(Path(path).name, mode)
+
+
+def open_to_replace(path: Path, *, root: Path | None = None) -> int:
+    """Open a file for writing it anew, made where it is missing; return its descriptor. Its folders are made.
+
+    Without a root, it may be a device or a pipe.
+
+    Raises:
+        OSError: it cannot be opened.
+        WriteRefused: a link stands in the way below the root, or the file is one.
+    """
+    with open_folder(path.parent, root) as folder:
+        if root is None:
+            return os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666, dir_fd=folder.fd)
+        fd = folder.open(path.name, os.O_WRONLY | os.O_CREAT)
+        os.ftruncate(fd, 0)
+        return fd
 
 
 def open_to_append(path: Path | str, mode: int = 0o666, *, root: Path | None = None) -> int:
