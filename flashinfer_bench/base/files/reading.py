@@ -18,6 +18,8 @@ OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 read, whatever it is. No walk over a data set ever makes such a path."""
 BLOCK_BYTES: Final = 1 << 20
 """Read at most this many bytes at once."""
+POINTER_START: Final = b"version https://git-lfs.github.com/spec/"
+"""What git-lfs puts in place of a file that was not fetched begins so."""
 KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -49,7 +51,7 @@ def read_whole(path: Path | str, most_bytes: int) -> bytes:
     """Return what a regular file holds.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or holds more than `most_bytes`.
+        OSError: it cannot be read, is no regular file, is a git-lfs pointer, or holds more than `most_bytes`.
     """
     fd = open_to_read(path)
     try:
@@ -62,7 +64,9 @@ def read_whole(path: Path | str, most_bytes: int) -> bytes:
     finally:
         os.close(fd)
     check_size(most_bytes + 1 - left, path, most_bytes)
-    return b"".join(blocks)
+    content = b"".join(blocks)
+    refuse_pointer(content, path)
+    return content
 
 
 def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
@@ -85,6 +89,13 @@ def refuse_strange(found: os.stat_result, path: Path | str) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in KINDS if is_kind(found.st_mode)), "something strange")
         raise OSError(errno.EINVAL, f"this is {kind}, and no regular file", str(path))
+
+
+def refuse_pointer(start: bytes, path: Path | str) -> None:
+    """Raise OSError for a git-lfs pointer that stands in place of a file, by its first bytes."""
+    if start.startswith(POINTER_START):
+        said = "this is a git-lfs pointer, not the file; run `git lfs pull` in its repository"
+        raise OSError(errno.EINVAL, said, str(path))
 
 
 def check_size(size: int, path: Path | str, most_bytes: int) -> None:

@@ -54,6 +54,7 @@ class OpenFolder:
             WriteRefused: it is a link, or has further names.
         """
         follows = 0 if self.root is None else os.O_NOFOLLOW
+        self.refuse_link(name)
         with suppress(FileNotFoundError):
             self._refuse(os.stat(name, dir_fd=self.fd, follow_symlinks=not follows), name)
         try:
@@ -81,10 +82,15 @@ class OpenFolder:
             return False
         return os.path.samestat(os.fstat(fd), found)
 
+    def refuse_link(self, name: str) -> None:
+        """Raise WriteRefused for a link of this name, if there is a root."""
+        with suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+            if self.root is not None and stat.S_ISLNK(found.st_mode):
+                raise _refuse_link(self.path / name, self.root, "file")
+
     def _refuse(self, found: os.stat_result, name: str) -> None:
         path = self.path / name
-        if stat.S_ISLNK(found.st_mode):
-            raise _refuse_link(path, self.root, "file")
         refuse_strange(found, path)
         if self.root is not None and found.st_nlink > 1:
             said = f"it is one file with {found.st_nlink} names (hard links), of which others may lie outside"

@@ -108,10 +108,10 @@ class ResultFiles:
         """The files that lack rows."""
         for path in (*((self._csv,) if self._csv else ()), *self._json):
             try:
-                place = self._places[path] = find_output(path)
+                output = self._places[path] = find_output(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
-                with os.fdopen(open_to_replace(place.path, root=place.root), "wb") as handle:
+                with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as handle:
                     handle.write(_csv_line(COLUMNS).encode() if path is self._csv else b"")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None

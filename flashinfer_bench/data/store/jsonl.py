@@ -8,6 +8,7 @@ that was cut off stays as a line of its own.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -19,13 +20,19 @@ from threading import get_ident
 from typing import BinaryIO, Final
 
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_file
-from flashinfer_bench.base.files.reading import BLOCK_BYTES, check_size, open_stream
+from flashinfer_bench.base.files.reading import (
+    BLOCK_BYTES,
+    POINTER_START,
+    check_size,
+    open_stream,
+    open_to_read,
+    refuse_pointer,
+)
 from flashinfer_bench.base.files.writing import OpenFolder, WriteRefused, check_place, open_folder
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.errors import DataSetError, Fault
 
 _BLOCK: Final = 65536
-_BOM: Final = b"\xef\xbb\xbf"
 _STAGED: Final = 180
 """A staging name begins with this many characters of the file's name."""
 MOST_LINES_BYTES: Final = 1 << 30
@@ -42,12 +49,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """
     number = 0
     with open_stream(path, MOST_LINES_BYTES) as handle:
+        refuse_pointer(os.pread(handle.fileno(), len(POINTER_START), 0), path)
         for lines, is_ended in _split(handle, path):
             for line in lines:
                 number += 1
                 if len(line) + is_ended > MOST_JSON_BYTES:
                     raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
-                text = line.strip().removeprefix(_BOM) if number == 1 else line.strip()
+                text = line.removeprefix(codecs.BOM_UTF8).strip()  # files with a mark may have been put together
                 if text:
                     yield number, text, is_ended
             if number > MOST_LINES:
@@ -112,6 +120,9 @@ def check_append(path: Path, root: Path) -> None:
     try:
         check_place(path, root)
         check_place(_torn(path), root)
+        if path.is_file():
+            with os.fdopen(open_to_read(path), "rb") as handle:
+                refuse_pointer(handle.read(len(POINTER_START)), path)
     except OSError as error:
         raise DataSetError(f"nothing can be appended to {path}: {error.strerror}") from error
 
@@ -125,7 +136,7 @@ def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -
     """Write a file so that a reader sees the old one or the new one, never half; folders are made.
 
     Args:
-        path: the file. A link of this name is replaced, and not followed.
+        path: the file. A link of this name is never followed: it is replaced, or with a root refused.
         content: what it gets.
         root: no link is followed below it.
 
@@ -134,6 +145,7 @@ def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -
     """
     staging = f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp"
     with open_folder(path.parent, root) as folder:
+        folder.refuse_link(path.name)
         try:
             with os.fdopen(folder.open_new(staging), "wb") as handle:
                 handle.write(content)
@@ -144,6 +156,7 @@ def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -
 
 
 def _append(file: int, folder: OpenFolder, name: str, data: bytes) -> None:
+    refuse_pointer(os.pread(file, len(POINTER_START), 0), folder.path / name)
     size = os.fstat(file).st_size
     start = _line_start(file, size)
     if size - start > MOST_JSON_BYTES:

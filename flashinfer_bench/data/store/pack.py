@@ -54,6 +54,9 @@ def pack_folder(folder: Path) -> Packed:
     manifest = _read_manifest(file)
     issues: list[LoadIssue] = []
     sources = _read_sources(folder, listed_paths(manifest), file, issues)
+    if listed_paths(manifest) is None:
+        name = manifest.get("name")
+        sources = {path: text for path, text in sources.items() if not _is_packed(path, text, name)}
     issues.extend(_misspelt(manifest, file))
     solution = parse_raw(Solution, join_solution(manifest, sources), Place(file), issues)
     errors = [str(_with_hint(_flat(issue), manifest)) for issue in issues if issue.severity == "error"]
@@ -145,6 +148,17 @@ def _read_sources(folder: Path, listed: list[str] | None, file: Path, issues: li
             reason = error.strerror if isinstance(error, OSError) else str(error)
             issues.append(LoadIssue("error", file, None, "sources", f"{path}: {reason}"))
     return sources
+
+
+def _is_packed(path: str, text: str, name: object) -> bool:
+    """Tell whether a file is this solution as it was packed before, into the folder itself."""
+    if not path.endswith(".json"):
+        return False
+    try:
+        held = parse_json(text)[0]
+    except ValueError:
+        return False
+    return isinstance(held, dict) and held.get("name") == name and {"definition", "sources", "spec"} <= held.keys()
 
 
 def _read_source(folder: Path, path: str) -> str:
