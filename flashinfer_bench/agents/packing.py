@@ -13,6 +13,7 @@ from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data import BuildSpec, Solution, SourceFile
 from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_sources
 from flashinfer_bench.data.solution import check_source_path
+from flashinfer_bench.data.store.jsonl import write_whole_bytes
 from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
 from flashinfer_bench.errors import DataSetError
@@ -64,7 +65,8 @@ def pack_solution_from_files(
 def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
     """Write the sources of a solution into a folder of its name below another one; return its path.
 
-    The folders are made. Files that are there already are replaced. A source never lands outside of the folder.
+    The folders are made. Files that are there already are replaced. A source never lands outside of the folder: no
+    link below `base_path` is followed.
 
     Raises:
         ValueError: a file cannot be written.
@@ -73,13 +75,9 @@ def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
     for source in solution.sources:
         target = base / check_source_path(source.path)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.parent.resolve().is_relative_to(base.resolve()) or target.is_symlink():
-                raise ValueError(f"{target} is a link, and leads out of {base}")
-            target.write_bytes(source.content.encode("utf-8"))
+            write_whole_bytes(target, source.content.encode("utf-8"), root=Path(base_path))
         except OSError as error:
             raise ValueError(f"{target} cannot be written: {error.strerror}") from None
-    base.mkdir(parents=True, exist_ok=True)
     return str(base)
 
 

@@ -162,7 +162,7 @@ class Benchmark:
             save_results: append each trace to the set on disk before its event is yielded.
 
         Raises:
-            DataSetError: results are to be saved, and the set has no folder.
+            DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
         """
         if save_results and self._reservation is None:
             self.reserve(plan)
@@ -178,8 +178,8 @@ class Benchmark:
         seeds = self._seeds.anew()
         recorder = TraceRecorder(self.workshop, seeds)
         if save_results:
-            for solution in {id(job.solution): job.solution for job in plan.jobs}.values():
-                recorder.root_of(solution)
+            for job in {id(job.solution): job for job in plan.jobs}.values():
+                recorder.check(job.definition, job.solution)
         yield RunStarted(self.machine.devices, len(plan.jobs))
         needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
         repeats = Repeats(plan.jobs, self._repeat) if self._repeat > 1 else None

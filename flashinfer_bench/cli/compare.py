@@ -13,6 +13,7 @@ from typing import Final
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.flags.compare import BUDGET_S
 from flashinfer_bench.cli.given.drafts import read_hints, tell_draft
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
 from flashinfer_bench.cli.screen.output import write_err, write_out
@@ -57,6 +58,8 @@ def execute(args: argparse.Namespace) -> int:
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     _check_order(args)
     named = open_trace_set(args) if is_set_named(args, os.environ) else None
+    if args.junit:
+        find_output(args.junit, args)  # refuses links in a set, before anything is measured
     first, second = find_sides((args.first, args.second), named, read_hints(args))
     _tell_drafts(args, named, [one.draft for one in (first, second) if one.draft is not None])
     if args.recorded:
@@ -123,7 +126,8 @@ def _write(args: argparse.Namespace, comparison: ComparedSides, slower: list[str
     sides = (args.first, args.second)
     if args.junit:
         try:
-            write_whole(Path(args.junit), render_junit(comparison, slower))
+            place = find_output(args.junit, args)
+            write_whole(place.path, render_junit(comparison, slower), root=place.root)
         except OSError as error:
             raise Fault(f"{args.junit} cannot be written: {error.strerror}") from error
     if args.format == "json":

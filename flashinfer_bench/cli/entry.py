@@ -158,14 +158,26 @@ def _start_ahead(argv: Sequence[str]) -> None:
         starter_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
 
 
+def _has_no_folder() -> bool:
+    """Tell whether the working directory was removed: then neither a relative path nor torch's libraries are found."""
+    try:
+        os.getcwd()  # noqa: PTH109 - Path.cwd is the same
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _import_command(word: str) -> ModuleType:
     return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word].module}")
 
 
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
-    if starts_ahead:
+    is_lost = _has_no_folder()
+    if starts_ahead and not is_lost:
         _start_ahead(argv)
     start_log(argv)
     args = parse_command_line(argv)
+    if is_lost and not {"-h", "--help"} & set(argv):
+        raise Misuse("the working directory was removed; cd to another one first")
     code: int = args.execute(args)
     return code

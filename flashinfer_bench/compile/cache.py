@@ -25,8 +25,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, FileLock
-from flashinfer_bench.base.files.reading import open_stream, open_to_append, read_whole
+from flashinfer_bench.base.files.reading import open_stream, read_whole
 from flashinfer_bench.base.files.trees import remove_tree, walk_files
+from flashinfer_bench.base.files.writing import open_to_append
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.env import CACHE_VARIABLE
 from flashinfer_bench.errors import ConfigError

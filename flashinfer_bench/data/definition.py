@@ -14,7 +14,7 @@ from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes, parse_expression
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import HintLimit, did_you_mean
-from flashinfer_bench.data.reference import parse_reference
+from flashinfer_bench.data.reference import BYTE_ORDER_MARK, parse_reference
 
 if TYPE_CHECKING:
     import torch
@@ -158,6 +158,7 @@ class Definition(DataModel):
     @field_validator("reference")
     @classmethod
     def _reference_parses(cls, source: str) -> str:
+        source = source.removeprefix(BYTE_ORDER_MARK)  # the session runs it as a string
         parse_reference(source)
         return source
 

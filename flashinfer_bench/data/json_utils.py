@@ -6,6 +6,7 @@ with one DataSetError that lists everything wrong.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -82,7 +83,7 @@ def _to_json(model: BaseModel, *, indent: int | None = None) -> str:
 
 def _read(file: Path) -> bytes:
     try:
-        return read_whole(file, MOST_JSON_BYTES)
+        return read_whole(file, MOST_JSON_BYTES).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
 

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 ENTRY_NAME: Final = "run"
 """The function of a reference that is called."""
+BYTE_ORDER_MARK: Final = "\ufeff"
+"""Some editors begin a file with it. Python drops it when it reads a file, and refuses it in a string."""
 MOST_CHARACTERS: Final = 1 << 18
 """Source with more characters is not parsed: so many take seconds, and a thousand times as many bytes of memory."""
 
@@ -37,7 +39,7 @@ def parse_module(source: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in a docstring are the author's, and harmless
-            return ast.parse(source)
+            return ast.parse(source.removeprefix(BYTE_ORDER_MARK))
     except SyntaxError as error:
         where = f" (line {error.lineno} of the source)" if error.lineno is not None else ""
         raise ValueError(f"not Python: {error.msg}{where}") from error

@@ -27,7 +27,7 @@ _UNIQUE_DIGITS: Final = 8
 """A unique name has this many hexadecimal digits."""
 _SHOWN_PATHS: Final = 20
 """A message lists this many sources."""
-_NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f\\]")
+_NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f]")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
@@ -49,9 +49,13 @@ class SupportedBindings(str, Enum):
 
 
 def check_source_path(path: str) -> str:
-    """Return the path in its plain form; raise ValueError when it is not a relative path that stays where it starts."""
+    """Return the path in its plain form; raise ValueError when it is not a relative path that stays where it starts.
+
+    Backslashes, as Windows writes them, become slashes.
+    """
+    path = path.replace("\\", "/")
     if not path or _NOT_IN_PATHS.search(path) or path.endswith("/"):
-        raise ValueError(f"{path[:200]!r} is no path of a source file (empty, backslash or control character)")
+        raise ValueError(f"{path[:200]!r} is no path of a source file (empty, a folder or a control character)")
     if path.startswith(("/", "~")) or _DRIVE.match(path):
         raise ValueError(f"{path[:200]!r} is absolute; sources have relative paths")
     parts = PurePosixPath(path).parts

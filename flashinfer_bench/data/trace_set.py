@@ -398,4 +398,4 @@ def _name_of(definition: str | None, def_name: str | None) -> str:
 
 def _free_name(path: Path) -> Path:
     candidates = (path if index == 0 else path.with_name(f"{path.name}_{index}") for index in itertools.count())
-    return next(candidate for candidate in candidates if not candidate.exists())
+    return next(candidate for candidate in candidates if not os.path.lexists(candidate))

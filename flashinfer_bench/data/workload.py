@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StringConstraints, model_validator
+from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
 
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import Unit
@@ -40,9 +40,14 @@ class SafetensorsInput(DataModel):
 
     type: Literal["safetensors"] = "safetensors"
     path: NonEmpty
-    """Relative to the root of the set that holds the workload."""
+    """Relative to the root of the set that holds the workload. Backslashes, as Windows writes them, become slashes."""
     tensor_key: NonEmpty
     """Name of the tensor in the file."""
+
+    @field_validator("path")
+    @classmethod
+    def _has_slashes(cls, path: str) -> str:
+        return path.replace("\\", "/")
 
 
 class CustomInput(DataModel):

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from flashinfer_bench.data.sets.columns import COLUMNS, list_judged, make_row
@@ -28,19 +27,17 @@ def write_export(target: TextIO, form: ExportFormat, trace_set: TraceSet, traces
     return _write_csv(target, rows) if form == "csv" else _write_lines(target, rows)
 
 
-def write_parquet(path: Path, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> int:
-    """Write rows as Parquet, and return their number.
+def make_parquet(trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int]:
+    """Return rows as a Parquet file, and their number.
 
     Raises:
         ConfigError: pandas or pyarrow is not installed.
-        OSError: the file cannot be written.
     """
     import_export_library("pyarrow")
     frame = make_frame(trace_set, traces)
     buffer = io.BytesIO()
     frame.to_parquet(buffer, engine="pyarrow", index=False)
-    path.write_bytes(buffer.getvalue())
-    return len(frame)
+    return buffer.getvalue(), len(frame)
 
 
 def render_columns() -> str:

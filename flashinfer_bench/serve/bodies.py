@@ -135,7 +135,7 @@ def check_task_id(task: str) -> str:
 
 def _read_object(body: bytes) -> dict[str, Any]:
     try:
-        parsed, _ = parse_json(body.decode("utf-8"))
+        parsed, _ = parse_json(body.decode("utf-8-sig"))
     except ValueError as error:
         raise Refusal(400, f"the body is no JSON: {error}") from error
     if not isinstance(parsed, dict):

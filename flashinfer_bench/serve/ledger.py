@@ -8,19 +8,27 @@ History of the format (`PRAGMA user_version`): 1, the first.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.files.writing import WriteRefused, open_folder
 from flashinfer_bench.errors import DataSetError, Fault
 
 FILE: Final = "tasks.sqlite"
 OPEN: Final = "open"
 """The state of a task in the ledger that is not over: it waits or runs, or the process ended before it did."""
 VERSION: Final = 1
+COMPANIONS: Final = ("-journal", "-wal", "-shm")
+"""Endings of the files that SQLite keeps beside a database."""
+SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
+"""The last bytes of a journal that names a super-journal; see "The Rollback Journal" in SQLite's file format."""
 SCHEMA: Final = """
 CREATE TABLE tasks (
     id TEXT PRIMARY KEY, submitter TEXT NOT NULL, key TEXT, request TEXT NOT NULL, definition TEXT NOT NULL,
@@ -68,19 +76,21 @@ class Ledger:
     """An open ledger.
 
     Args:
-        folder: where its file lies; made where it is missing, for nobody but this user.
+        folder: where its file lies; made where it is missing, for nobody but this user. It is no link.
 
     Raises:
-        DataSetError: another server has it open, or it is of a later version.
+        DataSetError: another server has it open, it is of a later version, or links or files there are strange.
         Fault: the disk fails.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_files(folder)
             self._database = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
             self._prepare()
+        except WriteRefused as error:
+            raise DataSetError(f"{self.path} cannot be opened: {error.strerror}") from error
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise DataSetError(
@@ -173,6 +183,19 @@ class Ledger:
     def _many(self, columns: str, where: str, values: tuple[Any, ...]) -> list[TaskRow]:
         found = self._database.execute(f"SELECT {columns} FROM tasks WHERE {where}", values)
         return [_row(item) for item in found]
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder with a link in place of a file that SQLite opens by its path, or with a journal of several files.
+
+    SQLite rolls back a journal that it finds, and removes the file that the journal names as its super-journal.
+    """
+    with open_folder(folder, folder.parent, mode=0o700) as there:
+        for name in (FILE, *(f"{FILE}{ending}" for ending in COMPANIONS)):
+            with contextlib.suppress(FileNotFoundError), os.fdopen(there.open(name, os.O_RDWR), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - len(SUPER_JOURNAL)))
+                if name != FILE and file.read() == SUPER_JOURNAL:
+                    raise WriteRefused(errno.EINVAL, f"{folder / name} names another journal; remove it", str(folder))
 
 
 def _values(row: TaskRow) -> Iterable[Any]:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.data import Solution, Trace, TraceSet
+from flashinfer_bench.data.store.jsonl import check_append
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import Fault
@@ -57,6 +58,14 @@ class TaskRecords:
     async def accept(self, row: TaskRow) -> TaskRow:
         """Keep a task, on disk when this returns. Where its submitter used its key before, return that task."""
         return await self._do(self._ledger.accept, row)
+
+    async def check(self, row: TaskRow) -> None:
+        """Refuse a task whose traces could not be written to the set.
+
+        Raises:
+            DataSetError: a link in the set stands in the way, or its folder cannot be written.
+        """
+        await self._do(check_append, self._file_of(row), self._writer.root)
 
     async def forget(self, task: str) -> None:
         """Remove a task that was not accepted after all."""

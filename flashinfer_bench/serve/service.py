@@ -130,6 +130,7 @@ class TaskService:
             live = LiveTask(row, list(row.workloads))
             self._live[row.id] = live
             try:
+                await self._records.check(row)
                 await self._submit(live, asked.solution)
             except FlashInferBenchError as error:
                 del self._live[row.id]

@@ -68,3 +68,12 @@ def test_a_file_to_unpack_that_is_not_there_is_one_line_with_what_to_give(here, 
 def test_what_is_not_there_is_misuse(here, argv, capsys):
     assert run_command_line(argv) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_packing_a_folder_into_itself_twice_gives_the_same_file(here, monkeypatch):
+    monkeypatch.chdir(here / "mine")
+    assert run_command_line(["pack", "."]) == 0
+    once = (here / "mine/mine.json").read_bytes()
+    assert run_command_line(["pack", "."]) == 0
+    assert run_command_line(["pack", ".", "-o", "other.json"]) == 0
+    assert (here / "mine/mine.json").read_bytes() == (here / "mine/other.json").read_bytes() == once

@@ -11,16 +11,17 @@ from tests.kit import make_solution
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/main.py", "../main.py", "a/../main.py", "a\\main.py", "C:/main.py", "~/main.py", "a/", "main\0.py", "m\n.py",
-     ".", "x" * 300 + ".py"],
+    ["", "/main.py", "../main.py", "a/../main.py", "..\\main.py", "\\main.py", "C:/main.py", "~/main.py", "a/",
+     "main\0.py", "m\n.py", ".", "x" * 300 + ".py"],
 )  # fmt: skip
 def test_a_source_path_that_may_leave_its_folder_is_refused(path):
     with pytest.raises(ValidationError, match=r"sources\.0\.path"):
         make_solution(sources={path: ""}, entry_point="main.py::run")
 
 
-def test_source_paths_are_brought_into_one_form():
-    solution = make_solution(sources={"./pkg//main.py": "x"}, entry_point="./pkg/main.py::run")
+@pytest.mark.parametrize("path", ["./pkg//main.py", "pkg\\main.py", ".\\pkg\\main.py"])
+def test_source_paths_are_brought_into_one_form(path):
+    solution = make_solution(sources={path: "x"}, entry_point=f"{path}::run")
     assert solution.get_entry_source().path == "pkg/main.py"
     assert str(solution.get_entry_path()) == "pkg/main.py"
     assert solution.get_entry_symbol() == "run"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import threading
 
@@ -74,3 +76,43 @@ def test_fetching_a_blob_does_not_wait_for_ever(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("version https://git-lfs.github.com/spec/v1\n")
     with locked_folder(tmp_path, 0.0), pytest.raises(WorkloadFault, match=f"held by process {os.getpid()}"):
         BlobStore(tmp_path, fetch=lambda root, path: None).locate("a")
+
+
+@pytest.fixture(params=[errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def no_flock(request, monkeypatch):
+    """Make flock say what it says on a file system without it."""
+
+    def refuse(*_):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_without_flock_lines_are_appended_under_a_file_beside(tmp_path, no_flock):
+    for line in ('{"a": 1}', '{"b": 1}'):
+        jsonl.append_line(tmp_path / "a.jsonl", line, root=tmp_path)
+    assert (tmp_path / "a.jsonl").read_text() == '{"a": 1}\n{"b": 1}\n'
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_without_flock_a_folder_has_one_holder_and_the_file_is_named(tmp_path, no_flock):
+    with (
+        locked_folder(tmp_path, 0.0),
+        pytest.raises(TimeoutError, match=r"\.lock; remove that file if no process writes there"),
+        locked_folder(tmp_path, 0.0),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_flock_a_link_beside_is_not_followed(tmp_path, no_flock):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / ".set.lock").symlink_to(tmp_path / "home")
+    with pytest.raises(TimeoutError), locked_folder(tmp_path / "set", 0.0):
+        pass
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_lock_file_on_a_file_system_without_flock_says_so(tmp_path, no_flock):
+    with pytest.raises(OSError, match="has no file locks"):
+        FileLock(tmp_path / "a").take()

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from flashinfer_bench.base.files.reading import open_new, open_stream, open_to_append, read_whole
+from flashinfer_bench.base.files.reading import open_stream, read_whole
+from flashinfer_bench.base.files.writing import open_new, open_to_append
 from tests.kit.strange import STRANGE
 
 

@@ -1,12 +1,15 @@
 """What a server that ends leaves, the next one goes on with; each verdict is in the set once."""
 
 import asyncio
+import os
+import sqlite3
 from collections import Counter
 
 import pytest
 
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.serve.ledger import Ledger
+from tests.serve.conftest import submission
 from tests.serve.test_tasks import run, submit
 
 
@@ -146,3 +149,68 @@ def test_while_the_disk_fails_tasks_end_and_their_ends_are_kept_when_it_works_ag
             assert client.records._ledger.find(task).state == "failed"
 
     run(talk())
+
+
+def link_file(root, home):
+    (root / ".serve").mkdir()
+    (root / ".serve/tasks.sqlite").symlink_to(home / "mine")
+
+
+def link_wal(root, home):
+    Ledger(root / ".serve").close()
+    (root / ".serve/tasks.sqlite-wal").symlink_to(home / "mine")
+
+
+def link_folder(root, home):
+    (root / ".serve").symlink_to(home)
+
+
+def hard_link(root, home):
+    (root / ".serve").mkdir()
+    (root / ".serve/tasks.sqlite").hardlink_to(home / "mine")
+
+
+def pipe(root, home):
+    (root / ".serve").mkdir()
+    os.mkfifo(root / ".serve/tasks.sqlite")
+
+
+def super_journal(root, home):
+    """Make a journal that SQLite rolls back, and that names a file to be removed then."""
+    Ledger(root / ".serve").close()
+    database = sqlite3.connect(root / ".serve/tasks.sqlite", isolation_level=None)
+    database.execute("PRAGMA journal_mode = DELETE")
+    database.execute("PRAGMA journal_mode = PERSIST")
+    database.execute("CREATE TABLE x (y)")
+    database.close()
+    name = str(home / "mine").encode()
+    parts = [(1).to_bytes(4, "big"), name, len(name).to_bytes(4, "big"), (sum(name) & 0xFFFFFFFF).to_bytes(4, "big")]
+    with (root / ".serve/tasks.sqlite-journal").open("r+b") as journal:
+        journal.write(bytes.fromhex("d9d505f920a163d7"))
+        journal.seek(0, os.SEEK_END)
+        journal.write(b"".join(parts) + bytes.fromhex("d9d505f920a163d7"))
+
+
+@pytest.mark.parametrize("trap", [link_file, link_wal, link_folder, hard_link, pipe, super_journal])
+def test_a_strangers_ledger_leads_no_write_out_of_the_set(tmp_path, trap):
+    root, home = tmp_path / "set", tmp_path / "home"
+    root.mkdir()
+    home.mkdir()
+    (home / "mine").write_text("mine")
+    trap(root, home)
+    with pytest.raises((DataSetError, Fault), match="cannot be opened"):
+        Ledger(root / ".serve")
+    assert [(file.name, file.read_text()) for file in home.iterdir()] == [("mine", "mine")]
+
+
+def test_a_task_whose_traces_would_leave_the_set_is_refused(site):
+    async def talk():
+        (site.root / "home").mkdir()
+        (site.root / "traces").symlink_to(site.root / "home")
+        async with site.serve() as client:
+            answer = await client.post("/evaluate", json=submission())
+            assert answer.status_code == 422
+            assert "is a link to" in answer.text
+
+    run(talk())
+    assert list((site.root / "home").iterdir()) == []

@@ -2,6 +2,10 @@
 
 The kernel gives a lock back when its holder ends, however it ends. A wait that reaches its limit raises TimeoutError,
 an OSError that names the path and the process that holds the lock. What is no regular file is refused.
+
+Some file systems have no flock: Lustre without `-o flock`, some NFS. There, `locked_file` and `locked_folder` hold a
+file `.<name>.lock` beside. A holder that is killed leaves it; the TimeoutError then says that it may be removed. The
+other functions raise an OSError that says so.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.reading import refuse_strange
+from flashinfer_bench.base.files.writing import OpenFolder, open_folder
 
 USUAL_LIMIT_S: Final = 60.0
 """How many seconds to wait for a lock whose holder needs it for one short write."""
@@ -24,6 +29,12 @@ POLL_S: Final = 0.005
 TRIES: Final = 100
 """Open a path this many times where its file is always another one by the time it is locked."""
 LOCK_TABLE: Final = Path("/proc/locks")
+NO_FLOCK: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What flock(2) says on a file system that does not have it."""
+
+
+class NoFlock(OSError):
+    """The file system does not have flock."""
 
 
 def try_lock(fd: int) -> bool:
@@ -32,6 +43,10 @@ def try_lock(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno in NO_FLOCK:
+            raise NoFlock(error.errno, "its file system has no file locks (flock); use another one") from None
+        raise
     return True
 
 
@@ -48,7 +63,7 @@ def wait_for_lock(fd: int, path: Path, limit_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def open_locked(path: Path, limit_s: float, *, flags: int = os.O_RDWR, mode: int = 0o600) -> int:
+def open_locked(path: Path, limit_s: float) -> int:
     """Open a file, made where it is missing, and lock it; return its descriptor.
 
     Another process may move or remove the file while this one waits. Then the file that has the path now is locked.
@@ -58,7 +73,7 @@ def open_locked(path: Path, limit_s: float, *, flags: int = os.O_RDWR, mode: int
     """
     deadline = time.monotonic() + limit_s
     for _ in range(TRIES):
-        fd = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
         try:
             refuse_strange(os.fstat(fd), path)
             wait_for_lock(fd, path, deadline - time.monotonic())
@@ -72,14 +87,65 @@ def open_locked(path: Path, limit_s: float, *, flags: int = os.O_RDWR, mode: int
 
 
 @contextlib.contextmanager
+def locked_file(folder: OpenFolder, name: str, limit_s: float) -> Iterator[int]:
+    """Open a file for appending, made where it is missing, and hold its lock for a block; yield its descriptor.
+
+    Raises:
+        TimeoutError: another process held the lock all the time.
+    """
+    path, deadline = folder.path / name, time.monotonic() + limit_s
+    for _ in range(TRIES):
+        fd = folder.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            with _locked(fd, path, folder, deadline - time.monotonic()):
+                if folder.is_file(name, fd):
+                    yield fd
+                    return
+        finally:
+            os.close(fd)
+    raise OSError(f"{path} cannot be locked: its file is another one each time")
+
+
+@contextlib.contextmanager
 def locked_folder(folder: Path, limit_s: float) -> Iterator[None]:
     """Hold the lock of a folder for a block."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        wait_for_lock(fd, folder, limit_s)
-        yield
+        with open_folder(folder, folder, makes=False) as inside, _locked(fd, folder, inside, limit_s):
+            yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _locked(fd: int, path: Path, folder: OpenFolder, limit_s: float) -> Iterator[None]:
+    """Hold the lock of an open file or folder; where there is no flock, hold a file in a folder in place of it."""
+    try:
+        wait_for_lock(fd, path, limit_s)
+    except NoFlock:
+        with _held_beside(f".{path.name}.lock", folder, limit_s):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _held_beside(name: str, folder: OpenFolder, limit_s: float) -> Iterator[None]:
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder.fd))
+            break
+        except FileExistsError:
+            if time.monotonic() >= deadline:
+                said = f"another process holds {folder.path / name}; remove that file if no process writes there"
+                raise TimeoutError(errno.ETIMEDOUT, said, str(folder.path / name)) from None
+        time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder.fd)
 
 
 class FileLock:

@@ -1,4 +1,4 @@
-"""Opens files to read, and new ones to write, where anything may stand in their place: pipe, device, endless file.
+"""Opens files to read, where anything may stand in their place: pipe, device, endless file.
 
 Nothing here waits: a pipe or a device is refused, and so is a file that is larger than the reader allows. What is wrong
 is an OSError whose `strerror` says it in words. Links are followed, since data sets are often made of links; it counts
@@ -18,6 +18,8 @@ OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 read, whatever it is. No walk over a data set ever makes such a path."""
 BLOCK_BYTES: Final = 1 << 20
 """Read at most this many bytes at once."""
+POINTER_START: Final = b"version https://git-lfs.github.com/spec/"
+"""What git-lfs puts in place of a file that was not fetched begins so."""
 KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -49,7 +51,7 @@ def read_whole(path: Path | str, most_bytes: int) -> bytes:
     """Return what a regular file holds.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or holds more than `most_bytes`.
+        OSError: it cannot be read, is no regular file, is a git-lfs pointer, or holds more than `most_bytes`.
     """
     fd = open_to_read(path)
     try:
@@ -62,7 +64,9 @@ def read_whole(path: Path | str, most_bytes: int) -> bytes:
     finally:
         os.close(fd)
     check_size(most_bytes + 1 - left, path, most_bytes)
-    return b"".join(blocks)
+    content = b"".join(blocks)
+    refuse_pointer(content, path)
+    return content
 
 
 def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
@@ -80,37 +84,18 @@ def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
     return handle
 
 
-def open_new(path: Path | str, mode: int = 0o666) -> int:
-    """Make a file that was not there before, and return its descriptor; what had its name is removed.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    Path(path).unlink(missing_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-
-
-def open_to_append(path: Path | str, mode: int = 0o666) -> int:
-    """Open a regular file for writing at its end, made where it is missing; return its descriptor.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    fd = os.open(path, flags, mode)
-    try:
-        refuse_strange(os.fstat(fd), path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def refuse_strange(found: os.stat_result, path: Path | str) -> None:
     """Raise OSError for what is no regular file."""
     if not stat.S_ISREG(found.st_mode):
         kind = next((name for is_kind, name in KINDS if is_kind(found.st_mode)), "something strange")
         raise OSError(errno.EINVAL, f"this is {kind}, and no regular file", str(path))
+
+
+def refuse_pointer(start: bytes, path: Path | str) -> None:
+    """Raise OSError for a git-lfs pointer that stands in place of a file, by its first bytes."""
+    if start.startswith(POINTER_START):
+        said = "this is a git-lfs pointer, not the file; run `git lfs pull` in its repository"
+        raise OSError(errno.EINVAL, said, str(path))
 
 
 def check_size(size: int, path: Path | str, most_bytes: int) -> None:

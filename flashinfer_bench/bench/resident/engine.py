@@ -126,14 +126,14 @@ class Engine:
 
         Raises:
             ConfigError: there is no such solution, definition or workload, or it cannot run on this machine.
-            DataSetError: results are to be saved, and the set has no folder.
+            DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: as much is open as `limits` allow.
             EngineClosed: the engine was closed.
         """
         found = self._submissions.find(solution)
-        if save_results:
-            self._recorder.root_of(found)
         jobs = self._submissions.make_jobs(found, workloads)
+        if save_results and jobs:
+            self._recorder.check(jobs[0].definition, found)
         uuids = tuple(job.workload.uuid for job in jobs)
         task = Task(TaskOrder(found, uuids, priority, submitter, save_results), self._cancel)
         recorded = self._submissions.find_recorded(jobs) if use_recorded else {}

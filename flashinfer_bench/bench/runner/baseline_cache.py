@@ -21,8 +21,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flashinfer_bench.base.files.reading import open_new, read_whole
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.base.files.writing import open_new
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.timing.facts import Count, Nanoseconds, Words
 from flashinfer_bench.timing.measurement import Measured, Stop

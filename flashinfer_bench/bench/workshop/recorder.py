@@ -9,9 +9,9 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.workshop.workshop import Workshop
-from flashinfer_bench.data import Evaluation, Solution, Trace
+from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
 from flashinfer_bench.data.store.record import TraceWriter
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.between_workers import WORKERS, told_with_spread
 
@@ -50,10 +50,30 @@ class TraceRecorder:
         )
 
     def save(self, job: Job, trace: Trace) -> None:
-        """Append a trace to the set that the solution came from."""
-        root = self.root_of(job.solution)
-        writer = self._writers.setdefault(root, TraceWriter(root))
-        writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
+        """Append a trace to the set that the solution came from.
+
+        Raises:
+            Fault: it cannot be written.
+        """
+        try:
+            self._writer(job.solution).append(trace, author=job.solution.author, op_type=job.definition.op_type)
+        except Fault as fault:
+            verdict = trace.evaluation.status.value if trace.evaluation is not None else "none"
+            lost = f"the verdict {verdict} of {job.solution.name} on workload {job.workload.uuid} is lost"
+            raise Fault(f"{fault}; {lost}, and --resume judges it again") from fault
+
+    def check(self, definition: Definition, solution: Solution) -> None:
+        """Refuse a solution whose traces could not be saved.
+
+        Raises:
+            DataSetError: the set has no folder, a link in it stands in the way, or it cannot be written.
+        """
+        names = {"op_type": definition.op_type, "definition": definition.name}
+        self._writer(solution).check(author=solution.author, **names)
+
+    def _writer(self, solution: Solution) -> TraceWriter:
+        root = self.root_of(solution)
+        return self._writers.setdefault(root, TraceWriter(root))
 
     def root_of(self, solution: Solution) -> Path:
         """Return the folder of the set that a solution's traces go to.

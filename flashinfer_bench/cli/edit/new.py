@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.files.writing import WriteRefused
+from flashinfer_bench.cli.given.outputs import Output, find_output
 from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.shared_flags import PROGRAM
@@ -34,7 +37,7 @@ def execute_solution(args: argparse.Namespace) -> int:
     file = Path(args.output or f"my_{path_part(name)}{mark}{SUFFIXES[language]}")
     if file.suffix.lower() != SUFFIXES[language]:
         raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
-    _write({file: make_solution_text(definitions[name], language)})
+    _write({find_output(file, args): make_solution_text(definitions[name], language)})
     root = trace_set.roots[0] if trace_set.roots else "SET"
     _tell(args, [file], ["run", str(root), "--solution", str(file), "--definition", name])
     return 0
@@ -49,20 +52,21 @@ def execute_definition(args: argparse.Namespace) -> int:
     file = definition_path(root, op_type=definition.op_type, definition=definition.name)
     workloads = workloads_path(root, op_type=definition.op_type, definition=definition.name)
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    _write({file: json.dumps(plain, indent=2) + "\n", workloads: text})
+    _write({Output(file, root): json.dumps(plain, indent=2) + "\n", Output(workloads, root): text})
     _tell(args, [file, workloads], ["new", "solution", str(root), "--definition", definition.name])
     return 0
 
 
-def _write(texts: dict[Path, str]) -> None:
+def _write(texts: dict[Output, str]) -> None:
     """Write files that are not there yet."""
-    there = [str(file) for file in texts if file.exists()]
+    there = [str(file) for file, _ in texts if os.path.lexists(file)]
     if there:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
-    for file, text in texts.items():
+    for (file, root), text in texts.items():
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, text)
+            write_whole(file, text, root=root)
+        except WriteRefused as error:
+            raise DataSetError(f"{file} cannot be written: {error.strerror}") from error
         except OSError as error:
             raise Fault(f"{file} cannot be written: {error.strerror}") from error
 

@@ -14,6 +14,7 @@ from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.cli.given.drafts import take_drafts
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
@@ -45,7 +46,9 @@ def execute(args: argparse.Namespace) -> int:
     job = plan.jobs[0]
     _warn_of_changes(job, recorded)
     run_seed, seeds = recorded_seeds(recorded)
-    folder = _make_folder(args.dump or f"{FOLDER}-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}")
+    name = args.dump or f"{FOLDER}-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"
+    find_output(name, args)  # refuses links in a set
+    folder = _make_folder(name)
     order = ReproOrder(
         job=job,
         seed=JobSeeds(config.seed if run_seed is None else run_seed, seeds).of(job),

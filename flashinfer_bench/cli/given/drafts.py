@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from flashinfer_bench.base.files.writing import WriteRefused
 from flashinfer_bench.cli.given.wildcards import is_wildcard
 from flashinfer_bench.cli.screen.output import write_err
-from flashinfer_bench.data import Solution, TraceSet, save_json_file
+from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.drafts.draft import AUTHOR, MARK, Draft, DraftHints, is_draft_path, read_draft
+from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import solution_path
 from flashinfer_bench.errors import DataSetError, Fault, Misuse
 
@@ -70,6 +72,7 @@ def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
     """Write a draft's solution to the set that its traces go to, and return the file.
 
     Raises:
+        DataSetError: a link in the set stands in the way.
         Fault: it cannot be written.
     """
     solution = draft.solution
@@ -82,8 +85,11 @@ def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
         solution=solution.name,
     )
     file = trace_set.solution_files.get(solution.name, file)
+    home = next((one for one in trace_set.roots if file.is_relative_to(one)), root)
     try:
-        save_json_file(solution, file)
+        write_whole(file, solution.to_json(indent=2) + "\n", root=home)
+    except WriteRefused as error:
+        raise DataSetError(f"{file} cannot be written: {error.strerror}") from error
     except OSError as error:
         raise Fault(f"{file} cannot be written: {error.strerror}; --no-save-results writes nothing") from error
     trace_set.solution_files[solution.name] = file

@@ -12,12 +12,13 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from itertools import combinations
 from itertools import count as count_up
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.files.writing import open_to_replace
+from flashinfer_bench.cli.given.outputs import Output, find_output
 from flashinfer_bench.cli.perf.rows import PerfRow
 from flashinfer_bench.cli.screen.output import write_err, write_problems
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -101,13 +102,17 @@ class ResultFiles:
         self._csv = Path(output_path) if output_path is not None and not is_json else None
         self._json = [Path(path) for path in ((output_path if is_json else None), json_path) if path is not None]
         self._place = place
+        self._roots: dict[Path, Path | None] = {}
+        self._places: dict[Path, Output] = {}
         self.lost: set[Path] = set()
         """The files that lack rows."""
         for path in (*((self._csv,) if self._csv else ()), *self._json):
             try:
+                output = self._places[path] = find_output(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
-                path.write_text(_csv_line(COLUMNS) if path is self._csv else "", encoding="utf-8", newline="")
+                with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as handle:
+                    handle.write(_csv_line(COLUMNS).encode() if path is self._csv else b"")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
 
@@ -127,18 +132,15 @@ class ResultFiles:
         with self._csv.open(encoding="utf-8", newline="") as handle:
             head, *rows = csv.reader(handle)
         kept = [at for at in range(len(head)) if any(row[at] for row in rows)] if rows else range(len(head))
-        write_whole(self._csv, "".join(_csv_line([row[at] for at in kept]) for row in (head, *rows)))
+        place, text = self._places[self._csv], "".join(_csv_line([row[at] for at in kept]) for row in (head, *rows))
+        write_whole(place.path, text, root=place.root)
 
     def _append(self, path: Path, line: str) -> None:
         if path in self.lost:
             return
-        size = path.stat().st_size if path.exists() else 0
         try:
-            with path.open("a", encoding="utf-8", newline="", errors="backslashreplace") as handle:
-                handle.write(line)
+            self._places[path].append(line.encode(errors="backslashreplace"))
         except OSError as error:
-            with suppress(OSError):  # a device has no size
-                os.truncate(path, size)  # half a row would spoil the others
             self.lost.add(path)
             said = f"a row cannot be written, and none after it will be: {error.strerror}"
             write_problems(f"{path}: {said}; {LOSS_HINT}")

@@ -35,6 +35,6 @@ def write_tolerances(root: Path, requests: Iterable[Request]) -> None:
         root.mkdir(parents=True, exist_ok=True)
         with locked_folder(root, USUAL_LIMIT_S):
             others: dict[str, Any] = {name: section.model_dump() for name, section in read_tolerances(root).items()}
-            write_whole(path, HEAD + yaml.safe_dump({**others, **own}, sort_keys=True))
+            write_whole(path, HEAD + yaml.safe_dump({**others, **own}, sort_keys=True), root=root)
     except OSError as error:
         raise DataSetError(f"{path}: cannot be written: {error}") from error

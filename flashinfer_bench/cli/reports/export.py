@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.writing import open_to_replace
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.report.export import EXPORT_FORMATS, ExportFormat, write_export, write_parquet
+from flashinfer_bench.report.export import EXPORT_FORMATS, ExportFormat, make_parquet, write_export
 
 STDOUT: Final = "-"
 FILE_STEM: Final = "traces"
@@ -35,11 +38,13 @@ def execute_export(args: argparse.Namespace) -> int:
     path = Path(args.target)
     path = path / f"{FILE_STEM}.{form}" if _is_folder(args.target) else path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place = find_output(path, args)
         if form == "parquet":
-            rows = write_parquet(path, trace_set, traces)
+            content, rows = make_parquet(trace_set, traces)
+            with os.fdopen(open_to_replace(place.path, root=place.root), "wb") as binary:
+                binary.write(content)
         else:
-            with path.open("w", encoding="utf-8", newline="") as file:
+            with os.fdopen(open_to_replace(place.path, root=place.root), "w", encoding="utf-8", newline="") as file:
                 rows = write_export(file, form, trace_set, traces)
     except OSError as error:
         write_err(f"error: {path}: cannot be written: {error}")

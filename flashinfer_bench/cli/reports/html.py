@@ -9,6 +9,7 @@ from typing import Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
@@ -28,6 +29,7 @@ def execute_html(args: argparse.Namespace) -> int:
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
     title = args.title or f"Kernels of {trace_set.root.resolve().name if trace_set.root else 'a set'}"
+    find_output(args.folder, args)  # refuses links in a set
     try:
         site = write_site(Path(args.folder), trace_set, traces, title=title, baseline_author=args.baseline_author)
     except ValueError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flashinfer_bench.bench.tolerances import merge_tolerances
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
@@ -25,6 +26,7 @@ def execute_merge(args: argparse.Namespace) -> int:
         write_err(line)
     if all(map(has_nothing, parts)):
         raise DataSetError("\n".join(f"{part.root}: there is nothing to merge" for part in parts))
+    find_output(args.output, args)  # refuses links in a set
     tolerances = merge_tolerances(parts)
     done = merge_sets(parts, Path(args.output), {TOLERANCES_FILE: tolerances} if tolerances else {})
     for lost in done.lost:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.sets import describe_issues, has_nothing
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
@@ -29,6 +30,7 @@ def execute(args: argparse.Namespace) -> int:
         write_err(line)
     if has_nothing(trace_set):
         raise DataSetError(f"{root} holds nothing that can be converted")
+    find_output(args.output, args)  # refuses links in a set
     done = convert_set(trace_set, root, Path(args.output))
     for line in _describe_rest(done, errors=sum(issue.severity == "error" for issue in trace_set.issues)):
         write_err(line)

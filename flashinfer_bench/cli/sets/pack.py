@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
-from flashinfer_bench.data import Definition, Solution, load_json_file, save_json_file
+from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.pack import pack_folder, unpack_solution
 from flashinfer_bench.errors import DataSetError, Fault
@@ -31,7 +33,8 @@ def execute_pack(args: argparse.Namespace) -> int:
     file = Path(args.output) if args.output is not None else Path(f"{path_part(solution.name)}.json")
     _check_target(file, solution)
     try:
-        save_json_file(solution, file)
+        place = find_output(file, args)
+        write_whole(place.path, solution.to_json(indent=2) + "\n", root=place.root)
     except OSError as error:
         raise Fault(f"{file} cannot be written: {error.strerror}") from error
     _tell(args, solution, [file], f"{file}: {solution.name} for {solution.definition}, {_sources(solution)}")
@@ -45,7 +48,7 @@ def execute_unpack(args: argparse.Namespace) -> int:
         raise DataSetError(f"{args.file} is no file; unpack takes a solution's file, such as {where}")
     solution = load_json_file(Solution, args.file)
     folder = Path(args.directory) if args.directory is not None else Path(path_part(solution.name))
-    files = unpack_solution(solution, folder)
+    files = unpack_solution(solution, folder, root=find_output(folder, args).root)
     _tell(args, solution, files, "\n".join(map(str, files)))
     return 0
 

@@ -69,7 +69,8 @@ def write_workloads(trace_set: TraceSet, traces: Sequence[Trace]) -> None:
         return
     for name in dict.fromkeys(trace.definition for trace in traces):
         file = layout.workloads_path(trace_set.root, op_type=trace_set.definitions[name].op_type, definition=name)
-        append_lines(file, [trace.to_json() for trace in traces if trace.definition == name])
+        lines = [trace.to_json() for trace in traces if trace.definition == name]
+        append_lines(file, lines, root=trace_set.root)
 
 
 def write_tensors(trace_set: TraceSet, definition: str, uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -82,7 +83,7 @@ def write_tensors(trace_set: TraceSet, definition: str, uuid: str, tensors: Mapp
     if (trace_set.folder / path).exists():
         raise ValueError(f"{trace_set.folder / path} is there already; recorded verdicts stand on it")
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    write_whole_bytes(trace_set.folder / path, content)
+    write_whole_bytes(trace_set.folder / path, content, root=trace_set.folder)
     return str(path)
 
 

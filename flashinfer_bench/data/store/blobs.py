@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.locks import locked_folder
-from flashinfer_bench.base.files.reading import open_to_read, refuse_strange
+from flashinfer_bench.base.files.reading import POINTER_START, open_to_read, refuse_strange
 from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.git_lfs import fetch_with_git_lfs
 from flashinfer_bench.data.store.layout import BLOB
 from flashinfer_bench.data.store.ownership import own_folders
 from flashinfer_bench.errors import WorkloadFault
 
-_POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_MAX_BYTES: Final = 1024
 FETCH_WAIT_S: Final = 3600.0
 """How many seconds to wait while other processes fetch files of the same set, one after the other."""
@@ -129,7 +128,7 @@ def _is_pointer(file: Path) -> bool:
             return False
         fd = open_to_read(file)
         try:
-            return os.read(fd, len(_POINTER_START)) == _POINTER_START
+            return os.read(fd, len(POINTER_START)) == POINTER_START
         finally:
             os.close(fd)
     except OSError as error:

@@ -55,6 +55,9 @@ def fetch_with_git_lfs(root: Path, path: str) -> str | None:
     """Let git-lfs fetch one file of the set; return why that failed, None when it did not."""
     if shutil.which("git-lfs") is None:
         return f"git-lfs is not installed; install it and run: git lfs pull --include {path!r}"
+    real = (root / path).resolve()
+    if real != root.resolve() / path:  # git-lfs would write behind the link
+        return f"a link leads to it, and nothing is fetched behind one; run in {real.parent}: git lfs pull"
     top = _find_top(root.resolve())
     if top is None:
         return "the set is no git clone: no folder above it has a .git"

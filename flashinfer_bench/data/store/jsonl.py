@@ -2,26 +2,37 @@
 
 An append takes the file's lock, makes sure that the file ends with a newline, and writes the line in one call. A last
 line that was cut off, because a process was killed while it wrote, is moved to `<file>.torn` first. A last line that is
-whole but lacks its newline gets one.
+whole but lacks its newline gets one. A file of another user, or one with further names, is never cut: there, a line
+that was cut off stays as a line of its own.
 """
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
 from typing import BinaryIO, Final
 
-from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, open_locked
-from flashinfer_bench.base.files.reading import BLOCK_BYTES, check_size, open_new, open_stream, open_to_append
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_file
+from flashinfer_bench.base.files.reading import (
+    BLOCK_BYTES,
+    POINTER_START,
+    check_size,
+    open_stream,
+    open_to_read,
+    refuse_pointer,
+)
+from flashinfer_bench.base.files.writing import OpenFolder, WriteRefused, check_place, open_folder
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
-from flashinfer_bench.errors import Fault
+from flashinfer_bench.errors import DataSetError, Fault
 
 _BLOCK: Final = 65536
-_BOM: Final = b"\xef\xbb\xbf"
 _STAGED: Final = 180
 """A staging name begins with this many characters of the file's name."""
 MOST_LINES_BYTES: Final = 1 << 30
@@ -38,12 +49,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """
     number = 0
     with open_stream(path, MOST_LINES_BYTES) as handle:
+        refuse_pointer(os.pread(handle.fileno(), len(POINTER_START), 0), path)
         for lines, is_ended in _split(handle, path):
             for line in lines:
                 number += 1
                 if len(line) + is_ended > MOST_JSON_BYTES:
                     raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
-                text = line.strip().removeprefix(_BOM) if number == 1 else line.strip()
+                text = line.removeprefix(codecs.BOM_UTF8).strip()  # files with a mark may have been put together
                 if text:
                     yield number, text, is_ended
             if number > MOST_LINES:
@@ -69,60 +81,91 @@ def _split(handle: BinaryIO, path: Path) -> Iterator[tuple[list[bytes], bool]]:
         yield [rest], False
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str, *, root: Path | None = None) -> None:
     """Append one line, whole or not at all; other processes may append at the same time.
+
+    Args:
+        path: the file; it and its folders are made where they are missing.
+        line: without its newline.
+        root: no link is followed below it.
 
     Raises:
         Fault: the file cannot be written; it is as it was.
     """
-    append_lines(path, [line])
+    append_lines(path, [line], root=root)
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
+def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) -> None:
     """Append lines, all or none of them; other processes may append at the same time."""
     data = b"".join(line.encode() + b"\n" for line in lines)
     if not data:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open_locked(path, USUAL_LIMIT_S, flags=os.O_RDWR | os.O_APPEND, mode=0o644)
-        try:
-            _append(file, path, data)
-        finally:
-            os.close(file)
+        with open_folder(path.parent, root) as folder, locked_file(folder, path.name, USUAL_LIMIT_S) as file:
+            _append(file, folder, path.name, data)
+    except WriteRefused as error:
+        raise Fault(f"cannot append to {path}: {error.strerror}") from error
     except TimeoutError as error:
         raise Fault(f"cannot append to {path}: {error.strerror}; wait for that process, or end it") from error
     except OSError as error:
         raise Fault(f"cannot append to {path}: {error.strerror}; free space or check the permissions") from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file of text so that a reader sees the old one or the new one, never half."""
-    write_whole_bytes(path, text.encode())
+def check_append(path: Path, root: Path) -> None:
+    """Refuse a file that lines could not be appended to.
 
-
-def write_whole_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp")
+    Raises:
+        DataSetError: the file or a folder cannot be written, or a link below the root stands in the way.
+    """
     try:
-        with os.fdopen(open_new(staging), "wb") as handle:
-            handle.write(content)
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
+        check_place(path, root)
+        check_place(_torn(path), root)
+        if path.is_file():
+            with os.fdopen(open_to_read(path), "rb") as handle:
+                refuse_pointer(handle.read(len(POINTER_START)), path)
+    except OSError as error:
+        raise DataSetError(f"nothing can be appended to {path}: {error.strerror}") from error
 
 
-def _append(file: int, path: Path, data: bytes) -> None:
+def write_whole(path: Path, text: str, *, root: Path | None = None) -> None:
+    """Write a file of text so that a reader sees the old one or the new one, never half."""
+    write_whole_bytes(path, text.encode(), root=root)
+
+
+def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half; folders are made.
+
+    Args:
+        path: the file. A link of this name is never followed: it is replaced, or with a root refused.
+        content: what it gets.
+        root: no link is followed below it.
+
+    Raises:
+        OSError: the file cannot be written; it is as it was.
+    """
+    staging = f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp"
+    with open_folder(path.parent, root) as folder:
+        folder.refuse_link(path.name)
+        try:
+            with os.fdopen(folder.open_new(staging), "wb") as handle:
+                handle.write(content)
+            os.replace(staging, path.name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(staging, dir_fd=folder.fd)
+
+
+def _append(file: int, folder: OpenFolder, name: str, data: bytes) -> None:
+    refuse_pointer(os.pread(file, len(POINTER_START), 0), folder.path / name)
     size = os.fstat(file).st_size
     start = _line_start(file, size)
     if size - start > MOST_JSON_BYTES:
         raise OSError(errno.EFBIG, f"its last line has more than {MOST_JSON_BYTES:,} bytes")
     tail = os.pread(file, size - start, start)
-    if tail and _is_whole(tail):
+    if tail and (_is_whole(tail) or not _may_cut(file)):
         data = b"\n" + data
     elif tail:
-        _keep_torn(path, tail)
+        _keep_torn(folder, name, tail)
         os.ftruncate(file, start)
         size = start
     if os.write(file, data) != len(data):
@@ -151,6 +194,18 @@ def _is_whole(tail: bytes) -> bool:
         return False
 
 
-def _keep_torn(path: Path, tail: bytes) -> None:
-    with os.fdopen(open_to_append(path.with_name(f"{path.name}.torn")), "ab") as torn:
+def _may_cut(file: int) -> bool:
+    """Tell whether a file is this user's, and has one name only."""
+    found = os.fstat(file)
+    return found.st_uid == os.geteuid() and found.st_nlink == 1
+
+
+def _keep_torn(folder: OpenFolder, name: str, tail: bytes) -> None:
+    kept = folder if folder.root is not None else replace(folder, root=folder.path)  # nobody named that file
+    with os.fdopen(kept.open(_torn(Path(name)).name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as torn:
         torn.write(tail + b"\n")
+
+
+def _torn(path: Path) -> Path:
+    """Return the file that lines go to that were cut off."""
+    return path.with_name(f"{path.name}.torn")

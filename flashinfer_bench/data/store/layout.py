@@ -13,6 +13,7 @@ A plain name has no `~`, so no two names share a part.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -121,6 +122,28 @@ def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | No
         if found not in (name, path_part(name)):
             return f"the path says {found!r}, the file {name!r}; the file is believed"
     return None
+
+
+def find_set_around(path: Path, known: Iterable[Path] = ()) -> Path | None:
+    """Return the outermost folder around an absolute path that is a trace set; None where there is none.
+
+    Args:
+        path: need not be there.
+        known: folders of sets. Any other folder is one if it has `definitions/`, or two others of a set's folders.
+    """
+    own = [folder.stat() for folder in known if folder.is_dir()]
+    for folder in reversed(path.parents):
+        try:
+            if any(os.path.samestat(one, folder.stat()) for one in own) or _is_set(folder):
+                return folder
+        except OSError:
+            return None
+    return None
+
+
+def _is_set(folder: Path) -> bool:
+    there = {name for name in FOLDERS if (folder / name).is_dir()}
+    return DEFINITIONS in there or len(there) > 1
 
 
 def refuse_used(folder: Path) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree, walk_files
+from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.files.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.manifest import (
@@ -53,6 +54,9 @@ def pack_folder(folder: Path) -> Packed:
     manifest = _read_manifest(file)
     issues: list[LoadIssue] = []
     sources = _read_sources(folder, listed_paths(manifest), file, issues)
+    if listed_paths(manifest) is None:
+        name = manifest.get("name")
+        sources = {path: text for path, text in sources.items() if not _is_packed(path, text, name)}
     issues.extend(_misspelt(manifest, file))
     solution = parse_raw(Solution, join_solution(manifest, sources), Place(file), issues)
     errors = [str(_with_hint(_flat(issue), manifest)) for issue in issues if issue.severity == "error"]
@@ -61,8 +65,13 @@ def pack_folder(folder: Path) -> Packed:
     return Packed(solution, issues)
 
 
-def unpack_solution(solution: Solution, folder: Path) -> list[Path]:
+def unpack_solution(solution: Solution, folder: Path, *, root: Path | None = None) -> list[Path]:
     """Write a solution's manifest and sources into a folder that is new or empty; return the files.
+
+    Args:
+        solution: the solution.
+        folder: the folder.
+        root: no link is followed below it.
 
     Raises:
         DataSetError: the folder holds something already, or a source cannot be written.
@@ -74,16 +83,17 @@ def unpack_solution(solution: Solution, folder: Path) -> list[Path]:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise DataSetError(f"{folder} is there and not empty; name another folder with -d")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=folder.parent))
-        try:
-            _write_sources(staging, sources)
-            name, text = render_manifest(manifest)
-            (staging / name).write_text(text, encoding="utf-8", newline="\n")
-            staging.chmod(0o755)
-            os.rename(staging, folder)  # noqa: PTH104 - Path.rename hides that a folder with files is never replaced
-        finally:
-            remove_tree(staging)
+        place = folder if root is None else folder.absolute()
+        with open_folder(place.parent, root) as above:
+            staging = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=above.own_path))
+            try:
+                _write_sources(staging, sources)
+                name, text = render_manifest(manifest)
+                (staging / name).write_text(text, encoding="utf-8", newline="\n")
+                staging.chmod(0o755)
+                os.rename(staging, above.own_path / folder.name)  # noqa: PTH104 - hides that no full folder is replaced
+            finally:
+                remove_tree(staging)
     except OSError as error:
         raise DataSetError(f"{folder} cannot be written: {error.strerror}") from error
     return [folder / name, *(folder / path for path in sources)]
@@ -138,6 +148,17 @@ def _read_sources(folder: Path, listed: list[str] | None, file: Path, issues: li
             reason = error.strerror if isinstance(error, OSError) else str(error)
             issues.append(LoadIssue("error", file, None, "sources", f"{path}: {reason}"))
     return sources
+
+
+def _is_packed(path: str, text: str, name: object) -> bool:
+    """Tell whether a file is this solution as it was packed before, into the folder itself."""
+    if not path.endswith(".json"):
+        return False
+    try:
+        held = parse_json(text)[0]
+    except ValueError:
+        return False
+    return isinstance(held, dict) and held.get("name") == name and {"definition", "sources", "spec"} <= held.keys()
 
 
 def _read_source(folder: Path, path: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashinfer_bench.data.store.jsonl import append_line
+from flashinfer_bench.data.store.jsonl import append_line, check_append
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.data.trace import Trace
 
 
 class TraceWriter:
-    """Appends traces under one root."""
+    """Appends traces under one root. No link below it is followed: the set may be a stranger's."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -27,5 +27,13 @@ class TraceWriter:
             Fault: the file cannot be written; what was in it is as it was.
         """
         path = traces_path(self.root, author=author, op_type=op_type, definition=trace.definition)
-        append_line(path, trace.to_json())
+        append_line(path, trace.to_json(), root=self.root)
         return path
+
+    def check(self, *, author: str, op_type: str, definition: str) -> None:
+        """Refuse a place that no trace could be written to; nothing is written.
+
+        Raises:
+            DataSetError: a link stands in the way, or the file or its folder cannot be written.
+        """
+        check_append(traces_path(self.root, author=author, op_type=op_type, definition=definition), self.root)

@@ -20,8 +20,10 @@ from typing import Any, Final
 from jinja2 import Environment, StrictUndefined
 
 from flashinfer_bench import __version__
+from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.jsonl import write_whole, write_whole_bytes
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.pages.details import describe_definition, describe_solution, short
@@ -58,7 +60,7 @@ def write_site(
     """Write the pages of a set's latest verdicts.
 
     Args:
-        folder: a new or an empty one, or one that holds such pages.
+        folder: a new or an empty one, or one that holds such pages. No link in it is followed.
         trace_set: where definitions and solutions are looked up.
         traces: what is shown.
         title: what the pages are called.
@@ -74,9 +76,10 @@ def write_site(
     overview = _overview(trace_set, results, baseline_author)
     solutions = {(item.definition, item.name): item for group in trace_set.solutions.values() for item in group}
     data = folder / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    for old in [*data.glob("d_*.js"), *data.glob("s_*.js")]:
-        old.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_folder(data, folder) as there:
+        for old in [*there.own_path.glob("d_*.js"), *there.own_path.glob("s_*.js")]:
+            old.unlink()
     by_definition: defaultdict[str, list[Result]] = defaultdict(list)
     by_solution: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
@@ -165,18 +168,17 @@ def _check_folder(folder: Path) -> None:
 
 
 def _write(data: Path, key: str, content: Any) -> None:
-    (data / f"{key}.js").write_text(to_script(key, content), encoding="ascii")
+    write_whole_bytes(data / f"{key}.js", to_script(key, content).encode("ascii"), root=data.parent)
 
 
 def _write_assets(folder: Path, title: str) -> None:
     target = folder / "assets"
-    target.mkdir(exist_ok=True)
     scripts = []
     for item in sorted(ASSETS.iterdir(), key=lambda found: found.name):
         if item.name.endswith((".js", ".css", ".txt")):
-            (target / item.name).write_bytes(item.read_bytes())
+            write_whole_bytes(target / item.name, item.read_bytes(), root=folder)
             scripts += [item.name] if item.name.endswith(".js") else []
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = environment.from_string((ASSETS / TEMPLATE).read_text(encoding="utf-8"))
     page = template.render(title=line_of(title), marker=MARKER, scripts=scripts)
-    (folder / "index.html").write_text(page, encoding="utf-8")
+    write_whole(folder / "index.html", page, root=folder)

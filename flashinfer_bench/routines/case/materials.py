@@ -6,7 +6,6 @@ They hold everything that a run needs. So `write_material` makes a folder that `
 from __future__ import annotations
 
 import json
-import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -17,13 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole
+from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole, write_whole_bytes
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.lift import ENTRY, lift
 from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Tensor
@@ -86,28 +85,30 @@ def write_material(root: Path, material: Material) -> None:
     definition, workload = material.definition, material.workload
     names = {"op_type": definition.op_type, "definition": definition.name}
     try:
-        write_whole(layout.definition_path(root, **names), definition.to_json(indent=2) + "\n")
-        _put_workload(layout.workloads_path(root, **names), Trace(definition=definition.name, workload=workload))
+        write_whole(layout.definition_path(root, **names), definition.to_json(indent=2) + "\n", root=root)
+        line = Trace(definition=definition.name, workload=workload)
+        _put_workload(layout.workloads_path(root, **names), line, root)
         for solution in material.solutions.values():
             place = layout.solution_path(root, author=solution.author, solution=solution.name, **names)
-            write_whole(place, solution.to_json(indent=2) + "\n")
+            write_whole(place, solution.to_json(indent=2) + "\n", root=root)
         if material.blobs:
-            _write_blobs(layout.blob_path(root, uuid=workload.uuid, **names), material.blobs)
+            content = save({name: np.asarray(value, order="C") for name, value in material.blobs.items()})
+            write_whole_bytes(layout.blob_path(root, uuid=workload.uuid, **names), content, root=root)
     except (OSError, Fault) as error:
         raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
 
 
-def _put_workload(path: Path, line: Trace) -> None:
+def _put_workload(path: Path, line: Trace, root: Path) -> None:
     """Append a workload, or replace the line that has its uuid. Other lines stay as they are."""
     text = line.to_json()
     lines = [data.decode(errors="replace") for _, data, _ in read_lines(path)] if path.exists() else []
     same = [index for index, one in enumerate(lines) if _uuid_in(one) == line.workload.uuid]
     if not same:
-        append_line(path, text)
+        append_line(path, text, root=root)
     elif [lines[index] for index in same] != [text]:
         kept = [one for index, one in enumerate(lines) if index not in same[1:]]
         kept[same[0]] = text
-        write_whole(path, "".join(f"{one}\n" for one in kept))
+        write_whole(path, "".join(f"{one}\n" for one in kept), root=root)
 
 
 def _uuid_in(line: str) -> object:
@@ -116,17 +117,6 @@ def _uuid_in(line: str) -> object:
         return json.loads(line)["workload"]["uuid"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
-
-
-def _write_blobs(path: Path, blobs: Mapping[str, npt.NDArray[Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    staging.unlink(missing_ok=True)
-    try:
-        save_file({name: np.asarray(value, order="C") for name, value in blobs.items()}, staging)
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
 
 
 def _name(routine: str, case: Case, reference: str, blobs: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.base.files.reading import open_new, read_whole
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.writing import open_new
 
 LIBRARY: Final = Path(".cache", "flashinfer")
 MODULES, SOURCES, BUILD_FILE, DOWNLOADS = "cached_ops", "generated", "build.ninja", "cubins"

@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_a_fault_with_the_path(tmp_path):
 
 def test_a_file_that_was_moved_away_while_waiting_is_made_anew(tmp_path, monkeypatch):
     path, answers = tmp_path / "a.jsonl", iter([False, True])
-    monkeypatch.setattr("flashinfer_bench.base.files.locks._is_same_file", lambda fd, path: next(answers))
+    monkeypatch.setattr("flashinfer_bench.base.files.writing.OpenFolder.is_file", lambda *_: next(answers))
     append_lines(path, ["{}"])
     assert path.read_text() == "{}\n"
 

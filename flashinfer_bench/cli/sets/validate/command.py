@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar, get_args
 
+from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.flags.sets import REPORT_FILES
+from flashinfer_bench.cli.given.outputs import find_output
 from flashinfer_bench.cli.given.sets import has_nothing, load_trace_set
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.sets.validate.chosen import Chosen, choose
@@ -35,7 +37,7 @@ def execute(args: argparse.Namespace) -> int:
     """Make the checks, write what they found, and return 1 if there are errors."""
     checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
     outputs = _choose_outputs(args)
-    folder = _make_folder(args.output_folder)
+    folder = _make_folder(args)
     trace_set = load_trace_set(args)
     if has_nothing(trace_set):
         trace_set.issues = [_as_error(issue) for issue in trace_set.issues]
@@ -44,7 +46,7 @@ def execute(args: argparse.Namespace) -> int:
     if "stdout" in outputs:
         write_out(texts["json" if args.format == "json" else "text"])
     if folder is not None:
-        _write_files({folder / name: texts[output] for output, name in REPORT_FILES.items() if output in outputs})
+        _write_files({folder / name: texts[output] for output, name in REPORT_FILES.items() if output in outputs}, args)
     return FAILED if validation.errors else RAN
 
 
@@ -98,17 +100,20 @@ def _choose_outputs(args: argparse.Namespace) -> list[str]:
     return outputs
 
 
-def _make_folder(name: str | None) -> Path | None:
+def _make_folder(args: argparse.Namespace) -> Path | None:
+    name = args.output_folder
     if name is None:
         return None
     try:
-        Path(name).mkdir(parents=True, exist_ok=True)
+        place = find_output(name, args)
+        with open_folder(place.path, place.root):
+            return Path(name)
     except OSError as error:
         raise Misuse(f"--output-folder: {name}: {error.strerror}") from error
-    return Path(name)
 
 
-def _write_files(texts: dict[Path, str]) -> None:
+def _write_files(texts: dict[Path, str], args: argparse.Namespace) -> None:
     for file, text in texts.items():
-        write_whole(file, text)
+        place = find_output(file, args)
+        write_whole(place.path, text, root=place.root)
         write_err(f"report: {file}")

@@ -1,0 +1,207 @@
+"""Opens files to write, also below a root that a stranger may have filled: no link in it leads a write out of it.
+
+A trace set may come from a stranger. Its root, and the folders above it, may be links: the user named them. Below the
+root, each folder is opened from the one above it, and no link is followed. So a folder that another process exchanges
+in between leads nothing out either. A file is refused if it is no regular file, or has further names (hard links). A
+refusal is a `WriteRefused`; its `strerror` names the place that a link leads to. Every writer below a root opens its
+files here.
+
+This is no sandbox: it does not watch other programs, and a folder that is moved away while it is open is still written
+to. Reading follows links, see `reading.py`. Without a root, the path is the user's own choice, and links are followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.base.files.reading import refuse_strange
+
+_FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_PLAIN: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class WriteRefused(OSError):
+    """A write would leave its root, or change a file that has other names."""
+
+
+@dataclass(frozen=True)
+class OpenFolder:
+    """A folder in which files are written."""
+
+    path: Path
+    """Its path, for messages."""
+    fd: int
+    root: Path | None
+    """No link is followed below it. None: links are followed."""
+
+    @property
+    def own_path(self) -> Path:
+        """A path of the open folder, for libraries that take paths; it holds while the folder is open."""
+        return Path(f"/proc/self/fd/{self.fd}")
+
+    def open(self, name: str, flags: int, mode: int = 0o666) -> int:
+        """Open a regular file of the folder, and return its descriptor. Nothing is waited for.
+
+        Raises:
+            OSError: it cannot be opened, or is no regular file.
+            WriteRefused: it is a link, or has further names.
+        """
+        follows = 0 if self.root is None else os.O_NOFOLLOW
+        self.refuse_link(name)
+        with suppress(FileNotFoundError):
+            self._refuse(os.stat(name, dir_fd=self.fd, follow_symlinks=not follows), name)
+        try:
+            fd = os.open(name, flags | follows | _PLAIN, mode, dir_fd=self.fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        try:
+            self._refuse(os.fstat(fd), name)  # it may be another one by now
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def open_new(self, name: str, mode: int = 0o666) -> int:
+        """Make a file that was not there before, and return its descriptor; a file of this name is removed."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd)
+
+    def is_file(self, name: str, fd: int) -> bool:
+        """Tell whether an open file is the one that has this name now."""
+        try:
+            found = os.stat(name, dir_fd=self.fd, follow_symlinks=self.root is None)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(os.fstat(fd), found)
+
+    def refuse_link(self, name: str) -> None:
+        """Raise WriteRefused for a link of this name, if there is a root."""
+        with suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+            if self.root is not None and stat.S_ISLNK(found.st_mode):
+                raise _refuse_link(self.path / name, self.root, "file")
+
+    def _refuse(self, found: os.stat_result, name: str) -> None:
+        path = self.path / name
+        refuse_strange(found, path)
+        if self.root is not None and found.st_nlink > 1:
+            said = f"it is one file with {found.st_nlink} names (hard links), of which others may lie outside"
+            raise WriteRefused(errno.EMLINK, f"{said}; put a copy in its place", str(path))
+
+
+@contextmanager
+def open_folder(
+    folder: Path, root: Path | None = None, *, makes: bool = True, mode: int = 0o777
+) -> Iterator[OpenFolder]:
+    """Open a folder for a block.
+
+    Args:
+        folder: its path; below the root, if there is one.
+        root: no link is followed below it.
+        makes: make missing folders.
+        mode: of those that are made.
+
+    Raises:
+        OSError: it cannot be opened or made.
+        WriteRefused: a link stands in the way below the root.
+    """
+    top = folder if root is None else root
+    if makes:
+        top.mkdir(parents=True, exist_ok=True, mode=mode)
+    current, here = os.open(top, _FOLDER), top
+    try:
+        for part in folder.relative_to(top).parts:
+            here /= part
+            below = _open_part(current, here, root, mode if makes else None)
+            os.close(current)
+            current = below
+        yield OpenFolder(folder, current, root)
+    finally:
+        os.close(current)
+
+
+def _open_part(parent: int, path: Path, root: Path | None, mode: int | None) -> int:
+    if path.name == "..":
+        raise WriteRefused(errno.EINVAL, "it leads up", str(path))
+    if mode is not None:
+        with suppress(FileExistsError):
+            os.mkdir(path.name, mode, dir_fd=parent)
+    try:
+        return os.open(path.name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        if isinstance(error, NotADirectoryError) and path.is_symlink():
+            raise _refuse_link(path, root, "folder") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _refuse_link(path: Path, root: Path | None, kind: str) -> WriteRefused:
+    said = f"{path} is a link to {os.path.realpath(path)}, and no write below {root} follows a link"
+    return WriteRefused(errno.ELOOP, f"{said}; put the {kind} itself there", str(path))
+
+
+def check_place(path: Path, root: Path | None) -> None:
+    """Raise where a file could not be written at a path; nothing is made, and nothing is written.
+
+    Raises:
+        OSError: a file that is there, or the folder that is there of those above it, cannot be written.
+        WriteRefused: a link stands in the way below the root, or the file is one.
+    """
+    try:
+        with open_folder(path.parent, root, makes=False) as folder:
+            try:
+                os.close(folder.open(path.name, os.O_WRONLY))
+            except FileNotFoundError:
+                _check_access(folder)
+    except FileNotFoundError:
+        if path.parent not in (path, root):
+            check_place(path.parent, root)
+
+
+def _check_access(folder: OpenFolder) -> None:
+    if not os.access(folder.own_path, os.W_OK):
+        raise PermissionError(errno.EACCES, "nothing can be written into its folder", str(folder.path))
+
+
+def open_new(path: Path | str, mode: int = 0o666) -> int:
+    """Make a file that was not there before, and return its descriptor; a file of this name is removed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    with open_folder(Path(path).parent, makes=False) as folder:
+        return folder.open_new(Path(path).name, mode)
+
+
+def open_to_replace(path: Path, *, root: Path | None = None) -> int:
+    """Open a file for writing it anew, made where it is missing; return its descriptor. Its folders are made.
+
+    Without a root, it may be a device or a pipe.
+
+    Raises:
+        OSError: it cannot be opened.
+        WriteRefused: a link stands in the way below the root, or the file is one.
+    """
+    with open_folder(path.parent, root) as folder:
+        if root is None:
+            return os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666, dir_fd=folder.fd)
+        fd = folder.open(path.name, os.O_WRONLY | os.O_CREAT)
+        os.ftruncate(fd, 0)
+        return fd
+
+
+def open_to_append(path: Path | str, mode: int = 0o666, *, root: Path | None = None) -> int:
+    """Open a regular file for writing at its end, made where it is missing; return its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    with open_folder(Path(path).parent, root, makes=False) as folder:
+        return folder.open(Path(path).name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)

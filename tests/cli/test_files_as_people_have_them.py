@@ -1,0 +1,163 @@
+"""Sets and files as people have them: byte-order marks, Windows' line ends and paths, git-lfs pointers, full disks."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.cli.entry import run_command_line
+from flashinfer_bench.data import SafetensorsInput, TraceSet, save_json_file
+from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 12345\n"
+FLAGS = ["--devices", "cpu", "--iterations", "2", "--warmup-runs", "0", "--num-trials", "1"]
+FILES = {
+    "a definition": "definitions/test/double.json",
+    "a solution": "solutions/alice/test/double/double_python.json",
+    "workloads": "workloads/test/double.jsonl",
+    "traces": "traces/alice/test/double.jsonl",
+    "tolerances": "tolerances.yaml",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Work in a folder with a set."""
+    monkeypatch.chdir(tmp_path)
+    root = write_trace_set(
+        tmp_path / "set",
+        definitions=[make_definition()],
+        solutions=[make_solution()],
+        workloads=[make_trace(solution=None, workload=make_workload("w0"))],
+    )
+    TraceSet.from_path(root).add_traces([make_trace(evaluation=make_evaluation(), workload=make_workload("w0"))])
+    (root / "tolerances.yaml").write_text("double:\n  atol: 0.01\n")
+    return tmp_path
+
+
+def find(here, name):
+    """Return the file of the set that a row of FILES means."""
+    given = here / "set" / FILES[name]
+    return given if given.exists() else next(iter(sorted((here / "set" / Path(FILES[name]).parts[0]).rglob("*.json*"))))
+
+
+def as_on_windows(file):
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes().replace(b"\n", b"\r\n"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mark_and_line_ends_of_windows_change_nothing(here, capsys, name):
+    before = TraceSet.from_path(here / "set")
+    as_on_windows(find(here, name))
+    assert run_command_line(["validate", "set"]) == 0
+    assert "1 trace: 0 errors, 0 warnings" in capsys.readouterr().out
+    after = TraceSet.from_path(here / "set")
+    assert (after.definitions, after.solutions, after.traces) == (before.definitions, before.solutions, before.traces)
+
+
+def test_files_of_lines_with_marks_may_be_put_together(here):
+    file = find(here, "traces")
+    as_on_windows(file)
+    file.write_bytes(file.read_bytes() * 2)
+    loaded = TraceSet.from_path(here / "set")
+    assert (len(loaded.traces["double"]), loaded.issues) == (2, [])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pointer_in_place_of_a_file_is_called_so_and_stays(here, capsys, name):
+    file = find(here, name)
+    file.write_text(POINTER)
+    assert run_command_line(["validate", "set"]) != 0
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("this is a git-lfs pointer, not the file; run `git lfs pull`") == 1
+    assert file.read_text() == POINTER
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run set --config pointer",
+        "run set --solution pointer.py --definition double",
+        "run set --replay pointer.jsonl",
+        "perf --testlist pointer",
+        "unpack pointer.json",
+        "pack folder",
+    ],
+)
+def test_a_pointer_that_a_command_is_given_is_misuse(here, capsys, command):
+    (here / "folder").mkdir()
+    for name in ("pointer", "pointer.py", "pointer.json", "pointer.jsonl", "folder/solution.yaml"):
+        (here / name).write_text(POINTER)
+    assert run_command_line(command.split()) == 2
+    assert "run `git lfs pull`" in capsys.readouterr().err
+
+
+def test_nothing_is_appended_to_a_pointer(here, capsys):
+    file = find(here, "traces")
+    file.write_text(POINTER)
+    assert run_command_line(["run", "set", *FLAGS]) == 2
+    assert "nothing can be appended to" in capsys.readouterr().err
+    assert file.read_text() == POINTER
+
+
+def test_sources_with_a_mark_are_judged_packed_and_validated(here, capsys):
+    source = "\ufeffdef run(x):\r\n    return x * 2\r\n"
+    save_json_file(make_solution("marked", source=source), here / "set/solutions/alice/test/double/marked.json")
+    plain = json.loads(find(here, "a definition").read_text())
+    find(here, "a definition").write_text(json.dumps({**plain, "reference": "\ufeff" + plain["reference"]}))
+    (here / "mine.py").write_text(source, newline="")
+    assert run_command_line(["validate", "set"]) == 0
+    assert run_command_line(["run", "set", "--solution", "mine.py", "--definition", "double", *FLAGS]) == 0
+    assert run_command_line(["run", "set", "--solutions", "marked", *FLAGS]) == 0
+    judged = {trace.solution: trace.evaluation.status.value for trace in TraceSet.from_path("set").traces["double"]}
+    assert (judged["mine"], judged["marked"]) == ("PASSED", "PASSED")
+    assert run_command_line(["unpack", "set/solutions/alice/test/double/marked.json", "-d", "folder"]) == 0
+    assert (here / "folder/main.py").read_bytes() == source.encode()
+    assert run_command_line(["pack", "folder", "-o", "again.json"]) == 0
+    capsys.readouterr()
+
+
+def test_a_blob_path_of_windows_is_read_with_slashes():
+    given = SafetensorsInput(path="blob\\workloads\\a.safetensors", tensor_key="x")
+    assert given.path == "blob/workloads/a.safetensors"
+
+
+@pytest.mark.parametrize("command", ["list set", "run set", "unpack x.json", "doctor", "report best set"])
+def test_a_working_directory_that_is_gone_is_misuse_in_one_line(tmp_path, command):
+    code = f"import os; os.rmdir(os.getcwd()); import flashinfer_bench.cli.main as m; exit(m.cli({command.split()!r}))"
+    (tmp_path / "gone").mkdir()
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "gone",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stderr) == (2, "error: the working directory was removed; cd to another one first\n")
+
+
+def test_a_full_disk_says_which_verdict_is_lost_and_tears_nothing(here, capsys, monkeypatch):
+    file, write = find(here, "traces"), os.write
+    before = file.read_bytes()
+
+    def refuse(fd, data):
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix == ".jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", refuse)
+    assert run_command_line(["run", "set", *FLAGS]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert "the verdict PASSED of double_python on workload w0 is lost, and --resume judges it again" in said
+    assert file.read_bytes() == before

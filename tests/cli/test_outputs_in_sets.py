@@ -1,0 +1,124 @@
+"""A foreign set has links, and no command that writes into the set writes behind one."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+
+from flashinfer_bench.agents import extract_solution_to_files
+from flashinfer_bench.cli.entry import run_command_line
+from flashinfer_bench.data import TraceSet, save_json_file
+from flashinfer_bench.errors import DataSetError, Fault
+from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+
+COMMANDS = {
+    "report export": "report export --local set set/out/x.csv",
+    "report export jsonl": "report export --local set set/out/x.jsonl",
+    "report html": "report html set/out/pages --local set",
+    "report html into the link": "report html set/out --local set",
+    "report merge": "report merge --local set --output set/out/merged",
+    "validate": "validate set --output-folder set/out",
+    "new solution": "new solution set --definition double -o set/out/x.py",
+    "new definition": "new definition other --op-type out --local set",
+    "pack": "pack sources -o set/out/x.json",
+    "unpack": "unpack packed.json -d set/out/sources",
+    "convert": "convert other --output set/out/converted",
+    "perf": "perf --routine rmsnorm --backends torch --output_path set/out/x.csv --batch_size 1 --hidden_size 8",
+    "compare": "compare double_python double_python set --junit set/out/x.xml",
+    "repro": "repro double_python w0 --local set --dump set/out/repro",
+    "run": "run --local set",
+    "run of a draft": "run set --solution draft.py --definition double",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Work in a folder with a set whose `out`, `definitions/out`, `solutions/me`, `traces` lead to a home folder."""
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("set", "other"):
+        write_trace_set(
+            tmp_path / name,
+            definitions=[make_definition()],
+            solutions=[make_solution()],
+            workloads=[make_trace(solution=None, workload=make_workload("w0"))],
+        )
+    for link in ("out", "definitions/out", "solutions/me", "traces"):
+        (tmp_path / "set" / link).symlink_to(home)
+    save_json_file(make_solution(), tmp_path / "packed.json")
+    assert run_command_line(["unpack", "packed.json", "-d", "sources"]) == 0
+    (tmp_path / "draft.py").write_text("def run(x):\n    return x * 2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_writes_behind_a_link_in_a_set(here, capsys, name):
+    assert run_command_line(COMMANDS[name].split()) == 2
+    assert f"is a link to {here / 'home'}" in capsys.readouterr().err
+    assert list((here / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("link", ["x.csv", "x.py", "x.json", "x.xml"])
+def test_a_link_in_place_of_the_file_is_refused(here, link):
+    (here / "home/mine").write_text("mine")
+    (here / "set" / link).symlink_to(here / "home/mine")
+    words = [line.replace("set/out/", "set/").split() for line in COMMANDS.values() if f"/{link} " in f"{line} "]
+    assert [run_command_line(argv) for argv in words] == [2] * len(words) != []
+    assert (here / "home/mine").read_text() == "mine"
+
+
+def test_pages_of_a_stranger_lead_nothing_out(here, capsys):
+    assert run_command_line(["report", "html", "pages", "--local", "other"]) == 0
+    (here / "pages/data/overview.js").unlink()
+    (here / "pages/data").rename(here / "pages/old")
+    (here / "home/d_mine.js").write_text("mine")
+    (here / "pages/data").symlink_to(here / "home")
+    assert run_command_line(["report", "html", "pages", "--local", "other"]) != 0
+    assert [file.name for file in (here / "home").iterdir()] == ["d_mine.js"]
+
+
+def test_outside_of_sets_a_link_is_the_users_choice(here):
+    (here / "link").symlink_to("home")
+    (here / "latest.csv").symlink_to("home/real.csv")
+    for target in ("link/x.csv", "latest.csv", "/dev/null", "other/../link/y.csv"):
+        assert run_command_line(["report", "export", "--local", "other", "--format", "csv", target]) == 0
+    assert {file.name for file in (here / "home").iterdir()} == {"x.csv", "real.csv", "y.csv"}
+
+
+def test_a_set_may_be_written_to_where_it_has_no_links(here):
+    (here / "linked").symlink_to("other")
+    assert run_command_line(["report", "export", "--local", "linked", "linked/new/x.csv"]) == 0
+    assert (here / "other/new/x.csv").read_text().startswith("definition")
+
+
+def test_a_script_that_adds_to_a_set_writes_behind_no_link(here):
+    (here / "set/blob").symlink_to(here / "home")
+    (here / "set/workloads").rename(here / "home/workloads")
+    (here / "set/workloads").symlink_to(here / "home/workloads")
+    before = {file: file.read_bytes() for file in (here / "home").rglob("*") if file.is_file()}
+    trace_set = TraceSet.from_path(here / "set")
+    with pytest.raises(Fault, match="is a link to"):
+        trace_set.add_traces([make_trace(evaluation=make_evaluation(), workload=make_workload("w0"))])
+    with pytest.raises(Fault, match="is a link to"):
+        trace_set.add_workload_traces([make_trace(solution=None, workload=make_workload("w1"))])
+    with pytest.raises((OSError, DataSetError, Fault)):
+        trace_set.add_workload_blob_tensor("double", "w1", {})
+    assert {file: file.read_bytes() for file in (here / "home").rglob("*") if file.is_file()} == before
+
+
+def test_the_sources_of_a_solution_land_below_the_folder_alone(here):
+    (here / "base").mkdir()
+    (here / "base" / make_solution().name).symlink_to(here / "home")
+    with pytest.raises(ValueError, match="is a link to"):
+        extract_solution_to_files(make_solution(), here / "base")
+    assert list((here / "home").iterdir()) == []
+
+
+def test_traces_are_put_aside_though_a_link_has_the_name(here, monkeypatch):
+    (here / "other/traces").mkdir(exist_ok=True)
+    trace_set = TraceSet.from_path(here / "other")
+    (here / "other/traces_bak_20260101_000000").symlink_to("/nowhere")
+    moved = trace_set.backup_traces(now=datetime(2026, 1, 1, tzinfo=timezone.utc))
+    assert moved == [here / "other/traces_bak_20260101_000000_1"]

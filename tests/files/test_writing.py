@@ -1,0 +1,202 @@
+"""Writing below a root that a stranger filled: nothing outside of it is written, cut or made."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import pytest
+
+from flashinfer_bench.base.files.writing import (
+    WriteRefused,
+    check_place,
+    open_folder,
+    open_to_append,
+    open_to_replace,
+)
+from flashinfer_bench.data import append_jsonl_file
+from flashinfer_bench.data.store.jsonl import append_line, check_append, write_whole
+from flashinfer_bench.errors import DataSetError, Fault
+from tests.kit.make import make_definition
+
+TORN = '{"mine": 1'
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/keys").write_text(TORN)
+    return tmp_path / "home"
+
+
+def link_file(root, home):
+    (root / "traces/a").mkdir(parents=True)
+    (root / "traces/a/x.jsonl").symlink_to(home / "keys")
+
+
+def link_nowhere(root, home):
+    (root / "traces/a").mkdir(parents=True)
+    (root / "traces/a/x.jsonl").symlink_to(home / "new")
+
+
+def link_innermost_folder(root, home):
+    (root / "traces").mkdir(parents=True)
+    (root / "traces/a").symlink_to(home)
+
+
+def link_outermost_folder(root, home):
+    root.mkdir()
+    (root / "traces").symlink_to(home)
+
+
+def link_folder_that_is_missing(root, home):
+    root.mkdir()
+    (root / "traces").symlink_to(home / "new")
+
+
+def link_upwards(root, home):
+    (root / "traces").mkdir(parents=True)
+    (root / "traces/a").symlink_to("../../home")
+
+
+def link_round(root, home):
+    (root / "traces").mkdir(parents=True)
+    (root / "traces/a").symlink_to("a")
+
+
+def hard_link(root, home):
+    (root / "traces/a").mkdir(parents=True)
+    os.link(home / "keys", root / "traces/a/x.jsonl")
+
+
+def pipe(root, home):
+    (root / "traces/a").mkdir(parents=True)
+    os.mkfifo(root / "traces/a/x.jsonl")
+
+
+def folder(root, home):
+    (root / "traces/a/x.jsonl").mkdir(parents=True)
+
+
+def file_for_a_folder(root, home):
+    (root / "traces").mkdir(parents=True)
+    (root / "traces/a").write_text("")
+
+
+def link_torn(root, home):
+    (root / "traces/a").mkdir(parents=True)
+    (root / "traces/a/x.jsonl").write_text('{"cut": ')
+    (root / "traces/a/x.jsonl.torn").symlink_to(home / "keys")
+
+
+def hard_link_torn(root, home):
+    (root / "traces/a").mkdir(parents=True)
+    (root / "traces/a/x.jsonl").write_text('{"cut": ')
+    os.link(home / "keys", root / "traces/a/x.jsonl.torn")
+
+
+TRAPS = (
+    *(link_file, link_nowhere, link_innermost_folder, link_outermost_folder, link_folder_that_is_missing, link_upwards),
+    *(link_round, hard_link, pipe, folder, file_for_a_folder, link_torn, hard_link_torn),
+)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_an_append_below_a_root_never_leaves_it(tmp_path, home, trap):
+    root = tmp_path / "set"
+    trap(root, home)
+    path = root / "traces/a/x.jsonl"
+    with pytest.raises(DataSetError, match="nothing can be appended"):
+        check_append(path, root)
+    with pytest.raises(Fault, match="cannot append"):
+        append_line(path, "{}", root=root)
+    assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
+
+
+@pytest.mark.parametrize("trap", [trap for trap in TRAPS if "torn" not in trap.__name__])
+def test_a_file_that_is_replaced_below_a_root_never_leaves_it(tmp_path, home, trap):
+    root = tmp_path / "set"
+    trap(root, home)
+    with suppress(OSError):
+        write_whole(root / "traces/a/x.jsonl", "{}", root=root)
+    assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
+
+
+@pytest.mark.parametrize("trap", [link_file, link_nowhere, hard_link, pipe, folder])
+def test_opening_refuses_what_an_append_does(tmp_path, home, trap):
+    trap(tmp_path / "set", home)
+    for opens in (open_to_append, open_to_replace):
+        with pytest.raises(OSError):
+            opens(tmp_path / "set/traces/a/x.jsonl", root=tmp_path / "set")
+    assert (home / "keys").read_text() == TORN
+
+
+def test_a_refusal_names_the_real_place(tmp_path, home):
+    link_innermost_folder(tmp_path / "set", home)
+    with pytest.raises(DataSetError, match=rf"traces/a is a link to {home}, "):
+        check_append(tmp_path / "set/traces/a/x.jsonl", tmp_path / "set")
+
+
+def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
+    (tmp_path / "disk/set").mkdir(parents=True)
+    (tmp_path / "disk/link").symlink_to("set")
+    (tmp_path / "above").symlink_to("disk")
+    root = tmp_path / "above/link"
+    check_append(root / "traces/a/x.jsonl", root)
+    append_line(root / "traces/a/x.jsonl", "{}", root=root)
+    assert (tmp_path / "disk/set/traces/a/x.jsonl").read_text() == "{}\n"
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nothing_out(tmp_path, home):
+    root = tmp_path / "set"
+    with open_folder(root / "traces", root) as opened:
+        (root / "traces").rename(root / "moved")
+        (root / "traces").symlink_to(home)
+        os.close(opened.open("x.jsonl", os.O_WRONLY | os.O_CREAT))
+    assert (root / "moved/x.jsonl").exists()
+    assert [file.name for file in home.iterdir()] == ["keys"]
+
+
+def test_a_file_that_becomes_a_link_after_a_look_is_refused(tmp_path, home, monkeypatch):
+    root = tmp_path / "set"
+    link_file(root, home)
+    plain = (home / "keys").lstat()
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(os, "stat", lambda *_, **__: plain)
+        open_to_append(root / "traces/a/x.jsonl", root=root)
+
+
+def test_a_path_that_leads_up_is_refused(tmp_path):
+    (tmp_path / "set").mkdir()
+    with pytest.raises(WriteRefused, match="leads up"):
+        check_place(tmp_path / "set/../x", tmp_path / "set")
+
+
+def test_without_a_root_links_are_the_users_choice(tmp_path):
+    (tmp_path / "real").write_text("")
+    (tmp_path / "link").symlink_to("real")
+    append_jsonl_file([make_definition()], tmp_path / "link")
+    assert (tmp_path / "real").read_text().endswith("\n")
+
+
+def test_a_torn_line_of_a_file_with_two_names_stays_in_it(tmp_path):
+    (tmp_path / "keys").write_text(TORN)
+    os.link(tmp_path / "keys", tmp_path / "x.jsonl")
+    append_line(tmp_path / "x.jsonl", "{}")
+    assert (tmp_path / "keys").read_text() == f"{TORN}\n{{}}\n"
+
+
+def test_a_torn_line_of_somebody_elses_file_stays_in_it(tmp_path, monkeypatch):
+    (tmp_path / "x.jsonl").write_text(TORN)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    append_line(tmp_path / "x.jsonl", "{}")
+    assert (tmp_path / "x.jsonl").read_text() == f"{TORN}\n{{}}\n"
+
+
+def test_a_link_for_the_torn_file_is_not_followed_without_a_root_either(tmp_path, home):
+    (tmp_path / "x.jsonl").write_text('{"cut": ')
+    (tmp_path / "x.jsonl.torn").symlink_to(home / "keys")
+    with pytest.raises(Fault, match="is a link to"):
+        append_line(tmp_path / "x.jsonl", "{}")
+    assert (home / "keys").read_text() == TORN
+    assert (tmp_path / "x.jsonl").read_text() == '{"cut": '
