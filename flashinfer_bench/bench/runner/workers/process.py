@@ -54,6 +54,10 @@ RECOVER_LIMIT_S: Final = 2.0
 REST_LIMIT_S: Final = 5.0
 """Seconds that holding all still may take that a worker has started: it takes milliseconds where these are not
 thousands, new ones all the time."""
+SENT_BY_OTHERS: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
+)
+"""Signals by which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
 FORCE_LIMIT_S: Final = 60.0
 """Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
 REMOVE_LIMIT_S: Final = 20.0
@@ -222,6 +226,13 @@ class WorkerProcess:
             with contextlib.suppress(WorkerGone):
                 self.hear()
         return self.exit is not None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the worker that neither its session nor its guard sent."""
+        ended = self.exit
+        is_ours = self._is_ending or (ended is not None and ended.over_memory)
+        return ended is not None and ended.signal in SENT_BY_OTHERS and not is_ours
 
     @property
     def is_light(self) -> bool:
@@ -440,7 +451,7 @@ class WorkerProcess:
             self._reader.pump()
         except WireClosed:
             self._selector.unregister(sock)  # the guard will tell how it ended
-            self._await_exit(self._now() + 1.0)
+            self._await_exit(self._now() + END_LIMIT_S)
             if self.exit is None:
                 raise WorkerGone(None) from None
 
