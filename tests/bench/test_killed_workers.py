@@ -113,3 +113,25 @@ def test_a_killed_worker_of_a_reference_is_never_held_against_the_solution(tmp_p
     reference = f"{waits}\ndef run(x):\n    'worker-' in os.getcwd() and wait()\n    return x * 2\n"
     answer = run(tmp_path / "set", HONEST, reference)
     assert "it was killed by SIGKILL" in answer if kills == 2 else answer.status is EvaluationStatus.PASSED
+
+
+HIDES = """
+import ctypes, mmap
+libc = ctypes.CDLL(None)
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+kept = []
+def run(x):
+    if len(kept) < 100:
+        kept.append(mmap.mmap(-1, 64 << 20))
+        at = ctypes.addressof(ctypes.c_char.from_buffer(kept[-1]))
+        ctypes.memset(at, 1, 64 << 20)
+        libc.madvise(at, 64 << 20, 4)  # MADV_DONTNEED: the pages stay, and no process shows them
+        return run(x)
+    return x * 2
+"""
+
+
+def test_memory_that_no_process_shows_is_a_fault_of_the_solution_that_runs(tmp_path):
+    message = run(tmp_path, HIDES, worker_memory_gb=1.0)
+    assert "no process shows" in message
+    assert "worker_memory_gb" in message

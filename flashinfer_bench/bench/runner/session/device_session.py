@@ -85,6 +85,11 @@ def tell_killed(place: str, first: WorkerKilled, second: WorkerKilled, memory_ki
     Raises:
         KilledFault: the machine may have ended them.
     """
+    if first.ended.over_machine or second.ended.over_machine:
+        raise KilledFault(
+            f"{place}: {second.message}. The solution or another program of this machine took it, each time in two "
+            "tries; find out which, or raise worker_memory_gb, and run the job again"
+        )
     if memory_kills > 0:
         raise KilledFault(
             f"{place}: its worker was killed twice while the kernel ended processes because memory ran out; free "

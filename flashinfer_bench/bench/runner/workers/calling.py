@@ -309,7 +309,7 @@ class CallableKernel:
             ) from None
         except WorkerGone as gone:
             message = f"the process ended during {what}: {gone}"
-            if self.worker.was_killed and gone.ended is not None:
+            if gone.ended is not None and self.worker.was_killed(gone.ended):
                 raise WorkerKilled(message, gone.ended) from None
             raise SolutionFailure("RUNTIME_ERROR", message) from None
         except WireError as error:
