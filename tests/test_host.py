@@ -8,7 +8,14 @@ import resource
 import pytest
 
 from flashinfer_bench.base import host
-from flashinfer_bench.base.host import collector_paused, cores_for_compilers, spare_cores, usable_cores, usable_memory
+from flashinfer_bench.base.host import (
+    collector_paused,
+    cores_for_compilers,
+    count_memory_kills,
+    spare_cores,
+    usable_cores,
+    usable_memory,
+)
 from flashinfer_bench.base.waiting import wait_readable
 
 pytestmark = pytest.mark.cpu
@@ -48,6 +55,21 @@ def test_a_containers_limit_counts_as_the_memory(tmp_path, lines, files, expecte
 @pytest.mark.parametrize("text", ["max\n", "", "9223372036854771712\n"], ids=["max", "empty", "version 1's none"])
 def test_without_a_limit_the_memory_is_the_machines(tmp_path, text):
     assert usable_memory(make_system(tmp_path, "0::/\n", {"memory.max": text})) == physical()
+
+
+@pytest.mark.parametrize(
+    ("lines", "files"),
+    [
+        ("0::/a\n", {"a/memory.events": "low 0\noom 5\noom_kill 3\n"}),
+        ("5:memory:/box\n", {"memory/box/memory.oom_control": "under_oom 0\noom_kill 3\n"}),
+    ],
+    ids=["own", "version 1"],
+)
+def test_kills_for_want_of_memory_are_counted_on_the_machine_and_in_the_container(tmp_path, lines, files):
+    system = make_system(tmp_path, lines, files)
+    assert count_memory_kills(system) == 3
+    (system / "proc/vmstat").write_text("oom_kill 2\n")
+    assert count_memory_kills(system) == 5
 
 
 def test_a_system_without_control_groups_has_all_of_both(tmp_path):

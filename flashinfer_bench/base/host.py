@@ -1,4 +1,5 @@
 """What this process may use of its machine: cores and memory, by its affinity and by the limits of its container.
+Also how often the kernel ended a process because memory ran out.
 
 And a pause for its garbage collector.
 """
@@ -7,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +44,17 @@ def usable_memory(root: Path = SYSTEM) -> int:
     names = ("memory.max", "memory.limit_in_bytes")
     limits = [_read_number(folder / name) for folder in _groups(root) for name in names]
     return min([physical, *(limit for limit in limits if limit is not None)])
+
+
+def count_memory_kills(root: Path = SYSTEM) -> int:
+    """Return the kernel's count of processes that it ended because memory ran out; only its growth means anything."""
+    files = [root / "proc/vmstat"]
+    files += [folder / name for folder in _groups(root) for name in ("memory.events", "memory.oom_control")]
+    count = 0
+    for file in files:
+        with suppress(OSError):
+            count += sum(map(int, re.findall(r"^oom_kill (\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE)))
+    return count
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from flashinfer_bench.compile.diagnostics import (
     ran_out_of_memory,
     why_machine,
 )
+from flashinfer_bench.compile.flags import count_threads
 from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.includes import check_read_files
 from flashinfer_bench.compile.recipe import BuildRecipe, BuildStep
@@ -231,7 +232,8 @@ class Building:
     def _compile(self, stages: Sequence[Sequence[BuildStep]], parallel: int) -> None:
         if self.header is not None:
             (self._folder / "headers").symlink_to(self.header.directory)
-        self.parallel = min(parallel, max(len(stage) for stage in stages))
+        wanted = (sum(count_threads(step.argv, parallel) for step in stage) for stage in stages)
+        self.parallel = min(parallel, max(wanted))
         limits = replace(self._limits, seconds=max(0.0, self._limits.seconds - self.seconds))
         readable = (*self.recipe.readable, *([self.header.directory] if self.header else []))
         self.process = StepProcess(stages, self._folder, limits, parallel=self.parallel, readable=readable)

@@ -80,6 +80,9 @@ NVCC_NAMES: Final = {
 }
 """Flags of nvcc whose value may be the next word → their spelling with `=`."""
 
+THREADS: Final = re.compile(r"(-flto=|-flto-jobs=|--?(?:threads|split-compile|t)=?)(\d+|auto|jobserver)")
+"""Flags by which one compiler takes several cores: the flag, and how many. 0 and words leave that to the compiler."""
+
 
 @dataclass(frozen=True)
 class Flags:
@@ -118,6 +121,18 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
             f"{listed}\nFlags that may read or write outside the build are refused; see docs/building.md"
         )
     return Flags(checked["cflags"], checked["cuda_cflags"], checked["ld_flags"])
+
+
+def count_threads(argv: Iterable[str], most: int) -> int:
+    """Return on how many cores a command asks to compile, `most` at most."""
+    found = [match[2] for word in argv if (match := THREADS.fullmatch(word))]
+    return max([1, *(min(most, int(text) if text.isdigit() else 0) or most for text in found)])
+
+
+def limit_threads(argv: Iterable[str], most: int) -> list[str]:
+    """Return a command whose flags ask for no more cores than this."""
+    matches = [(word, THREADS.fullmatch(word)) for word in argv]
+    return [f"{match[1]}{count_threads([word], most)}" if match else word for word, match in matches]
 
 
 class _Refused(Exception):

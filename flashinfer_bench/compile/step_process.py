@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.compile.flags import limit_threads
 from flashinfer_bench.compile.recipe import BuildStep
 
 RUNNER: Final = Path(__file__).with_name("step_runner.py")
@@ -74,7 +75,7 @@ class StepProcess:
         stages: the commands.
         folder: the build's own folder with `src`, `obj`, `files`, `tmp`; commands run in `src`.
         limits: the time, memory and disk that it may take.
-        parallel: how many steps of a stage run at once.
+        parallel: how many steps of a stage run at once; flags that ask for more cores are cut to that, too.
         readable: folders that compilers may read beside the system's.
     """
 
@@ -98,7 +99,7 @@ class StepProcess:
             "cpu_s": int(limits.seconds) + 1,
             "readable": [*SYSTEM_FOLDERS, *SYSTEM_FILES, *map(str, readable)],
             "writable": [str(folder)],
-            "stages": [[{"name": step.name, "argv": list(step.argv)} for step in stage] for stage in stages],
+            "stages": [_describe(stage, max(1, parallel // max(1, len(stage)))) for stage in stages],
         }
         self._said = bytearray()
         self._errors = (folder / "tmp" / "step_runner.log").open("w+b")
@@ -190,6 +191,11 @@ def read_report(said: bytes) -> RunnerReport | None:
     except ValueError:
         return None
     return RunnerReport(tuple(StepReport(**step) for step in report["steps"]), tuple(report["confined"]))
+
+
+def _describe(stage: Sequence[BuildStep], cores: int) -> list[dict[str, Any]]:
+    """Return a stage's commands, each for no more cores than this."""
+    return [{"name": step.name, "argv": limit_threads(step.argv, cores)} for step in stage]
 
 
 def _environment(private: Path) -> dict[str, str]:

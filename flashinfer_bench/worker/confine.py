@@ -15,6 +15,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.worker.filter.call_filter import install_filter
@@ -26,6 +28,8 @@ RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 MOST_DESCRIPTORS: Final = 4096
 """A worker's process has at most this many descriptors, and so many are on their way through sockets at the most: the
 kernel counts these by user, against the sender's limit."""
+LEAST_OOM_SCORE: Final = 500
+"""Of 1,000. Where memory runs out the kernel ends a worker, and what that started, before who judges it."""
 MOST_FILE_BYTES: Final = 16 << 30
 """A file that a worker writes has at most this many bytes."""
 
@@ -54,6 +58,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
             stream.reconfigure(line_buffering=True)  # so that what was printed before a crash arrives
     inherited = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     set_limits(order.get("most_tasks"))
+    raise_oom_score()
     above = ancestors(os.getpid())
     if order.get("walls") is None:
         drop_capabilities()
@@ -73,6 +78,14 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
     os.environ.update(order["environment"])
     tempfile.tempdir = None  # the session has looked up its own
     os.chdir(order["home"])
+
+
+def raise_oom_score() -> None:
+    """Let the kernel end this process, and its children, sooner than others where memory runs out."""
+    file = Path("/proc/self/oom_score_adj")
+    with suppress(OSError, ValueError):  # then all of them have an equal chance
+        if int(file.read_text()) < LEAST_OOM_SCORE:
+            file.write_text(str(LEAST_OOM_SCORE))
 
 
 def set_limits(most_tasks: int | None) -> None:

@@ -30,7 +30,6 @@ from flashinfer_bench.worker.linux import (
     adopt_orphans,
     ancestors,
     descendants,
-    held_open,
     kill_with_groups,
     proportional_memory,
     resident_memory,
@@ -171,16 +170,13 @@ class Watch:
             return False
         self._next_tree_poll = now + TREE_POLL_S
         below = descendants(os.getpid())
-        held = held_open(below)
-        if not self._is_too_much(sum(map(resident_memory, below), Memory()), *held):
+        if not self._is_too_much(sum(map(resident_memory, below), Memory())):
             return False
         # Forks share their parent's pages, which that sum counts once for each of them.
-        return self._is_too_much(sum(map(proportional_memory, below), Memory()), *held)
+        return self._is_too_much(sum(map(proportional_memory, below), Memory()))
 
-    def _is_too_much(self, memory: Memory, held_files: int = 0, in_sockets: int = 0) -> bool:
-        """Tell whether memory is over the limit. A memory file that is mapped may count in two of the numbers."""
-        shared = max(memory.shared, held_files) - self._arena_bytes
-        return memory.private + max(0, shared) + in_sockets > self.memory_limit_bytes
+    def _is_too_much(self, memory: Memory) -> bool:
+        return memory.private + max(0, memory.shared - self._arena_bytes) > self.memory_limit_bytes
 
 
 def end_descendants(*, is_apart: bool = False) -> int:

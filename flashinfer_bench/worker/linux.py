@@ -9,13 +9,11 @@ import ctypes
 import os
 import re
 import signal
-import stat
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +25,7 @@ FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 KILL_ROUNDS: Final = 100
 """Look for new processes of a session at most this many times."""
 KILL_POLL_S: Final = 0.002
-STAT_BLOCK_BYTES: Final = 512
-USUAL_SOCKET_BYTES: Final = 212_992
-"""Unit of `st_blocks`, by stat(2)."""
+MACHINE_MEMORY: Final = Path("/proc/meminfo")
 
 
 def prctl(option: int, value: int) -> bool:
@@ -303,12 +299,10 @@ class Memory:
 
     private: int = 0
     shared: int = 0
-    """Mapped shared memory. `held_open` sees what is not mapped."""
-    tables: int = 0
-    """Of the private memory, what the tables of its pages take: the kernel holds some for pages that are none."""
+    """Mapped shared memory. `hidden_memory` sees what is not mapped."""
 
     def __add__(self, other: Memory) -> Memory:
-        return Memory(self.private + other.private, self.shared + other.shared, self.tables + other.tables)
+        return Memory(self.private + other.private, self.shared + other.shared)
 
 
 def resident_memory(pid: int) -> Memory:
@@ -335,7 +329,7 @@ def proportional_memory(pid: int) -> Memory:
     except OSError:
         return resident
     private, shared = read_kilobytes(rollup, b"Pss_Anon"), read_kilobytes(rollup, b"Pss_Shmem")
-    return resident if private is None else Memory(private + resident.tables, shared or 0, resident.tables)
+    return resident if private is None else Memory(private, shared or 0)
 
 
 def _read_memory(path: Path) -> Memory | None:
@@ -344,8 +338,23 @@ def _read_memory(path: Path) -> Memory | None:
         status = path.read_bytes()
     except OSError:
         return None
-    private, tables = read_kilobytes(status, b"RssAnon"), read_kilobytes(status, b"VmPTE") or 0
-    return None if private is None else Memory(private + tables, read_kilobytes(status, b"RssShmem") or 0, tables)
+    private = read_kilobytes(status, b"RssAnon")
+    return None if private is None else Memory(private, read_kilobytes(status, b"RssShmem") or 0)
+
+
+def hidden_memory(file: Path = MACHINE_MEMORY) -> int:
+    """Return the bytes of the machine's memory that are in use and are no process's private memory.
+
+    Shared memory is among them, mapped or not, with the kernel's tables, buffers and pinned pages. 0 where the kernel
+    does not tell.
+    """
+    try:
+        told = file.read_bytes()
+    except OSError:
+        return 0
+    total, *rest = (read_kilobytes(told, name) for name in (b"MemTotal", b"MemAvailable", b"AnonPages"))
+    known = [one for one in rest if one is not None]
+    return 0 if total is None or len(known) < len(rest) else total - sum(known)
 
 
 def read_kilobytes(status: bytes, name: bytes) -> int | None:
@@ -355,46 +364,3 @@ def read_kilobytes(status: bytes, name: bytes) -> int | None:
     """
     found = re.search(rb"^" + name + rb":[ \t]+(\d+) kB$", status, re.MULTILINE)
     return None if found is None else int(found[1]) * 1024
-
-
-def held_open(pids: Iterable[int]) -> tuple[int, int]:
-    """Return the bytes of the memory files that processes hold open, and what may wait in the sockets that they do.
-
-    Each counts once, a file mapped or not. Of a process that hides itself nothing is known, nor of a descriptor that is
-    on its way through a socket.
-    """
-    device = _memory_file_device()
-    files: dict[int, int] = {}
-    sockets: set[int] = set()
-    for pid in pids:
-        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-            for descriptor in descriptors:
-                with suppress(OSError):  # it was closed meanwhile
-                    file = descriptor.stat()
-                    if file.st_dev == device:
-                        files[file.st_ino] = file.st_blocks * STAT_BLOCK_BYTES
-                    elif stat.S_ISSOCK(file.st_mode):
-                        sockets.add(file.st_ino)
-    return sum(files.values()), len(sockets) * _socket_bytes()
-
-
-@lru_cache(maxsize=1)
-def _socket_bytes() -> int:
-    """Return how much a socket may have sent that nobody has read; more cannot be asked for (`call_filter.py`)."""
-    try:
-        return int(Path("/proc/sys/net/core/wmem_default").read_text())
-    except (OSError, ValueError):
-        return USUAL_SOCKET_BYTES
-
-
-@lru_cache(maxsize=1)
-def _memory_file_device() -> int | None:
-    """Return the device number that all memory files have; None where the system has none."""
-    try:
-        fd = os.memfd_create("device")
-    except (AttributeError, OSError):
-        return None
-    try:
-        return os.fstat(fd).st_dev
-    finally:
-        os.close(fd)

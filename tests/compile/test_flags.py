@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.compile import BuildFailure
-from flashinfer_bench.compile.flags import check_flags
+from flashinfer_bench.compile.flags import check_flags, limit_threads
+from flashinfer_bench.compile.recipe import BuildStep
+from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.data.solution import CompileOptions
 
 TOOLKIT = Path("/usr/local/cuda")
@@ -150,3 +152,29 @@ def test_all_wrong_flags_are_told_at_once():
 
 def test_no_options_are_no_flags():
     assert check_flags(None, []) == check_flags(CompileOptions(), [])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-flto=64"], ["-flto=4"]),
+        (["-flto=2", "-flto", "-flto=thin"], ["-flto=2", "-flto", "-flto=thin"]),
+        (["-flto=auto", "-flto=jobserver", "-flto-jobs=9"], ["-flto=4", "-flto=4", "-flto-jobs=4"]),
+        (["--threads=64", "-threads=3", "-t=64", "-t64"], ["--threads=4", "-threads=3", "-t=4", "-t4"]),
+        (["--threads=0", "--split-compile=0"], ["--threads=4", "--split-compile=4"]),
+        (["-Xptxas", "--split-compile=64"], ["-Xptxas", "--split-compile=4"]),
+        (["-fopenmp", "-O3", "-ftree-parallelize-loops=64"], ["-fopenmp", "-O3", "-ftree-parallelize-loops=64"]),
+    ],
+)
+def test_no_flag_takes_more_cores_than_a_build_has(words, expected):
+    assert limit_threads(words, 4) == expected
+
+
+def test_a_compiler_is_started_with_no_more_threads_than_its_build_may_use(tmp_path):
+    for folder in ("src", "obj", "files", "tmp"):
+        (tmp_path / folder).mkdir()
+    stage = [BuildStep(str(index), ("/bin/echo", "-flto=64")) for index in range(2)]
+    process = StepProcess([stage], tmp_path, StepLimits(60, 1 << 30), parallel=6)
+    while process.pump():
+        pass
+    assert [step.output for step in process.end().steps] == ["-flto=3\n"] * 2

@@ -13,7 +13,7 @@ import pytest
 from flashinfer_bench.worker import guard
 from flashinfer_bench.worker.filter import asked_calls
 from flashinfer_bench.worker.filter.asked_calls import AskedCalls
-from flashinfer_bench.worker.linux import held_open, proportional_memory, read_kilobytes, resident_memory
+from flashinfer_bench.worker.linux import hidden_memory, proportional_memory, read_kilobytes, resident_memory
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="the files are Linux's")]
 MEGABYTE = 1 << 20
@@ -88,23 +88,16 @@ def test_a_process_whose_first_thread_has_ended_holds_what_it_held(start):
     assert 64 * MEGABYTE < proportional_memory(pid).private < 256 * MEGABYTE
 
 
-def test_what_tables_of_pages_take_is_memory(start):
-    pid = start("""
-        size = 64 << 30
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        at = libc.mmap(None, size, 1, 0x4022, -1, 0)
-        libc.madvise(at, size, 15)
-        for place in range(at, at + size, 2 << 20):
-            ctypes.c_uint8.from_address(place).value
-        print("ready", flush=True)
-        time.sleep(60)
-    """)
-    found = resident_memory(pid)
-    assert found.tables > 100 * MEGABYTE
-    assert found.private > 64 * MEGABYTE + found.tables
-    assert proportional_memory(pid).private > 64 * MEGABYTE + found.tables
+def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path):
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\nAnonPages:   400 kB\nShmem: 7 kB\n")
+    assert hidden_memory(told) == 300 * 1024
+
+
+@pytest.mark.parametrize("told", ["", "MemTotal: 5 kB\n", "MemTotal: 5 kB\nMemAvailable: 3 kB\n"])
+def test_a_kernel_that_does_not_tell_hides_nothing(tmp_path, told):
+    (tmp_path / "meminfo").write_text(told)
+    assert hidden_memory(tmp_path / "meminfo") == hidden_memory(tmp_path / "none") == 0
 
 
 def test_of_a_process_that_is_gone_nothing_is_known():
@@ -154,15 +147,3 @@ def test_a_guard_that_fails_ends_what_is_below_it_first(monkeypatch):
     with pytest.raises(ValueError, match="no guard expects"):
         guard.run_guard({"memory_limit_bytes": 0}, [0, 1, 2, 3], lambda: 1)
     assert ended == [os.getpid()]
-
-
-def test_what_lies_in_sockets_counts_once_for_each_that_is_open():
-    before = held_open([os.getpid()])[1]
-    pairs = [socket.socketpair() for _ in range(5)]
-    held = held_open([os.getpid()])[1] - before
-    assert held >= 10 * 4096
-    assert held_open([os.getpid(), os.getpid()])[1] == before + held
-    for pair in pairs:
-        for end in pair:
-            end.close()
-    assert held_open([os.getpid()])[1] == before

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.host import count_memory_kills
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, cached_bytes, total_bytes
@@ -48,13 +49,14 @@ from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.session.wanted import WantedBlock, files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
+from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.data import Definition, EvaluationStatus
-from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
+from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 
@@ -65,6 +67,39 @@ KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
 divided by KEPT_SHARE. A baseline that is not kept is made again for its job."""
+
+
+class KilledFault(Fault):
+    """The machine ended a job's workers."""
+
+
+def tell_killed(place: str, first: WorkerKilled, second: WorkerKilled, memory_kills: int) -> SolutionFailure:
+    """Return the failure of a solution whose worker was ended by a signal twice.
+
+    Args:
+        place: names the job.
+        first: the first end.
+        second: the second one, in a fresh worker.
+        memory_kills: processes that the kernel has ended for want of memory since the job began.
+
+    Raises:
+        KilledFault: the machine may have ended them.
+    """
+    if first.ended.over_machine or second.ended.over_machine:
+        raise KilledFault(
+            f"{place}: {second.message}. The solution or another program of this machine took it, each time in two "
+            "tries; find out which, or raise worker_memory_gb, and run the job again"
+        )
+    if memory_kills > 0:
+        raise KilledFault(
+            f"{place}: its worker was killed twice while the kernel ended processes because memory ran out; free "
+            "memory, or lower worker_memory_gb, and run the job again"
+        )
+    signals = [killed.ended.signal for killed in (first, second)]
+    told = f"ended by signal {signals[0]} twice" if signals[0] == signals[1] else f"ended by signals {signals}"
+    return SolutionFailure(
+        "RUNTIME_ERROR", f"{told}, in two workers; {second.message}. Nothing tells that the machine did it."
+    )
 
 
 def _nothing() -> None:
@@ -108,6 +143,8 @@ class DeviceSession:
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
         self._styles: dict[str, CallingStyle] = {}
+        self._memory_kills = 0
+        """The kernel's count of kills for want of memory when the job began."""
         self._printed_ahead = ""
         """What the job's solution printed before its first call."""
         self._printed_calling = ""
@@ -227,6 +264,7 @@ class DeviceSession:
     def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
         """Judge one job."""
         self._printed_ahead = self._printed_calling = ""
+        self._memory_kills = count_memory_kills()
         job = block.open_job(order)
         known = self._broken_workloads.get(job.workload.uuid, block.reference.broken)
         if known is not None:
@@ -243,10 +281,10 @@ class DeviceSession:
                 f"their comparison; use a device with more: {error}"
             )
             return JobFault(job=order.index, message=message, retry=False)
-        except BuildFault as fault:
-            return JobFault(job=order.index, message=str(fault), retry=False)
         except WorkloadFault as fault:
             return JobFault(job=order.index, message=self._note_fault(job, fault), retry=False)
+        except (BuildFault, KilledFault) as fault:
+            return JobFault(job=order.index, message=str(fault), retry=False)
         finally:
             block.kept.pop(order.index, None)
             self._has_judged = True
@@ -327,11 +365,22 @@ class DeviceSession:
     def _judge_in_fast_context(self, job: JobContext) -> JobOutcome:
         """Judge the solution; once more, in another worker, where a slow context makes its calls slower.
 
-        Where one has made those of the reference slower, that is timed again first.
+        Where one has made those of the reference slower, that is timed again first. Where a signal ended the worker
+        that may have come from outside, the solution is judged once more, too.
         """
-        while True:  # each of both happens once
+        killed: WorkerKilled | None = None
+        while True:  # each happens once
             try:
                 return self._judge_at_rest(job)
+            except WorkerKilled as latest:
+                self._pool.discard()
+                was_loading = self._broken_loads.pop(job.solution.digest, None) is not None
+                if killed is not None:
+                    failure = tell_killed(job.place, killed, latest, count_memory_kills() - self._memory_kills)
+                    if was_loading:
+                        self._broken_loads[job.solution.digest] = failure
+                    raise failure from None
+                killed = latest
             except SlowContext:
                 self._pool.end_slow()
             except SlowReference:

@@ -25,6 +25,7 @@ from flashinfer_bench.bench.runner.session.plans import plan_reference
 from flashinfer_bench.bench.runner.session.rehearsal import Step
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
@@ -215,8 +216,8 @@ class ReferenceTimer:
             self.side.release()
             self.side = None
 
-    def _take(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
-        """Time the reference on a job's workload.
+    def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
+        """Time the reference on a job's workload; once more where a signal from outside may have ended its worker.
 
         Raises:
             DefinitionFault: it fails in its worker.
@@ -231,6 +232,8 @@ class ReferenceTimer:
             taken = kernel.measure(input_sets)
         except SolutionFailure as failure:
             self.pool.end_reference()
+            if isinstance(failure, WorkerKilled) and not is_retried:
+                return self._take(job, input_sets, is_retried=True)
             name = job.block.definition.name
             raise DefinitionFault(f"reference of {name}, while it was timed: {failure.message}") from None
         self._known[job.key] = taken

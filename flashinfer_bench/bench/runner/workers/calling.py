@@ -19,7 +19,7 @@ from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
-from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
 from flashinfer_bench.bench.runner.workers.timed.reader import Inspected
@@ -36,6 +36,18 @@ QUICK_REQUEST_S: Final = 0.1
 """Where a request of some calls takes less, the next one may have twice as many."""
 
 Answer = TypeVar("Answer", bound=Claim)
+
+
+class WorkerKilled(SolutionFailure):
+    """A signal ended the solution's worker that may have come from outside; another worker may tell.
+
+    Attributes:
+        ended: how the worker ended.
+    """
+
+    def __init__(self, message: str, ended: WorkerExit) -> None:
+        super().__init__("RUNTIME_ERROR", message)
+        self.ended: Final = ended
 
 
 class CallableKernel:
@@ -273,9 +285,12 @@ class CallableKernel:
 
         Raises:
             SolutionFailure: COMPILE_ERROR where the import fails, TIMEOUT where it does not end.
+            WorkerKilled: a signal ended the worker that may have come from outside.
         """
         try:
             loaded = self._ask("load", Loaded, "the import", **place_of(artifact), environment=dict(environment))
+        except WorkerKilled:
+            raise
         except SolutionFailure as failure:
             if failure.status == "RUNTIME_ERROR":
                 raise SolutionFailure("COMPILE_ERROR", failure.message) from None
@@ -293,7 +308,10 @@ class CallableKernel:
                 "TIMEOUT", f"{what} was still running after {self.task.timeout_seconds:g} s"
             ) from None
         except WorkerGone as gone:
-            raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
+            message = f"the process ended during {what}: {gone}"
+            if gone.ended is not None and self.worker.was_killed(gone.ended):
+                raise WorkerKilled(message, gone.ended) from None
+            raise SolutionFailure("RUNTIME_ERROR", message) from None
         except WireError as error:
             raise SolutionFailure(
                 "RUNTIME_ERROR", f"the process answered out of protocol during {what}: {error}"

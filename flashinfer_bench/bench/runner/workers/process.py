@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import selectors
 import signal
@@ -20,13 +21,14 @@ from typing import Any, Final, TypeVar
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account
 from flashinfer_bench.bench.runner.workers.overheads import take_overheads
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.handover import NOTHING_ALONG, Along
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
+from flashinfer_bench.worker.linux import count_threads, end_tree, hidden_memory, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (
     Claim,
     ClockTraits,
@@ -54,6 +56,15 @@ RECOVER_LIMIT_S: Final = 2.0
 REST_LIMIT_S: Final = 5.0
 """Seconds that holding all still may take that a worker has started: it takes milliseconds where these are not
 thousands, new ones all the time."""
+SENT_BY_OTHERS: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
+)
+"""Signals by which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
+MACHINE_POLL_S: Final = 0.5
+"""Seconds between two looks at the machine's memory while a worker is asked for something."""
+MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
+"""Memory that no process shows may always grow by the smaller of the machine's memory divided by MACHINE_SHARE, and
+MOST_NOISE_BYTES: drivers and other programs move it, too."""
 FORCE_LIMIT_S: Final = 60.0
 """Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
 REMOVE_LIMIT_S: Final = 20.0
@@ -73,10 +84,17 @@ class WorkerExit:
     leftover: int
     """Processes that it left behind; they were killed."""
     over_memory: bool
+    over_machine: bool = False
+    """It was ended because memory that no process shows grew on the machine."""
 
     def __str__(self) -> str:
         if self.over_memory:
             return "it was ended because it took more host memory than a worker may (see worker_memory_gb)"
+        if self.over_machine:
+            return (
+                "it was ended because memory that no process shows (Shmem, Slab in /proc/meminfo) grew on this machine "
+                "by more than a worker may have (see worker_memory_gb)"
+            )
         if self.signal is not None:
             name = signal.Signals(self.signal).name if self.signal in set(signal.Signals) else str(self.signal)
             hint = "; the system may have run out of memory" if self.signal == signal.SIGKILL else ""
@@ -130,6 +148,9 @@ class WorkerProcess:
         self.gpu_uuid = ""
         """Of the GPU that it found; empty on a CPU."""
         self._gpu_uuid: str | None = order.get("gpu_uuid")
+        limit = order["memory_limit_bytes"] or math.inf
+        self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
+        self._least_hidden, self._next_look = math.inf, -math.inf
         self.is_loaded = False
         """A reference was loaded."""
         self.has_setup = False
@@ -223,6 +244,29 @@ class WorkerProcess:
                 self.hear()
         return self.exit is not None
 
+    def was_killed(self, ended: WorkerExit) -> bool:
+        """Tell whether something else than the solution may have ended the worker."""
+        is_ours = self._is_ending or ended.over_memory
+        return ended.over_machine or (ended.signal in SENT_BY_OTHERS and not is_ours)
+
+    def watch_machine(self) -> None:
+        """End the worker if memory that no process shows has grown by more than a worker may have since the first look.
+
+        Call it often; it looks every MACHINE_POLL_S seconds.
+
+        Raises:
+            WorkerGone: the worker was ended.
+        """
+        now = self._now()
+        if not self.is_ready or now < self._next_look:
+            return
+        self._next_look = now + MACHINE_POLL_S
+        hidden = hidden_memory() - resident_memory(os.getpid()).shared  # the arena is the session's
+        self._least_hidden = min(hidden, self._least_hidden)
+        if hidden - self._least_hidden > self._most_hidden:
+            self.begin_end()
+            raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
+
     @property
     def is_light(self) -> bool:
         """Whether its end takes next to nothing: one process, with few threads and little memory."""
@@ -279,6 +323,7 @@ class WorkerProcess:
             WorkerLate: `limit_s` seconds passed first.
             WireError: what came is no answer to this request.
         """
+        self.watch_machine()
         deadline = self._now() + limit_s
         self._request_id += 1
         if self._stillness is not None:
@@ -408,11 +453,13 @@ class WorkerProcess:
             left_s = deadline - self._now()
             if left_s <= 0:
                 raise WorkerLate
-            self._turn(left_s)
+            self._turn(min(left_s, MACHINE_POLL_S))
+            self.watch_machine()
 
     def _is_over(self, deadline: float) -> bool:
         """Hear the worker and its guard; say whether `_wait` would wait for nothing."""
         self._turn(0)
+        self.watch_machine()
         return self._reader.has_frame or self.exit is not None or self._now() >= deadline
 
     def _turn(self, limit_s: float) -> None:
@@ -440,7 +487,7 @@ class WorkerProcess:
             self._reader.pump()
         except WireClosed:
             self._selector.unregister(sock)  # the guard will tell how it ended
-            self._await_exit(self._now() + 1.0)
+            self._await_exit(self._now() + END_LIMIT_S)
             if self.exit is None:
                 raise WorkerGone(None) from None
 

@@ -19,7 +19,8 @@ from flashinfer_bench.compile import Artifact
 from flashinfer_bench.timing.driver import CONNECTIONS
 
 MEMORY_SHARE: Final = 0.6
-"""Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
+"""Where the configuration sets no limit, the workers of all sessions together may hold this share of the machine's
+memory."""
 NOT_PRECOMPILED: Final = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 """Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
 
@@ -56,9 +57,9 @@ def threads_of_worker() -> int:
 
 
 @cache
-def default_memory_limit() -> int:
-    """Return how many bytes a worker may hold on this machine."""
-    return int(usable_memory() * MEMORY_SHARE)
+def default_memory_limit(sessions: int = 1) -> int:
+    """Return how many bytes a worker may hold on this machine while so many sessions judge on it."""
+    return int(usable_memory() * MEMORY_SHARE / sessions)
 
 
 def cores_of(hello: Hello) -> tuple[list[int], list[int]]:
@@ -102,7 +103,7 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
         "gpu_uuid": hello.gpu_uuid if new.gpu_index is not None else None,
         "device": "cuda:0" if hello.device == "cuda" else "cpu",
         "threads": threads_of_worker(),
-        "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(),
+        "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
         "timing": timing,
         "cores": cores_of(hello)[1],
     }

@@ -1,5 +1,7 @@
 """What a session keeps from one block to the next."""
 
+import itertools
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -7,14 +9,16 @@ import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline
-from flashinfer_bench.bench.runner.protocol import EXPECTED_PHASE, BlockJob, BlockOrder, BlockSolution
+from flashinfer_bench.bench.runner.protocol import EXPECTED_PHASE, BlockJob, BlockOrder, BlockSolution, JobFault
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.session.job import MadeBaseline
 from flashinfer_bench.bench.runner.session.reference_timing import SlowReference
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import reference_files
+from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
@@ -141,6 +145,24 @@ def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(aren
     assert session.run_job(shared, JOB).outcome is told
     assert tries == [3, 3]
     assert pool.sizes == [0]
+
+
+@pytest.mark.parametrize("rises", [False, True])
+def test_a_second_kill_is_a_fault_if_the_kernel_ran_out_of_memory_meanwhile(arena, monkeypatch, rises):
+    session = _open_session(arena, FakePool(arena))
+    session._hello = SimpleNamespace(isolated=False)
+    kills = itertools.count(step=int(rises))
+    monkeypatch.setattr(device_session, "count_memory_kills", lambda: next(kills))
+    killed = WorkerKilled("the process ended", WorkerExit(None, signal.SIGKILL, 0, over_memory=False))
+    monkeypatch.setattr(session, "_judge_at_rest", lambda _job: (_ for _ in ()).throw(killed))
+    monkeypatch.setattr(session, "_recovers", lambda _failure: False)
+    shared = open_empty_block(session)
+    shared.solutions[JOB.solution] = SimpleNamespace(digest="1")
+    answer = session.run_job(shared, JOB)
+    assert isinstance(answer, JobFault) is rises
+    assert ("memory ran out" if rises else "ended by signal 9 twice") in (
+        answer.message if rises else answer.outcome.message
+    )
 
 
 def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_job(arena, monkeypatch):
