@@ -9,8 +9,9 @@ from typing import Literal
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
-Kind = Literal["python", "tvm-ffi", "torch", "header"]
-"""How the worker loads the entry: a Python file, a shared library of tvm-ffi's, or an extension module of torch's.
+Kind = Literal["python", "reference", "tvm-ffi", "torch", "header"]
+"""How the worker loads the entry: a Python file, a definition's reference, a shared library of tvm-ffi's, or an
+extension module of torch's.
 
 A precompiled header is for compilers; no worker loads it."""
 

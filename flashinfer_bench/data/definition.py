@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Type
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from flashinfer_bench.base.named_call import NamedCall, split_names
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes, parse_expression
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import HintLimit, did_you_mean
-from flashinfer_bench.data.reference import BYTE_ORDER_MARK, parse_reference
+from flashinfer_bench.data.reference import BYTE_ORDER_MARK, ENTRY_NAME, parse_reference
 
 if TYPE_CHECKING:
     import torch
@@ -223,6 +224,8 @@ class Definition(DataModel):
         if not facts.has_run:
             last = f"; its last function is {facts.last_function!r}" if facts.last_function else ""
             return f"its reference has no top-level function 'run'{last}"
+        if (why := facts.names[ENTRY_NAME]) is not None:
+            return f"its reference's 'run' {why}"
         return None
 
     @property
@@ -240,7 +243,27 @@ class Definition(DataModel):
     @property
     def takes_inputs_in_order(self) -> bool:
         """Whether the reference's `run` is known to take the inputs by position, in their order."""
-        return parse_reference(self.reference).positions[: len(self.inputs)] == tuple(self.inputs)
+        return self.reference_call == NamedCall(tuple(self.inputs), ())
+
+    @property
+    def reference_call(self) -> NamedCall | None:
+        """How the reference's `run` takes the inputs; None where its source alone does not tell."""
+        signature = parse_reference(self.reference).signature
+        return None if signature is None else split_names(signature, self.inputs)
+
+    @property
+    def why_no_call_works(self) -> str | None:
+        """Why the reference's `run` cannot be called with the inputs; None where it can, or nothing tells."""
+        facts, call = parse_reference(self.reference), self.reference_call
+        if facts.signature is None or call is None or facts.is_decorated:
+            return None
+        try:
+            facts.signature.bind(*call.positional, **dict.fromkeys(call.keywords))
+        except TypeError as error:
+            return (
+                f"it takes ({', '.join(facts.signature.parameters)}), the inputs are {', '.join(self.inputs)}: {error}"
+            )
+        return None
 
     def digest(self) -> str:
         """Digest what decides a verdict: not descriptions, not tags."""

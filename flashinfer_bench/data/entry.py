@@ -15,14 +15,18 @@ from typing import Final
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import MOST_CHARACTERS, parse_module
+from flashinfer_bench.data.reference import (
+    MOST_CHARACTERS,
+    find_bindings,
+    keeps_arguments,
+    parse_module,
+    why_not_called,
+)
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
 SETUP: Final = "setup"
 """A function of this name beside the entry function prepares its calls (docs/timing.md, "Setup")."""
 COMPILED: Final = frozenset({SupportedLanguages.CPP, SupportedLanguages.CUDA})
-SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
-"""Decorators that leave a function's arguments as they are."""
 COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 """A comment without an end goes to the end of the text: looking for the end of each would take quadratic time."""
 TVM_FFI_EXPORT: Final = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)|\b__tvm_ffi_(\w+)")
@@ -105,7 +109,7 @@ def check_entry(solution: Solution, definition: Definition | None = None) -> lis
 
 def _check_python(solution: Solution, definition: Definition | None) -> list[str]:
     try:
-        bound = list(_bindings(parse_module(solution.get_entry_source().content).body))
+        bound = list(find_bindings(parse_module(solution.get_entry_source().content).body))
     except ValueError as error:
         return [f"{solution.get_entry_path()}: {error}"]
     symbol = solution.get_entry_symbol()
@@ -116,39 +120,17 @@ def _check_python(solution: Solution, definition: Definition | None) -> list[str
     arity = _arity(found[-1])
     if arity is not None and any(name == SETUP for name, _ in bound):
         arity = replace(arity, minimum=0, keywords=())  # what setup gives is known only when it is called
-    if isinstance(found[-1], ast.AsyncFunctionDef):
-        return [f"{solution.spec.entry_point} is async; a kernel is called, not awaited"]
+    if not isinstance(found[-1], ast.ClassDef) and (why := why_not_called(found[-1])) is not None:
+        return [f"{solution.spec.entry_point} {why}"]
     if arity is not None and arity.keywords:
         needed = ", ".join(arity.keywords)
         return [f"{symbol}({arity.text}) needs {needed} by keyword; it is called with positional arguments only"]
     return [] if arity is None or definition is None else list(_check_arity(solution, arity, definition))
 
 
-def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield every name that a module binds when it is imported, with the statement; "*" for an import of everything."""
-    for node in body:
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name, node
-            case ast.Assign(targets=targets):
-                names = [item for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)]
-                yield from ((item.id, node) for item in names)
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                yield name, node
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                yield from ((alias.asname or alias.name, node) for alias in aliases)
-            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
-                blocks = (getattr(node, field, []) for field in ("body", "orelse", "finalbody"))
-                yield from (item for block in blocks for item in _bindings(block))
-                for handler in getattr(node, "handlers", []):
-                    yield from _bindings(handler.body)
-            case _:
-                pass
-
-
 def _arity(node: ast.stmt) -> Arity | None:
     """Return the arguments that a function takes; None where the node is no plain function."""
-    if not isinstance(node, ast.FunctionDef) or not all(map(_keeps_arguments, node.decorator_list)):
+    if not isinstance(node, ast.FunctionDef) or not all(map(keeps_arguments, node.decorator_list)):
         return None
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -156,12 +138,6 @@ def _arity(node: ast.stmt) -> Arity | None:
     keyed = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     keywords = tuple(argument.arg for argument, default in keyed if default is None)
     return Arity(required, None if arguments.vararg else len(positional), ast.unparse(arguments), keywords)
-
-
-def _keeps_arguments(decorator: ast.expr) -> bool:
-    function = decorator.func if isinstance(decorator, ast.Call) else decorator
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in SAME_ARGUMENTS
 
 
 def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> Iterator[str]:

@@ -77,6 +77,22 @@ def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> Loaded
 
 
 def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
+    """Import a Python solution."""
+    module = import_file(directory, entry)
+    function = find_callable(module, entry, symbol)
+    setup = find_setup(module, function)
+    if setup is None:
+        return LoadedEntry(function, describe_signature(function))
+    takes = describe_signature(setup)
+    return LoadedEntry(function, describe_signature(function, prepared_for=takes, is_prepared=True), setup, takes)
+
+
+def load_reference(directory: Path, entry: str, symbol: str) -> LoadedEntry:
+    """Import a definition's reference. It is called by the names of its inputs, and a `setup` in it is its own."""
+    return LoadedEntry(find_callable(import_file(directory, entry), entry, symbol), None)
+
+
+def import_file(directory: Path, entry: str) -> types.ModuleType:
     """Import a Python file as a module of the solution's package."""
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(directory)]
@@ -95,12 +111,7 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     leave_untuned()
-    function = find_callable(module, entry, symbol)
-    setup = find_setup(module, function)
-    if setup is None:
-        return LoadedEntry(function, describe_signature(function))
-    takes = describe_signature(setup)
-    return LoadedEntry(function, describe_signature(function, prepared_for=takes, is_prepared=True), setup, takes)
+    return module
 
 
 def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
@@ -173,6 +184,7 @@ def to_torch(value: Any) -> Any:
 
 LOADERS: Final[dict[str, Callable[[Path, str, str], LoadedEntry]]] = {
     "python": load_python,
+    "reference": load_reference,
     "torch": load_torch,
     "tvm-ffi": load_tvm_ffi,
 }

@@ -105,6 +105,30 @@ def test_a_definition_without_run_is_kept_and_not_runnable():
     assert "'reference'" in definition.not_runnable_reason
 
 
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("async def run(x):\n    return x", "async"),
+        ("def run(x):\n    yield x", "generator"),
+        ("class run:\n    def __call__(self, x):\n        return x", "class"),
+        ("import torch as run", "module"),
+        ("run = 3", "constant"),
+        ("if __name__ == '__main__':\n    def run(x): ...", "no top-level function"),
+    ],
+)
+def test_a_run_that_gives_no_tensors_is_refused_with_the_reason(reference, words):
+    assert words in make_definition(reference=reference).not_runnable_reason
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [("", "too many"), ("x, k", "'k'"), ("x, *, k", "'k'"), ("x, k=1", None), ("*rest", None), ("*, x", None)],
+)
+def test_a_run_that_cannot_be_called_with_the_inputs_is_told(parameters, words):
+    why = make_definition(reference=f"def run({parameters}): ...").why_no_call_works
+    assert (why is None) if words is None else (words in why)
+
+
 def test_a_definition_without_outputs_is_not_runnable():
     assert "no outputs" in make_definition(outputs={}).not_runnable_reason
 
@@ -117,6 +141,7 @@ def test_a_definition_without_outputs_is_not_runnable():
         ("def run(a, /): pass", None),
         ("def f(a): pass\nrun = f", None),
         ("from torch import matmul as run", None),
+        ("if True:\n    def run(a): ...", ["a"]),
     ],
 )
 def test_parameters_of_the_reference_are_read_off_its_source(reference, parameters):

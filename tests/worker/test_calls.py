@@ -1,5 +1,7 @@
 """How a worker calls what it has loaded."""
 
+import functools
+
 import pytest
 import torch
 
@@ -14,12 +16,24 @@ from flashinfer_bench.worker.calls import (
     Shelf,
     SolutionFunctions,
     lay_out_calls,
-    order_of,
     share_memory,
 )
 from flashinfer_bench.worker.main import in_turn
 
 pytestmark = pytest.mark.cpu
+
+
+class Swapped(torch.nn.Module):
+    def forward(self, y, x):
+        return x, y
+
+
+def pass_positions(function):
+    return functools.wraps(function)(lambda *given: function(*given))
+
+
+def pass_keywords(function):
+    return functools.wraps(function)(lambda **given: function(**given))
 
 
 @pytest.mark.parametrize(
@@ -32,15 +46,22 @@ pytestmark = pytest.mark.cpu
         lambda *, x, y: (x, y),
         lambda x, *, y: (x, y),
         lambda **given: (given["x"], given["y"]),
+        lambda y, x, /: (x, y),
+        lambda x, /, *, y: (x, y),
+        lambda x, /, **rest: (x, rest["y"]),
+        lambda *rest, y: (rest[0], y),
+        lambda *rest: rest,
+        lambda *rest, **named: rest,
+        lambda first, second: (first, second),
+        pass_positions(lambda y, x: (x, y)),
+        pass_keywords(lambda x, y: (x, y)),
+        functools.partial(lambda factor, y, x: (x, y), 2),
+        Swapped(),
+        Swapped().forward,
     ],
 )
 def test_arguments_reach_a_reference_by_their_names(function):
-    functions = SolutionFunctions(function, None, order=order_of(function, ["x", "y"]))
-    assert LaidCall(functions, {"x": 1, "y": 2}, {}, "keyword").run() == (1, 2)
-
-
-def test_a_reference_with_the_inputs_first_is_called_by_position_as_a_solution_is():
-    assert order_of(lambda y, x, eps=1e-6: None, ["x", "y"]) == ["y", "x"]
+    assert LaidCall(SolutionFunctions(function, None), {"x": 1, "y": 2}, {}, "keyword").run() == (1, 2)
 
 
 def test_what_several_outputs_gave_is_brought_into_their_slots_and_what_does_not_fit_is_left_out():

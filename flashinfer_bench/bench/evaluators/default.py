@@ -6,6 +6,7 @@ It is the template of the other evaluators: they override one of its hooks (`tol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
@@ -14,6 +15,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DEFAULT, BuiltIn
+from flashinfer_bench.bench.evaluators.compare.outputs import describe_nonfinite
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
@@ -294,10 +296,18 @@ def judge_norms(
     outputs = extra.get("outputs", {})
     extra["outputs"] = {**outputs, **{name: {**outputs.get(name, {}), **item} for name, item in found.items()}}
     correctness = correctness.model_copy(update={"extra": extra})
-    excess = find_excess(rule, norms, list(definition.outputs), stability)
+    names = list(definition.outputs)
+    excess = find_excess(rule, norms, names, stability)
     if excess is None:
         return Accepted(correctness)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, excess.message, correctness, excess.integrity)
+    output = names.index(excess.evidence["output"])
+    nonfinite = describe_nonfinite(call.expected[output], call.got[output])
+    if nonfinite is None:
+        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, excess.message, correctness, excess.integrity)
+    largest = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
+    message = f"output {names[output]!r}: {nonfinite} (rule {excess.rule!r})"
+    correctness = correctness.model_copy(update=largest)
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, excess.integrity)
 
 
 def read_limit(cfg: ResolvedEvalConfig) -> float | None:

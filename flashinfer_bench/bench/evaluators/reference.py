@@ -6,23 +6,29 @@ An error in it is a fault of the definition or of the workload, never of a solut
 from __future__ import annotations
 
 import linecache
+import re
+import sys
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import count
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.named_call import NamedCall, find_call
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import logical_shape, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
 from flashinfer_bench.data import Definition, TensorSpec
 from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.data.reference import ENTRY_NAME
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 MAX_ERROR_TEXT: Final = 2_000
@@ -43,8 +49,8 @@ class Reference:
 
     definition: Definition
     run: Callable[..., Any]
-    by_keyword: bool
-    """Whether the parameters of `run` have the names of the inputs, maybe in another order."""
+    module: ReferenceModule | None = None
+    """What its source defines; None where only its definition is known."""
     returns_inputs: bool | None = None
     """Whether an output lay in the memory of an input; None before the first call."""
     mutates: frozenset[str] | None = None
@@ -71,10 +77,11 @@ class Reference:
         if reason is not None:
             raise DefinitionFault(f"{definition.name}: {reason}")
         with Blame(partial(explain_error, definition)):
-            names = execute_reference(definition.name, definition.reference)
-        parameters = definition.reference_parameters
-        by_keyword = parameters is not None and set(definition.inputs) <= set(parameters)
-        return cls(definition, names["run"], by_keyword)
+            module = ReferenceModule(definition.name, definition.reference)
+        run = module.names.get(ENTRY_NAME)
+        if not callable(run):
+            raise _fault(definition, f"its {ENTRY_NAME!r} is {'missing' if run is None else 'no function'}")
+        return cls(definition, run, module)
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Call the reference with inputs in the order of the definition; the inputs are not changed.
@@ -133,9 +140,11 @@ class Reference:
             DefinitionFault: the reference fails.
         """
         with Blame(partial(explain_error, self.definition)), torch.no_grad():
-            if self.by_keyword:
-                return self.run(**dict(zip(self.definition.inputs, inputs, strict=True)))
-            return self.run(*inputs)
+            return self._call.bind(self.run, dict(zip(self.definition.inputs, inputs, strict=True)))()
+
+    @cached_property
+    def _call(self) -> NamedCall:
+        return find_call(self.run, self.definition.inputs)
 
     def spare(self, inputs: Sequence[Any]) -> list[Any]:
         """Clone the inputs that the reference writes to; before its first call, all inputs if there is memory."""
@@ -226,14 +235,28 @@ def _share_memory(returned: Any, inputs: Sequence[Any]) -> bool:
     return bool(theirs & owned)
 
 
-def execute_reference(definition: str, source: str) -> dict[str, Any]:
-    """Execute the source of a definition's reference, and return what it defines."""
-    file_name = _file_name(definition)
-    # Tracebacks, inspect and triton.jit look for the source under the name of its file.
-    linecache.cache[file_name] = (len(source), None, source.splitlines(keepends=True), file_name)
-    module = types.ModuleType(f"reference of {definition}")
-    exec(compile(source, file_name, "exec"), module.__dict__)
-    return module.__dict__
+class ReferenceModule:
+    """The source of a definition's reference, executed as a module.
+
+    While this object lives, the module is found by its name: pickle, dataclasses and `typing` look for a class there.
+
+    Args:
+        definition: its name.
+        source: the reference.
+    """
+
+    def __init__(self, definition: str, source: str) -> None:
+        file_name = _file_name(definition)
+        # Tracebacks, inspect and triton.jit look for the source under the name of its file.
+        linecache.cache[file_name] = (len(source), None, source.splitlines(keepends=True), file_name)
+        stem = "reference_of_" + re.sub(r"\W", "_", definition)
+        taken = (name for number in count() if (name := f"{stem}_{number}" if number else stem) not in sys.modules)
+        module = types.ModuleType(next(taken))
+        module.__file__ = file_name
+        sys.modules[module.__name__] = module
+        weakref.finalize(self, sys.modules.pop, module.__name__, None)
+        self.names = module.__dict__
+        exec(compile(source, file_name, "exec", dont_inherit=True), self.names)  # not with our own __future__ flags
 
 
 def explain_error(definition: Definition, error: BaseException) -> WorkloadFault:

@@ -76,17 +76,14 @@ def find_parameter_issues(trace_set: TraceSet, definitions: Iterable[Definition]
     for definition in definitions:
         name, parameters = definition.name, definition.reference_parameters
         file = trace_set.definition_files.get(name, Path())
-        if parameters is None:
-            continue
-        for parameter in parameters:
+        for parameter in parameters or ():
             if parameter not in definition.inputs:
                 with hints[file]:
                     hint = did_you_mean(parameter, definition.inputs)
                 reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
                 yield LoadIssue("warning", file, None, "reference", reason)
-        if len(parameters) < len(definition.inputs):
-            reason = f"the reference's run takes {len(parameters)} of {len(definition.inputs)} inputs; no call can work"
-            yield LoadIssue("error", file, None, "reference", reason)
+        if (why := definition.why_no_call_works) is not None:
+            yield LoadIssue("error", file, None, "reference", f"{name}: no call of the reference's run can work: {why}")
 
 
 def _is_asked(issue: LoadIssue, trace_set: TraceSet, asked: AskedNames) -> bool:

@@ -82,7 +82,10 @@ def _why_not_made(definition: Definition) -> str | None:
     entry = definition.custom_inputs_entrypoint
     if entry is None:
         return f"inputs of type 'custom' need a function: {definition.name} has no custom_inputs_entrypoint"
-    if entry not in parse_reference(definition.reference).names:
+    names = parse_reference(definition.reference).names
+    if names.get(entry) is not None:
+        return f"inputs of type 'custom' need a function: {entry!r} of {definition.name} {names[entry]}"
+    if entry not in names:
         return f"inputs of type 'custom' need the function {entry!r}, which the reference of {definition.name} has not"
     return None
 

@@ -94,11 +94,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double()
 
 
-def find_failing(left: torch.Tensor, right: torch.Tensor, rule: Any, *, is_exact: bool) -> torch.Tensor:
+def match_bits(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Return which whole numbers are equal."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
+    return expected.view(bits) == got.view(bits)
+
+
+def find_failing(left: torch.Tensor, right: torch.Tensor, rule: Any) -> torch.Tensor:
     """Return which elements are outside of the tolerance."""
     same = (left == right) | (left.isnan() & right.isnan())
-    if is_exact:
-        return ~same
     error, relative = (right - left).abs(), rule["rtol"] * left.abs()
     near: torch.Tensor = (error <= rule["atol"]) | (error <= relative)
     if rule["is_sum"]:
@@ -146,14 +150,16 @@ def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> boo
         return True
     left, right = plain(expected), plain(got)
     is_exact = not (expected.dtype.is_floating_point or "float4" in str(expected.dtype))
-    failing = find_failing(left, right, call["tolerance"], is_exact=is_exact)
+    failing = ~match_bits(expected, got) if is_exact else find_failing(left, right, call["tolerance"])
     reasons = find_reasons(name, left, right, failing, call)
     print(f"{name}: {'; '.join(reasons) or f'right, {int(failing.sum())} of {failing.numel()} elements differ'}")
     columns = failing.shape[-1] if failing.ndim else 1
-    rows = [one.reshape(-1, max(columns, 1)) for one in (failing, left, right)]
+    rows = [one.reshape(-1, max(columns, 1)) for one in (failing, *((expected, got) if is_exact else (left, right)))]
     for row in rows[0].any(dim=1).nonzero().flatten().tolist()[:SHOWN_ROWS]:
         column = int(rows[0][row].nonzero()[0])
-        first = f"at column {column}: expected {float(rows[1][row, column]):.6g}, got {float(rows[2][row, column]):.6g}"
+        wanted, given = (told[row, column].item() for told in (rows[1], rows[2]))
+        wanted, given = (one if is_exact else f"{one:.6g}" for one in (wanted, given))
+        first = f"at column {column}: expected {wanted}, got {given}"
         print(f"  row {row}: {int(rows[0][row].sum())} of {columns} differ, first {first}")
     return bool(reasons)
 

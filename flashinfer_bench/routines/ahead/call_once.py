@@ -29,7 +29,7 @@ def call_once(root: Path, definition: Definition, solution: Solution, workload: 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     inputs = InputMaker(definition, workload, device, root).make(seed=1)
     module: dict[str, Any] = {"__name__": "warmed"}
-    exec(compile(solution.sources[0].content, f"{solution.name}.py", "exec"), module)
+    exec(compile(solution.sources[0].content, f"{solution.name}.py", "exec", dont_inherit=True), module)
     arguments = list(inputs)
     if solution.spec.destination_passing_style:
         shapes = definition.get_output_shapes(workload.axes)

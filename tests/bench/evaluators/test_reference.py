@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import sys
 
 import pytest
 import torch
@@ -42,6 +44,38 @@ def test_parameters_of_other_names_are_passed_by_position():
     parts = {"inputs": {"x": "float32[n]", "w": "float32[n]"}}
     called = reference("return a - b", head="def run(a, b):", **parts)
     assert torch.equal(called([torch.ones(2), torch.zeros(2)])[0], torch.ones(2))
+
+
+NEEDS_ITS_MODULE = {
+    "dataclass": "from dataclasses import dataclass\n\n@dataclass(frozen=True, slots=True)\nclass Two:\n    k: int = 2",
+    "plain annotations": "class Two:\n    k: int = 2\n\nassert Two.__annotations__['k'] is int",
+    "own annotations": (
+        "from __future__ import annotations\nimport typing\nfrom dataclasses import dataclass\n\n"
+        "@dataclass\nclass Two:\n    k: int = 2\n    other: Two = None\n\nassert typing.get_type_hints(Two)['k'] is int"
+    ),
+    "pickle": "import pickle\n\nclass Two:\n    k = 2\n\nassert pickle.loads(pickle.dumps(Two())).k == 2",
+    "enum": "import enum, copy\n\nclass Two(enum.Enum):\n    k = 2\n\nassert copy.deepcopy(Two.k) is Two.k",
+    "its own name": "import sys\n\nclass Two:\n    k = 2\n\nassert sys.modules[__name__].Two is Two",
+    "its own text": "import inspect\n\nclass Two:\n    k = 2\n\nassert 'k = 2' in inspect.getsource(Two)",
+    "not the main program": "class Two:\n    k = 2\n\nif __name__ == '__main__':\n    raise SystemExit",
+}
+
+
+@pytest.mark.parametrize("before", NEEDS_ITS_MODULE.values(), ids=NEEDS_ITS_MODULE)
+def test_classes_of_a_reference_find_the_module_that_they_are_of(before):
+    definition = make_definition(reference=f"{before}\n\ndef run(x):\n    return x * 2\n")
+    assert Reference.compile(definition)([torch.ones(1)])[0].item() == 2
+
+
+def test_two_references_of_one_name_have_a_module_each_as_long_as_they_are_used():
+    before = set(sys.modules)
+    source = "import sys\nk = {}\ndef run(x):\n    return x * sys.modules[__name__].k\n"
+    definitions = [make_definition(reference=source.format(k)) for k in (2, 3)]
+    called = [Reference.compile(definition) for definition in definitions]
+    assert [one([torch.ones(1)])[0].item() for one in called] == [2, 3]
+    del called
+    gc.collect()
+    assert set(sys.modules) == before
 
 
 @pytest.mark.parametrize("returned", ["(x, x.long())", "[x, x.long()]", "{'b': x.long(), 'a': x}"])

@@ -154,7 +154,7 @@ def test_the_script_knows_the_rules(changes, wrong, reason):
     rule |= {"max_absolute_error": None, "ignores_shared_zeros": False, **changes}
     evidence = {"output": "y", "limit": 0.1, "row": 0, "of_rows": 2} if "atol" in changes else None
     left, right = torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.tensor(wrong).double()
-    failing = find_failing(left, right, rule, is_exact=False)
+    failing = find_failing(left, right, rule)
     reasons = find_reasons("y", left, right, failing, {"tolerance": rule, "evidence": evidence})
     assert (reasons == []) if reason is None else reason in reasons[-1]
 

@@ -80,7 +80,7 @@ def test_a_reference_with_fewer_parameters_than_inputs_is_an_error(tmp_path, cap
     inputs = {"x": "float32[n]", "w": "float32[n]"}
     code, report = told(capsys, write_trace_set(tmp_path, definitions=[make_definition(inputs=inputs)]))
     assert (code, found(report)) == (1, [("definition", "error")])
-    assert report["issues"][0]["reason"] == "the reference's run takes 1 of 2 inputs; no call can work"
+    assert "no call of the reference's run can work" in report["issues"][0]["reason"]
 
 
 def test_findings_of_other_definitions_are_left_out(odd_set, capsys):

@@ -120,7 +120,7 @@ def test_a_reference_with_another_order_of_parameters_is_called_by_keyword():
     inputs = {"a": "float32[n]", "b": "float32[n]"}
     definition = make_definition(inputs=inputs, reference="def run(b, a):\n    return a - b\n")
     assert [source.path for source in pack_reference(definition).sources] == ["reference.py", "main.py"]
-    for parameters in ("a, *, b", "a, b, **others", "**inputs"):
+    for parameters in ("a, *, b", "a, /, *, b", "*rest, b", "**inputs"):
         reference = f"def run({parameters}):\n    return 0\n"
         packed = pack_reference(make_definition(inputs=inputs, reference=reference))
         assert [source.path for source in packed.sources] == ["reference.py", "main.py"]

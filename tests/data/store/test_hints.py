@@ -60,7 +60,7 @@ def load_three_definitions(root, **parts):
 
 
 def test_parameters_of_references_that_are_no_inputs(tmp_path, asked):
-    parameters = ", ".join(f"p{i}" for i in range(30))
+    parameters = ", ".join(f"p{i}=0" for i in range(30))
     loaded = load_three_definitions(tmp_path, reference=f"def run(x, {parameters}):\n    return x\n")
     issues = list(find_parameter_issues(loaded, loaded.definitions.values()))
     assert (len(issues), len(asked)) == (90, 40)

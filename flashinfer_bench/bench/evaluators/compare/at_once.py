@@ -29,8 +29,8 @@ from flashinfer_bench.bench.evaluators.compare.rule import Findings, Tolerance
 class Worst(NamedTuple):
     """The element with the largest error in multiples of what it is allowed."""
 
-    expected: float
-    got: float
+    expected: float | int
+    got: float | int
     error: float
 
 

@@ -21,6 +21,8 @@ takes less than 200 MB of extra memory."""
 SMALL_ELEMENTS: Final = 1 << 15
 """An output of a GPU with no more elements than this is compared on the CPU, to which each side is brought in one
 transfer: there an operation costs a fifth of a launch, and a look at a value needs no wait."""
+EXACT_BELOW: Final = 2.0**62
+"""Two whole numbers of 64 bits are less than 2**63 apart where their difference in float64 is below this."""
 _SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the type as which it is tested for equality; torch cannot compare all of its unsigned types."""
 
@@ -61,7 +63,10 @@ def read_element(expected: torch.Tensor, got: torch.Tensor, at: int) -> Chunk:
     pair = make_reader(expected, got).read(at - at % 2, 2)
     only = slice(at % 2, at % 2 + 1)
     return Chunk(
-        pair.expected[only].cpu(), pair.got[only].cpu(), None if pair.matches is None else pair.matches[only].cpu()
+        pair.expected[only].cpu(),
+        pair.got[only].cpu(),
+        None if pair.matches is None else pair.matches[only].cpu(),
+        None if pair.error is None else pair.error[only].cpu(),
     )
 
 
@@ -72,6 +77,8 @@ class Chunk(NamedTuple):
     got: torch.Tensor
     matches: torch.Tensor | None
     """Which elements are equal, for types without a tolerance; None for other types."""
+    error: torch.Tensor | None = None
+    """How far apart they are, for whole numbers that float64 does not hold; None for other types."""
 
 
 class Errors(NamedTuple):
@@ -122,12 +129,23 @@ def make_reader(expected: torch.Tensor, got: torch.Tensor) -> ElementReader:
     return ElementReader(left.numel(), read_floats if expected.dtype.is_floating_point else read_exact)
 
 
+def match_bits(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Tell which whole numbers or booleans of two tensors of one width are equal."""
+    bits = _SIGNED[expected.element_size()]
+    return expected.view(bits) == got.view(bits)
+
+
 def _exact_chunk(expected: torch.Tensor, got: torch.Tensor) -> Chunk:
     """Compare bit by bit; a bool by its byte, because torch takes every byte but 0 as true."""
     if expected.dtype == torch.bool:
         expected, got = expected.view(torch.uint8), got.view(torch.uint8)
     bits = _SIGNED[expected.element_size()]
-    return Chunk(expected.to(torch.float64), got.to(torch.float64), expected.view(bits) == got.view(bits))
+    left, right = expected.to(torch.float64), got.to(torch.float64)
+    error = None
+    if bits == torch.int64:  # float64 has not all of them; a difference wraps round only where a rounding is nothing
+        error, exact = (right - left).abs_(), (got.view(bits) - expected.view(bits)).abs_().to(torch.float64)
+        error = torch.where(error < EXACT_BELOW, exact, error)
+    return Chunk(left, right, match_bits(expected, got), error)
 
 
 def _measure(chunk: Chunk, tolerance: Tolerance) -> torch.Tensor:
@@ -178,7 +196,7 @@ def judge_chunk(chunk: Chunk, tolerance: Tolerance) -> tuple[Errors, torch.Tenso
 
 def errors_of(chunk: Chunk, tolerance: Tolerance) -> Errors:
     """Give the errors of some elements; those that are nan or infinite are not judged yet."""
-    error = (chunk.got - chunk.expected).abs_()
+    error = (chunk.got - chunk.expected).abs_() if chunk.error is None else chunk.error
     magnitude = chunk.expected.abs()
     if chunk.matches is not None:
         return Errors(error, magnitude, torch.where(chunk.matches, 0.0, error.clamp(min=2.0)))

@@ -22,7 +22,7 @@ from flashinfer_bench.bench.evaluators.compare.chunks import (
     score_elements,
 )
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
-from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance
+from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance, explain_nonfinite
 
 FUSED_FROM: Final = 1 << 24
 """Elements of an output on a GPU from which on the fused kernel is used. Smaller outputs take less than 3 ms in chunks,
@@ -55,6 +55,10 @@ def compare(
         return Comparison(output, tolerance, 0, 0, 0, 0.0, 0.0, 0.0, None, None)
     found, worst = _measure(left, right, tolerance, chunk_elements)
     packed = is_packed(expected.dtype)
+    is_exact = not (packed or expected.dtype.is_floating_point)
+    if is_exact and found.mismatched:
+        wanted, given = (_whole_number(side[found.worst_at]) for side in (left, right))
+        worst = Worst(wanted, given, float(abs(given - wanted)))
     shape = (*expected.shape[:-1], expected.shape[-1] * 2) if packed else tuple(expected.shape)
     return Comparison(
         output=output,
@@ -68,7 +72,7 @@ def compare(
         worst=_describe(worst, _unravel(found.worst_at, shape)),
         unwritten_at=None if found.unwritten_at is None else _unravel(found.unwritten_at, shape),
         shared_zeros=_count_shared_zeros(left, right) if tolerance.ignores_shared_zeros and found.mismatched else 0,
-        is_exact=not (packed or expected.dtype.is_floating_point),
+        is_exact=is_exact,
     )
 
 
@@ -119,6 +123,29 @@ def _readable(flat: torch.Tensor) -> torch.Tensor:
 def _read_worst(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, *, at: int) -> Worst:
     chunk = read_element(expected, got, at)
     return Worst(float(chunk.expected), float(chunk.got), float(score_elements(chunk, tolerance).error))
+
+
+def describe_nonfinite(expected: torch.Tensor, got: torch.Tensor) -> str | None:
+    """Say where a float output is nan or infinite and a finite number was expected; None where that is nowhere."""
+    left, right = expected.reshape(-1), got.reshape(-1)
+    count, first, value = 0, 0, 0.0
+    for start in range(0, left.numel(), COUNTED_AT_ONCE):
+        wanted, given = (_readable(side[start : start + COUNTED_AT_ONCE]) for side in (left, right))
+        strange = wanted.isfinite() & ~given.isfinite()
+        found = int(strange.sum())
+        if found and not count:
+            at = int(strange.to(torch.uint8).argmax())
+            first, value = start + at, float(given[at])
+        count += found
+    if not count:
+        return None
+    many = f"{count} of {left.numel()} elements are" if count > 1 else f"1 of {left.numel()} elements is"
+    where = f"the first, at {list(_unravel(first, tuple(expected.shape)))}, is {value:g}"
+    return f"{many} nan or infinite where a finite number is expected, {where}: {explain_nonfinite(value)}"
+
+
+def _whole_number(value: torch.Tensor) -> int:
+    return int((value.view(torch.uint8) if value.dtype == torch.bool else value).item())
 
 
 def _describe(worst: Worst, index: tuple[int, ...]) -> Element:

@@ -58,11 +58,18 @@ class Element:
     """One element of an output and how far off it is."""
 
     index: tuple[int, ...]
-    expected: float
-    got: float
+    expected: float | int
+    got: float | int
     abs_error: float
     rel_error: float
     """|got - expected| / |expected|; infinite where only the expected value is zero."""
+
+
+def explain_nonfinite(got: float) -> str | None:
+    """Say what the usual cause of a nan or an infinity is where a number was expected; None for a number."""
+    if math.isfinite(got):
+        return None
+    return "an overflow, such as exp of a large number without subtracting the maximum, is the usual cause"
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,10 @@ class Comparison:
             return ""
         worst = self.worst
         errors = f"abs error {worst.abs_error:.6g}, rel error {worst.rel_error:.6g}"
-        return f"; worst at {list(worst.index)}: expected {worst.expected:.9g}, got {worst.got:.9g} ({errors})"
+        expected, got = (f"{one:.9g}" if isinstance(one, float) else str(one) for one in (worst.expected, worst.got))
+        overflow = math.isfinite(worst.expected) and explain_nonfinite(worst.got)
+        told = f"; {overflow}" if overflow else ""
+        return f"; worst at {list(worst.index)}: expected {expected}, got {got} ({errors}){told}"
 
     def _demands(self) -> str:
         tolerance = self.tolerance

@@ -19,11 +19,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from flashinfer_bench.base.named_call import split_names
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
-from flashinfer_bench.bench.evaluators.reference import execute_reference, explain_error
+from flashinfer_bench.bench.evaluators.reference import ReferenceModule, explain_error
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.data.workload import CustomInput, ScalarInput
@@ -72,7 +73,8 @@ class CustomInputs:
         self._shapes = shapes
         self._device = device
         numbers = {name: item.value for name, item in workload.inputs.items() if isinstance(item, ScalarInput)}
-        self._call = _bind(_find_function(definition), {**axes, **numbers}, device)
+        function, self._module = _find_function(definition)
+        self._call = _bind(function, {**axes, **numbers}, device)
         self._last: tuple[int, dict[str, Any]] | None = None
 
     def draw(self, seed: int) -> dict[str, Any]:
@@ -138,37 +140,39 @@ def list_custom(workload: Workload) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _execute(name: str, reference: str, entry: str) -> Any:
-    return execute_reference(name, reference).get(entry)
+def _execute(name: str, reference: str) -> ReferenceModule:
+    return ReferenceModule(name, reference)
 
 
-def _find_function(definition: Definition) -> Callable[..., Any]:
+def _find_function(definition: Definition) -> tuple[Callable[..., Any], ReferenceModule]:
     entry = definition.custom_inputs_entrypoint
     if entry is None:
         raise DefinitionFault(f"{definition.name} has no custom_inputs_entrypoint; its workloads want custom inputs")
     with Blame(functools.partial(explain_error, definition)):
-        function = _execute(definition.name, definition.reference, entry)
+        module = _execute(definition.name, definition.reference)
+    function = module.names.get(entry)
     if not callable(function):
         raise DefinitionFault(f"the reference of {definition.name} has no function {entry!r}, which makes its inputs")
     found: Callable[..., Any] = function
-    return found
+    return found, module
 
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
     """Give the call of a function: by the names of axes and numbers where it asks for them, else with all in a dict."""
-    parameters = inspect.signature(function).parameters.values()
-    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     wanted = [one.name for one in parameters if one.name in named and one.default is one.empty]
-    to_device = {DEVICE: device} if DEVICE in named else {}
-    if wanted in ([], [DEVICE]) and any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return functools.partial(function, **{**values, **to_device})
-    if all(name in values or name == DEVICE for name in wanted) and (not wanted or set(named) & values.keys()):
-        given = {name: values[name] for name in named if name in values and name != DEVICE}
-        return functools.partial(function, **given, **to_device)
-    if wanted == [DEVICE]:
-        return functools.partial(function, **to_device)
-    second = [] if to_device or len(wanted) < 2 else [device]
-    return functools.partial(function, dict(values), *second, **to_device)
+    known = {**values, DEVICE: device}
+    if set(wanted) <= {DEVICE} and any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return functools.partial(function, **known)
+    if not named and parameters:  # *args
+        return functools.partial(function, dict(values), device)
+    by_name = set(wanted) <= known.keys() and (set(wanted) <= {DEVICE} or not values.keys().isdisjoint(named))
+    others = [] if by_name else [name for name in wanted if name != DEVICE]
+    given = {name: known[name] for name in named if name in known and name not in others}
+    given |= dict(zip(others, [dict(values), *([] if DEVICE in named else [device])], strict=False))
+    return split_names(signature, given).bind(function, given)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class ReferenceAhead:
         if digest == current.digest() or not ahead.jobs:
             return []
         # The source of the reference is not executed before its block: what it sets in torch would hold for this one.
-        reference = Reference(definition, _not_compiled, by_keyword=False)
+        reference = Reference(definition, _not_compiled)
         config = ResolvedEvalConfig.model_validate(ahead.config)
         shared = BlockContext(definition, config, find_evaluator(definition), reference, ahead.solutions)
         return [reference_files(digest)] if self._lacks_baseline(shared, ahead.jobs[0]) else []

@@ -261,7 +261,7 @@ class ReferenceTimer:
             timeout_seconds=self.hello.timeout_seconds,
             plan=self._plan(job),
             vary=vary_secretly(job),
-            by_keyword=job.block.reference.by_keyword,
+            by_keyword=True,
             may_write_inputs=True,
             may_return_inputs=True,
             is_ours=True,
@@ -274,5 +274,5 @@ class ReferenceTimer:
         folder = self.pool.make_folder(kernel.worker)
         Path(folder, ENTRY).write_text(definition.reference, encoding="utf-8")
         environment = self.pool.solution_environment(reference_files(definition.digest()).digest)
-        kernel.load(Artifact(folder, ENTRY, SYMBOL), environment)
+        kernel.load(Artifact(folder, ENTRY, SYMBOL, "reference"), environment)
         kernel.worker.is_loaded = True

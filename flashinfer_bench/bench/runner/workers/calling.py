@@ -295,7 +295,7 @@ class CallableKernel:
             if failure.status == "RUNTIME_ERROR":
                 raise SolutionFailure("COMPILE_ERROR", failure.message) from None
             raise
-        self.worker.has_setup = loaded.has_setup and not self.task.by_keyword  # a reference may have such a helper
+        self.worker.has_setup = loaded.has_setup
         return loaded.signature
 
     def _ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:

@@ -53,14 +53,15 @@ QUICKLY: Final = {
     "profile_baseline": False,
 }
 """Settings: each solution is judged once, and its time is nobody's business."""
-BY_KEYWORD: Final = """\
+BY_NAME: Final = """\
 from reference import run as reference
 
 INPUTS = {inputs!r}
 
 
 def run(*inputs):
-    return reference(**dict(zip(INPUTS, inputs)))
+    given = dict(zip(INPUTS, inputs))
+    return reference(*(given[name] for name in {positional!r}), **{{name: given[name] for name in {keywords!r}}})
 """
 
 EngineFactory = Callable[[TraceSet, BenchmarkConfig], Benchmark]
@@ -98,11 +99,11 @@ def judge_baselines(
 
 def pack_reference(definition: Definition) -> Solution:
     """Make a solution of a reference: as it stands where it takes the inputs in their order."""
-    parameters = definition.reference_parameters
-    inputs = tuple(definition.inputs)
+    call = definition.reference_call
     sources = {"main.py": definition.reference}
-    if parameters is not None and set(inputs) <= set(parameters) and not definition.takes_inputs_in_order:
-        sources = {"reference.py": definition.reference, "main.py": BY_KEYWORD.format(inputs=inputs)}
+    if call is not None and not definition.takes_inputs_in_order:
+        adapter = BY_NAME.format(inputs=tuple(definition.inputs), **call._asdict())
+        sources = {"reference.py": definition.reference, "main.py": adapter}
     return Solution(
         name=f"{definition.name}__{REFERENCE_AUTHOR}",
         definition=definition.name,

@@ -98,7 +98,7 @@ _reference = run
 
 
 def run({parameters}):
-    return _reference({keywords})
+    return _reference({arguments})
 """
 REFERENCE: Final = """\
 import torch
@@ -194,12 +194,11 @@ def _lines(text: str | None) -> list[str]:
 def _python(definition: Definition) -> str:
     """Return the reference as a solution: it is called with the inputs in their order."""
     text = definition.reference.rstrip("\n") + "\n"
-    if definition.takes_inputs_in_order or definition.reference_parameters is None:
+    call = definition.reference_call
+    if call is None or definition.takes_inputs_in_order:
         return text
-    names = [name for name in definition.inputs if name in definition.reference_parameters]
-    return text + BY_NAME.format(
-        parameters=", ".join(definition.inputs), keywords=", ".join(f"{name}={name}" for name in names)
-    )
+    arguments = [*call.positional, *(f"{name}={name}" for name in call.keywords)]
+    return text + BY_NAME.format(parameters=", ".join(definition.inputs), arguments=", ".join(arguments))
 
 
 def _commented(definition: Definition, mark: str) -> str:

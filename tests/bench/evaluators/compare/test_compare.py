@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.bench.evaluators.compare import chunks as compare_chunks
 from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
-from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.outputs import compare, describe_nonfinite
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
 from flashinfer_bench.bench.evaluators.verdict import compare_outputs, describe_problems
 from tests.kit.make import make_definition
@@ -338,3 +339,40 @@ def test_a_cap_on_the_largest_error_holds_whatever_else_is_allowed(ratio):
     capped = Tolerance(1e-2, 1e-2, ratio, max_absolute_error=0.4)
     assert "the largest error, 0.5, is over 0.4" in (compare(expected, got, capped).problem() or "")
     assert compare(expected, got, Tolerance(1e-2, 1e-2, ratio, max_absolute_error=0.6)).problem() is None
+
+
+@pytest.mark.parametrize("chunk_elements", [None, 64])
+@pytest.mark.parametrize(
+    ("dtype", "expected", "got"),
+    [
+        ("int64", 2**62 + 1, 2**62 + 2),
+        ("int64", -(2**63), 2**63 - 1),
+        ("uint64", 2**64 - 6, 2**64 - 5),
+        ("uint64", 2**64 - 1, 0),
+        ("int32", 2**31 - 1, -(2**31)),
+        ("uint8", 3, 250),
+    ],
+)
+def test_whole_numbers_and_how_far_apart_they_are_are_told_exactly(dtype, expected, got, chunk_elements):
+    wanted, other = (torch.tensor([one] * 96, dtype=getattr(torch, dtype)) for one in (expected, got))
+    found = compare(wanted, other, USUAL, chunk_elements=chunk_elements)
+    assert f"expected {expected}, got {got} " in (found.problem() or "")
+    assert found.max_abs_error == pytest.approx(abs(got - expected), rel=1e-15)
+    assert found.mismatched == 96
+
+
+def test_where_whole_numbers_differ_that_float64_does_not_hold_is_told_and_no_factor():
+    wanted = torch.arange(64).view(8, 8) + 2**60
+    other = wanted.clone()
+    other[3] += 1
+    assert describe_pattern(wanted, other, USUAL) == "only row 3"
+    assert describe_pattern(wanted, wanted + 1, USUAL) is None
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_the_usual_cause_of_what_is_not_finite_is_told(value):
+    assert "overflow" in (compare(vector(1.0, 2.0), vector(1.0, value), USUAL).problem() or "")
+    assert "overflow" not in (compare(vector(1.0, value), vector(1.0, 2.0), USUAL).problem() or "")
+    told = describe_nonfinite(vector(1.0, 2.0), vector(1.0, value)) or ""
+    assert f"[1], is {value:g}: an overflow" in told
+    assert describe_nonfinite(vector(1.0, value), vector(2.0, value)) is None

@@ -1,0 +1,78 @@
+"""How a function is called whose arguments have names: which are given by position, and which by keyword.
+
+The judge and the worker both call a reference, and `validate` reads it without running it: all three ask here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import Parameter, Signature
+from typing import Any, Final, NamedTuple
+
+POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class NamedCall(NamedTuple):
+    """Names of arguments by how they are given."""
+
+    positional: tuple[str, ...]
+    """In the order in which they are given."""
+    keywords: tuple[str, ...]
+
+    def bind(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Callable[[], Any]:
+        """Return the call of a function with these values by name."""
+        by_keyword = {name: values[name] for name in self.keywords}
+        return partial(function, *(values[name] for name in self.positional), **by_keyword)
+
+
+def split_names(signature: Signature | None, names: Iterable[str]) -> NamedCall:
+    """Return how a function takes arguments that have these names.
+
+    A parameter with the name of an argument gets this argument. By position goes what can: a call by keyword takes
+    longer. If a name fits no parameter, all go by position in their own order, but for those that need a keyword.
+
+    Args:
+        signature: of the function; None where it is not known.
+        names: of all arguments, in their own order.
+    """
+    names = tuple(names)
+    parameters = list(signature.parameters.values()) if signature is not None else []
+    kinds = {parameter.name: parameter.kind for parameter in parameters}
+    taken = [name for name in names if kinds.get(name) not in (None, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    takes_any = Parameter.VAR_KEYWORD in kinds.values() and Parameter.VAR_POSITIONAL not in kinds.values()
+    if len(taken) < len(names) and not takes_any:
+        by_keyword = tuple(name for name in names if kinds.get(name) is Parameter.KEYWORD_ONLY)
+        return NamedCall(tuple(name for name in names if name not in by_keyword), by_keyword)
+    positional: list[str] = []
+    for parameter in parameters:
+        if parameter.kind not in POSITIONAL or parameter.name not in names:
+            break
+        positional.append(parameter.name)
+    return NamedCall(tuple(positional), tuple(name for name in names if name not in positional))
+
+
+def find_call(function: Callable[..., Any], names: Iterable[str]) -> NamedCall:
+    """Return how a function takes arguments that have these names, by its own parameters."""
+    call = split_names(_read_signature(function, follow_wrapped=True), names)
+    outer = _read_signature(function, follow_wrapped=False)
+    kinds = {parameter.kind for parameter in outer.parameters.values()} if outer is not None else None
+    if kinds and kinds.isdisjoint((*POSITIONAL, Parameter.VAR_POSITIONAL)):
+        return NamedCall((), (*call.positional, *call.keywords))  # a decorator may pass keywords on and nothing else
+    return call
+
+
+def _read_signature(function: Any, *, follow_wrapped: bool) -> Signature | None:
+    """Return a callable's parameters: of a torch module those of its `forward`, of a scripted function its schema's."""
+    module = getattr(function, "_orig_mod", function)
+    target = module.forward if hasattr(module, "_forward_hooks") else module
+    try:
+        schema = getattr(target, "schema", None)
+        if schema is not None:
+            return Signature(
+                [Parameter(one.name, Parameter.POSITIONAL_OR_KEYWORD) for one in schema.arguments if one.name != "self"]
+            )
+        return inspect.signature(target, follow_wrapped=follow_wrapped)
+    except (AttributeError, TypeError, ValueError):
+        return None
