@@ -27,6 +27,7 @@ from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache
 from flashinfer_bench.compile.diagnostics import (
     describe_failure,
     fails_everywhere,
+    first_error,
     is_no_plain_error,
     other_architecture,
     ran_out_of_memory,
@@ -163,7 +164,7 @@ class Building:
         self.process.end()
         self.process = None
         if self._failure is not None:  # the probe ran: the compilers of this machine hang
-            return self._give_up(BuildFault("the compiler does not come to an end on a source of one line"))
+            return self._give_up(BuildFault("the compiler does not come to an end on a source of ours"))
         limit_s = self._limits.seconds
         return self._give_up(BuildFailure(f"error: compiling was still going on after {limit_s:g} s, and was ended"))
 
@@ -178,7 +179,7 @@ class Building:
         """Return a fault where another process has held the lock for longer than a build may take."""
         now = time.monotonic()
         self._blocked_since = self._blocked_since or now
-        limit_s = self._limits.seconds + PROBE_LIMIT_S + USUAL_LIMIT_S
+        limit_s = 2 * self._limits.seconds + PROBE_LIMIT_S + USUAL_LIMIT_S  # a header may be tried, too
         if now - self._blocked_since <= limit_s:
             return None
         path = self._cache.lock(self.recipe.digest).path
@@ -265,16 +266,19 @@ class Building:
             gib = self._limits.memory_bytes / GIB
             message = f"error: the compiler needed more than {gib:.1f} GiB of memory\n{message}"
         self._stays = fails_everywhere(failed)
-        return self._probe(BuildFailure(message))
+        is_elsewhere = (first_error(failed.output) or "").startswith("/")  # in a header that is not the solution's
+        return self._probe(BuildFailure(message), with_header=is_elsewhere)
 
-    def _probe(self, failure: BuildFailure) -> Outcome | None:
-        """Compile a source of one line before the solution is blamed: it shows whether the compilers work."""
+    def _probe(self, failure: BuildFailure, *, with_header: bool) -> Outcome | None:
+        """Compile a short source of ours before the solution is blamed: it shows whether the compilers work."""
         if not self.recipe.probe:
             return self._give_up(failure)
         self._failure = failure
         remove_tree(self._folder / "src")  # the probe could include a header of the solution in place of the system's
-        write_files(self._folder / "src", self.recipe.probe_sources)
-        limits = StepLimits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
+        sources = self.recipe.header_probe_sources if with_header else self.recipe.probe_sources
+        write_files(self._folder / "src", sources)
+        seconds = self._limits.seconds if with_header else PROBE_LIMIT_S
+        limits = StepLimits(seconds, self._limits.memory_bytes, self._limits.file_bytes)
         self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=self.recipe.readable)
         return None
 
@@ -286,7 +290,7 @@ class Building:
                 self._remember(str(self._failure))
             return self._give_up(self._failure)
         return self._give_up(
-            BuildFault(f"the compiler of this machine fails on a source of one line:\n{describe_failure(failed)}")
+            BuildFault(f"the compiler of this machine fails on a source of ours:\n{describe_failure(failed)}")
         )
 
     def _accept(self) -> Outcome:

@@ -74,6 +74,8 @@ class BuildRecipe:
     probe: tuple[tuple[BuildStep, ...], ...] = ()
     """Steps that compile a source of one line. Where they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
+    header_probe_sources: Mapping[str, bytes] = field(default_factory=dict)
+    """The same with the binding's header, which takes longer: for errors in a header that is not the solution's."""
     needs_symbol: str | None = None
     """The symbol that the library must export. Without it the entry point is wrong."""
     header: BuildRecipe | None = None

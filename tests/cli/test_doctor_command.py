@@ -27,6 +27,7 @@ def examined(device=GPU, *, twins=(1.0,), **parts):
         look=lambda device: machine(device, **parts),
         measure=lambda _: readings(),
         check=lambda _: agreement(*twins),
+        build=lambda _: {"Triton": None},
     )
     return examine(device, instruments=instruments)
 
@@ -55,7 +56,7 @@ def test_what_is_broken_stands_out_and_comes_with_advice():
 @pytest.mark.parametrize(("twins", "code"), [((1.0,), 0), ((1.2,), 1)], ids=["healthy", "broken"])
 def test_the_exit_code_says_whether_this_machine_can_measure(twins, code, capsys):
     args = parse_command_line(["doctor", "--device", "cpu", "--format", "json"])
-    instruments = Instruments(machine, lambda _: readings(), lambda _: agreement(*twins))
+    instruments = Instruments(machine, lambda _: readings(), lambda _: agreement(*twins), lambda _: {})
     fake = partial(examine, instruments=instruments)
     assert execute(args, examination=lambda device, **asked: fake(GPU, **asked)) == code
     out, err = capsys.readouterr()

@@ -250,7 +250,18 @@ def test_a_compiler_that_does_not_work_is_the_machines_fault(tmp_path):
     toolchain = pretend_compiler(tmp_path, action="echo 'g++: no such tool'; exit 1")
     built = build(tmp_path / "cache", make_native(), toolchain=toolchain)
     assert isinstance(built.error, BuildFault)
-    assert "the compiler of this machine fails on a source of one line" in str(built.error)
+    assert "the compiler of this machine fails on a source of ours" in str(built.error)
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"), [("*", BuildFault), ("nowhere", BuildFailure)], ids=["header", "template"]
+)
+def test_an_error_in_a_header_of_the_binding_is_the_machines_if_our_source_meets_it_too(tmp_path, broken, error):
+    says = 'echo "/opt/tvm/ffi/any.h:1:1: error: no"; exit 1'
+    ours = f"grep -q tvm_ffi.h probe.cpp && case x in {broken}) {says};; esac"
+    toolchain = pretend_compiler(tmp_path, action=f'case "$*" in *main.cpp*) {says};; *probe.cpp*) {ours};; esac')
+    with BuildFarm(tmp_path / "cache", toolchain=toolchain) as farm:
+        assert type(next(farm.build_all([make_native()])).error) is error
 
 
 @pytest.mark.parametrize(

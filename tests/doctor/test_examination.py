@@ -21,7 +21,7 @@ def _own_locks(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-INSTRUMENTS = Instruments(machine, lambda _: readings(), lambda _: agreement(1.0))
+INSTRUMENTS = Instruments(machine, lambda _: readings(), lambda _: agreement(1.0), lambda _: {"Triton": None})
 
 
 def visit(device=GPU, *, asked=NOTHING_ASKED, tell=lambda _: None, **parts):
@@ -36,7 +36,12 @@ def test_a_visit_measures_and_has_the_engine_check_itself():
     told = []
     report = visit(tell=told.append)
     assert (report.exit_code, broken(report)) == (0, [])
-    assert told == ["looking at the machine", "measuring cuda:0", "timing the same kernels as two solutions each"]
+    assert told == [
+        "looking at the machine",
+        "measuring cuda:0",
+        "timing the same kernels as two solutions each",
+        "building, loading and calling programs of ours",
+    ]
     document = json.loads(json.dumps(report.document()))
     assert (document["exit_code"], document["agreement"]["worst"]) == (0, 0.0)
     assert document["findings"][0] == {"topic": "languages", "state": "ok", "text": "python can be built", "advice": ""}
@@ -75,8 +80,9 @@ def test_a_visit_gives_the_lock_back_before_the_engine_takes_it():
     [
         ({"measure": ProbeFailed("no CUDA")}, "measuring"),
         ({"check": DeviceFault("lost")}, "A/A"),
+        ({"build": DeviceFault("lost")}, "programs"),
     ],
-    ids=["probe", "engine"],
+    ids=["probe", "engine", "programs"],
 )
 def test_what_fails_is_a_finding_with_its_words(parts, topic):
     ((name, error),) = parts.items()
@@ -87,6 +93,13 @@ def test_what_fails_is_a_finding_with_its_words(parts, topic):
     report = visit(CPU, look=lambda device: machine(device, gpus=0), **{name: fail})
     assert (report.exit_code, broken(report)) == (1, [topic])
     assert str(error) in next(finding.text for finding in report.findings if finding.topic == topic)
+
+
+def test_a_program_of_ours_that_fails_is_broken_with_cause_and_cure():
+    report = visit(build=lambda _: {"Triton": None, "torch.compile": "it does not work: no compiler; install g++"})
+    assert broken(report) == ["programs"]
+    found = {finding.text: finding.advice for finding in report.findings if finding.topic == "programs"}
+    assert found["it does not work: no compiler"] == "install g++"
 
 
 def refuse(*_arguments):

@@ -46,6 +46,8 @@ class Binding:
     """Linking fails where a symbol stays undefined: all that the library uses is linked to it."""
     versions: Mapping[str, str]
     """Package to its version. A new version gives the artifact another digest."""
+    main_header: str
+    """The header that solutions with this binding include."""
     gcc_flags: tuple[str, ...] = ()
     """Flags that g++ alone knows, by which it takes less time."""
     header: Path | None = None
@@ -67,6 +69,7 @@ def tvm_ffi_binding(toolchain: Toolchain) -> Binding:
         exports=lambda symbol: f"__tvm_ffi_{symbol}",
         links_whole=True,
         versions={"tvm_ffi": files.version},
+        main_header="tvm/ffi/tvm_ffi.h",
     )
 
 
@@ -92,6 +95,7 @@ def torch_binding(toolchain: Toolchain) -> Binding:
         exports=lambda _symbol: f"PyInit_{MODULE}",
         links_whole=False,  # Python's own symbols come from the interpreter
         versions={"torch": files.version},
+        main_header="torch/extension.h",
         gcc_flags=TORCH_GCC_FLAGS,
         header=Path("torch/extension.h"),
     )

@@ -109,6 +109,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         readable=readable,
         probe=make_stages(replace(parts, flags=Flags()), [probe_unit]),
         probe_sources={probe_unit: probe_content},
+        header_probe_sources={probe_unit: f"#include <{binding.main_header}>\n".encode() + probe_content},
         needs_symbol=None if registers_operators(solution) else binding.exports(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,

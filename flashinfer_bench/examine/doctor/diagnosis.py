@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -77,6 +77,20 @@ def find_languages(machine: MachineState) -> Iterator[Finding]:
         if reason is not None:
             what, _, advice = reason.partition(";")
             yield Finding(name, "note", f"cannot be built: {what}", advice.strip())
+
+
+def find_programs(tried: Mapping[str, str | None]) -> Iterator[Finding]:
+    """Say in which ways solutions can be compiled, loaded and called.
+
+    Args:
+        tried: what was tried → why it does not work; None where it works.
+    """
+    works = [what for what, reason in tried.items() if reason is None]
+    if works:
+        yield Finding("programs", "ok", f"{', '.join(works)}: a program of ours was built, loaded and called")
+    for reason in dict.fromkeys(reason for reason in tried.values() if reason is not None):
+        text, _, advice = reason.rpartition("; ")
+        yield Finding("programs", "broken", text or reason, advice if text else "see what it says")
 
 
 def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:

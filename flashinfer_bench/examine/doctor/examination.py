@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -21,13 +21,14 @@ from flashinfer_bench.examine.doctor.diagnosis import (
     find_languages,
     find_load,
     find_neighbours,
+    find_programs,
     find_rates,
     summarise_findings,
 )
 from flashinfer_bench.examine.doctor.machine import MachineState, read_machine
 from flashinfer_bench.examine.doctor.probe_process import ProbeFailed, run_probe
 from flashinfer_bench.examine.doctor.readings import Readings
-from flashinfer_bench.examine.doctor.self_check import Agreement, check_and_learn
+from flashinfer_bench.examine.doctor.self_check import Agreement, check_and_learn, try_programs
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. History: 1 is the first."""
@@ -68,6 +69,8 @@ class Instruments:
     """Takes readings of the device."""
     check: Callable[[Device], Agreement] = check_and_learn
     """Has the engine time twins on the device."""
+    build: Callable[[Device], Mapping[str, str | None]] = try_programs
+    """Has the engine build, load and call programs of ours; returns what was tried → why it does not work, or None."""
 
 
 REAL: Final = Instruments()
@@ -122,6 +125,11 @@ def examine(
             findings += find_agreement(agreement, on_gpu=device.kind == "cuda")
         except Fault as fault:
             findings.append(Finding("A/A", "broken", str(fault), "see what the message names"))
+        tell("building, loading and calling programs of ours")
+        try:
+            findings += find_programs(instruments.build(device))
+        except Fault as fault:
+            findings.append(Finding("programs", "broken", str(fault), "see what the message names"))
     return Report(machine, readings, agreement, tuple(findings), summarise_findings(findings, readings))
 
 

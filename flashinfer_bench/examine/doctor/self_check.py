@@ -18,6 +18,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.workshop.spread_file import SpreadFile
+from flashinfer_bench.compile.known_good import NAME, PROGRAMS, define_double
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.env import cache_root
@@ -107,6 +108,34 @@ def _time_twins(device: Device, make_engine: Callable[[TraceSet, BenchmarkConfig
     failed = [trace.evaluation for trace in traces if trace.evaluation and not trace.is_successful()]
     problems += [f"{evaluation.status.value}: {reason_of(evaluation)}" for evaluation in failed]
     return compare_twins(traces, tuple(dict.fromkeys(problems)))
+
+
+def try_programs(device: Device) -> dict[str, str | None]:
+    """Build, load and call a program of ours in each way in which solutions are compiled.
+
+    The cache is that of runs, so what its folder does not allow shows.
+
+    Returns:
+        What was tried → why it does not work; None where it works.
+    """
+    programs = {one.solution().name: one for one in PROGRAMS if device.kind == "cuda" or not one.needs_gpu}
+    workload = {"uuid": "doubled", "axes": {"n": HIDDEN}, "inputs": {"x": {"type": "random"}}}
+    trace_set = TraceSet(
+        definitions={NAME: define_double()},
+        solutions={NAME: [one.solution() for one in programs.values()]},
+        workloads={NAME: [Trace(definition=NAME, workload=Workload.model_validate(workload), solution=None)]},
+    )
+    requested = "cpu" if device.kind == "cpu" else device.uuid
+    counts = {"warmup_runs": 0, "iterations": 1, "num_trials": 1}
+    engine = Benchmark(trace_set, BenchmarkConfig.default(devices=[requested], profile_baseline=False, **counts))
+    found: dict[str, str | None] = {}
+    for event in engine.run(engine.plan(), save_results=False):
+        if isinstance(event, JobFinished) and event.trace.evaluation is not None:
+            failed = not event.trace.is_successful()
+            found[programs[event.job.solution.name].what] = reason_of(event.trace.evaluation) if failed else None
+        elif isinstance(event, JobFaulted):
+            found[programs[event.job.solution.name].what] = event.message
+    return found
 
 
 def compare_twins(traces: list[Trace], problems: tuple[str, ...]) -> Agreement:

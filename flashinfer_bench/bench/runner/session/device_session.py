@@ -38,6 +38,7 @@ from flashinfer_bench.bench.runner.session.arena_turns import LARGE_ARENA_BYTES,
 from flashinfer_bench.bench.runner.session.beside import told_in_turns
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
+from flashinfer_bench.bench.runner.session.machine_check import MachineCheck
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.plans import plan_ahead, plan_solution
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler
@@ -55,6 +56,7 @@ from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
+from flashinfer_bench.compile.farm import BUILD_LIMIT_S
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
@@ -142,6 +144,7 @@ class DeviceSession:
         """Workloads whose baseline was made while no worker held a solution."""
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
+        self._machine = MachineCheck(hello, pool, tools, self.end_workers)
         self._styles: dict[str, CallingStyle] = {}
         self._memory_kills = 0
         """The kernel's count of kills for want of memory when the job began."""
@@ -273,6 +276,10 @@ class DeviceSession:
         try:
             outcome = self._judge_in_fast_context(job)
         except SolutionFailure as failure:
+            fault = self._machine.why(job.solution, failure, partial(self._begin_check, job))
+            if fault is not None:
+                self._broken_loads.pop(job.solution.digest, None)
+                return JobFault(job=order.index, message=fault, retry=False)
             outcome = failure
         except OUT_OF_MEMORY as error:
             self._give_memory_back()
@@ -296,6 +303,11 @@ class DeviceSession:
         if self._hello.isolated or (isinstance(outcome, SolutionFailure) and not self._recovers(outcome)):
             self._pool.discard()
         return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes})
+
+    def _begin_check(self, job: JobContext) -> None:
+        """Keep what the solution printed: its worker ends before the machine is looked at."""
+        self._printed_calling += self._pool.take_output()
+        self._tell(Phase(job=job.order.index, name="a program of ours", limit_s=BUILD_LIMIT_S))
 
     def _recovers(self, failure: SolutionFailure) -> bool:
         """Tell whether the worker can do its solution's next job: the solution merely raised, and all of it works."""

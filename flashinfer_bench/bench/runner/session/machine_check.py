@@ -1,0 +1,164 @@
+"""Finds out whether a solution failed, or the machine: a program of ours that is right is built, loaded and called too.
+
+What a failure says only decides whether to look. So a solution cannot make its failure the machine's by what it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.runner.host.block_orders import describe_solution
+from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.session.wanted import files_of
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
+from flashinfer_bench.bench.runner.workers.calling import CallableKernel
+from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile.diagnostics import DISK_FULL
+from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
+from flashinfer_bench.compile.recipe import BuildTarget
+from flashinfer_bench.errors import BuildFault, SolutionFailure
+
+PROGRAM_S: Final = 240.0
+"""Seconds for loading and calling one of our programs; torch.compile and nvcc take a minute on a busy machine."""
+ELEMENTS: Final = 1024
+CURES: Final = (
+    (
+        r"failed to map segment|Permission denied|Operation not permitted|Exec format|Read-only file system",
+        "see whether the user may write there and start programs there (mount options noexec and ro); FIB_CACHE_PATH "
+        "and TMPDIR name other folders",
+    ),
+    (
+        r"allocator is nullptr|torch_c_dlpack|c_exchange_api",
+        "tvm-ffi has no bridge to this torch; try: pip install torch-c-dlpack-ext, or torch 2.10 or newer",
+    ),
+    (
+        r"undefined symbol|GLIBCXX|CXXABI|GLIBC_|version `|symbol lookup",
+        "libraries of different compilers or versions meet: reinstall torch and apache-tvm-ffi so that they fit, or "
+        "name another C++ compiler in CXX",
+    ),
+    (r"No space left|Disk quota|Bus error|SIGBUS|signal 7\b", "free some space in the cache and in TMPDIR"),
+    (r"[Nn]inja", "pip install ninja"),
+    (r"Python\.h", "install Python's headers (apt-get install python3-dev)"),
+    (
+        r"libcuda|libcudart|driver version|unsupported toolchain|UNSUPPORTED_PTX|no kernel image|ptxas",
+        "see whether the NVIDIA driver is as new as the CUDA toolkit; TRITON_LIBCUDA_PATH and TRITON_PTXAS_PATH name "
+        "other files",
+    ),
+    (
+        r"[Cc]ompiler|nvcc|gcc|g\+\+|cc1plus|CUDA_HOME|cannot open shared object|No such file|not found|"
+        r"[Kk]illed|[Oo]ut of memory|bad_alloc|during the import|SIGILL|signal 4\b|dlopen|DLL",
+        "see whether the compiler works, and what CC, CXX and CUDA_HOME name",
+    ),
+)
+"""What failures of machines say → what helps. Only where a failure says one of these a program of ours is tried."""
+
+
+class MachineCheck:
+    """Tries programs of ours on one device, each once as long as it works.
+
+    Args:
+        hello: the session's settings.
+        pool: where workers come from.
+        tools: what the session gives every kernel.
+        end_workers: ends every worker that holds a solution.
+    """
+
+    def __init__(self, hello: Hello, pool: WorkerPool, tools: SessionTools, end_workers: Callable[[], object]) -> None:
+        self._hello = hello
+        self._pool = pool
+        self._tools = tools
+        self._end_workers = end_workers
+        self._found: dict[str, str | None] = {}
+        """Program → how it failed; None where it works."""
+
+    def why(self, solution: BlockSolution, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
+        """Return why the machine is to blame for a failure; None where the solution is.
+
+        Args:
+            solution: that failed.
+            failure: how it failed.
+            tell: called before a program is tried, which may take minutes.
+
+        Raises:
+            DeviceFault: no worker can be started.
+        """
+        if failure.status not in ("COMPILE_ERROR", "RUNTIME_ERROR") or find_cure(failure.message) is None:
+            return None
+        for program in programs_like(solution.language, solution.kind, solution.sources.values()):
+            if program.needs_gpu and self._hello.device != "cuda":
+                continue
+            known = self._found.get(program.what, "never tried")
+            if known == "never tried" or (known is None and DISK_FULL.search(failure.message)):
+                tell()
+                known = self._found[program.what] = self._try(program)
+            if known is not None:
+                return known
+        return None
+
+    def _try(self, program: KnownGood) -> str | None:
+        solution = program.solution("" if program.binding else secrets.token_hex(8))
+        capability = self._hello.gpu_capability
+        target = BuildTarget.of([capability] if capability else [])
+        with BuildFarm(Path(self._hello.cache_root), target=target) as farm:
+            built = next(farm.build_all([solution]))
+            if isinstance(built.error, BuildFault):
+                return self._describe(program, str(built.error))
+            if built.artifact is None:  # a version of the binding that it does not know; the solution was compiled
+                return None
+            self._end_workers()
+            try:
+                self._call(describe_solution(built))
+            except SolutionFailure as failure:
+                return None if failure.status == "TIMEOUT" else self._describe(program, failure.message)
+            finally:
+                self._end_workers()
+        return None
+
+    def _call(self, solution: BlockSolution) -> None:
+        """Load one of our programs in a worker like a solution's, and call it."""
+        device = self._tools.arena.device
+        task = KernelTask(
+            input_names=["x"],
+            outputs=[OutputSpec("y", (ELEMENTS,), torch.float32)],
+            timeout_seconds=PROGRAM_S,
+            plan=MeasurePlan(0, 1, 0.0),
+            vary=lambda _number, inputs: Contents(inputs, [], 0, 0),
+        )
+        worker, _ = self._pool.worker_for(files_of(solution))
+        environment = self._pool.solution_environment(solution.digest)
+        kernel = CallableKernel(worker, self._tools, task, KernelMetadata(solution.name, NAME, False))
+        try:
+            artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder, anew=self._pool.is_early))
+            kernel.load(artifact, environment)
+            kernel.calling_style = CallingStyle("value", "ours")
+            kernel.call_once([torch.ones(ELEMENTS, device=device)])
+        finally:
+            remove_tree(Path(environment["TRITON_CACHE_DIR"]).parent)
+
+    def _describe(self, program: KnownGood, message: str) -> str:
+        said = message.strip().splitlines()[0] if message.strip() else "it failed"
+        cure = find_cure(message) or "see what it says"
+        folders = (self._hello.cache_root, tempfile.gettempdir())
+        barred = [folder for folder in folders if Path(folder).exists() and os.statvfs(folder).f_flag & os.ST_NOEXEC]
+        if barred and cure == CURES[0][1]:
+            cure = f"{' and '.join(barred)} is on a file system mounted noexec; {cure}"
+        return f"{program.what} does not work on this machine: a program of ours fails, too: {said}; {cure}"
+
+
+def find_cure(message: str) -> str | None:
+    """Return what helps where a machine fails so; None where the message does not look like a machine's failure."""
+    return next((cure for pattern, cure in CURES if re.search(pattern, message)), None)
