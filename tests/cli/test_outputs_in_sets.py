@@ -93,6 +93,11 @@ def test_a_set_may_be_written_to_where_it_has_no_links(here):
     assert (here / "other/new/x.csv").read_text().startswith("definition")
 
 
+def test_a_run_that_cannot_save_says_how_to_judge_without_saving(here, capsys):
+    assert run_command_line(["run", "set"]) == 2
+    assert capsys.readouterr().err.endswith("; --no-save-results judges without saving\n")
+
+
 def test_a_script_that_adds_to_a_set_writes_behind_no_link(here):
     (here / "set/blob").symlink_to(here / "home")
     (here / "set/workloads").rename(here / "home/workloads")
