@@ -37,11 +37,28 @@ def test_every_data_file_of_the_package_is_installed_with_it():
     assert data == installed
 
 
-def test_the_source_distribution_holds_what_a_checkout_does_and_no_results(tmp_path):
-    checkout, names = tmp_path / "checkout", tracked()
-    for name in names:
-        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, checkout / name)
+@pytest.fixture
+def checkout(tmp_path):
+    """Make a fresh checkout."""
+    for name in tracked():
+        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "checkout" / name)
+    return tmp_path / "checkout"
+
+
+@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
+def test_what_pip_calls_writes_nothing_into_the_checkout(checkout, tmp_path, hook):
+    before = {path: path.stat().st_mtime_ns for path in checkout.rglob("*")}
+    code = f"import sys; from setuptools.build_meta import {hook} as hook; hook(sys.argv[1])"
+    (tmp_path / "built").mkdir()
+    argv = [sys.executable, "-c", code, str(tmp_path / "built")]
+    subprocess.run(argv, cwd=checkout, check=True, capture_output=True)
+    assert list((tmp_path / "built").iterdir())
+    assert {path: path.stat().st_mtime_ns for path in checkout.rglob("*")} == before
+
+
+def test_the_source_distribution_holds_what_a_checkout_does_and_no_results(checkout, tmp_path):
+    names = tracked()
     for name in LEFT_BY_RUNS:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).touch()

@@ -41,7 +41,7 @@ from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
-from flashinfer_bench.errors import Fault, Misuse
+from flashinfer_bench.errors import DataSetError, Fault, Misuse
 
 
 class RunnableBenchmark(Protocol):
@@ -212,6 +212,8 @@ def _run(engine: RunnableBenchmark, outcome: RunOutcome, progress: RunProgress, 
             outcome.is_interrupted = True
         except Fault as fault:
             write_problems(str(fault))
+        except DataSetError as error:  # told before the first job
+            raise DataSetError(f"{error}; --no-save-results judges without saving") from error
         finally:
             if isinstance(events, Generator):
                 events.close()

@@ -1,7 +1,7 @@
 """Models to and from single files, for scripts: JSON with one object, JSONL with one object a line.
 
 Any pydantic model will do. Reading models of the format accepts the same dialects as loading a set. A file is refused
-with one DataSetError that lists everything wrong.
+with one DataSetError that lists everything wrong. In a trace set, no link leads a write out of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.data.store.jsonl import append_lines, read_lines, write_whole
+from flashinfer_bench.data.store.layout import find_set_around
 from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
 from flashinfer_bench.errors import DataSetError
 
@@ -26,7 +27,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def save_json_file(model: BaseModel, path: Path | str) -> None:
     """Write a model to a file of its own, whole; folders are made."""
-    write_whole(Path(path), _to_json(model, indent=2) + "\n")
+    place, root = find_set_around(Path(path))
+    write_whole(place, _to_json(model, indent=2) + "\n", root=root)
 
 
 def load_json_file(model_class: type[Model], path: Path | str) -> Model:
@@ -50,7 +52,8 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
 
 def save_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
     """Write models to a file, one a line, in place of what was there."""
-    write_whole(Path(path), "".join(f"{_to_json(model)}\n" for model in models))
+    place, root = find_set_around(Path(path))
+    write_whole(place, "".join(f"{_to_json(model)}\n" for model in models), root=root)
 
 
 def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
@@ -74,7 +77,8 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
 
 def append_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
     """Append models to a file, one a line: all of them or none; other processes may append at the same time."""
-    append_lines(Path(path), [_to_json(model) for model in models])
+    place, root = find_set_around(Path(path))
+    append_lines(place, [_to_json(model) for model in models], root=root)
 
 
 def _to_json(model: BaseModel, *, indent: int | None = None) -> str:

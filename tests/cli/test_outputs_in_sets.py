@@ -8,7 +8,7 @@ import pytest
 
 from flashinfer_bench.agents import extract_solution_to_files
 from flashinfer_bench.cli.entry import run_command_line
-from flashinfer_bench.data import TraceSet, save_json_file
+from flashinfer_bench.data import TraceSet, append_jsonl_file, save_json_file
 from flashinfer_bench.errors import DataSetError, Fault
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 
@@ -93,6 +93,11 @@ def test_a_set_may_be_written_to_where_it_has_no_links(here):
     assert (here / "other/new/x.csv").read_text().startswith("definition")
 
 
+def test_a_run_that_cannot_save_says_how_to_judge_without_saving(here, capsys):
+    assert run_command_line(["run", "set"]) == 2
+    assert capsys.readouterr().err.endswith("; --no-save-results judges without saving\n")
+
+
 def test_a_script_that_adds_to_a_set_writes_behind_no_link(here):
     (here / "set/blob").symlink_to(here / "home")
     (here / "set/workloads").rename(here / "home/workloads")
@@ -106,6 +111,15 @@ def test_a_script_that_adds_to_a_set_writes_behind_no_link(here):
     with pytest.raises((OSError, DataSetError, Fault)):
         trace_set.add_workload_blob_tensor("double", "w1", {})
     assert {file: file.read_bytes() for file in (here / "home").rglob("*") if file.is_file()} == before
+
+
+def test_a_script_that_saves_a_file_in_a_set_writes_behind_no_link(here):
+    for path in ("set/out/x.json", "set/../set/definitions/out/x.json"):
+        with pytest.raises(OSError, match="is a link to"):
+            save_json_file(make_definition(), path)
+        with pytest.raises(Fault, match="is a link to"):
+            append_jsonl_file([make_definition()], path)
+    assert list((here / "home").iterdir()) == []
 
 
 def test_the_sources_of_a_solution_land_below_the_folder_alone(here):

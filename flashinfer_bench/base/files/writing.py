@@ -167,7 +167,7 @@ def check_place(path: Path, root: Path | None) -> None:
 
 def _check_access(folder: OpenFolder) -> None:
     if not os.access(folder.own_path, os.W_OK):
-        raise PermissionError(errno.EACCES, "nothing can be written into its folder", str(folder.path))
+        raise PermissionError(errno.EACCES, f"nothing can be written into {folder.path}", str(folder.path))
 
 
 def open_new(path: Path | str, mode: int = 0o666) -> int:

@@ -58,8 +58,7 @@ def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Out
     Raises:
         Misuse: the place lies behind a link in a set, or is one.
     """
-    whole = _without_dots(Path(path))
-    root = find_set_around(whole, _named_sets(args))
+    whole, root = find_set_around(Path(path), _named_sets(args))
     if root is not None:
         try:
             check_place(whole, root)
@@ -73,10 +72,3 @@ def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Out
 def _named_sets(args: argparse.Namespace | None) -> Iterable[Path]:
     named = getattr(args, "local", None) or ()
     return map(Path, [named] if isinstance(named, str) else named)
-
-
-def _without_dots(path: Path) -> Path:
-    """Return an absolute path. Folders up to the last `..` are resolved as the system does it."""
-    parts = path.absolute().parts
-    last = max((index for index, part in enumerate(parts) if part == ".."), default=-1) + 1
-    return Path(os.path.realpath(Path(*parts[:last]))) / Path(*parts[last:]) if last else path.absolute()

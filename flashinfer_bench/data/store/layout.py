@@ -124,21 +124,24 @@ def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | No
     return None
 
 
-def find_set_around(path: Path, known: Iterable[Path] = ()) -> Path | None:
-    """Return the outermost folder around an absolute path that is a trace set; None where there is none.
+def find_set_around(path: Path, known: Iterable[Path] = ()) -> tuple[Path, Path | None]:
+    """Return a path, absolute and without `..`, and the outermost folder around it that is a trace set, if any.
 
     Args:
         path: need not be there.
         known: folders of sets. Any other folder is one if it has `definitions/`, or two others of a set's folders.
     """
+    parts = path.absolute().parts
+    last = max((index for index, part in enumerate(parts) if part == ".."), default=-1) + 1
+    path = Path(os.path.realpath(Path(*parts[:last])), *parts[last:]) if last else path.absolute()
     own = [folder.stat() for folder in known if folder.is_dir()]
     for folder in reversed(path.parents):
         try:
             if any(os.path.samestat(one, folder.stat()) for one in own) or _is_set(folder):
-                return folder
+                return path, folder
         except OSError:
-            return None
-    return None
+            break
+    return path, None
 
 
 def _is_set(folder: Path) -> bool:
