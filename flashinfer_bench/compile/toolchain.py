@@ -183,14 +183,14 @@ def find_torch() -> TorchFiles | None:
     home = find_package("torch")
     if home is None or not (home / "include" / "torch" / "extension.h").is_file():
         return None
-    core = home / "lib" / "libc10.so"
+    settings = home / "share" / "cmake" / "Torch" / "TorchConfig.cmake"  # names the ABI up to torch 2.6 or so
     loader = home / "utils" / "cpp_extension.py"
     asked = re.search(r"-std=c\+\+(\d+)", loader.read_text(encoding="utf-8")) if loader.is_file() else None
     return TorchFiles(
         home=home,
         version=_version("torch"),
         standard=int(asked[1]) if asked else OLDEST_TORCH_STANDARD,
-        has_new_abi=b"NSt7__cxx11" in core.read_bytes() if core.is_file() else True,
+        has_new_abi=not (settings.is_file() and b"_GLIBCXX_USE_CXX11_ABI=0" in settings.read_bytes()),
         has_cuda=(home / "lib" / "libc10_cuda.so").is_file(),
     )
 

@@ -1,5 +1,8 @@
 """A machine with nvcc and without some of the toolkit's libraries: the solution is skipped, and not blamed."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -114,3 +117,17 @@ def test_a_missing_header_of_the_toolkit_is_the_machines_fault(tmp_path):
         built = next(farm.build_all([hidden]))
     assert isinstance(built.error, BuildFault)
     assert "cusparse.h of the CUDA toolkit's cusparse is not installed" in str(built.error)
+
+
+@pytest.mark.parametrize("abi", [0, 1])
+def test_the_abi_of_an_old_torch_is_read_where_that_writes_it(tmp_path, abi):
+    home = tmp_path / "torch"
+    for path, text in {
+        "include/torch/extension.h": "",
+        "share/cmake/Torch/TorchConfig.cmake": f'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI={abi}")',
+    }.items():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text(text)
+    code = "from flashinfer_bench.compile import find_toolchain; print(int(find_toolchain().torch.has_new_abi))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).strip() == str(abi)

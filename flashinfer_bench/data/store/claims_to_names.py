@@ -7,8 +7,9 @@ Where several do, or none, none counts. Of definitions that differ none counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
@@ -18,7 +19,8 @@ from flashinfer_bench.data.store.parse import Place
 Named = TypeVar("Named", Definition, Solution)
 
 
-class Filed(NamedTuple, Generic[Named]):
+@dataclass(frozen=True)
+class Filed(Generic[Named]):
     """An object with a name, and where it stands."""
 
     model: Named

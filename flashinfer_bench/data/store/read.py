@@ -118,7 +118,8 @@ def _read_definitions(found: FoundFiles) -> None:
     def is_in_place(filed: Filed[Definition]) -> bool:
         return _describe_place(filed.file, folder, (filed.model.name, filed.model.op_type)) is None
 
-    for definition, _, file in settle_definitions(read, is_in_place, found.issues):
+    for filed in settle_definitions(read, is_in_place, found.issues):
+        definition, file = filed.model, filed.file
         found.definitions[definition.name] = definition
         found.definition_files[definition.name] = file
         _compare_place(found, file, folder, (definition.name, definition.op_type))
@@ -154,7 +155,8 @@ def _read_solutions(found: FoundFiles) -> None:
             return True
         return layout.is_of_author(filed.file, folder, author=filed.model.author, name=filed.model.name)
 
-    for solution, place, file in settle_solutions(read, is_in_place, found.issues):
+    for filed in settle_solutions(read, is_in_place, found.issues):
+        solution, place, file = filed.model, filed.place, filed.file
         found.solutions.setdefault(solution.definition, []).append(solution)
         found.solution_files[solution.name] = file
         found.authors[solution.name] = solution.author
@@ -180,7 +182,7 @@ def _with_own_names(read: list[Filed[Solution]], found: FoundFiles) -> list[File
             continue
         own = f"{filed.model.definition}.{name}"
         found.issues.append(filed.place.issue("warning", f"others have the name {name!r}; this one counts as {own!r}"))
-        named.append(filed._replace(model=filed.model.model_copy(update={"name": own})))
+        named.append(replace(filed, model=filed.model.model_copy(update={"name": own})))
     return named
 
 
