@@ -425,7 +425,7 @@ def list_steps(oracle: Oracle) -> Iterator[tuple[str, int, Callable[[], None]]]:
             yield "products-2x4", part, partial(oracle.cost, "products-2x4", products)
             yield "sampler", part, partial(oracle.cost, "sampler", sets.sampler)
     yield "norms-16x32", 1 if oracle.asked.against else 3, partial(oracle.cost, "norms-16x32", many, quick=True)
-    yield "slow-reference", 2 if oracle.asked.against else 4, oracle.slow_reference
+    yield "slow-reference", 2 if oracle.asked.against else 1, oracle.slow_reference
     if oracle.device != "cpu" and not oracle.asked.against:
         yield "bundled", 4, partial(oracle.cost, "bundled", bundled, own=True)
 

@@ -5,8 +5,8 @@
     python benchmarks/before/seeded_faults.py together SCRATCH [--paths tests/cli ...] [--minutes 9]
     python benchmarks/before/seeded_faults.py show [--missing]
 
-`each` seeds one fault after the other into the copy and runs tests until one fails: the tests of its room (near), then
-those that run the whole engine (further). `together` seeds all faults that no test has found, runs test files, and then
+`each` seeds one fault after the other into the copy and runs tests until one fails: those nearest to it (near), or
+those of its room and around it (further). `together` seeds all faults that no test has found, runs test files, and then
 tells whose each failure is: so the whole suite is asked with one run. A test that fails counts only where it passes
 without the fault, and fails with it once more. Results are appended to `seeded_faults_found.jsonl`. A call that ends
 after its minutes goes on where it was at the next call.
@@ -194,7 +194,7 @@ class Scratch:
 
 def ask_each(scratch: Scratch, faults: list[dict[str, Any]], stage: str, deadline: float) -> None:
     """Seed one fault after the other and run the tests of a stage."""
-    done = {line["id"] for line in read_found() if line["found"] or line["stage"] == stage}
+    done = {line["id"] for line in read_found() if line["found"] or (line["stage"] == stage and not line["late"])}
     rooms = load()["rooms"]
     for fault in faults:
         if fault["id"] in done:
