@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 RIGHT = "def run(x):\n    return x * 2\n"
 WRONG = "def run(x):\n    return x * 3\n"
 BROKEN = "raise ValueError('too early')\n"
-TOKEN = "a token of sixteen characters or more"
+TOKEN = "a-token-of-sixteen-characters-or-more"
 
 
 class Server:
@@ -49,6 +49,7 @@ class Server:
             if found := re.search(r"serving on (http://127\.0\.0\.1:\d+)", line):
                 self.url = found[1]
                 return
+        self.process.communicate()
         raise AssertionError("".join(said))
 
     def ask(self, path, body=None, *, token=TOKEN, method=None, **headers):
@@ -143,7 +144,7 @@ def test_events_are_told_as_they_come_and_end(server, tasks):
     ("code", "path", "more"),
     [
         (401, "/definitions", {"token": None}),
-        (401, "/definitions", {"token": "another token of the same length, or so"}),
+        (401, "/definitions", {"token": "another-token-of-about-the-same-length"}),
         (403, "/definitions", {"Origin": "http://example.com"}),
         (403, "/definitions", {"Host": "example.com"}),
         (404, "/definitions/nothing", {}),
