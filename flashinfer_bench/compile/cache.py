@@ -2,6 +2,8 @@
 
     $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/manifest.json     default: ~/.cache/flashinfer_bench/cache
                                                             /files/…           what a worker loads
+                   /jit/<first two>/<digest>/  what compilers of a solution made when it ran; the digest is its own
+                                   .solution   beside it: the solution's name; its time is that of the latest use
                    /staging/<random>/          a build under way; a later build removes what a killed one left
                    /locks/<digest>             held while an artifact is looked up, built or removed
                    /leases/<random>            held by a run; lists the digests that it uses, and that nobody removes
@@ -37,6 +39,9 @@ DEFAULT_SIZE_GB: Final = 20.0
 """Gigabytes of artifacts that are kept where $FIB_CACHE_GB says nothing."""
 MANIFEST: Final = "manifest.json"
 FILES: Final = "files"
+JIT_FOLDER: Final = "jit"
+NAME_SUFFIX: Final = ".solution"
+MOST_NAME_BYTES: Final = 4096
 STAGING_LOCK: Final = ".lock"
 """Its builder holds this file of a staging folder. A folder whose lock is free belongs to a dead build."""
 MOST_FAILURES: Final = 2000
@@ -87,6 +92,21 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class JitFolder:
+    """What a solution's compilers made when it ran."""
+
+    digest: str
+    """The solution's."""
+    path: Path
+    size_bytes: int
+    last_used_s: float
+    """Seconds since the epoch."""
+    solution: str | None
+    is_whole: bool
+    """All of it could be counted."""
+
+
+@dataclass(frozen=True)
 class DamagedArtifact:
     """One artifact whose files are not those of its manifest."""
 
@@ -95,7 +115,7 @@ class DamagedArtifact:
 
 
 def size_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many bytes of artifacts are kept: $FIB_CACHE_GB, else 20 GB."""
+    """Return how many bytes of artifacts and JIT folders are kept: $FIB_CACHE_GB, else 20 GB."""
     try:
         gigabytes = float(environment.get(SIZE_VARIABLE, DEFAULT_SIZE_GB))
     except ValueError:
@@ -218,16 +238,35 @@ class ArtifactCache:
                 lock.release()
         return sum(removed), len(removed) - sum(removed)
 
+    def jit_folders(self) -> list[JitFolder]:
+        """Return what each solution's compilers made when it ran, but empty folders; the latest use comes first."""
+        found = [_read_jit_folder(place) for place in (self.root / JIT_FOLDER).glob("??/*") if _is_folder(place)]
+        filled = (one for one in found if one is not None and (one.size_bytes or not one.is_whole))
+        return sorted(filled, key=lambda one: -one.last_used_s)
+
+    def is_over(self, limit_bytes: int) -> bool:
+        """Tell whether artifacts and JIT folders hold more than a limit; what cannot be counted is more."""
+        left_out: list[Path] = []
+        folders = [self.root / "artifacts", *(self.root / JIT_FOLDER).glob("??")]
+        sizes = [size_of_folder(folder, left_out) for folder in folders]
+        return bool(left_out) or sum(sizes) > limit_bytes
+
     def evict(self, limit_bytes: int) -> int:
-        """Remove the artifacts with the oldest use until `limit_bytes` are left at most; return the bytes freed."""
+        """Remove what was not used for longest until `limit_bytes` are left at most; return the bytes freed.
+
+        JIT folders stay while any run uses the cache. Those that cannot be counted are removed first.
+        """
         self.forget_failures(MOST_FAILURES)
-        entries = self.entries()
-        excess = sum(entry.size_bytes for entry in entries) - limit_bytes
+        folders = [] if is_in_use(self.root) else self.jit_folders()
+        found: list[Entry | JitFolder] = [*self.entries(), *folders]
+        found.sort(key=lambda one: one.last_used_s)
+        excess = sum(one.size_bytes for one in found) - limit_bytes
         freed = 0
-        for entry in reversed(entries):
-            if freed >= excess:
-                break
-            freed += entry.size_bytes if self._remove_entry(entry) else 0
+        for one in found:
+            if isinstance(one, JitFolder):
+                freed += one.size_bytes if (freed < excess or not one.is_whole) and _remove_jit_folder(one) else 0
+            elif freed < excess:
+                freed += one.size_bytes if self._remove_entry(one) else 0
         return freed
 
 
@@ -362,10 +401,46 @@ def _read_entry(place: Path) -> Entry | None:
     return Entry(place.name, place, size, used, read_manifest(place) if _is_folder(place) else None)
 
 
-def size_of_folder(folder: Path) -> int:
-    """Return the bytes of the files below a folder; 0 where it is none."""
+def name_jit_folder(folder: Path, solution: str) -> None:
+    """Note whose JIT folder this is, and that it is used now."""
+    with contextlib.suppress(OSError):  # then nobody knows its name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        note = folder.with_name(folder.name + NAME_SUFFIX)
+        with os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "w") as handle:
+            handle.write(solution[:MOST_NAME_BYTES])
+
+
+def _read_jit_folder(place: Path) -> JitFolder | None:
+    left_out: list[Path] = []
+    size = size_of_folder(place, left_out)
+    file, name = place.with_name(place.name + NAME_SUFFIX), None
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            name = read_whole(file, 4 * MOST_NAME_BYTES).decode("utf-8", "replace")
+        used = (place if name is None else file).lstat().st_mtime
+    except OSError:
+        return None  # it is being removed
+    return JitFolder(place.name, place, size, used, name, is_whole=not left_out)
+
+
+def _remove_jit_folder(folder: JitFolder) -> bool:
+    """Remove a folder with the notes beside it; tell whether it is gone."""
+    for note in folder.path.parent.glob(f"{folder.path.name}.*"):
+        with contextlib.suppress(OSError):
+            note.unlink()
+    return remove_tree(folder.path)
+
+
+def size_of_folder(folder: Path, left_out: list[Path] | None = None) -> int:
+    """Return the bytes of the files below a folder; 0 where it is none.
+
+    Args:
+        folder: the top.
+        left_out: takes what cannot be counted.
+    """
     sizes: list[int] = []
-    for path in walk_files(folder, lambda *_: None) if _is_folder(folder) else ():
+    tell = [] if left_out is None else left_out
+    for path in walk_files(folder, lambda path, _: tell.append(path)) if _is_folder(folder) else ():
         with contextlib.suppress(OSError):  # it is being removed
             sizes.append(path.lstat().st_size)
     return sum(sizes)

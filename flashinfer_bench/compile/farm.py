@@ -106,10 +106,10 @@ class BuildFarm:
             building.cancel()
         self._headers.cancel()
         self._running, self._blocked, self._waiting = [], [], []
-        if self._has_grown:
-            with contextlib.suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
-                self._cache.evict(size_limit())
         self._lease.__exit__()
+        with contextlib.suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
+            if self._has_grown or self._cache.is_over(size_limit()):
+                self._cache.evict(size_limit())
 
     @property
     def open_builds(self) -> int:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -158,11 +159,32 @@ def test_what_solutions_compiled_when_they_ran_is_cleared_but_not_under_a_run(he
         assert call(capsys, "cache", "clear")[1]["compiled_at_run_left"] is True
         assert run_command_line(["cache", "clear"]) == 0
         assert "what solutions compile when they run stays: a run uses it" in capsys.readouterr().out
-    for narrow in (["--failed"], ["--keep-gb", "0"]):
-        assert call(capsys, "cache", "clear", *narrow)[0] == 0
+    assert call(capsys, "cache", "clear", "--failed")[0] == 0
     assert made.exists()
     assert call(capsys, "cache", "clear")[1]["compiled_at_run_left"] is False
     assert not (here / "cache" / "jit").exists()
+
+
+def test_what_solutions_compiled_when_they_ran_counts_in_the_cache_and_its_limit(here, capsys):
+    for name, age_s in (("old", 500), ("new", 100)):
+        folder = here / "cache" / "jit" / "ab" / f"ab{name}" / "triton"
+        folder.mkdir(parents=True)
+        (folder / "kernel.cubin").write_bytes(b"x" * 3000)
+        note = here / "cache" / "jit" / "ab" / f"ab{name}.solution"
+        note.write_text(f"{name} one")
+        os.utime(note, (time.time() - age_s,) * 2)
+    shown = call(capsys, "cache", "show")[1]
+    assert shown["size_bytes"] == 6000
+    assert [(one["solution"], one["size_bytes"]) for one in shown["compiled_at_run"]] == [
+        ("new one", 3000),
+        ("old one", 3000),
+    ]
+    run_command_line(["cache", "show"])
+    assert "old one" in capsys.readouterr().out
+    with Lease(here / "cache"):
+        assert call(capsys, "cache", "clear", "--keep-gb", "0.000004")[1]["jit_removed_bytes"] == 0
+    assert call(capsys, "cache", "clear", "--keep-gb", "0.000004")[1]["jit_removed_bytes"] == 3000
+    assert [path.name for path in sorted((here / "cache" / "jit" / "ab").iterdir())] == ["abnew", "abnew.solution"]
 
 
 def test_the_kernels_that_judge_are_shown_and_cleared_but_not_under_a_run(here, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -119,3 +120,33 @@ def test_root_and_size_follow_the_environment(tmp_path):
     assert cache_root({}).parts[-3:] == (".cache", "flashinfer_bench", "cache")
     assert size_limit({"FIB_CACHE_GB": "0.5"}) == 500_000_000
     assert size_limit({"FIB_CACHE_GB": "much"}) == size_limit({}) == 20_000_000_000
+
+
+def make_jit_folder(root, name, size, age_s, below="triton"):
+    """Make what a solution has compiled when it ran; return its folder."""
+    folder = root / "jit" / name[:2] / name
+    (folder / below).mkdir(parents=True)
+    (folder / below / "code").write_bytes(b"x" * size)
+    note = folder.with_name(f"{name}.solution")
+    note.write_text(name)
+    os.utime(note, (time.time() - age_s,) * 2)
+    return folder
+
+
+def test_what_solutions_compile_when_they_run_is_evicted_with_artifacts_by_age(tmp_path):
+    old, new = make_jit_folder(tmp_path, "abold", 3000, 900), make_jit_folder(tmp_path, "cdnew", 3000, 5)
+    cache = ArtifactCache(tmp_path)
+    assert cache.is_over(5000)
+    with Lease(tmp_path):
+        assert cache.evict(4000) == 0  # a worker may write there
+    assert cache.evict(4000) == 3000
+    assert (old.exists(), new.exists(), cache.is_over(5000)) == (False, True, False)
+
+
+def test_what_solutions_compile_too_deep_to_be_counted_is_removed_first(tmp_path):
+    deep = make_jit_folder(tmp_path, "abdeep", 3000, 5, below="/".join("d" * 40))
+    plain = make_jit_folder(tmp_path, "cdplain", 3000, 900)
+    cache = ArtifactCache(tmp_path)
+    assert cache.is_over(1 << 30)
+    cache.evict(1 << 30)
+    assert (deep.exists(), plain.exists(), cache.is_over(1 << 30)) == (False, True, False)

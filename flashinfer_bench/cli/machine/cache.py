@@ -9,15 +9,23 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
-from flashinfer_bench.bench.runner.workers.enclosure import JIT_FOLDER
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
-from flashinfer_bench.compile.cache import ArtifactCache, Entry, is_in_use, size_limit, size_of_folder
+from flashinfer_bench.compile.cache import (
+    JIT_FOLDER,
+    ArtifactCache,
+    Entry,
+    JitFolder,
+    is_in_use,
+    size_limit,
+    size_of_folder,
+)
 from flashinfer_bench.env import cache_root
 
 COLUMNS: Final = (
@@ -34,33 +42,37 @@ DAY_S: Final = 86400.0
 
 
 def execute_show(args: argparse.Namespace) -> int:
-    """List the artifacts. The one that was used last comes first."""
+    """List the artifacts and what solutions compiled when they ran. What was used last comes first."""
     cache = _open()
-    entries = cache.entries()
+    entries, folders = cache.entries(), cache.jit_folders()
     judge_bytes = size_of_folder(cache.root / JUDGE_FOLDER)
     if args.format == "json":
         _write_json(
             {
                 "cache": str(cache.root),
                 "limit_bytes": size_limit(),
-                "size_bytes": _size(entries),
+                "size_bytes": _size(entries) + _size(folders),
                 "judge_bytes": judge_bytes,
                 "artifacts": [_document(entry) for entry in entries],
+                "compiled_at_run": [_jit_document(folder) for folder in folders],
             }
         )
         return 0
     now = time.time()
-    table = render_table(COLUMNS, [_cells(entry, now) for entry in entries], available_width(sys.stdout)) + "\n"
-    total = f"{count(len(entries), 'artifact')}, {_bytes(_size(entries))} of {_bytes(size_limit())}, in {cache.root}"
+    cells = [*(_cells(entry, now) for entry in entries), *(_jit_cells(folder, now) for folder in folders)]
+    table = render_table(COLUMNS, cells, available_width(sys.stdout)) + "\n"
+    size = f"{_bytes(_size(entries) + _size(folders))} of {_bytes(size_limit())}"
+    compiled = f" of that compiled when solutions ran: {_bytes(_size(folders))};" if folders else ""
+    total = f"{count(len(entries), 'artifact')}, {size},{compiled} in {cache.root}"
     judge = f"kernels that judge: {_bytes(judge_bytes)}\n" if judge_bytes else ""
-    write_out((table if entries else "") + total + "\n" + judge)
+    write_out((table if cells else "") + total + "\n" + judge)
     return 0
 
 
 def execute_clear(args: argparse.Namespace) -> int:
     """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
-    before = cache.entries()
+    before, jit_bytes = cache.entries(), _size(cache.jit_folders())
     judge = cache.root / JUDGE_FOLDER
     judge_bytes = size_of_folder(judge)
     compiled_left = False
@@ -74,14 +86,15 @@ def execute_clear(args: argparse.Namespace) -> int:
         compiled_left = (cache.root / JIT_FOLDER).exists()
     else:
         cache.evict(int(max(0.0, args.keep_gb) * GIGABYTE))
-    left = cache.entries()
+    left, jit_left = cache.entries(), _size(cache.jit_folders())
     removed = [entry for entry in before if entry.digest not in {kept.digest for kept in left}]
     judge_left = size_of_folder(judge)
     if args.format == "json":
         kept = {"kept": len(left), "kept_bytes": _size(left)}
         kernels = {"judge_removed_bytes": judge_bytes - judge_left, "judge_kept_bytes": judge_left}
         facts = {"cache": str(cache.root), "removed": len(removed), "removed_bytes": _size(removed)}
-        _write_json({**facts, **kept, **kernels, "compiled_at_run_left": compiled_left})
+        compiled = {"jit_removed_bytes": jit_bytes - jit_left, "jit_kept_bytes": jit_left}
+        _write_json({**facts, **kept, **kernels, **compiled, "compiled_at_run_left": compiled_left})
         return 0
     clears_all = args.keep_gb is None and not args.failed
     in_use = "; a run uses them" if left and clears_all else ""
@@ -89,6 +102,8 @@ def execute_clear(args: argparse.Namespace) -> int:
         f"removed {count(len(removed), 'artifact')} ({_bytes(_size(removed))}), "
         f"{len(left)} left ({_bytes(_size(left))}){in_use}\n"
     )
+    if jit_bytes > jit_left:
+        write_out(f"what solutions compiled when they ran is removed ({_bytes(jit_bytes - jit_left)})\n")
     if judge_bytes and clears_all:
         end = f"stay ({_bytes(judge_left)}): a run uses them" if judge_left else f"are removed ({_bytes(judge_bytes)})"
         write_out(f"the kernels that judge {end}\n")
@@ -186,11 +201,27 @@ def _document(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _jit_cells(folder: JitFolder, now: float) -> list[str]:
+    size = _bytes(folder.size_bytes) if folder.is_whole else f"> {_bytes(folder.size_bytes)}"
+    return [folder.solution or "?", "when run", folder.digest[:SHOWN_DIGITS], size, "", _age(now - folder.last_used_s)]
+
+
+def _jit_document(folder: JitFolder) -> dict[str, Any]:
+    return {
+        "solution": folder.solution,
+        "digest": folder.digest,
+        "path": str(folder.path),
+        "size_bytes": folder.size_bytes,
+        "is_whole": folder.is_whole,
+        "last_used": round(folder.last_used_s, 3),
+    }
+
+
 def _solution(entry: Entry | None) -> str | None:
     return entry.manifest.solution if entry is not None and entry.manifest is not None else None
 
 
-def _size(entries: list[Entry]) -> int:
+def _size(entries: Sequence[Entry | JitFolder]) -> int:
     return sum(entry.size_bytes for entry in entries)
 
 

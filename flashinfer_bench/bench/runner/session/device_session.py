@@ -361,6 +361,7 @@ class DeviceSession:
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
         self._pool.await_writers()
+        self._pool.name_folder(solution.digest, solution.name)
         artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder, anew=self._pool.is_early))
         signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(

@@ -273,6 +273,8 @@ class ReferenceTimer:
             return
         folder = self.pool.make_folder(kernel.worker)
         Path(folder, ENTRY).write_text(definition.reference, encoding="utf-8")
-        environment = self.pool.solution_environment(reference_files(definition.digest()).digest)
+        digest = reference_files(definition.digest()).digest
+        self.pool.name_folder(digest, f"reference of {definition.name}")
+        environment = self.pool.solution_environment(digest)
         kernel.load(Artifact(folder, ENTRY, SYMBOL, "reference"), environment)
         kernel.worker.is_loaded = True

@@ -21,13 +21,11 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.process import REMOVE_LIMIT_S
 from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable, keep_reachable
 from flashinfer_bench.compile import Artifact
-from flashinfer_bench.compile.cache import MOST_FILE_BYTES
+from flashinfer_bench.compile.cache import JIT_FOLDER, MOST_FILE_BYTES
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 
-JIT_FOLDER: Final = "jit"
-"""Below the cache: what solutions compile when they run."""
 LOOKED_AT: Final = 64
 """Entries of a folder that are looked at, at the most."""
 LIBRARIES: Final = ("torch", "flashinfer-python", "apache-tvm-ffi", "triton")

@@ -46,6 +46,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
 )
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, touch
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.cache import name_jit_folder
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.timing.driver import CONNECTIONS
 from flashinfer_bench.worker.template import hear_ready
@@ -320,6 +321,11 @@ class WorkerPool:
             key = self._keys.get(self._current[1], digest) if self._current is not None else digest
             return self._enclosure.environment(key)
         return solution_environment(solution_folder(Path(self._hello.cache_root), digest))
+
+    def name_folder(self, digest: str, name: str) -> None:
+        """Note whose folder of compiled code is used now: `cache show` tells it."""
+        folder = solution_folder(Path(self._hello.cache_root), digest)
+        name_jit_folder(folder if self._enclosure is None else self._enclosure.folder(digest), name)
 
     def _given_to_current(self) -> Path | None:
         return None if self._current is None else self._given.get(id(self._current[1]))
