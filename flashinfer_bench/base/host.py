@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,21 @@ def usable_memory(root: Path = SYSTEM) -> int:
     names = ("memory.max", "memory.limit_in_bytes")
     limits = [_read_number(folder / name) for folder in _groups(root) for name in names]
     return min([physical, *(limit for limit in limits if limit is not None)])
+
+
+@contextmanager
+def limited_memory(share: float = 0.5) -> Iterator[None]:
+    """Raise MemoryError where a step takes more than a share of the memory: the system would kill the process."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    limit = held + int(usable_memory() * share)
+    if before[0] != resource.RLIM_INFINITY:
+        limit = min(limit, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @contextmanager

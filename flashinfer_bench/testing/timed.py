@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 UNPACK: Final = opmap["UNPACK_SEQUENCE"]
+UNPACK_SOME: Final = opmap["UNPACK_EX"]
+"""Of `first, *others = …`."""
 NO_PLACES: Final = (
     "it is not told whether readings or (median, std) are meant: unpack the result, median_ms, std_ms = …, "
     "or take its times_ms"
@@ -56,6 +58,12 @@ class GpuTime:
 
 
 def _unpacks_two(frame: FrameType) -> bool:
-    """Tell whether code is about to put what it iterates over into two names. Nothing else tells the two uses apart."""
-    at, code = frame.f_lasti, frame.f_code.co_code
-    return code[at] == UNPACK and code[at + 1] == 2
+    """Tell whether code is about to put what it iterates over into two names. Nothing else tells the two uses apart.
+
+    Raises:
+        TypeError: it is about to put all but some into one name.
+    """
+    operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    if operation == UNPACK_SOME:
+        raise TypeError(NO_PLACES)
+    return operation == UNPACK and count == 2
