@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,21 @@ def count_memory_kills(root: Path = SYSTEM) -> int:
         with suppress(OSError):
             count += sum(map(int, re.findall(r"^oom_kill (\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE)))
     return count
+
+
+@contextmanager
+def limited_memory(share: float = 0.5) -> Iterator[None]:
+    """Raise MemoryError where a step takes more than a share of the memory: the system would kill the process."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    limit = held + int(usable_memory() * share)
+    if before[0] != resource.RLIM_INFINITY:
+        limit = min(limit, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from flashinfer_bench.bench.config_layers import (
     Owner,
     PositiveNumber,
     ResolvedEvalConfig,
+    Seconds,
     SectionKey,
     Source,
     none_to_empty,
@@ -87,7 +88,7 @@ def _empty_sections(value: Any) -> Any:
 Names = Annotated[list[str], Field(min_length=1)]
 DeviceNames = Annotated[Names, BeforeValidator(_ints_to_text)]
 Sections = Annotated[dict[str, EvalConfig], BeforeValidator(_empty_sections)]
-Seed = Annotated[int, NotBool, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, NotBool, Field(ge=0, le=2**63 - 1)]
 PlugInReference = Annotated[str, AfterValidator(_check_reference)]
 
 
@@ -118,7 +119,7 @@ class BenchmarkConfig(EvalSettings):
 
     use_isolated_runner: bool = False
     """A new worker process for each workload instead of one for each solution."""
-    timeout_seconds: PositiveNumber = 300
+    timeout_seconds: Seconds = 300
     """Limit of one solution on one workload, in seconds."""
     profile_baseline: bool = True
     """Time the reference too; without it there is no speed-up."""
@@ -146,9 +147,9 @@ class BenchmarkConfig(EvalSettings):
     """Limit on a worker's host memory; None leaves it to the machine."""
     build_jobs: Count | None = None
     """How many compilers run at once; None for one less than there are cores (on a CPU, which waits for them, all)."""
-    time_budget_s: PositiveNumber = 1.0
+    time_budget_s: Seconds = 1.0
     """A measurement of a solution takes fewer samples where it would last longer than this."""
-    baseline_budget_s: PositiveNumber = 2.0
+    baseline_budget_s: Seconds = 2.0
     """A measurement of the reference takes fewer samples where it would last longer than this."""
     l2_cache: Literal["cold", "warm"] = "cold"
     """State of a GPU's L2 before each timed call: flushed, or as the call before left it."""

@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.bench.config_problems import ConfigProblem, to_validation_error, unknown_key
 from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.digest import digest_of
@@ -34,9 +35,14 @@ WORKLOAD_ORIGIN: Final = "the workload's tolerance"
 Owner = Literal["bundled", "set", "user"]
 """Whose word a source is: this package's, a trace set's about itself, or the user's."""
 EXTRA_DEPTH_LIMIT: Final = 20
+MOST_CALLS: Final = 10_000_000
+"""Calls that are made, or trials: no run comes to more."""
+LONGEST_S: Final = 1_000_000
+"""Seconds of a limit or a budget: eleven days. The waits of the system take no more than 2**31 ms."""
 
 
-def _refuse_bool(value: Any) -> Any:
+def _read_number(value: Any) -> Any:
+    value = to_number(value)  # scripts take counts from numpy and torch
     # bool is an int to Python; `iterations: yes` in a YAML file would silently become 1.
     if isinstance(value, bool):
         raise PydanticCustomError("bool_for_number", "a number is needed, not true or false")
@@ -60,11 +66,12 @@ def _read_extra(value: Any) -> Any:
     return _tuples_to_lists(none_to_empty(value), 0)
 
 
-NotBool = BeforeValidator(_refuse_bool)
-WarmupRuns = Annotated[int, NotBool, Field(ge=0)]
-Count = Annotated[int, NotBool, Field(ge=1)]
+NotBool = BeforeValidator(_read_number)
+WarmupRuns = Annotated[int, NotBool, Field(ge=0, le=MOST_CALLS)]
+Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra)]

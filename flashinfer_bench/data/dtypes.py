@@ -5,6 +5,7 @@ float4_e2m1 is stored packed, two elements to a byte; its storage type is torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
@@ -53,6 +54,40 @@ DTYPES: Final[Mapping[str, Dtype]] = MappingProxyType(
         "bool": Dtype(8, "bool", "bool"),
     }
 )
+
+
+LARGEST_FLOATS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "float64": 1.7976931348623157e308,
+        "float32": 3.4028234663852886e38,
+        "float16": 65504.0,
+        "bfloat16": 3.3895313892515355e38,
+        "float8_e4m3fn": 448.0,
+        "float8_e5m2": 57344.0,
+        "float8_e8m0fnu": 2.0**127,
+        "float4_e2m1fn_x2": 6.0,
+    }
+)
+"""The largest finite number of each float, by the name of its storage."""
+NO_INFINITY: Final = frozenset({"float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2"})
+
+
+def why_not_held(name: str, value: bool | float) -> str | None:
+    """Say which numbers a dtype holds where it does not hold this one; None where it does."""
+    bits, kind, storage = DTYPES[name]
+    if kind == "bool":
+        return None if isinstance(value, bool) else f"{name} holds true and false"
+    if kind == "float":
+        largest = LARGEST_FLOATS[storage]
+        if isinstance(value, float) and not math.isfinite(value):
+            is_held = math.isnan(value) or storage not in NO_INFINITY
+        else:
+            is_held = -largest <= value <= largest
+        return None if is_held else f"{name} holds -{largest:g} to {largest:g}"
+    least, most = (0, (1 << bits) - 1) if kind == "uint" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    if (isinstance(value, int) or value.is_integer()) and least <= value <= most:
+        return None
+    return f"{name} holds whole numbers from {least} to {most}"
 
 
 class DType(str, Enum):

@@ -36,6 +36,12 @@ HAS_PERFORMANCE: Final = frozenset({EvaluationStatus.PASSED})
 """Statuses whose evaluations carry a `Performance`."""
 
 
+LEAST_LATENCY_MS: Final = 1e-6
+"""A nanosecond: no call takes less."""
+MOST_LATENCY_MS: Final = 1e10
+"""Four months: no call takes more."""
+
+
 def _refuse_negative(value: float) -> float:
     if value < 0:
         raise ValueError("an error is not negative")
@@ -57,6 +63,11 @@ class Correctness(DataModel):
     """Largest |got - expected| of an element."""
     extra: dict[str, Any] | None = None
     """What the evaluator found beside these."""
+
+
+def as_time(latency_ms: float) -> float | None:
+    """Return a recorded latency, in ms, where a call can take as long; None for 0, nan, infinity and the like."""
+    return latency_ms if LEAST_LATENCY_MS <= latency_ms <= MOST_LATENCY_MS else None
 
 
 class Performance(DataModel):

@@ -16,7 +16,7 @@ from flashinfer_bench.data import EvaluationStatus, Performance
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 from flashinfer_bench.report.decision import join_halves, log_half_of
-from flashinfer_bench.report.intervals import TimeInterval, read_interval
+from flashinfer_bench.report.intervals import TimeInterval, latency_of, read_interval
 from flashinfer_bench.report.summary import SummaryRow, Tie, measured_speedup, summarise
 from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged
@@ -60,7 +60,8 @@ def best_by_workload(traces: Iterable[AnyTrace], by: Merit = "latency") -> list[
     for trace, evaluation in judged(traces):
         if evaluation.is_quick:
             continue
-        if evaluation.status is EvaluationStatus.PASSED and evaluation.performance is not None:
+        is_timed = evaluation.performance is not None and latency_of(evaluation) is not None
+        if evaluation.status is EvaluationStatus.PASSED and evaluation.performance is not None and is_timed:
             key = (trace.definition, evaluation.environment.hardware, trace.workload.uuid)
             contests.setdefault(key, []).append((trace, evaluation, evaluation.performance))
     ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
@@ -76,7 +77,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
     whole = [(trace, evaluation) for trace, evaluation in judged(traces) if not evaluation.is_quick]
     found: dict[tuple[str, str], list[SummaryRow]] = {}
     for row in summarise(trace for trace, _ in whole):
-        if row.passed:
+        if row.passed and row.latency_ms is not None:
             found.setdefault((row.definition, row.hardware), []).append(row)
     times = _times(whole)
     best = []
@@ -126,7 +127,7 @@ def _times(whole: Iterable[tuple[AnyTrace, AnyEvaluation]]) -> _Times:
     times: _Times = {}
     for trace, evaluation in whole:
         interval = read_interval(evaluation)
-        latency = evaluation.performance.latency_ms if evaluation.performance is not None else 0.0
+        latency = latency_of(evaluation) or 0.0
         half = log_half_of(latency, interval.low_ms, interval.high_ms) if interval is not None else None
         if half is not None and evaluation.status is EvaluationStatus.PASSED:
             key = (trace.definition, trace.solution or "", evaluation.environment.hardware)

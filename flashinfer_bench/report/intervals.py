@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
@@ -37,10 +38,15 @@ class TimeInterval:
         return self.low_ms <= other.high_ms and other.low_ms <= self.high_ms
 
 
+def latency_of(evaluation: AnyEvaluation) -> float | None:
+    """Return the latency of a verdict in ms; None where it has none, or one that no call has."""
+    return as_time(evaluation.performance.latency_ms) if evaluation.performance is not None else None
+
+
 def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:
     """Return the interval of a verdict's latency; None where it has no latency."""
-    latency = evaluation.performance.latency_ms if evaluation.performance is not None else 0.0
-    if latency <= 0:
+    latency = latency_of(evaluation)
+    if latency is None:
         return None
     record = read_measurement(evaluation)
     return interval_of(latency, record.bounds, record.interval, record.method)

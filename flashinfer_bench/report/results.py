@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.base.host import collector_paused
-from flashinfer_bench.data.evaluation import EvaluationStatus
+from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.sets.columns import JudgedTrace, list_judged
 from flashinfer_bench.data.sets.told import IntervalRecord, ToldTrace
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
@@ -103,8 +103,8 @@ def ratio_of(old: Result, new: Result) -> tuple[float, float | None] | None:
 def _result(judged: JudgedTrace) -> Result:
     evaluation, told, trace = judged.evaluation, judged.told, judged.trace
     performance = evaluation.performance
-    latency = performance.latency_ms if performance is not None and performance.latency_ms > 0 else None
-    reference = performance.reference_latency_ms if performance is not None else 0.0
+    latency = as_time(performance.latency_ms) if performance is not None else None
+    reference = as_time(performance.reference_latency_ms) if performance is not None else None
     interval = _interval(told.interval, latency, told.measurement.method)
     own = log_half_of(latency or 0.0, interval.low_ms, interval.high_ms) if interval is not None else None
     is_passed = evaluation.status is _PASSED
@@ -121,7 +121,7 @@ def _result(judged: JudgedTrace) -> Result:
         latency_ms=latency,
         low_ms=interval.low_ms if interval is not None else None,
         high_ms=interval.high_ms if interval is not None else None,
-        reference_ms=reference if reference > 0 else None,
+        reference_ms=reference,
         log_half=own,
         speedup_log_half=join_halves([own, _reference_half(told, reference)]),
         share=told.roofline.share,

@@ -10,10 +10,11 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
-from flashinfer_bench.data import EvaluationStatus
+from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.measurement import BriefMeasurement, read_measurement
 from flashinfer_bench.data.sets.latest import latest_by_key
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.report.intervals import latency_of
 from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_briefly_told, read_burst
 from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 
@@ -114,10 +115,9 @@ def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
 
 def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     """Give the speed-up over the reference; None when there is no latency or the reference was not measured."""
-    performance = evaluation.performance
-    if performance is None or performance.reference_latency_ms <= 0 or performance.latency_ms <= 0:
-        return None
-    return performance.reference_latency_ms / performance.latency_ms
+    performance, latency = evaluation.performance, latency_of(evaluation)
+    reference = as_time(performance.reference_latency_ms) if performance is not None else None
+    return reference / latency if reference is not None and latency is not None else None
 
 
 def _row(
@@ -126,7 +126,7 @@ def _row(
     passing = [(workload, evaluation) for workload, evaluation in members if evaluation.status is _PASSED]
     passed = [evaluation for _, evaluation in passing]
     told = [read_briefly_told(evaluation) for evaluation in passed]
-    latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
+    latencies = [latency for evaluation in passed if (latency := latency_of(evaluation)) is not None]
     speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
     return SummaryRow(
         *key,

@@ -6,8 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from flashinfer_bench.base.plain_values import to_number
+
 MOST: Final = 10_000
 """A time never asks for more calls than this. A call of a microsecond would get a hundred thousand otherwise."""
+
+MOST_GIVEN: Final = 10_000_000
+"""A larger count is refused: no script waits for so many calls."""
 
 Value = TypeVar("Value")
 
@@ -24,7 +29,7 @@ class WantedCount:
         if self.count is not None:
             return self.count
         assert self.time_ms is not None  # one of the two is always there
-        return max(1, min(MOST, int(self.time_ms / max(per_call_ms(), 1e-6))))
+        return max(1, int(min(MOST, self.time_ms / max(per_call_ms(), 1e-6))))
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,12 @@ class CountRule:
         Raises:
             ValueError: one of them is out of range.
         """
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < self.fewest):
-            raise ValueError(f"{self.count_name} must be a whole number of at least {self.fewest}, not {count!r}")
+        count, time_ms = to_number(count), to_number(time_ms)  # scripts take them from numpy and torch
+        if count is not None:
+            is_whole = isinstance(count, int) and not isinstance(count, bool)
+            if not is_whole or not self.fewest <= count <= MOST_GIVEN:
+                bounds = f"from {self.fewest} to {MOST_GIVEN:,}"
+                raise ValueError(f"{self.count_name} must be a whole number {bounds}, not {count!r}")
         if time_ms is not None and not time_ms > 0:
             raise ValueError(f"{self.time_name} must be above 0, not {time_ms!r}")
         if count is None and time_ms is None:

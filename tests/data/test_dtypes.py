@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from flashinfer_bench.data.dtypes import DTYPES, check_dtype, torch_dtype
+from flashinfer_bench.data.dtypes import DTYPES, check_dtype, torch_dtype, why_not_held
 from flashinfer_bench.data.names import HintLimit, did_you_mean, nearest_name
 from tests.kit import make_definition
 
@@ -74,3 +74,20 @@ def test_hints_of_one_file_are_limited_and_those_inside_count():
             told = [did_you_mean("gem", ["gemm"]) for _ in range(8)]
     assert told == ["; did you mean 'gemm'?"] * 4 + [""] * 4
     assert did_you_mean("gem", ["gemm"])
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "others"),
+    [
+        ("uint8", [0, 255, 7.0, True], [-1, 256, 1.5, float("nan"), float("inf"), 1e300]),
+        ("int32", [-(2**31), 2**31 - 1], [2**31, 2**40, -(2**31) - 1, float("-inf")]),
+        ("uint64", [2**64 - 1], [2**64, -1, 10**400]),
+        ("float16", [65504, -65504.0, float("inf"), float("nan")], [70000.0, 65505, -(10**400)]),
+        ("float8_e4m3fn", [448, float("nan")], [449, float("inf")]),
+        ("float64", [1e308, float("-inf")], [10**400]),
+        ("bool", [True, False], [2, 1, 0.0]),
+    ],
+)
+def test_a_dtype_says_which_numbers_it_does_not_hold(name, held, others):
+    assert [why_not_held(name, value) for value in held] == [None] * len(held)
+    assert all(name in (why_not_held(name, value) or "") for value in others)

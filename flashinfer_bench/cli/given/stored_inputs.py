@@ -1,4 +1,4 @@
-"""Finds inputs that no run could use: numbers of another kind, blobs that are cut, or hold something else.
+"""Finds inputs that no run could use: blobs that are cut, or hold something else.
 
 Of a blob the header is read, which says where each tensor lies; no tensor is.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.reading import open_to_read
-from flashinfer_bench.data import Definition, LoadIssue, SafetensorsInput, ScalarInput, TensorSpec, Trace, TraceSet
+from flashinfer_bench.data import Definition, LoadIssue, SafetensorsInput, TensorSpec, Trace, TraceSet
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import WorkloadFault
@@ -56,9 +56,6 @@ def _find_reasons(
         spec = definition.inputs.get(name)
         if spec is None:
             continue
-        if isinstance(source, ScalarInput):
-            reason = _why_no_scalar(name, spec, source.value)
-            yield from [reason] if reason else []
         if not isinstance(source, SafetensorsInput) or root is None:
             continue
         key = (root, source.path)
@@ -71,16 +68,6 @@ def _find_reasons(
         elif header is not None:
             reason = _why_no_tensor(header, source.tensor_key, spec, shapes[name])
             yield from [f"{where}: {reason}"] if reason else []
-
-
-def _why_no_scalar(name: str, spec: TensorSpec, value: bool | float) -> str | None:
-    kind = DTYPES[spec.dtype].kind
-    if spec.shape:
-        return f"input {name!r} has shape [{', '.join(spec.shape)}]; the workload gives the number {value!r}"
-    is_whole = isinstance(value, int) or value.is_integer()
-    if (kind == "bool" and not isinstance(value, bool)) or (kind in ("int", "uint") and not is_whole):
-        return f"input {name!r} is {spec.dtype}; the workload gives {value!r}"
-    return None
 
 
 def _why_no_tensor(header: dict[str, Any], key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.host import limited_memory
 from flashinfer_bench.cli.given.typed_command import typed_program
 from flashinfer_bench.cli.perf.flags import (
     check_outer,
@@ -144,12 +145,16 @@ def _prepare(request: Request, place: Platform) -> None:
         args.repro_command = request.repro_command if args.generate_repro_command else args.repro_command
         request.routine, request.args = routine, args
         request.renamed = find_renamed(routine, request.words)
-        request.case = case = routine.make_case(args)
-        outside = {*case.refusals, *case.needs_ranks}
-        possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]
-        request.material = make_material(routine.name, case, possible)
+        with limited_memory():
+            request.case = case = routine.make_case(args)
+            outside = {*case.refusals, *case.needs_ranks}
+            possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]
+            request.material = make_material(routine.name, case, possible)
     except Misuse as error:
         request.problem = str(error)
+        return
+    except MemoryError:
+        request.problem = "its inputs need more memory than this machine has; take smaller sizes"
         return
     except (ValueError, ArithmeticError) as error:
         request.problem = f"its flags do not go together: {to_one_line(str(error))}"

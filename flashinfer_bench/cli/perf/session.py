@@ -62,6 +62,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     device = devices[0]
     place = find_platform(device.name, device.capability)
     requests = read_requests(rest, session.testlist, place)
+    refuse_settings(requests, session)
     ranked = [request for request in requests if request.ranked]
     if ranked:
         if len(requests) > 1 or requests[0].backends:
@@ -207,6 +208,23 @@ def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, ne
         },
         traces={item.definition.name: recorded.get(item.definition.name, []) for item in materials},
     )
+
+
+def refuse_settings(requests: Sequence[Request], session: argparse.Namespace) -> None:
+    """Give each case whose settings are out of range a problem, so that the others run.
+
+    Raises:
+        ConfigError: it is no line of a testlist.
+    """
+    for request in requests:
+        if request.material is None or not request.backends:
+            continue
+        try:
+            make_config([request], session)
+        except ConfigError as error:
+            if session.testlist is None:
+                raise
+            request.problem, request.backends = to_one_line(str(error)), []
 
 
 def make_config(group: Sequence[Request], session: argparse.Namespace) -> BenchmarkConfig:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
+from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 
 
@@ -25,7 +27,7 @@ def find_best(
     fitting = [
         trace
         for trace in passed_of(traces)
-        if axes.items() <= trace.workload.axes.items() and is_within(trace, atol, rtol)
+        if axes.items() <= trace.workload.axes.items() and is_within(trace, atol, rtol) and time_of(trace) is not None
     ]
     return max(fitting, key=rank, default=None)
 
@@ -44,7 +46,15 @@ def is_within(trace: AnyTrace, atol: float | None, rtol: float | None) -> bool:
     )
 
 
+def time_of(trace: AnyTrace) -> float | None:
+    """Return the latency of a trace in ms; None where it has none, or one that no call has."""
+    performance = trace.evaluation.performance if trace.evaluation else None
+    return as_time(performance.latency_ms) if performance else None
+
+
 def rank(trace: AnyTrace) -> tuple[float, float]:
     """Return what orders traces: the speed-up, then the lower latency."""
-    performance = trace.evaluation.performance if trace.evaluation else None
-    return (performance.speedup_factor, -performance.latency_ms) if performance else (0.0, float("-inf"))
+    performance, latency = trace.evaluation.performance if trace.evaluation else None, time_of(trace)
+    if performance is None or latency is None:
+        return (0.0, -math.inf)
+    return (performance.speedup_factor if math.isfinite(performance.speedup_factor) else 0.0, -latency)

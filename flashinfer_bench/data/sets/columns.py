@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from flashinfer_bench.data.evaluation import EvaluationStatus
+from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.sets.latest import find_latest, parse_time
 from flashinfer_bench.data.sets.told import ToldTrace, tell
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
@@ -79,12 +79,12 @@ def make_row(judged: JudgedTrace) -> dict[str, Any]:
 
 def _latency(judged: JudgedTrace) -> float | None:
     performance = judged.evaluation.performance
-    return performance.latency_ms if performance is not None else None
+    return as_time(performance.latency_ms) if performance is not None else None
 
 
 def _reference(judged: JudgedTrace) -> float | None:
     performance = judged.evaluation.performance
-    return (performance.reference_latency_ms or None) if performance is not None else None
+    return as_time(performance.reference_latency_ms) if performance is not None else None
 
 
 def _speedup(judged: JudgedTrace) -> float | None:

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.sets.best import time_of
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
@@ -170,8 +171,8 @@ def _lowest_latencies(traces: Sequence[AnyTrace]) -> dict[tuple[str, str], float
     """Return the lowest latency of each workload that was passed, by its uuid and the hardware."""
     lowest: dict[tuple[str, str], float] = {}
     for trace in traces:
-        evaluation = trace.evaluation
-        if evaluation is not None and evaluation.performance is not None and trace.is_successful():
-            place, latency = (trace.workload.uuid, evaluation.environment.hardware), evaluation.performance.latency_ms
+        evaluation, latency = trace.evaluation, time_of(trace)
+        if evaluation is not None and latency is not None and trace.is_successful():
+            place = (trace.workload.uuid, evaluation.environment.hardware)
             lowest[place] = min(latency, lowest.get(place, latency))
     return lowest

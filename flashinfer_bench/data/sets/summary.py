@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from flashinfer_bench.data.sets.best import is_quick, rank
+from flashinfer_bench.data.sets.best import is_quick, time_of
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.scores import Ranking
 from flashinfer_bench.data.store.trace_list import kept_of
@@ -59,7 +59,7 @@ def count_set(trace_set: TraceSet) -> dict[str, Any]:
     passed = [trace for trace in latest if trace.is_successful()]
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
     op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
-    latencies = [-rank(trace)[1] for trace in passed if not is_quick(trace)]
+    latencies = [time for trace in passed if not is_quick(trace) and (time := time_of(trace)) is not None]
     return {
         "definitions": len(trace_set.definitions),
         "solutions": sum(map(len, trace_set.solutions.values())),

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from flashinfer_bench.data.definition import AxisConst, AxisExpr, Definition
+from flashinfer_bench.data.dtypes import why_not_held
 from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.reference import parse_reference
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
@@ -66,6 +67,9 @@ def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Worklo
             yield WorkloadFinding(place, f"{definition.name} has no input {name!r}{hint}")
         elif isinstance(source, ScalarInput) and spec.shape:
             yield WorkloadFinding(place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it")
+        elif isinstance(source, ScalarInput) and (range_ := why_not_held(spec.dtype, source.value)) is not None:
+            given = f"workload {workload.uuid} gives {source.value!r} for input {name!r} of {definition.name}"
+            yield WorkloadFinding((*place, "value"), f"{given}; {range_}")
         elif isinstance(source, GeneratedInput):
             reason = f"inputs of type {source.type!r} need code of another engine; use random, scalar or safetensors"
             yield WorkloadFinding(place, reason)

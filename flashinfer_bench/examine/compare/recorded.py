@@ -21,7 +21,7 @@ from flashinfer_bench.examine.compare.comparison import ComparedSides, NoCompari
 from flashinfer_bench.examine.compare.ratios import ratio_of_intervals
 from flashinfer_bench.examine.compare.sides import Contender
 from flashinfer_bench.report.comparable import KINDS, Difference, find_difference, marks_of
-from flashinfer_bench.report.intervals import read_interval
+from flashinfer_bench.report.intervals import latency_of, read_interval
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
 
@@ -115,7 +115,7 @@ def _fastest_by_hardware(traces: list[AnyTrace]) -> dict[str, AnyEvaluation]:
 
 
 def _latency(evaluation: AnyEvaluation) -> float:
-    return evaluation.performance.latency_ms if evaluation.performance is not None else 0.0
+    return latency_of(evaluation) or 0.0
 
 
 def _with_interval(evaluation: AnyEvaluation) -> tuple[float, float, float]:

@@ -285,6 +285,7 @@ def test_a_path_that_contradicts_the_file_is_a_warning(tmp_path, models, file, w
         (make_workload(axes={"n": 1, "h": 5}), "workload.axes.h", "fixes axis 'h' at 4"),
         (make_workload(inputs={"y": "random"}), "workload.inputs.y", "has no input 'y'"),
         (make_workload(inputs={"x": 3}), "workload.inputs.x", "a scalar cannot fill it"),
+        (make_workload(inputs={"s": 300}), "workload.inputs.s.value", "whole numbers from 0 to 255"),
         (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "no custom_inputs_entrypoint"),
         (make_workload(inputs={"x": {"type": "generated", "how": "?"}}), "workload.inputs.x", "another engine"),
         (
@@ -293,10 +294,10 @@ def test_a_path_that_contradicts_the_file_is_a_warning(tmp_path, models, file, w
             "leads out of the set",
         ),
     ],
-    ids=["axis missing", "axis unknown", "const", "input", "scalar", "custom", "generated", "blob path"],
+    ids=["axis missing", "axis unknown", "const", "input", "scalar", "range", "custom", "generated", "blob path"],
 )
 def test_a_workload_that_does_not_fit_is_left_out(tmp_path, workload, field, words):
-    definition = make_definition(axes={"n": None, "h": 4})
+    definition = make_definition(axes={"n": None, "h": 4}, inputs={"x": "float32[n]", "s": "uint8"})
     fitting = make_trace(solution=None, workload=make_workload("fits", axes={"n": 0, "h": 4}))
     lines = [make_trace(solution=None, workload=workload), fitting]
     loaded, issues = _load(tmp_path, definitions=[definition], workloads=lines)

@@ -8,10 +8,10 @@ depend on which inputs were made before it. `rules` says which random values an 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,6 +27,9 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.workload import CustomInput
 from flashinfer_bench.errors import WorkloadFault
+
+MOST_TOLD_BYTES: Final = 1 << 1000
+"""More bytes than this are no number of Python's."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class InputMaker:
         """
         definition, device = self.definition, self.device
         axes, shapes = bind_axes(definition, self.workload)
-        _check_size(definition, shapes, device)
+        _check_size(definition, [*shapes.values(), *definition.get_output_shapes(self.workload.axes)], device)
         made: dict[str, Any] = {}
         if list_custom(self.workload):
             made.update(CustomInputs(definition, self.workload, axes, shapes, device).draw(derive_seed(seed, "custom")))
@@ -94,13 +97,16 @@ class InputMaker:
         return self._stored[name]
 
 
-def _check_size(definition: Definition, shapes: Mapping[str, tuple[int, ...] | None], device: torch.device) -> None:
-    needed = sum(
-        math.prod(shape or ()) * DTYPES[definition.inputs[name].dtype].bits // 8 for name, shape in shapes.items()
-    )
-    if needed > total_bytes(device):
-        has = f"{device.type} has {total_bytes(device) / 1e9:.1f} GB"
-        raise WorkloadFault(f"the inputs take {needed / 1e9:.1f} GB, {has}; use a device with more memory")
+def _check_size(definition: Definition, shapes: Sequence[Sequence[int] | None], device: torch.device) -> None:
+    """Raise where inputs, or outputs, take more memory than there is; the shapes are of inputs, then of outputs."""
+    specs = [*definition.inputs.values(), *definition.outputs.values()]
+    sizes = [math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in zip(specs, shapes, strict=True)]
+    count = len(definition.inputs)
+    for what, needed in (("inputs", sum(sizes[:count])), ("outputs", sum(sizes[count:]))):
+        if needed > total_bytes(device):
+            has = f"{device.type} has {total_bytes(device) / 1e9:.1f} GB"
+            told = f"the {what} take {needed / 1e9 if needed < MOST_TOLD_BYTES else math.inf:.1f} GB"
+            raise WorkloadFault(f"{told}, {has}; use a device with more memory")
 
 
 def bind_axes(

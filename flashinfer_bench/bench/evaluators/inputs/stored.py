@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
 from flashinfer_bench.data import TensorSpec
-from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
+from flashinfer_bench.data.dtypes import DTYPES, torch_dtype, why_not_held
 from flashinfer_bench.errors import WorkloadFault
 
 
@@ -20,14 +20,13 @@ def make_scalar(name: str, spec: TensorSpec, value: bool | float, *, device: tor
     """Give a workload's number as a Python number of the input's kind, or as a 0-d tensor where the shape is [].
 
     Raises:
-        WorkloadFault: the number is not of the input's kind, or the input is a tensor with dimensions.
+        WorkloadFault: the input's dtype does not hold the number, or the input is a tensor with dimensions.
     """
     if spec.shape:
         raise WorkloadFault(f"input {name!r} has shape {spec.shape}; the workload gives the number {value!r}")
+    if (held := why_not_held(spec.dtype, value)) is not None:
+        raise WorkloadFault(f"the workload gives {value!r} for input {name!r}; {held}")
     kind = DTYPES[spec.dtype].kind
-    whole = isinstance(value, int) or value.is_integer()
-    if (kind == "bool" and not isinstance(value, bool)) or (kind in ("int", "uint") and not whole):
-        raise WorkloadFault(f"input {name!r} is {spec.dtype}; the workload gives {value!r}")
     number = bool(value) if kind == "bool" else float(value) if kind == "float" else int(value)
     return number if spec.shape is None else torch.tensor(number, dtype=torch_dtype(spec.dtype), device=device)
 

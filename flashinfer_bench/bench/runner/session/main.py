@@ -23,6 +23,7 @@ import pynvml
 import torch
 
 from flashinfer_bench import __version__
+from flashinfer_bench.base.plain_values import NotPlain
 from flashinfer_bench.base.quiet_cores import QuietCores
 from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
@@ -195,13 +196,17 @@ def judge(
     result = session.run_job(shared, job)
     if isinstance(result, JobFault):
         return result
-    evaluation = make_evaluation(
-        result.outcome,
-        printed=result.printed,
-        timestamp=utc_now(),
-        environment=environment,
-        extra=result.extra,
-    )
+    try:
+        evaluation = make_evaluation(
+            result.outcome,
+            printed=result.printed,
+            timestamp=utc_now(),
+            environment=environment,
+            extra=result.extra,
+        )
+    except NotPlain as error:
+        message = f"evaluator {shared.evaluator.__name__} left a value that no trace can hold: {error}"
+        return JobFault(job=job.index, message=message, retry=False)
     return JobVerdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
 
 

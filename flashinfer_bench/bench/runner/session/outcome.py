@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from typing_extensions import assert_never
 
+from flashinfer_bench.base.plain_values import to_json_value
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.errors import SolutionFailure
@@ -34,7 +35,11 @@ JobOutcome = Passed | Rejected | SolutionFailure
 def make_evaluation(
     outcome: JobOutcome, *, printed: str, timestamp: str, environment: Environment, extra: dict[str, Any]
 ) -> Evaluation:
-    """Return the evaluation. The log has the reason first, and after it what the solution printed."""
+    """Return the evaluation. The log has the reason first, and after it what the solution printed.
+
+    Raises:
+        NotPlain: an evaluator left a value that JSON cannot hold.
+    """
     match outcome:
         case Passed(correctness, performance):
             parts: dict[str, Any] = {"correctness": correctness, "performance": performance}
@@ -49,13 +54,17 @@ def make_evaluation(
             parts = {"correctness": unknown_errors() if status is EvaluationStatus.INCORRECT_NUMERICAL else None}
         case unreachable:
             assert_never(unreachable)
-    message = "\n".join(filter(None, [message, describe_printing(extra)]))
+    message = "\n".join(filter(None, [str(message), describe_printing(extra)]))
+    correctness = parts.get("correctness")
+    if correctness is not None and correctness.extra:
+        found = to_json_value(correctness.extra, "correctness.extra")
+        parts["correctness"] = correctness.model_copy(update={"extra": found})
     return Evaluation(
         status=status,
         log=render_log(message, printed),
         timestamp=timestamp,
         environment=environment,
-        extra=extra or None,
+        extra=to_json_value(extra, "extra") or None,
         **parts,
     )
 

@@ -16,6 +16,7 @@ from flashinfer_bench.cli.given.tolerances import find_tolerance_issues
 from flashinfer_bench.cli.sets.validate.chosen import Chosen
 from flashinfer_bench.cli.sets.validate.validation import Check, CheckedIssue
 from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
@@ -110,7 +111,7 @@ def find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
         timeless = [trace for trace in traces if _is_timeless(trace)]
         if timeless:
             names = _some(sorted({trace.solution or "" for trace in timeless}))
-            reasons.append(f"{_count(timeless)} PASSED with a latency of 0, which no call has: {names}")
+            reasons.append(f"{_count(timeless)} PASSED with a latency that no call has, such as 0 or infinity: {names}")
         yield from (LoadIssue("warning", file, None, None, f"{name}: {reason}") for reason in reasons)
 
 
@@ -130,7 +131,7 @@ def _or_folder(file: Path) -> Path:
 
 def _is_timeless(trace: AnyTrace) -> bool:
     performance = trace.evaluation.performance if trace.evaluation is not None else None
-    return performance is not None and performance.latency_ms == 0
+    return performance is not None and as_time(performance.latency_ms) is None
 
 
 def _count(traces: list[AnyTrace]) -> str:
