@@ -217,7 +217,7 @@ class ArtifactCache:
                 lock.release()
         return sum(removed), len(removed) - sum(removed)
 
-    def evict(self, limit_bytes: int) -> int:
+    def evict(self, limit_bytes: float) -> int:
         """Remove the artifacts with the oldest use until `limit_bytes` are left at most; return the bytes freed."""
         self.forget_failures(MOST_FAILURES)
         entries = self.entries()
