@@ -33,6 +33,7 @@ from flashinfer_bench.bench.config_layers import (
     EvalConfig,
     EvalSettings,
     Layer,
+    Memory,
     NotBool,
     Owner,
     PositiveNumber,
@@ -68,6 +69,11 @@ def _ints_to_text(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in value]
     return value
+
+
+def _false_to_off(value: Any) -> Any:
+    # YAML reads a bare `off` as false.
+    return "off" if value is False else value
 
 
 def _check_reference(reference: str) -> str:
@@ -143,8 +149,8 @@ class BenchmarkConfig(EvalSettings):
     """All nodes of the cluster see the trace sets under the same paths, so stored inputs do not travel."""
     seed: Seed | None = None
     """Seed of the inputs; None draws a secret one, which is recorded."""
-    worker_memory_gb: PositiveNumber | None = None
-    """Limit on a worker's host memory; None leaves it to the machine."""
+    worker_memory_gb: Memory | None = None
+    """Limit on a worker's host memory, in GiB, at most 2**30; None leaves it to the machine."""
     build_jobs: Count | None = None
     """How many compilers run at once; None for one less than there are cores (on a CPU, which waits for them, all)."""
     time_budget_s: Seconds = 1.0
@@ -166,7 +172,7 @@ class BenchmarkConfig(EvalSettings):
     """Without a GPU, run Triton solutions that are for GPUs alone in Triton's interpreter; else they are skipped."""
     fresh_baselines: bool = False
     """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
-    sandbox: Literal["strict", "auto", "off"] = "auto"
+    sandbox: Annotated[Literal["strict", "auto", "off"], BeforeValidator(_false_to_off)] = "auto"
     """How far workers are confined: all of it or no run, all that this machine gives, or not."""
     trust_definitions: bool = False
     """Make custom inputs by the code of definitions from any set, not from the first one's own files alone."""

@@ -72,6 +72,7 @@ Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
+Memory = Annotated[float, NotBool, Field(gt=0, le=2**30)]
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra)]
@@ -156,17 +157,22 @@ class EvalConfig(StrictModel):
         """Return a section that no longer gives these fields and `extra` keys."""
         dropped, dropped_extra = set(fields), set(extra_keys)
         kept = {name: value for name, value in self.given().items() if name not in dropped}
-        return EvalConfig(**kept, extra={key: value for key, value in self.extra.items() if key not in dropped_extra})
+        return _of_checked(kept, {key: value for key, value in self.extra.items() if key not in dropped_extra})
 
     def under(self, above: EvalConfig) -> EvalConfig:
         """Return this section with another one laid on top, field by field."""
-        return EvalConfig(**{**self.given(), **above.given(), "extra": {**self.extra, **above.extra}})
+        return _of_checked({**self.given(), **above.given()}, {**self.extra, **above.extra})
 
     @model_serializer(mode="wrap")
     def _dump_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A dumped None would read back as a required_matched_ratio given as None.
         given = {*self.given(), *(["extra"] if self.extra else [])}
         return {name: value for name, value in handler(self).items() if name in given}
+
+
+def _of_checked(given: Mapping[str, Any], extra: dict[str, JsonValue]) -> EvalConfig:
+    # Nothing is checked again: a section of a set may give an `atol` of 0, which a user's may not.
+    return EvalConfig.model_construct({*given, "extra"}, **given, extra=extra)
 
 
 class ResolvedEvalConfig(EvalSettings):

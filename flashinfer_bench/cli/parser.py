@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -104,11 +105,13 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse the value of a flag that measures. A whole number becomes an int."""
+    """Parse the value of a flag that measures, a finite number. A whole number becomes an int."""
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}")
     return int(value) if value.is_integer() else value
 
 

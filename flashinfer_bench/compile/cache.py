@@ -251,7 +251,7 @@ class ArtifactCache:
         sizes = [size_of_folder(folder, left_out) for folder in folders]
         return bool(left_out) or sum(sizes) > limit_bytes
 
-    def evict(self, limit_bytes: int) -> int:
+    def evict(self, limit_bytes: float) -> int:
         """Remove what was not used for longest until `limit_bytes` are left at most; return the bytes freed.
 
         JIT folders stay while any run uses the cache. Those that cannot be counted are removed first.

@@ -47,6 +47,8 @@ STRANGERS_SHARE: Final = 8
 """An address may have this part of all connections without a request (an eighth)..."""
 FEWEST_STRANGERS: Final = 16
 """... and so many in any case."""
+MOST_PORT: Final = 65_535
+"""The highest port of TCP."""
 BACKLOG: Final = 1024
 """Connections that the system holds until they are accepted."""
 CLOSE_S: Final = 5
@@ -71,7 +73,9 @@ class Address:
     allowed_hosts: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ConfigError for an address that others reach, where there is no token."""
+        """Raise ConfigError for a port that is none, or an address that others reach while there is no token."""
+        if not 0 <= self.port <= MOST_PORT:
+            raise ConfigError(f"--port {self.port}: a number from 0 to {MOST_PORT} is expected")
         if self.token is None and not self._is_loopback():
             raise ConfigError(
                 f"--host {self.host}: others can reach this address, so a token is needed: --token-file FILE"

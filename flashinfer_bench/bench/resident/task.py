@@ -112,8 +112,9 @@ class Task:
             TaskCancelled: it was cancelled.
             EngineClosed: the engine was closed before.
         """
+        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state not in OPEN_STATES, timeout_s):
+            if not self._changed.wait_for(lambda: self._state not in OPEN_STATES, limit_s):
                 raise TimeoutError(f"task {self.id} is {self._state} after {timeout_s:g} s")
         return self._result_or_raise()
 

@@ -16,9 +16,9 @@ session → host      {"ready": SessionReady}
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.compile.artifact import Kind
@@ -28,6 +28,10 @@ REFERENCE_PHASE: Final = "reference"
 """The reference runs and no worker holds a solution: a session that ends now is ended by the reference."""
 EXPECTED_PHASE: Final = "expected"
 """The reference runs while a worker holds a solution."""
+
+LONGEST_LIMIT_S: Final = 7 * 86_400.0
+"""A longer limit is shortened to this: epoll refuses waits above 2**31 ms."""
+LimitS = Annotated[float, AfterValidator(lambda limit_s: min(limit_s, LONGEST_LIMIT_S))]
 
 
 class Frame(BaseModel):
@@ -43,7 +47,7 @@ class Hello(Frame):
     """"cuda" or "cpu"; the host shows a session one GPU only."""
     hardware: str
     isolated: bool
-    timeout_seconds: float
+    timeout_seconds: LimitS
     profile_baseline: bool
     time_budget_s: float
     baseline_budget_s: float

@@ -85,7 +85,7 @@ def execute_clear(args: argparse.Namespace) -> int:
             remove_tree(cache.root / JIT_FOLDER)
         compiled_left = (cache.root / JIT_FOLDER).exists()
     else:
-        cache.evict(int(max(0.0, args.keep_gb) * GIGABYTE))
+        cache.evict(max(0.0, args.keep_gb) * GIGABYTE)
     left, jit_left = cache.entries(), _size(cache.jit_folders())
     removed = [entry for entry in before if entry.digest not in {kept.digest for kept in left}]
     judge_left = size_of_folder(judge)

@@ -50,12 +50,19 @@ def read_limits(args: argparse.Namespace) -> ServeLimits:
     """Return the limits that the flags say.
 
     Raises:
-        Misuse: one is not above zero.
+        Misuse: one is not above zero, or the seconds of the drain are below it.
     """
-    names = ("open_tasks", "open_tasks_each", "sources", "polls", "drain_s", "keep_days")
-    given = {name: getattr(args, name) for name in names}
-    given["body_bytes"] = args.body_mb << 20
+    flags = {
+        "open_tasks": "--max-tasks",
+        "open_tasks_each": "--max-tasks-each",
+        "body_mb": "--max-body-mb",
+        "sources": "--max-sources",
+        "polls": "--max-polls",
+        "drain_s": "--drain",
+        "keep_days": "--keep-tasks",
+    }
+    given = {name: getattr(args, name) for name in flags}
     for name, value in given.items():
-        if value <= 0 and name != "drain_s":
-            raise Misuse(f"{name.replace('_', ' ')}: a number above 0 is expected")
-    return replace(ServeLimits(), **given)
+        if value < 0 or (value == 0 and name != "drain_s"):
+            raise Misuse(f"{flags[name]}: a number above 0 is expected")
+    return replace(ServeLimits(), body_bytes=given.pop("body_mb") << 20, **given)

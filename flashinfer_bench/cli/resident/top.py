@@ -21,6 +21,8 @@ DEVICE_COLUMNS: Final = (Column("Device"), Column("Hardware"), Column("State"), 
 TASK_COLUMNS: Final = (Column("Task"), Column("Status"), Column("Definition"), Column("Solution"))
 SHOWN_TASKS: Final = 15
 """Open tasks that are listed; of more only the number is told."""
+LONGEST_PAUSE_S: Final = 86_400.0
+"""A longer pause between two looks is shortened to this."""
 _SAMPLE: Final = re.compile(r"flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
@@ -164,7 +166,7 @@ def _print_looks(args: argparse.Namespace, client: Client) -> None:
             write_out(render_overview(overview, available_width(sys.stdout)))
         if args.once:
             return
-        time.sleep(args.every)
+        time.sleep(min(args.every, LONGEST_PAUSE_S))
 
 
 def _show_live(args: argparse.Namespace, client: Client) -> None:
@@ -174,7 +176,7 @@ def _show_live(args: argparse.Namespace, client: Client) -> None:
     with Live(auto_refresh=False, screen=True) as live:
         while True:
             live.update(Text(render_overview(read_overview(client), available_width(sys.stdout))), refresh=True)
-            time.sleep(args.every)
+            time.sleep(min(args.every, LONGEST_PAUSE_S))
 
 
 def _name_job(labels: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from flashinfer_bench.bench.runner.protocol import BlockSolution, Frame, Hello
+from flashinfer_bench.bench.runner.protocol import BlockSolution, Frame, Hello, LimitS
 
 WORK: Final = "{work}"
 """In an argument: the folder that the steps write to and read from."""
@@ -26,7 +26,7 @@ class ToolStep(Frame):
     """The command that calls the solution follows after `argv`."""
     warm_up_calls: int = 0
     """Calls before the one that is looked at."""
-    limit_s: float
+    limit_s: LimitS
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables beside those of a worker."""
 

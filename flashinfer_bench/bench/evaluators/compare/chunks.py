@@ -173,11 +173,11 @@ def _surely(condition: torch.Tensor) -> bool:
 
 
 def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float) -> torch.Tensor:
-    """Give the error that each element may have, `most` at most."""
-    bound = magnitude * tolerance.rtol
+    """Give the error that each element may have, `most` at most, however large the tolerance is."""
+    bound = magnitude * min(tolerance.rtol, most)
     if tolerance.is_sum:
-        bound += tolerance.added
-    return bound.clamp_(max(tolerance.atol, torch.finfo(bound.dtype).tiny), most)
+        bound += min(tolerance.added, most)
+    return bound.clamp_(min(max(tolerance.atol, torch.finfo(bound.dtype).tiny), most), most)
 
 
 def score_elements(chunk: Chunk, tolerance: Tolerance) -> Errors:
