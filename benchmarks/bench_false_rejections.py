@@ -1,13 +1,15 @@
-"""Count how often a right solution is rejected: the honest solutions of the bundled set under many seeds.
+"""Count how often a right solution is rejected: those of the bundled set, and of definitions that choose.
 
     python benchmarks/bench_false_rejections.py [--seeds 200] [--device cuda] [--workloads all] [--op-types NAME ...]
+                                                [--definitions TEXT ...]
     python benchmarks/bench_false_rejections.py --twins [--seeds 20]
 
 Each seed makes new inputs; the evaluator that the engine would choose, with the settings that it would use, judges
 every solution on them. The solutions are our own, so they run in this process, which saves all but the judging. With
 `--workloads turn` (the default) each seed takes the next workload of a definition, with `all` every one, with
 `smallest` the first. Where an evaluator judges calls on inputs of other regimes, each regime is a verdict of its own.
-Prints each wrong verdict with its seed, then a table; exits with 1 where there was any.
+Prints each wrong verdict with its seed, then a table; exits with 1 where there was any. The definitions that choose
+(`honest_choices.py`) are of op type choice, or lowbit where some elements may fail.
 
 `--twins` counts the other way round: the wrong twins of flashinfer-trace/wrong, each on the workloads that show its
 fault, and how often one is accepted.
@@ -39,7 +41,11 @@ from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
 from flashinfer_bench.worker.load import load_python
 
-BUNDLED = Path(__file__).parents[1] / "flashinfer-trace"
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT))
+from benchmarks.honest_choices import make_set as make_choices  # noqa: E402 - the path comes first
+
+BUNDLED = CHECKOUT / "flashinfer-trace"
 
 
 class Honest:
@@ -92,6 +98,8 @@ def main() -> int:
     device = torch.device(arguments.device)
     torch.set_num_threads(arguments.threads)
     trace_set = TraceSet.from_path(arguments.root)
+    if arguments.root == BUNDLED and not arguments.twins:
+        trace_set = TraceSet.merge([trace_set, make_choices(BUNDLED)])
     twins = {}
     if arguments.twins:
         trace_set = TraceSet.merge([trace_set, TraceSet.from_path(arguments.root / "wrong")])
@@ -101,6 +109,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="honest-") as folder:
         for definition in trace_set.definitions.values():
             if arguments.op_types and definition.op_type not in arguments.op_types:
+                continue
+            if arguments.definitions and not any(text in definition.name for text in arguments.definitions):
                 continue
             solutions = [
                 Honest(solution, definition, Path(folder))
@@ -124,6 +134,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workloads", choices=("turn", "all", "smallest"), default="turn")
     parser.add_argument("--op-types", nargs="*")
+    parser.add_argument("--definitions", nargs="*", metavar="TEXT", help="those whose names have one of these in them")
     parser.add_argument("--authors", nargs="*", help="default: plain and torch; on a GPU triton too")
     parser.add_argument("--twins", action="store_true", help="judge the wrong twins instead, in one trial each")
     parser.add_argument("--threads", type=int, default=1, help="of torch on a CPU")

@@ -92,12 +92,12 @@ def takes_all(definition: Definition) -> bool:
 
 
 SAMPLING: Final = BuiltIn("SamplingEvaluator", 2, takes_sampling)
-LOWBIT: Final = BuiltIn("LowBitEvaluator", 4, takes_lowbit)
-DSA: Final = BuiltIn("DSAEvaluator", 3, takes_dsa)
+LOWBIT: Final = BuiltIn("LowBitEvaluator", 5, takes_lowbit)
+DSA: Final = BuiltIn("DSAEvaluator", 4, takes_dsa)
 TOP_K: Final = BuiltIn("TopKEvaluator", 1, takes_top_k)
 RENORMALISED: Final = BuiltIn("RenormalisedEvaluator", 1, takes_renormalised)
 SPECULATIVE: Final = BuiltIn("SpeculativeEvaluator", 2, takes_speculative)
-DEFAULT: Final = BuiltIn("DefaultEvaluator", 3, takes_all)
+DEFAULT: Final = BuiltIn("DefaultEvaluator", 4, takes_all)
 
 IN_ORDER: Final = (SAMPLING, LOWBIT, DSA, TOP_K, RENORMALISED, SPECULATIVE, DEFAULT)
 """The first of these that takes a definition judges it."""

@@ -111,7 +111,7 @@ class DefaultEvaluator(Evaluator):
 
     @classmethod
     def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Take them where outputs are compared element by element, and nothing in them is chosen."""
+        """Take them where outputs are compared element by element, and one of them is a float."""
         return cfg.regimes_rule and cls.compares_elements(definition) and why_no_regimes(definition) is None
 
     @classmethod

@@ -17,7 +17,7 @@ FLAGS = ["--device", "cpu", "--op-types", "gdn", "moe", "--seeds", "2"]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"), [([], "0 of 40 verdicts"), (["--twins", "--seeds", "1"], "0 of 47 verdicts")]
+    ("more", "said"), [([], "0 of 68 verdicts"), (["--twins", "--seeds", "1"], "0 of 47 verdicts")]
 )
 def test_it_counts_no_wrong_verdict(more, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench_false_rejections", *FLAGS, *more])

@@ -23,6 +23,7 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     MOST_DRAWS,
     PATIENCE_S,
     REGIME_ROUNDING,
+    OtherTies,
     add_rounding,
 )
 
@@ -117,7 +118,9 @@ def find_left_out(
             suspects[number] = changed, wrong
     draws, start = 0, now()
     while suspects and draws < MOST_DRAWS and now() - start <= PATIENCE_S:
-        found = reference(add_rounding(call.inputs, REGIME_ROUNDING, derive_seed(seed, "constants", draws)))
+        drawn = derive_seed(seed, "constants", draws)
+        with OtherTies(drawn):
+            found = reference(add_rounding(call.inputs, REGIME_ROUNDING, drawn))
         draws += 1
         for number, (changed, wrong) in list(suspects.items()):
             turned = differs(found[number], constants[number]) != changed

@@ -139,7 +139,7 @@ def find_excess(
             continue
         suspects = over if is_row_over or bool(over.any()) else torch.ones_like(over)
         unsettled = stability.find_unsettled(index, rule.limit, suspects)
-        unsettled &= ~stability.find_beyond(index, one.row_shares)
+        unsettled &= ~stability.find_beyond(index, rule.limit, one.row_shares)
         if rule.row_rule is not None and has_rows and bool((over & ~unsettled).any()):
             return _describe_rows(rule, name, one, over & ~unsettled)
         share = one.share(unsettled)
@@ -160,7 +160,7 @@ def _find_more_unsettled(
     over = (shares > rule.limit) & ~unsettled
     suspects = over if bool(over.any()) else ~unsettled
     found = stability.find_unsettled(output, rule.limit, suspects, unsettled)
-    return found & ~unsettled & ~stability.find_beyond(output, shares, unsettled)
+    return found & ~unsettled & ~stability.find_beyond(output, rule.limit, shares, unsettled)
 
 
 def _is_small_one_wrong(rule: NormRule, norms: Norms, output: int, stability: Stability) -> bool:

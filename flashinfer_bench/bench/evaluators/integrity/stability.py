@@ -1,19 +1,20 @@
 """Which rows of an output the inputs do not settle: the reference itself gives others when its inputs are rounded.
 
 A token near a tie goes to another expert; a softmax of large numbers is all or nothing. No rule may blame a solution
-for such rows. They are found by calling the reference on inputs to which random rounding errors were added. That is
-done only where a rule is about to reject.
+for such rows. They are found by calling the reference on inputs to which random rounding errors were added, and with
+equal values in another order wherever it chooses. That is done only where a rule is about to reject.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashinfer_bench.bench.evaluators.inputs.memory import free_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
@@ -28,6 +29,24 @@ PATIENCE_S: Final = 30.0
 MOST_OF_SIGMOID: Final = 0.1
 """No number is moved by more than this share for what sigmoids are off."""
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+TURNED_SHARE: Final = 0.25
+"""A row depends on the order of equal values where another order moves it by more than this share of its limit."""
+_ATEN: Final = torch.ops.aten
+CHOOSING: Final = frozenset(
+    {
+        _ATEN.topk.default,
+        _ATEN.sort.default,
+        _ATEN.sort.stable,
+        _ATEN.kthvalue.default,
+        _ATEN.median.dim,
+        _ATEN.nanmedian.dim,
+        _ATEN.max.dim,
+        _ATEN.min.dim,
+        _ATEN.argmax.default,
+        _ATEN.argmin.default,
+    }
+)
+"""Operations that give the places of what they choose; others of torch's, such as argsort, are made of these."""
 MEMORY_SHARE: Final = 4
 """Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
 
@@ -85,6 +104,9 @@ class Stability:
     now: Callable[[], float] = time.monotonic
     _moved: list[Norms | None] = field(default_factory=list)
     """Of each output how far its rows were moved at the most."""
+    _turned: list[list[Norms | None]] = field(default_factory=list)
+    """For each draw how far rows were moved where only equal values were taken in another order; empty where nothing is
+    chosen."""
     _draws: int = 0
     _spent_s: float = 0.0
 
@@ -100,54 +122,117 @@ class Stability:
             left_out: bool [rows], those beside which no row is small; None for none.
         """
         while True:
-            moved = self._shares(output, left_out)
+            moved = self._shares(self._moved, output, left_out)
             unsettled = torch.zeros_like(suspects) if moved is None else moved > self.rounding.moved_share * limit
+            turned = self._count_turned(output, limit, left_out)
+            unsettled |= turned > 0
             if self._draws and not bool((suspects & ~unsettled).any()):
                 return unsettled
             if self._draws >= MOST_DRAWS or self._spent_s > PATIENCE_S:
-                return unsettled if self._draws >= FEWEST_DRAWS else torch.ones_like(suspects)
+                break
             self._draw()
+        if self._draws < FEWEST_DRAWS:
+            return torch.ones_like(suspects)
+        # Where rows tie with one another, draws take some of them and a solution others: by Good and Turing's estimate
+        # no more than there are rows that moved in one draw alone.
+        is_excused = int((suspects & ~unsettled).sum()) <= int((turned == 1).sum())
+        return unsettled | suspects if is_excused else unsettled
 
-    def find_beyond(self, output: int, shares: torch.Tensor, left_out: torch.Tensor | None = None) -> torch.Tensor:
+    def find_beyond(
+        self, output: int, limit: float, shares: torch.Tensor, left_out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return which rows are off by so much more than rounding moves them that they are judged, settled or not.
 
         Args:
             output: number of the output.
+            limit: the error that a row may have.
             shares: the error of each row, as a share of the row's norm.
             left_out: bool [rows], those beside which no row is small; None for none.
         """
         slack = self.rounding.slack
         while not math.isinf(slack) and self._moved:
-            moved = self._shares(output, left_out)
-            if moved is None or not bool((found := shares > slack * moved).any()):
+            moved = self._shares(self._moved, output, left_out)
+            if moved is None or bool(self._count_turned(output, limit, left_out).any()):
                 break
-            if self._draws >= FEWEST_DRAWS:
+            if not bool((found := shares > slack * moved).any()):
+                break
+            if self._draws >= MOST_DRAWS:
                 return found
             if self._spent_s > PATIENCE_S:
                 break
             self._draw()
         return torch.zeros_like(shares, dtype=torch.bool)
 
-    def _shares(self, output: int, left_out: torch.Tensor | None) -> torch.Tensor | None:
+    def _count_turned(self, output: int, limit: float, left_out: torch.Tensor | None) -> torch.Tensor:
+        """Return in how many draws each row [rows] depended on the order of equal values; 0 where nothing is chosen."""
+        shares = [self._shares(norms, output, left_out) for norms in self._turned]
+        counts = torch.zeros((), dtype=torch.int64)
+        for one in shares:
+            counts = counts if one is None else counts.to(one.device) + (one > TURNED_SHARE * limit)
+        return counts
+
+    @staticmethod
+    def _shares(norms: Sequence[Norms | None], output: int, left_out: torch.Tensor | None) -> torch.Tensor | None:
         """Return how far rows [rows] were moved; None where nobody has looked, or norms say nothing of the output."""
-        moved = self._moved[output] if self._moved else None
+        moved = norms[output] if norms else None
         if moved is None:
             return None
         return moved.row_shares if left_out is None else moved.shares_beside(left_out)
 
     def _draw(self) -> None:
         start = self.now()
-        outputs = self.reference(add_rounding(self.inputs, self.rounding, derive_seed(self.seed, self._draws)))
-        small = self.rounding.judges_small
-        pairs = zip(self.expected, outputs, strict=True)
-        norms = [measure_norms(wanted, found, takes_small=small) for wanted, found in pairs]
-        before = self._moved or [None] * len(norms)
+        seed = derive_seed(self.seed, self._draws)
+        ties = OtherTies(seed)
+        with ties:
+            outputs = self.reference(add_rounding(self.inputs, self.rounding, seed))
+        moved = self._measure(outputs)
         self._moved = [
             new if old is None or new is None else replace(new, error=torch.maximum(old.error, new.error))
-            for old, new in zip(before, norms, strict=True)
+            for old, new in zip(self._moved or moved, moved, strict=True)
         ]
+        if ties.has_chosen:
+            with OtherTies(seed):
+                self._turned.append(self._measure(self.reference(list(self.inputs))))
         self._draws += 1
         self._spent_s += self.now() - start
+
+    def _measure(self, outputs: Sequence[torch.Tensor]) -> list[Norms | None]:
+        """Return how far outputs are from the expected ones, row by row."""
+        small = self.rounding.judges_small
+        pairs = zip(self.expected, outputs, strict=True)
+        return [measure_norms(wanted, found, takes_small=small) for wanted, found in pairs]
+
+
+class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
+    """While it is on, operations of torch that choose take another one of equal values: saturated scores often tie.
+
+    Args:
+        seed: of the order in which equal values are taken. A stable sort keeps the order that it promises.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # likewise
+        self.has_chosen = False
+        """Whether anything was chosen."""
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call an operation; one that chooses, on its elements in another order."""
+        del types
+        given = dict(kwargs or {})
+        if func not in CHOOSING or given.get("stable") or not args[0].dim():
+            return func(*args, **given)
+        self.has_chosen = True
+        schema = func._schema.arguments
+        named = {one.name: one.default_value for one in schema}
+        named.update(zip((one.name for one in schema), args, strict=False))
+        dim = {**named, **given}["dim"]
+        values, along = (args[0].reshape(-1), 0) if dim is None else (args[0], dim)
+        order = torch.randperm(values.shape[along], generator=self._generator).to(values.device)
+        found = func(values.index_select(along, order), *args[1:], **given)
+        return (found[0], order[found[1]]) if isinstance(found, tuple) else order[found]
 
 
 def add_rounding(inputs: Sequence[Any], rounding: Rounding, seed: int) -> list[Any]:

@@ -15,7 +15,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FOR_CONSTANTS_ALONE, Regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes.choose import FOR_CONSTANTS_ALONE, Regimes, why_no_regimes
 from flashinfer_bench.bench.evaluators.inputs.regimes.order import put_in_order
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, differs, find_constants
@@ -41,14 +41,19 @@ THE_SAME: Final = "left out: nothing else than on usual inputs is expected"
 def plan_regimes(job: JobContext, outputs: Sequence[Sequence[torch.Tensor]] = ()) -> Regimes | None:
     """Return what changes inputs of a job's calls; None where its evaluator judges usual inputs only.
 
+    The notes get the reason where no floats are judged on other inputs.
+
     Args:
         job: the job.
         outputs: what the reference gives for usual inputs, call by call.
     """
     definition, evaluator = job.block.definition, job.block.evaluator
     has_constants = evaluator.tries_constants(definition, job.config) and bool(find_constants(outputs))
-    if not has_constants and not evaluator.takes_regimes(definition, job.config):
-        return None
+    if not evaluator.takes_regimes(definition, job.config):
+        why = why_no_regimes(definition) or f"{evaluator.__name__} does not compare element by element"
+        job.notes["why_no_regimes"] = why if job.config.regimes_rule else "regimes_rule is off"
+        if not has_constants:
+            return None
     return Regimes(definition, job.workload, job.order.seed, has_constants=has_constants)
 
 

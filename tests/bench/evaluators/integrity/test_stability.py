@@ -82,12 +82,51 @@ def test_a_row_that_is_off_by_far_more_than_rounding_moves_it_is_judged_though_i
     expected = Squares()([x])
     stability = Stability(Squares(), [x], expected, 1, REGIME_ROUNDING)
     suspects = torch.ones(4, dtype=torch.bool)
-    assert stability.find_beyond(0, torch.full((4,), 9.0)).tolist() == [False] * 4  # nobody has looked yet
+    assert stability.find_beyond(0, 0.1, torch.full((4,), 9.0)).tolist() == [False] * 4  # nobody has looked yet
     assert stability.find_unsettled(0, 0.05, suspects).all()
-    assert stability.find_beyond(0, torch.tensor([0.2, 1.0, 8.0, 30.0])).tolist() == [False, False, True, True]
+    assert stability.find_beyond(0, 0.1, torch.tensor([0.2, 1.0, 8.0, 30.0])).tolist() == [False, False, True, True]
     usual = Stability(Squares(), [x], expected, 1)
     usual.find_unsettled(0, 0.001, suspects)
-    assert not usual.find_beyond(0, torch.full((4,), 30.0)).any()
+    assert not usual.find_beyond(0, 0.1, torch.full((4,), 30.0)).any()
+
+
+SATURATED = torch.tensor([[30.0, 40.0, 50.0, 1.0], [5.0, 1.0, 3.0, 2.0]])
+ONES = torch.eye(4).repeat_interleave(8, 1)
+
+
+@pytest.mark.parametrize(
+    ("choose", "tied"),
+    [
+        (lambda p: p.topk(1).indices[:, 0], True),
+        (lambda p: p.argsort(dim=1, descending=True)[:, 0], True),
+        (lambda p: p.max(dim=1).indices, True),
+        (lambda p: p.neg().argmin(dim=1), True),
+        (lambda p: p.kthvalue(4, dim=1).indices, True),
+        (lambda p: p.argsort(dim=1, descending=True, stable=True)[:, 0], False),
+    ],
+    ids=["topk", "argsort", "max", "argmin", "kthvalue", "stable"],
+)
+def test_a_row_in_which_the_chosen_value_ties_is_not_settled(choose, tied):
+    def reference(inputs):
+        return [ONES[choose(torch.sigmoid(inputs[0]))]]
+
+    stability = Stability(reference, [SATURATED], reference([SATURATED]), 1, REGIME_ROUNDING)
+    suspects = torch.ones(2, dtype=torch.bool)
+    assert stability.find_unsettled(0, 0.1, suspects).tolist() == [tied, False]
+    assert not stability.find_beyond(0, 0.1, torch.full((2,), 100.0)).any() or not tied
+
+
+@pytest.mark.parametrize(("wrong", "is_excused"), [(2, True), (60, False)])
+def test_where_rows_tie_with_one_another_some_may_be_wrong_that_no_call_moved(wrong, is_excused):
+    def reference(inputs):
+        chosen = torch.sigmoid(inputs[0]).topk(1, dim=0).indices
+        return [torch.ones(400, 16).index_fill(0, chosen, 2.0)]
+
+    scores = torch.full((400,), 50.0)
+    stability = Stability(reference, [scores], reference([scores]), 1, REGIME_ROUNDING)
+    suspects = torch.zeros(400, dtype=torch.bool)
+    suspects[-wrong:] = True
+    assert bool(stability.find_unsettled(0, 0.1, suspects)[suspects].all()) is is_excused
 
 
 def test_sigmoids_that_are_off_by_a_little_move_numbers_far_from_zero():

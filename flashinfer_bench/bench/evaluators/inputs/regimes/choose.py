@@ -21,7 +21,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.regimes.chance import Chance
-from flashinfer_bench.bench.evaluators.inputs.regimes.looks import NOTHING, chooses, look_at
+from flashinfer_bench.bench.evaluators.inputs.regimes.looks import NOTHING, look_at
 from flashinfer_bench.bench.evaluators.inputs.regimes.narrow import MANY_BYTES, change_bools, change_bytes
 from flashinfer_bench.bench.evaluators.inputs.regimes.order import put_in_order
 from flashinfer_bench.bench.evaluators.inputs.regimes.parts import FEW_GATES, PART_OF_COLUMNS, PART_OF_ROWS, STRETCH
@@ -75,15 +75,15 @@ HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
 """Op types whose gates have rules of their own: what they keep is known to be much."""
 RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
 """Names of inputs that say how fast a state forgets: twenty times as much, or a third power, is none of theirs."""
-CHOOSING_OP_TYPES: Final = frozenset({"moe", "sampling", "top_k"})
 
 
 def why_no_regimes(definition: Definition) -> str | None:
-    """Say why a definition is judged on usual inputs only; None where it is not."""
-    is_float = [DTYPES[spec.dtype].kind == "float" for spec in definition.outputs.values()]
-    if definition.op_type in CHOOSING_OP_TYPES or not any(is_float):
-        return "its outputs choose"
-    return "its reference chooses" if chooses(definition.reference or "") else None
+    """Say why a definition is judged on usual inputs only; None where it is not.
+
+    Indices and counts have no norm. A float output that depends on a choice has one; rows near a tie are left out.
+    """
+    is_float = any(DTYPES[spec.dtype].kind == "float" for spec in definition.outputs.values())
+    return None if is_float else "none of its outputs is a float"
 
 
 def has_few_numbers(definition: Definition, workload: Workload) -> bool:

@@ -1,26 +1,16 @@
 """What a reference looks for, told by its source: names and comparisons; texts and comments are none.
 
-Each of these says which inputs beside usual ones a definition needs, or that it takes none: a guard against infinite
-numbers shows only where one comes.
+Each of these says which inputs beside usual ones a definition needs: a guard against infinite numbers shows only where
+one comes.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-CHOOSES: Final = re.compile(
-    r"topk|top_k|argmax|argmin|argsort|kthvalue|multinomial|one_hot|bernoulli"
-    r"|(?:^|_)(?:m?sort$|round_?$|rand|poisson|dropout)|^_?sampl|^(?:exponential|normal|uniform)_$"
-)
-"""A name in a reference that chooses or draws: in another regime its choices may all tie."""
-CHOOSES_IN_TEXT: Final = re.compile(
-    r"topk|top_k|argmax|argmin|argsort|sort\(|kthvalue|multinomial|round\(|one_hot|rand|bernoulli"
-)
-"""The same in the text of a reference that cannot be parsed."""
 NAN: Final = "nan"
 INFINITE: Final = "infinite"
 NOT_FINITE: Final = {
@@ -91,13 +81,6 @@ def look_at(source: str) -> Looks | None:
         bool(names & ZEROS) or any(map(_compares_with_zero, nodes)),
         frozenset(_given([*gates, *twice], in_sums=True)) if remembers else frozenset(),
     )
-
-
-@lru_cache(maxsize=256)
-def chooses(source: str) -> bool:
-    """Tell by the names in a source whether it chooses or draws."""
-    looks = look_at(source)
-    return CHOOSES_IN_TEXT.search(source) is not None if looks is None else any(map(CHOOSES.search, looks.names))
 
 
 def _names(node: ast.AST) -> tuple[str, ...]:

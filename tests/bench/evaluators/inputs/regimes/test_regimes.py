@@ -474,14 +474,14 @@ def test_strong_inputs_are_strong_and_a_spike_is_one_element_of_any_sign():
     ("changes", "is_judged"),
     [
         ({}, True),
-        ({"op_type": "moe"}, False),
+        ({"op_type": "moe"}, True),
         ({"outputs": {"y": "int32[n]"}}, False),
         ({"outputs": {"y": "float32[n]", "count": "int32[n]"}}, True),
-        ({"reference": "def run(x):\n    return x[x.argmax()] + x\n"}, False),
+        ({"reference": "def run(x):\n    return x[x.argmax()] + x\n"}, True),
     ],
     ids=["plain", "moe", "integers", "integers beside floats", "a reference that chooses"],
 )
-def test_what_chooses_is_judged_on_usual_inputs_only(changes, is_judged):
+def test_only_outputs_without_a_float_are_judged_on_usual_inputs_only(changes, is_judged):
     definition = make_definition(**changes)
     job = Judging(definition, make_workload())
     assert (why_no_regimes(definition) is None) is is_judged
