@@ -124,6 +124,27 @@ def test_sources_with_a_mark_are_judged_packed_and_validated(here, capsys):
     capsys.readouterr()
 
 
+def test_a_pointer_in_place_of_a_dumped_definition_is_called_so(tmp_path, capsys):
+    (tmp_path / "dumped.json").write_text(POINTER)
+    assert run_command_line(["list", str(tmp_path)]) == 2
+    assert "this is a git-lfs pointer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "folder", ["a b", "q'uote", 'd"quote', "$HOME", "\u2603", "new\nline", "*[x]", "%s{x}", "b\udcff"]
+)
+def test_a_set_may_lie_in_a_folder_of_any_name(here, folder):
+    (here / folder).mkdir()
+    root = str((here / "set").rename(here / folder / "set"))
+    for command in (
+        ["list", root],
+        ["validate", root],
+        ["validate", root, "--format", "json"],
+        ["report", "best", root],
+    ):
+        assert run_command_line(command) == 0
+
+
 def test_a_blob_path_of_windows_is_read_with_slashes():
     given = SafetensorsInput(path="blob\\workloads\\a.safetensors", tensor_key="x")
     assert given.path == "blob/workloads/a.safetensors"
@@ -159,5 +180,6 @@ def test_a_full_disk_says_which_verdict_is_lost_and_tears_nothing(here, capsys, 
     assert run_command_line(["run", "set", *FLAGS]) == 1
     said = capsys.readouterr().err
     assert "No space left on device" in said
-    assert "the verdict PASSED of double_python on workload w0 is lost, and --resume judges it again" in said
+    assert "the verdict PASSED of double_python on workload w0 is lost\n" in said
+    assert "to go on: " in said
     assert file.read_bytes() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 
 import pytest
@@ -188,7 +189,13 @@ def test_a_torn_line_of_a_file_with_two_names_stays_in_it(tmp_path):
 
 def test_a_torn_line_of_somebody_elses_file_stays_in_it(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").write_text(TORN)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    fstat = os.fstat
+
+    def is_anothers(fd):
+        mode, ino, dev, nlink, uid, *rest = fstat(fd)
+        return os.stat_result((mode, ino, dev, nlink, uid + stat.S_ISREG(mode), *rest))
+
+    monkeypatch.setattr(os, "fstat", is_anothers)
     append_line(tmp_path / "x.jsonl", "{}")
     assert (tmp_path / "x.jsonl").read_text() == f"{TORN}\n{{}}\n"
 

@@ -29,6 +29,10 @@ KINDS: Final = (
 )
 
 
+class GitLfsPointer(OSError):
+    """A git-lfs pointer stands in place of a file."""
+
+
 def open_to_read(path: Path | str) -> int:
     """Open a regular file; return its descriptor. Nothing is waited for.
 
@@ -92,10 +96,10 @@ def refuse_strange(found: os.stat_result, path: Path | str) -> None:
 
 
 def refuse_pointer(start: bytes, path: Path | str) -> None:
-    """Raise OSError for a git-lfs pointer that stands in place of a file, by its first bytes."""
+    """Raise GitLfsPointer for one that stands in place of a file, by its first bytes."""
     if start.startswith(POINTER_START):
         said = "this is a git-lfs pointer, not the file; run `git lfs pull` in its repository"
-        raise OSError(errno.EINVAL, said, str(path))
+        raise GitLfsPointer(errno.EINVAL, said, str(path))
 
 
 def check_size(size: int, path: Path | str, most_bytes: int) -> None:

@@ -60,7 +60,7 @@ class TraceRecorder:
         except Fault as fault:
             verdict = trace.evaluation.status.value if trace.evaluation is not None else "none"
             lost = f"the verdict {verdict} of {job.solution.name} on workload {job.workload.uuid} is lost"
-            raise Fault(f"{fault}; {lost}, and --resume judges it again") from fault
+            raise Fault(f"{fault}; {lost}") from fault
 
     def check(self, definition: Definition, solution: Solution) -> None:
         """Refuse a solution whose traces could not be saved.

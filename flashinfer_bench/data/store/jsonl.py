@@ -2,8 +2,8 @@
 
 An append takes the file's lock, makes sure that the file ends with a newline, and writes the line in one call. A last
 line that was cut off, because a process was killed while it wrote, is moved to `<file>.torn` first. A last line that is
-whole but lacks its newline gets one. A file of another user, or one with further names, is never cut: there, a line
-that was cut off stays as a line of its own.
+whole but lacks its newline gets one. A file that is neither this user's nor the folder's owner's, or that has further
+names, is never cut: there, a line that was cut off stays as a line of its own.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _append(file: int, folder: OpenFolder, name: str, data: bytes) -> None:
     if size - start > MOST_JSON_BYTES:
         raise OSError(errno.EFBIG, f"its last line has more than {MOST_JSON_BYTES:,} bytes")
     tail = os.pread(file, size - start, start)
-    if tail and (_is_whole(tail) or not _may_cut(file)):
+    if tail and (_is_whole(tail) or not _may_cut(file, folder)):
         data = b"\n" + data
     elif tail:
         _keep_torn(folder, name, tail)
@@ -194,10 +194,10 @@ def _is_whole(tail: bytes) -> bool:
         return False
 
 
-def _may_cut(file: int) -> bool:
-    """Tell whether a file is this user's, and has one name only."""
+def _may_cut(file: int, folder: OpenFolder) -> bool:
+    """Tell whether a file has one name only, and belongs to this user or to the owner of its folder."""
     found = os.fstat(file)
-    return found.st_uid == os.geteuid() and found.st_nlink == 1
+    return found.st_nlink == 1 and found.st_uid in (os.geteuid(), os.fstat(folder.fd).st_uid)
 
 
 def _keep_torn(folder: OpenFolder, name: str, tail: bytes) -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.reading import GitLfsPointer, read_whole
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.data.store.layout import DEFINITIONS, FOLDERS, SOLUTIONS
 from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE
@@ -106,10 +106,13 @@ def _list(folder: Path, most: int) -> tuple[list[Path], list[Path]]:
 
 
 def _of_kind(files: list[Path], keys: frozenset[str]) -> Iterator[Path]:
-    """Yield the JSON files that hold an object with these keys."""
+    """Yield the JSON files that hold an object with these keys, and git-lfs pointers in place of a file."""
     for file in islice((file for file in files if file.suffix == ".json"), MOST_FILES):
         try:
             held = json.loads(read_whole(file, MOST_JSON_BYTES))
+        except GitLfsPointer:
+            yield file  # who reads it says what it is
+            continue
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(held, dict) and keys <= held.keys():

@@ -316,10 +316,13 @@ def test_a_recorded_job_is_answered_from_the_record_where_that_is_wanted(engine)
 
 
 def test_a_verdict_that_cannot_be_saved_is_a_fault(engine, tmp_path):
-    PlayedSession.gate.set()
+    task = engine.submit(solution("one"), ["d0"])
     (tmp_path / "set" / "traces").write_text("no folder")
+    PlayedSession.gate.set()
     with pytest.raises(TaskFailed, match="it has a verdict, which could not be saved"):
-        engine.submit(solution("one"), ["d0"]).result(LIMIT_S)
+        task.result(LIMIT_S)
+    with pytest.raises(DataSetError, match="nothing can be appended to"):
+        engine.submit(solution("two"), ["d0"])
 
 
 @pytest.mark.parametrize(

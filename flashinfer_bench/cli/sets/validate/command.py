@@ -19,7 +19,7 @@ from flashinfer_bench.cli.sets.validate.coverage import find_coverage
 from flashinfer_bench.cli.sets.validate.file_checks import check_files
 from flashinfer_bench.cli.sets.validate.judging import JudgedSet, judge_baselines, judge_references
 from flashinfer_bench.cli.sets.validate.text import render_validation
-from flashinfer_bench.cli.sets.validate.validation import Check, Validation
+from flashinfer_bench.cli.sets.validate.validation import Check, Validation, to_text
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -66,7 +66,7 @@ def _gather(
     part = chosen.trace_set
     jobs = [job for one in judged for job in one.jobs]
     return Validation(
-        roots=[str(root) for root in trace_set.roots],
+        roots=[to_text(root) for root in trace_set.roots],
         checks=checks,
         definitions=len(part.definitions),
         solutions=sum(map(len, part.solutions.values())),

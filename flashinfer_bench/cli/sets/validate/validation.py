@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -37,7 +39,7 @@ class CheckedIssue(BaseModel):
     @classmethod
     def of(cls, check: Check, issue: LoadIssue) -> CheckedIssue:
         """Add a check to an issue."""
-        place = {"file": str(issue.file), "line": issue.line, "field": issue.field}
+        place = {"file": to_text(issue.file), "line": issue.line, "field": issue.field}
         return cls(check=check, severity=issue.severity, reason=issue.reason, **place)
 
     def to_issue(self) -> LoadIssue:
@@ -59,6 +61,11 @@ class TriedJob(BaseModel):
     """A status, or NO_VERDICT."""
     seconds: Annotated[float, Field(ge=0)]
     """Wall time of the job; 0 where it has no verdict."""
+
+
+def to_text(path: Path) -> str:
+    """Return a path as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 class Coverage(BaseModel):
@@ -106,7 +113,7 @@ def read_validation(path: Path) -> Validation:
         Misuse: the file cannot be read, or is no such report.
     """
     try:
-        return Validation.model_validate_json(read_whole(path, MOST_JSON_BYTES))
+        return Validation.model_validate_json(read_whole(path, MOST_JSON_BYTES).removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise Misuse(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:

@@ -117,7 +117,7 @@ def _of_whole(solution: Solution, path: Path, definitions: Mapping[str, Definiti
 
 
 def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definition], hints: DraftHints) -> Draft:
-    given_file, _, symbol = (hints.entry or "").rpartition("::")
+    given_file, _, symbol = (hints.entry or "").replace("\\", "/").rpartition("::")
     language = _choose_language(path, sources, hints)
     entry_file = given_file or find_entry_file(language, sources)
     if entry_file not in sources:

@@ -71,6 +71,7 @@ def _upgrade_input(source: Any, spot: Spot) -> Any:
         kind = "scalar" if "value" in source else "safetensors" if "path" in source else "random"
         new = {**{key: source[key] for key in source if key != "type"}, "type": kind}
     path = new.get("path")
+    path = path.replace("\\", "/") if isinstance(path, str) else path
     if spot.root is not None and isinstance(path, str) and not _is_file(spot.root, path):
         folder = spot.file.parent
         if _is_file(folder, path):
