@@ -6,6 +6,7 @@ A fault is not a verdict. It makes no trace; it is an event, and stands in `faul
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +16,13 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice, RunStarted
 from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.bench.planning.plan import Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
+from flashinfer_bench.bench.runner.environments import tell_withheld
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
@@ -181,6 +183,7 @@ class Benchmark:
             for job in {id(job.solution): job for job in plan.jobs}.values():
                 recorder.check(job.definition, job.solution)
         yield RunStarted(self.machine.devices, len(plan.jobs))
+        yield from map(Notice, tell_withheld(os.environ))
         needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
         repeats = Repeats(plan.jobs, self._repeat) if self._repeat > 1 else None
         rules = make_rules(self.workshop, plan) if repeats is None else REPEATING

@@ -123,6 +123,7 @@ def test_a_missing_header_of_the_toolkit_is_the_machines_fault(tmp_path):
 def test_the_abi_of_an_old_torch_is_read_where_that_writes_it(tmp_path, abi):
     home = tmp_path / "torch"
     for path, text in {
+        "__init__.py": "",
         "include/torch/extension.h": "",
         "share/cmake/Torch/TorchConfig.cmake": f'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI={abi}")',
     }.items():

@@ -7,22 +7,68 @@ compilers the library would compile each kernel again.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from flashinfer_bench.bench.machine import Device
 
 PACKAGE: Final = Path(__file__).parents[2]
-SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "AUTH")
+SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "_KEY", "AUTH")
 """A variable whose name has one of these words does not reach a session. So no worker can read it."""
+SECRET_VALUE: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+"""Nor does a variable whose value has a password in an address."""
+
+
+MOST_RECORDED: Final = 200
+"""Characters of a value that a trace has."""
+
+
+class Variables(NamedTuple):
+    """Variables of the user's that reach workers."""
+
+    pattern: str
+    """A name; `*` stands for any characters."""
+    names_paths: bool = False
+    """Their values name programs, files and folders, which workers with walls may read."""
+    is_recorded: bool = False
+    """They may change what is computed, by solutions and references alike. So each trace has those that are set."""
+
+
 PASSED_ON: Final = (
-    *("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH", "TRITON_INTERPRET"),
-    *("CC", "CXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
+    *map(Variables, ("PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS")),
+    # where compilers are, and what they read
+    *(Variables(name, names_paths=True) for name in ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX", "PYTORCH_NVCC")),
+    *(Variables(name, names_paths=True) for name in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")),
+    *(Variables(name, names_paths=True) for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH")),
+    *(Variables(name, names_paths=True) for name in ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH")),
+    *(
+        Variables(name, names_paths=True)
+        for name in ("CUTLASS_PATH", "CUTE_DSL_LIBS", "NVCC_CCBIN", "NVCC_PREPEND_PATH")
+    ),
+    *(Variables(name, names_paths=True) for name in ("TRITON_*_PATH", "FLASHINFER_CUBIN_DIR", "FLASHINFER_NVCC")),
+    # settings of compilers and devices
+    *map(Variables, ("CUDA_*", "NVCC_*", "NVIDIA_*", "CUPTI_*", "TORCH_*", "FLASHINFER_*", "TVM_*", "TILELANG_*")),
+    *map(Variables, ("CUTE_*", "CUTLASS_*", "DG_*", "NUMBA_*", "CUPY_*", "OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*")),
+    # settings that may change what is computed
+    *(Variables(name, is_recorded=True) for name in ("CUBLAS_*", "CUBLASLT_*", "CUDNN_*", "NVIDIA_TF32_OVERRIDE")),
+    *(Variables(name, is_recorded=True) for name in ("PYTORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "TRITON_*")),
 )
-PASSED_ON_PREFIXES: Final = ("CUDA_", "NVCC_", "NVIDIA_", "OMP_", "MKL_", "TORCH_", "FLASHINFER_", "CUPTI_")
-"""What a worker sees of the user's environment: where compilers and libraries are, and settings of devices."""
+"""What a worker sees of the user's environment. docs/building.md lists it."""
+WITHHELD: Final = {
+    "*_CACHE_DIR": "each solution has a folder of its own",
+    "*_CACHE_PATH": "each solution has a folder of its own",
+    "*_DUMP_DIR": "solutions write to folders of their own only",
+    "*_OVERRIDE_DIR": "solutions read no folder in which kernels may be kept",
+    "TORCH_EXTENSIONS_DIR": "each solution has a folder of its own",
+    "TRITON_HOME": "each solution has a folder of its own",
+    "TORCHINDUCTOR_COMPILE_THREADS": "torch.compile compiles in the worker, without a pool of processes",
+    "LD_PRELOAD": "the engine's processes have loaded it, and what a solution starts has not",
+}
+"""Variables that do not reach workers, whatever else is said of them → why."""
 
 
 def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
@@ -41,7 +87,7 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
 
 def starter_environment(environment: Mapping[str, str], kind: str) -> dict[str, str]:
     """Return the environment of the process that sessions for devices of this kind are forked from."""
-    own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
+    own = {name: value for name, value in environment.items() if not _is_secret(name, value)}
     package_parent = str(PACKAGE.parent)
     own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
     own["PYTHONSAFEPATH"] = "1"
@@ -57,8 +103,8 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
     harm it. With walls each solution has a layer of its own over `library_folder` (`workers/enclosure.py`).
     """
     kept = {name: value for name, value in environment.items() if is_passed_on(name)}
-    if "CC" in kept and shutil.which(kept["CC"], path=kept.get("PATH")) is None:
-        del kept["CC"]  # Triton takes it for the path of one program; `ccache gcc` would fail every launcher's build
+    if _why_no_program(kept) is not None:
+        del kept["CC"]
     return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept}
 
 
@@ -86,7 +132,56 @@ def ahead_environment(
 
 def is_passed_on(name: str) -> bool:
     """Tell whether a variable of the user's reaches workers."""
-    return name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
+    return _why_withheld(name) is None and any(fnmatchcase(name, row.pattern) for row in PASSED_ON)
+
+
+def _why_withheld(name: str) -> str | None:
+    return next((why for pattern, why in WITHHELD.items() if fnmatchcase(name, pattern)), None)
+
+
+def _why_no_program(environment: Mapping[str, str]) -> str | None:
+    """Return why $CC cannot be passed on: Triton takes it for the path of one program."""
+    if "CC" not in environment or shutil.which(environment["CC"], path=environment.get("PATH")) is not None:
+        return None
+    return "it has to name one program, and `ccache gcc` would fail each build of Triton's"
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return any(mark in name.upper() for mark in SECRET_MARKS) or SECRET_VALUE.search(value) is not None
+
+
+def tell_withheld(environment: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable for compilers and libraries that the user set, and that reaches no solution."""
+    found = {name: _why_withheld(name) for name in sorted(environment)}
+    found["CC"] = _why_no_program(environment)
+    families = [row.pattern for row in PASSED_ON]
+    return [
+        f"variable {name} is not passed on to solutions: {why}"
+        for name, why in found.items()
+        if why is not None and any(fnmatchcase(name, pattern) for pattern in (*families, "LD_PRELOAD"))
+    ]
+
+
+def named_paths(environment: Mapping[str, str]) -> list[str]:
+    """Return the programs, files and folders that variables for workers name, as they stand there."""
+    patterns = [row.pattern for row in PASSED_ON if row.names_paths]
+    values = [
+        v for name, v in environment.items() if any(fnmatchcase(name, p) for p in patterns) and is_passed_on(name)
+    ]
+    return [part for value in values for part in value.split(os.pathsep) if part]
+
+
+def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are set and may change what is computed, which a trace tells."""
+    patterns = [row.pattern for row in PASSED_ON if row.is_recorded]
+    return {
+        name: value[:MOST_RECORDED]
+        for name, value in sorted(environment.items())
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        and is_passed_on(name)
+        and not _is_secret(name, value)
+        and not any(fnmatchcase(name, row.pattern) for row in PASSED_ON if row.names_paths)
+    }
 
 
 def solution_folder(cache_root: Path, digest: str) -> Path:

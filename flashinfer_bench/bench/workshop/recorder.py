@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner.environments import recorded_variables
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
@@ -32,6 +34,7 @@ class TraceRecorder:
     def make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
         """Add what the verdict was reached under: settings, seed, digests, device."""
         config = self._workshop.config
+        variables = recorded_variables(os.environ) if device.node is None else {}  # a node has others
         run: dict[str, Any] = {
             "fingerprint": dict(job.fingerprint),
             "config": job.config.values(),
@@ -41,6 +44,7 @@ class TraceRecorder:
             "device": describe_device(device),
             "sandbox": self._workshop.sandbox_of(device).record(),
             **({"quick": True} if config.quick else {}),
+            **({"variables": variables} if variables else {}),
             "runner": "isolated" if config.use_isolated_runner else "persistent",
         }
         extra = {**self._with_intervals(device, evaluation), "run": run, **self._roofline(job, device, evaluation)}

@@ -1,19 +1,24 @@
 """Which variables reach a session, its workers, a solution, and a program that compiles ahead."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import (
+    PASSED_ON,
     ahead_environment,
     library_folder,
+    recorded_variables,
     session_environment,
     solution_environment,
     solution_folder,
     starter_environment,
+    tell_withheld,
     worker_environment,
 )
+from flashinfer_bench.bench.runner.environments import WITHHELD as WITHHELD_PATTERNS
 from flashinfer_bench.bench.runner.starting import AT_IMPORT
 
 pytestmark = pytest.mark.cpu
@@ -21,6 +26,24 @@ CPU = Device("cpu", 0, "a CPU", "cpu")
 GPU = Device("cuda", 1, "NVIDIA H200", "GPU-1234", "9.0")
 SECRETS = {"HF_TOKEN": "x", "my_secret": "x", "DB_PASSWORD": "x", "AWS_CREDENTIALS": "x", "OPENAI_API_KEY": "x"}
 COMPILERS = ("CXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+SETTINGS = (
+    *("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBCUDA_PATH", "TRITON_PRINT_AUTOTUNING", "MAX_JOBS"),
+    *(
+        "CUBLAS_WORKSPACE_CONFIG",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+        "CUTE_DSL_ARCH",
+        "TVM_FFI_CUDA_ARCH_LIST",
+    ),
+    *(
+        "TORCHINDUCTOR_MAX_AUTOTUNE",
+        "NVIDIA_TF32_OVERRIDE",
+        "FLASHINFER_CUDA_ARCH_LIST",
+        "CUDACXX",
+        "TVM_FFI_CUDA_ARCH_LIST",
+    ),
+)
+WITHHELD = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TVM_FFI_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "LD_PRELOAD")
 PREFIXED = ("CUDA_HOME", "NVCC_APPEND_FLAGS", "FLASHINFER_EXTRA_CUDAFLAGS", "TORCH_CUDA_ARCH_LIST")
 NOT_FOR_WORKERS = ("HTTPS_PROXY", "SSL_CERT_FILE", "PYTHONUSERBASE", "EDITOR")
 CACHE = Path("/cache")
@@ -50,12 +73,40 @@ def test_a_session_imports_this_package_and_nothing_of_the_current_folder():
     assert (second, seen["PYTHONSAFEPATH"]) == ("/mine", "1")
 
 
-@pytest.mark.parametrize("name", [*COMPILERS, *PREFIXED, "PATH", "LD_LIBRARY_PATH"])
+@pytest.mark.parametrize("name", [*COMPILERS, *PREFIXED, *SETTINGS, "PATH", "LD_LIBRARY_PATH"])
 def test_a_worker_sees_what_names_compilers_and_libraries(name):
     assert worker_environment({name: "/opt/x"}, CACHE)[name] == "/opt/x"
 
 
-@pytest.mark.parametrize("name", [*SECRETS, *NOT_FOR_WORKERS, "HOME", "TMPDIR", "PYTHONPATH"])
+def test_what_is_set_and_reaches_no_solution_is_told_by_name():
+    own = dict.fromkeys((*WITHHELD, *SETTINGS, *SECRETS), "/opt/x") | {"CC": "ccache gcc", "PATH": "/bin"}
+    told = [line.split()[1] for line in tell_withheld(own)]
+    assert sorted(told) == sorted([*WITHHELD, "CC"])
+    assert not tell_withheld({"HOME": "/root", "CUSTOM_CACHE_DIR": "/opt/x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NVIDIA_NGC_KEY", "x"), ("TRITON_CACHE_URL", "redis://me:word@host/0"), ("CUDA_PASSWD", "x")]
+)
+def test_a_secret_among_the_settings_reaches_neither_a_worker_nor_a_trace(name, value):
+    session = session_environment({name: value}, GPU, interpret_triton=False)
+    assert name not in worker_environment(session, CACHE)
+    assert not recorded_variables({name: value})
+
+
+def test_a_trace_has_the_settings_that_may_change_what_is_computed():
+    own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_PTXAS_PATH": "/opt/ptxas", "PATH": "/bin", "HF_TOKEN": "x"}
+    assert recorded_variables(own) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def test_the_page_lists_the_variables_of_the_table():
+    page = (Path(__file__).parents[3] / "docs" / "building.md").read_text(encoding="utf-8")
+    section = page.partition("## What you set for compilers and libraries")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`([A-Z][A-Z0-9_*]+|\*_[A-Z_]+)`", section))
+    assert listed == {row.pattern for row in PASSED_ON} | {*WITHHELD_PATTERNS}
+
+
+@pytest.mark.parametrize("name", [*SECRETS, *NOT_FOR_WORKERS, *WITHHELD, "HOME", "TMPDIR", "PYTHONPATH"])
 def test_a_worker_sees_nothing_else_of_the_users(name):
     assert name not in worker_environment({name: "/opt/x"}, CACHE)
 

@@ -276,7 +276,7 @@ class DeviceSession:
         try:
             outcome = self._judge_in_fast_context(job)
         except SolutionFailure as failure:
-            fault = self._machine.why(job.solution, failure, partial(self._begin_check, job))
+            fault = self._machine.why(job, failure, partial(self._begin_check, job))
             if fault is not None:
                 self._broken_loads.pop(job.solution.digest, None)
                 return JobFault(job=order.index, message=fault, retry=False)

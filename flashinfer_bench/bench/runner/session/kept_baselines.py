@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline
-from flashinfer_bench.bench.runner.environments import PASSED_ON_PREFIXES
+from flashinfer_bench.bench.runner.environments import is_passed_on
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
@@ -38,7 +38,10 @@ KNOWN: Final = 0.02
 """A baseline is kept where half the interval of its median is at most this share of it: later runs have no other."""
 SAME_CLOCK: Final = 0.03
 """Clocks of two runs that differ by a larger share are two settings; no driver tells what clocks are locked to."""
-PLACES_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+OF_NO_DEVICE: Final = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS"}
+)
+"""Variables that reach workers and do not change what a device does."""
 TIMES_MS: Final = ("mean_ms", "min_ms", "q25_ms", "median_ms", "q75_ms", "max_ms")
 """Fields of a record that hold the launch gap."""
 
@@ -190,8 +193,4 @@ def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
 
 def _settings_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may change what a GPU does; the mark of the device says which GPU it is."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(PASSED_ON_PREFIXES) and name not in PLACES_DEVICES
-    }
+    return {name: value for name, value in environment.items() if is_passed_on(name) and name not in OF_NO_DEVICE}

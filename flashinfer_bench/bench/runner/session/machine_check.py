@@ -19,6 +19,7 @@ from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.host.block_orders import describe_solution
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.session.wanted import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling import CallableKernel
@@ -85,11 +86,11 @@ class MachineCheck:
         self._found: dict[str, str | None] = {}
         """Program → how it failed; None where it works."""
 
-    def why(self, solution: BlockSolution, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
+    def why(self, job: JobContext, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
         """Return why the machine is to blame for a failure; None where the solution is.
 
         Args:
-            solution: that failed.
+            job: the job whose solution failed.
             failure: how it failed.
             tell: called before a program is tried, which may take minutes.
 
@@ -98,6 +99,7 @@ class MachineCheck:
         """
         if failure.status not in ("COMPILE_ERROR", "RUNTIME_ERROR") or find_cure(failure.message) is None:
             return None
+        solution = job.solution
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
             if program.needs_gpu and self._hello.device != "cuda":
                 continue

@@ -12,12 +12,12 @@ pool of compilers uses such locks, compiles in the worker instead (`environments
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.bench.runner.environments import named_paths
 from flashinfer_bench.compile.toolchain import find_cuda, find_cxx
 from flashinfer_bench.worker.walls.walls import PLAIN_DEVICES
 
@@ -36,11 +36,6 @@ DEVICES: Final = (
     *PLAIN_DEVICES,
     *("nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-modeset", "nvidia-caps", "nvidia-caps-imex-channels", "dxg"),
 )
-FOLDER_VARIABLES: Final = (
-    *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH"),
-    *("FLASHINFER_CUBIN_DIR", "NVCC_PREPEND_PATH"),
-)
-PROGRAM_VARIABLES: Final = ("CC", "CXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "CUDACXX", "FLASHINFER_NVCC")
 
 
 def find_readable(
@@ -135,18 +130,16 @@ def _find_editable() -> Iterator[str]:
 
 
 def _find_tools(environment: Mapping[str, str]) -> Iterator[str]:
-    for variable in FOLDER_VARIABLES:
-        yield from filter(os.path.isdir, environment.get(variable, "").split(os.pathsep))
+    for part in named_paths(environment):
+        compiler = find_cxx({**environment, "CXX": part})
+        if compiler is not None:
+            yield from map(str, compiler.files())
+        elif Path(part).is_absolute() and Path(part).exists():
+            yield part
     cuda = find_cuda(environment)
     if cuda is not None:
         yield str(cuda.home)
         yield from map(str, cuda.nvcc.files())
-    names = [environment[variable] for variable in PROGRAM_VARIABLES if environment.get(variable)]
-    for name in names:
-        place = shutil.which(name, path=environment.get("PATH"))
-        compiler = find_cxx({**environment, "CXX": name}) if place else None
-        if compiler is not None:
-            yield from map(str, compiler.files())
     compiler = find_cxx(environment)
     if compiler is not None:
         yield from map(str, compiler.files())

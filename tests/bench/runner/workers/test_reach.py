@@ -59,6 +59,18 @@ def test_folders_that_variables_name_are_read_but_no_whole_home(tmp_path, monkey
     assert not {str(home), str(tmp_path), "/"} & set(readable)
 
 
+def test_a_program_that_a_variable_names_is_read_and_its_home_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    ptxas, other = tmp_path / "home/tools/ptxas", tmp_path / "home/tools/other"
+    ptxas.parent.mkdir(parents=True)
+    for path in (ptxas, other):
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    readable = find_readable({"TRITON_PTXAS_PATH": str(ptxas), "TRITON_CACHE_PATH": str(other)}, import_path=[])
+    assert is_readable(ptxas, readable)
+    assert not is_readable(other, readable)
+
+
 def test_what_is_hidden_is_left_out_of_a_folder_that_is_read(tmp_path):
     for name in ("a/b/secret", "a/open", "c"):
         (tmp_path / name).mkdir(parents=True)
