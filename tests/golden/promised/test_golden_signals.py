@@ -25,7 +25,11 @@ def interrupted(request, tmp_path, shared_cache):
     tensor = spec(["n"], "float32")
     small.definition("double", "def run(x):\n    return x * 2\n", {"x": tensor}, {"y": tensor})
     small.workload("double", "w1")
-    for name, source in {"a_right": "def run(x):\n    return x * 2\n", "b_endless": ENDLESS, "c_right": "def run(x):\n    return x + x\n"}.items():
+    for name, source in {
+        "a_right": "def run(x):\n    return x * 2\n",
+        "b_endless": ENDLESS,
+        "c_right": "def run(x):\n    return x + x\n",
+    }.items():
         small.solution("double", name, source)
     mark = f"{number.name}{os.getpid()}"
     here = Face(shared_cache, tmp_path, **{MARK: mark})
