@@ -58,11 +58,10 @@ def older(trace: dict[str, Any]) -> dict[str, Any]:
     """Add what an older version of this package wrote beside the public schema."""
     latency = trace["evaluation"]["performance"]["latency_ms"]
     same = ("mean_ms", "median_ms", "min_ms", "max_ms", "q25_ms", "q75_ms")
-    measurement = {
-        **{"method": "cupti", "cache_state": "cold", "launch": "stream", "trials": 3, "samples": 150, "std_ms": 0.01},
-        **dict.fromkeys(same, latency),
-        **{"interval95_ms": [latency * 0.99, latency * 1.01], "interval": "workers", "confirmed": True, "flags": []},
-    }
+    measurement = dict.fromkeys(same, latency) | {
+        "method": "cupti", "cache_state": "cold", "launch": "stream", "trials": 3, "samples": 150, "std_ms": 0.01,
+        "interval95_ms": [latency * 0.99, latency * 1.01], "interval": "workers", "confirmed": True, "flags": [],
+    }  # fmt: skip
     fingerprint = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "hardware": HARDWARE}
     run = {
         "fingerprint": fingerprint | {"protocol": "9", "evaluator": "DefaultEvaluator 1"},

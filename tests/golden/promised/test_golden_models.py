@@ -18,7 +18,8 @@ NAMES = {
     "flashinfer_bench": (
         "Benchmark BenchmarkConfig Definition Solution Trace TraceSet AxisConst AxisVar TensorSpec SourceFile "
         "BuildSpec SupportedLanguages RandomInput SafetensorsInput Workload Correctness Performance Environment "
-        "Evaluation EvaluationStatus __version__ __version_tuple__ Engine EngineLimits FFI_PROMPT FFI_PROMPT_SIMPLE EvalConfig"
+        "Evaluation EvaluationStatus __version__ __version_tuple__ Engine EngineLimits FFI_PROMPT "
+        "FFI_PROMPT_SIMPLE EvalConfig"
     ),
     "flashinfer_bench.bench": "Benchmark BenchmarkConfig EvalConfig ResolvedEvalConfig",
     "flashinfer_bench.data": (

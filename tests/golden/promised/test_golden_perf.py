@@ -19,15 +19,16 @@ from tests.golden.face import DEVICES, Face, assert_has, assert_subset, read_tra
 
 COLUMNS = (
     "routine median_time std_time tflops tb_per_sec backend resolved_backend s_qo s_kv head_dim_qk head_dim_vo "
-    "head_dim_ckv head_dim_kpe causal q_dtype kv_dtype avg_actual_seq_len random_actual_seq_len n group_size tile_size "
-    "scale_major_mode mma_sm use_128x4_sf_layout use_nvfp4 num_tokens intermediate_size num_experts top_k n_group "
-    "topk_group routed_scaling_factor local_expert_offset local_num_experts routing_method use_shuffled_weight "
-    "weight_layout use_routing_bias use_routing_scales_on_input weight_dtype gated_act cutlass_variant quantized_input "
-    "tp_size tp_rank ep_size ep_rank max_num_tokens num_heads scale eps use_global_scale alignment global_scale "
-    "sf_layout do_shuffle sf_vec_size vocab_size top_p min_p temperature num_speculate_tokens filter_apply_order "
-    "max_len num_rows seq_len head_dim rotary_dim no_rope_dim rope_theta rope_scale interleave kv_layout batch_size "
-    "hidden_size input_dtype out_dtype quant_dtype m k num_qo_heads num_kv_heads page_size enable_pdl is_sf_swizzled_layout "
-    "refcheck no_cuda_graph use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repro_command"
+    "head_dim_ckv head_dim_kpe causal q_dtype kv_dtype avg_actual_seq_len random_actual_seq_len n group_size "
+    "tile_size scale_major_mode mma_sm use_128x4_sf_layout use_nvfp4 num_tokens intermediate_size num_experts "
+    "top_k n_group topk_group routed_scaling_factor local_expert_offset local_num_experts routing_method "
+    "use_shuffled_weight weight_layout use_routing_bias use_routing_scales_on_input weight_dtype gated_act "
+    "cutlass_variant quantized_input tp_size tp_rank ep_size ep_rank max_num_tokens num_heads scale eps "
+    "use_global_scale alignment global_scale sf_layout do_shuffle sf_vec_size vocab_size top_p min_p "
+    "temperature num_speculate_tokens filter_apply_order max_len num_rows seq_len head_dim rotary_dim "
+    "no_rope_dim rope_theta rope_scale interleave kv_layout batch_size hidden_size input_dtype out_dtype "
+    "quant_dtype m k num_qo_heads num_kv_heads page_size enable_pdl is_sf_swizzled_layout refcheck "
+    "no_cuda_graph use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repro_command"
 )
 """In this order; others may come after them."""
 BESIDE = "status reason method cache_state samples flops bytes roofline_share setup_ms gpu_name torch_version"
@@ -39,9 +40,9 @@ LINES = """
 --routine top_k_sampling_from_probs --backends torch --batch_size 2 --vocab_size 64 --top_k 4
 """
 DECODE = (
-    "--routine BatchDecodeWithPagedKVCacheWrapper --backends torch fa2 cudnn --page_size 4 --batch_size 2 --s_qo 1 "
-    "--s_kv 8 --num_qo_heads 2 --num_kv_heads 1 --head_dim_qk 64 --head_dim_vo 64 --q_dtype bfloat16 --kv_dtype bfloat16 "
-    "--num_iters 3 --dry_run_iters 1 --refcheck -vv"
+    "--routine BatchDecodeWithPagedKVCacheWrapper --backends torch fa2 cudnn --page_size 4 --batch_size 2 "
+    "--s_qo 1 --s_kv 8 --num_qo_heads 2 --num_kv_heads 1 --head_dim_qk 64 --head_dim_vo 64 --q_dtype bfloat16 "
+    "--kv_dtype bfloat16 --num_iters 3 --dry_run_iters 1 --refcheck -vv"
 )
 PERF_LINE = re.compile(
     r"\[PERF\] (\S+) *:: median time \d+\.\d{3} ms; std \d+\.\d{3} ms; achieved tflops \d+\.\d{3} TFLOPs/sec; "

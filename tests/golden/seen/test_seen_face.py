@@ -74,7 +74,7 @@ def tidy(here, text):
     """Return the lines of a text without what differs from run to run."""
     text = text.replace(str(here.folder), "DIR").replace(str(BUNDLED), "SET")
     text = re.sub(r"(?<!\w)-(?=\d)|\d+(\.\d+)?", lambda found: "#" if found[0] != "-" else "", text)
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return [" ".join(line.partition("; worst at")[0].split()) for line in text.splitlines() if line.strip()]
 
 
 def check(name, found):
