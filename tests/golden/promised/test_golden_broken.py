@@ -14,7 +14,7 @@ import pytest
 
 from tests.golden.face import QUICK, Face, SmallSet, assert_has, make_solution, spec, write_json, write_lines
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 DOUBLE = "def run(x):\n    return x * 2\n"
 FAULTS = {
     "no_json": ("error", "definitions/golden/no_json.json", "", "JSON"),

@@ -15,7 +15,7 @@ import pytest
 
 from tests.golden.face import BUNDLED, QUICK, Face, assert_has, is_noise, read_traces
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 AUTHORS = ["plain", "torch", "triton"]
 """Whose solutions a CPU judges, all of them; of those in C++ the two that compile in seconds."""
 CPP = ["cpp_gemm_n1024_k4096", "cpp_gemm_n128_k4096"]

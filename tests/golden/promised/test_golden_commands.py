@@ -26,7 +26,7 @@ from tests.golden.face import (
     write_lines,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,27 @@ def test_a_source_file_is_judged_and_kept_as_a_solution_of_me(here, own):
     assert {trace["solution"] for trace in read_traces(own)} == {"mine"}
     packed = json.loads(next((own / "solutions" / "me").rglob("mine.json")).read_text())
     assert (packed["author"], packed["definition"], packed["spec"]["language"]) == ("me", "gated", "python")
+
+
+def test_a_quick_look_is_marked_and_judged_again_by_resume(here, own):
+    """docs/configuration.md ("A first look"); with --seed a trace says `seeded`."""
+    words = ("run", own, "--solution", "mine.py", "--quick", "--seed", "5", "--format", "json")
+    done = here(*words)
+    assert done.code == 0, done
+    assert all(job["quick"] for job in done.json["jobs"])
+    quick = read_traces(own)[-2:]
+    assert [trace["evaluation"]["extra"]["run"]["quick"] for trace in quick] == [True, True]
+    assert [trace["evaluation"]["extra"]["run"]["seeded"] for trace in quick] == [True, True]
+    counts = here(*words, "--resume", "--dry-run").json["counts"]
+    assert (counts["jobs"], counts["resumed"]) == (2, 0)
+
+
+def test_repeated_workers_give_an_interval_of_their_own(here, own):
+    """docs/compare.md ("Recorded traces"): --repeat N."""
+    words = ("run", own, "--solutions", "mine", *QUICK, "--repeat", "2", "--no-save-results", "--format", "json")
+    done = here(*words)
+    assert done.code == 0, done
+    assert {job["interval"] for job in done.json["jobs"] if not is_noise(job)} <= {"workers"}
 
 
 def test_a_source_file_that_does_not_parse_is_misuse(here, own):
@@ -272,4 +293,13 @@ def test_build_compiles_without_running_and_tells_the_compilers_error(here, tmp_
     done = here("build", write_json(tmp_path / "torn.json", broken), "--format", "json")
     assert done.code == 1, done
     assert "main.cpp" in done.out + done.told
-    assert here("cache", "show").code == 0
+
+
+def test_the_cache_is_shown_verified_and_cleared(here, tmp_path):
+    for words in ("show", "verify", "baselines", "clear"):
+        assert here("cache", words, FIB_CACHE_PATH=str(tmp_path)).code == 0
+
+
+def test_shells_get_a_script_that_completes(here):
+    done = here("completion", "bash")
+    assert (done.code, "flashinfer-bench" in done.out) == (0, True)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.golden.face import QUICK, Face, SmallSet, assert_subset, read_traces, spec
 
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 MODULE = '''
 """Takes op type parity: an output is right where it has the parity of what is expected."""
 

@@ -14,6 +14,7 @@ import torch
 
 from tests.golden.face import QUICK, Face, SmallSet, assert_has, assert_subset, is_noise, spec, statuses
 
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 FLOATS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7, "float8_e4m3fn": 3, "float8_e5m2": 2}
 """Each format → bits of its fraction: above 1 the next number is 1 + 2**-bits."""
 WHOLE = ["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"]

@@ -17,6 +17,7 @@ import pytest
 
 from tests.golden.face import DEVICES, Face, assert_has, assert_subset, read_traces
 
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 COLUMNS = (
     "routine median_time std_time tflops tb_per_sec backend resolved_backend s_qo s_kv head_dim_qk head_dim_vo "
     "head_dim_ckv head_dim_kpe causal q_dtype kv_dtype avg_actual_seq_len random_actual_seq_len n group_size "

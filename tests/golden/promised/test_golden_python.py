@@ -12,7 +12,7 @@ import pytest
 
 from tests.golden.face import Face, SmallSet, read_traces, spec
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 RUN_ALL = """
 import json, sys, warnings
 from flashinfer_bench import Benchmark, BenchmarkConfig, TraceSet

@@ -298,6 +298,8 @@ def test_recorded_traces_are_compared(here, root):
     ]
     assert_subset({"a": "base", "b": "alice_2", "hardware": HARDWARE, "threshold": 0.02, "rows": expected}, done.json)
     assert_subset({"ratio": pytest.approx(0.125**0.5), "decision": "faster"}, done.json["overall"])
+    table = here("compare", "base", "alice_2", "--recorded", "--local", root, "--format", "md")
+    assert [line.count("|") > 3 for line in table.out.splitlines() if "w1" in line] == [True]
     slower = here("compare", "alice_1", "bob_1", "--recorded", "--local", root, "--fail-if-slower", "3%")
     assert slower.code == 1, slower
 

@@ -33,7 +33,7 @@ if not os.environ.get("CI"):
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
     pytest.importorskip("httpx")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 RIGHT = "def run(x):\n    return x * 2\n"
 WRONG = "def run(x):\n    return x * 3\n"
 BROKEN = "raise ValueError('too early')\n"

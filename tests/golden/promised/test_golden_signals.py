@@ -13,7 +13,7 @@ import pytest
 
 from tests.golden.face import MARK, QUICK, Face, SmallSet, marked_processes, read_traces, spec, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 ENDLESS = "import time\n\n\ndef run(x):\n    time.sleep(3600)\n"
 
 

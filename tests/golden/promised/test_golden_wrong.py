@@ -13,7 +13,7 @@ import pytest
 
 from tests.golden.face import BUNDLED, MARK, QUICK, WRONG, Face, is_noise, marked_processes, read_traces, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 EXPECTED = json.loads((WRONG / "expected.json").read_text())
 FILES = {path.stem: json.loads(path.read_text()) for path in (WRONG / "solutions").rglob("*.json")}
 ENDLESS = [name for name, entry in EXPECTED.items() if entry["status"] == "TIMEOUT"]

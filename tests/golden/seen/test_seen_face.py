@@ -16,7 +16,7 @@ import pytest
 from tests.golden.face import BUNDLED, QUICK, Face, SmallSet, spec
 from tests.golden.recorded import write_recorded
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 FILE = Path(__file__).with_name("expected.json")
 WRITES = bool(os.environ.get("FIB_GOLDEN_WRITE"))
 EXPECTED = json.loads(FILE.read_text()) if FILE.exists() else {}
