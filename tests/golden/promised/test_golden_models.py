@@ -54,7 +54,7 @@ NAMES = {
     ),
     "flashinfer_bench.client": "Client",
     "flashinfer_bench.env": "get_fib_dataset_path get_fib_cache_path",
-    "flashinfer_bench.errors": "WorkloadFault TaskFailed QueueFull EngineClosed ConfigError DataSetError",
+    "flashinfer_bench.errors": "WorkloadFault TaskFailed QueueFull EngineClosed ConfigError",
     "flashinfer_bench.cli.main": "cli",
 }
 LEFT_OUT = "apply enable_apply disable_apply ApplyConfig enable_tracing disable_tracing TracingConfig integration"
@@ -437,13 +437,3 @@ def test_agents_get_texts_and_schemas(tmp_path):
     schema = agents.function_to_schema(look)
     assert (schema["type"], schema["function"]["name"]) == ("function", "look")
     assert schema["function"]["parameters"]["required"] == ["path"]
-
-
-def test_errors_have_their_kinds():
-    from flashinfer_bench import errors
-
-    assert errors.Misuse.exit_code == 2
-    assert errors.Fault.exit_code == 1
-    assert issubclass(errors.ConfigError, errors.Misuse)
-    assert issubclass(errors.WorkloadFault, errors.Fault)
-    assert issubclass(errors.TaskFailed, errors.EngineRefusal)
