@@ -179,9 +179,7 @@ class SmallSet:
         """Write a solution of one file."""
         content = make_solution(definition, name, source, author=author, dps=dps, language=language, entry=entry)
         op_type = self.types.get(definition, "golden")
-        return write_json(
-            self.root / "solutions" / author / op_type / definition / f"{name}.json", content | more
-        )
+        return write_json(self.root / "solutions" / author / op_type / definition / f"{name}.json", content | more)
 
     def stored(self, definition: str, uuid: str, tensors: dict[str, Any]) -> dict[str, Any]:
         """Write tensors to a blob; return the inputs that name them."""

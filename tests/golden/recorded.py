@@ -19,7 +19,14 @@ TIMES = {
     ("triple", "v1"): {"base_3": 3.0, "bob_3": 1.0},
 }
 """(definition, workload) → solution → latency in milliseconds; the reference always takes 16."""
-AUTHORS = {"base": "baseline", "base_3": "baseline", "alice_1": "alice", "alice_2": "alice", "bob_1": "bob", "bob_3": "bob"}
+AUTHORS = {
+    "base": "baseline",
+    "base_3": "baseline",
+    "alice_1": "alice",
+    "alice_2": "alice",
+    "bob_1": "bob",
+    "bob_3": "bob",
+}
 FAILED = ("double", "w2", "bob_1")
 """This one is INCORRECT_NUMERICAL: its latency does not count."""
 
@@ -38,7 +45,11 @@ def make_trace(definition: str, uuid: str, solution: str, status: str = "PASSED"
         evaluation["correctness"] = {"max_relative_error": 0.001, "max_absolute_error": 0.002, "extra": None}
     if status == "PASSED":
         latency = TIMES[definition, uuid][solution]
-        evaluation["performance"] = {"latency_ms": latency, "reference_latency_ms": 16.0, "speedup_factor": 16.0 / latency}
+        evaluation["performance"] = {
+            "latency_ms": latency,
+            "reference_latency_ms": 16.0,
+            "speedup_factor": 16.0 / latency,
+        }
     workload = {"uuid": uuid, "axes": {"m": 2 if uuid == "w2" else 1}, "inputs": {"x": {"type": "random"}}}
     return {"definition": definition, "workload": workload, "solution": solution, "evaluation": evaluation | more}
 
@@ -46,19 +57,23 @@ def make_trace(definition: str, uuid: str, solution: str, status: str = "PASSED"
 def older(trace: dict[str, Any]) -> dict[str, Any]:
     """Add what an older version of this package wrote beside the public schema."""
     latency = trace["evaluation"]["performance"]["latency_ms"]
-    measurement = {
-        "method": "cupti", "cache_state": "cold", "launch": "stream", "trials": 3, "samples": 150, "mean_ms": latency,
-        "median_ms": latency, "std_ms": 0.01, "min_ms": latency, "max_ms": latency, "q25_ms": latency, "q75_ms": latency,
+    same = ("mean_ms", "median_ms", "min_ms", "max_ms", "q25_ms", "q75_ms")
+    measurement = dict.fromkeys(same, latency) | {
+        "method": "cupti", "cache_state": "cold", "launch": "stream", "trials": 3, "samples": 150, "std_ms": 0.01,
         "interval95_ms": [latency * 0.99, latency * 1.01], "interval": "workers", "confirmed": True, "flags": [],
     }  # fmt: skip
     fingerprint = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "hardware": HARDWARE}
-    run = {"fingerprint": fingerprint | {"protocol": "9", "evaluator": "DefaultEvaluator 1"}, "seed": 5, "runner": "persistent"}
+    run = {
+        "fingerprint": fingerprint | {"protocol": "9", "evaluator": "DefaultEvaluator 1"},
+        "seed": 5,
+        "runner": "persistent",
+    }
     trace["evaluation"]["extra"] = {"evaluator": "DefaultEvaluator", "measurement": measurement, "run": run}
     return trace
 
 
 def write_recorded(root: Path) -> SmallSet:
-    """Write the set. Its traces stand in files of author, op type and definition, one also in the public relative's place."""
+    """Write the set. Its traces stand in files of author, op type and definition; one file has no author's folder."""
     small = SmallSet(root)
     tensor = spec(["m", "n"], "float32")
     axes = {"m": {"type": "var"}, "n": {"type": "const", "value": 8}}

@@ -1,9 +1,9 @@
 """A set with a fault of each kind: each is told with its file and field, and the rest is judged.
 
 Spec: spec/trace-format.md ("Folder", "Variants": each must load, or be refused with file, line, field and reason while
-the rest of the set loads), spec/engine.md ("the nearest relative's known failures": a failing reference), spec/compat.md
-(1: two files of one name; 4: `validate`); docs/formats.md ("What `validate` says"), docs/editing.md ("Exit codes"),
-docs/migration.md ("Sets"), docs/solutions.md ("What may become of it").
+the rest of the set loads), spec/engine.md ("The nearest relative's known failures": a failing reference),
+spec/compat.md (1: two files of one name; 4: `validate`); docs/formats.md ("What `validate` says"), docs/editing.md
+("Exit codes"), docs/migration.md ("Sets"), docs/solutions.md ("What may become of it").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.golden.face import QUICK, Face, SmallSet, assert_has, make_solution, spec, write_json, write_lines
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 DOUBLE = "def run(x):\n    return x * 2\n"
 FAULTS = {
     "no_json": ("error", "definitions/golden/no_json.json", "", "JSON"),
@@ -45,18 +45,26 @@ def small(tmp_path_factory):
     small.definition("fails", "def run(x):\n    raise ValueError('a broken reference')\n", {"x": tensor}, {"y": tensor})
     small.workload("fails", "f1")
     small.solution("fails", "of_fails", DOUBLE)
-    small.definition("sized", DOUBLE, {"x": spec(["m"], "float32")}, {"y": spec(["m"], "float32")}, axes={"m": {"type": "var"}})
+    small.definition(
+        "sized", DOUBLE, {"x": spec(["m"], "float32")}, {"y": spec(["m"], "float32")}, axes={"m": {"type": "var"}}
+    )
     small.workload("sized", "s1", axes={"m": 4})
     small.workload("sized", "s2")
     small.solution("sized", "of_sized", DOUBLE)
     small.definition("stored", DOUBLE, {"x": tensor}, {"y": tensor})
-    small.workload("stored", "b1", {"x": {"type": "safetensors", "path": "blob/nowhere.safetensors", "tensor_key": "x"}})
+    small.workload(
+        "stored", "b1", {"x": {"type": "safetensors", "path": "blob/nowhere.safetensors", "tensor_key": "x"}}
+    )
     small.workload("stored", "b2")
     small.solution("stored", "of_stored", DOUBLE)
-    small.definition("no_run", "def walk(x, y, z):\n    return x\n\n\nclass Thing:\n    pass\n", {"x": tensor}, {"y": tensor})
+    small.definition(
+        "no_run", "def walk(x, y, z):\n    return x\n\n\nclass Thing:\n    pass\n", {"x": tensor}, {"y": tensor}
+    )
     folder = root / "definitions" / "golden"
     (folder / "no_json.json").write_text('{"name": "no_json", ')
-    write_json(folder / "half.json", {"name": "half", "op_type": "golden", "axes": {}, "inputs": {}, "reference": DOUBLE})
+    write_json(
+        folder / "half.json", {"name": "half", "op_type": "golden", "axes": {}, "inputs": {}, "reference": DOUBLE}
+    )
     for name, change in {"dtype": spec(["n"], "complex64"), "axis": spec(["q"], "float32")}.items():
         content = json.loads((folder / "right.json").read_text()) | {"name": name, "inputs": {"x": change}}
         write_json(folder / f"{name}.json", content)
@@ -67,7 +75,10 @@ def small(tmp_path_factory):
     write_json(solutions / "right" / "cobol.json", make_solution("right", "cobol", DOUBLE, language="cobol"))
     write_json(solutions / "nobody" / "lost.json", make_solution("nobody", "lost", DOUBLE))
     for folder in ("right", "right/again"):
-        write_json(root / "solutions" / "else" / "golden" / folder / "x.json", make_solution("right", "twice", DOUBLE, author="me"))
+        write_json(
+            root / "solutions" / "else" / "golden" / folder / "x.json",
+            make_solution("right", "twice", DOUBLE, author="me"),
+        )
     write_lines(root / "traces" / "me" / "golden" / "right.jsonl", ['{"definition": "right"'])
     return small
 
@@ -124,7 +135,11 @@ def test_report_files_are_written_and_rendered_again(here, small, tmp_path):
 
 def test_the_rest_is_judged(done):
     document = done.json
-    assert {(job["solution"], job["workload"]) for job in document["jobs"]} >= {("whole", "w1"), ("of_sized", "s1"), ("of_stored", "b2")}
+    assert {(job["solution"], job["workload"]) for job in document["jobs"]} >= {
+        ("whole", "w1"),
+        ("of_sized", "s1"),
+        ("of_stored", "b2"),
+    }
     assert {job["status"] for job in document["jobs"]} <= {"PASSED", "RUNTIME_ERROR"}  # the second one on a busy CPU
 
 
@@ -142,7 +157,18 @@ def test_a_missing_blob_is_left_out_and_told(done):
 
 def test_what_is_broken_makes_exit_code_1_unless_it_is_allowed(here, small, done):
     assert done.code == 1, done
-    words = ("run", "--local", small.root, *QUICK, "--no-save-results", "--solutions", "whole", "of_stored", "--format", "json")
+    words = (
+        "run",
+        "--local",
+        small.root,
+        *QUICK,
+        "--no-save-results",
+        "--solutions",
+        "whole",
+        "of_stored",
+        "--format",
+        "json",
+    )
     assert here(*words).code == 1
     assert here(*words, "--allow-broken").code == 0
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.golden.face import BUNDLED, QUICK, Face, assert_has, is_noise, read_traces
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 AUTHORS = ["plain", "torch", "triton"]
 """Whose solutions a CPU judges, all of them; of those in C++ the two that compile in seconds."""
 CPP = ["cpp_gemm_n1024_k4096", "cpp_gemm_n128_k4096"]
@@ -30,11 +30,9 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flags():
-    """The first and the last workload of each definition; most have three."""
-    uuids = []
-    for path in sorted((BUNDLED / "workloads").rglob("*.jsonl")):
-        lines = [json.loads(line)["workload"]["uuid"] for line in path.read_text().splitlines()]
-        uuids += [lines[0], lines[-1]]
+    """The first workload of each definition; the solutions of `plain` have the others, too (`more`)."""
+    files = sorted((BUNDLED / "workloads").rglob("*.jsonl"))
+    uuids = [json.loads(path.read_text().splitlines()[0])["workload"]["uuid"] for path in files]
     return ["--solutions", *sorted(names()), "--workloads", *uuids, *QUICK]
 
 
@@ -49,8 +47,14 @@ def done(here, root, flags):
 
 
 @pytest.fixture(scope="module")
-def traces(root, done):
-    assert done.code == 0, done
+def more(here, root, done):
+    """The solutions of `plain` on all workloads: --resume leaves out what is recorded."""
+    return here("run", "--local", root, "--authors", "plain", *QUICK, "--resume", "--format", "json")
+
+
+@pytest.fixture(scope="module")
+def traces(root, done, more):
+    assert done.code == more.code == 0, (done, more)
     return read_traces(root)
 
 
@@ -62,12 +66,17 @@ def names():
     return set(CPP).union(*(names_of(author) for author in AUTHORS))
 
 
-def test_every_solution_passes(done):
-    assert done.code == 0, done
-    jobs = done.json["jobs"]
-    failed = [(job["solution"], job["workload"], job["status"], job["reason"]) for job in jobs if job["status"] != "PASSED"]
-    assert [entry for entry in failed if "as timed from outside" not in entry[3]] == []
+def test_every_solution_passes(done, more):
+    assert done.code == more.code == 0, (done, more)
+    failed = [job for job in (*done.json["jobs"], *more.json["jobs"]) if job["status"] != "PASSED"]
+    assert [job for job in failed if not is_noise(job)] == []
     assert len(failed) <= 6  # a busy CPU
+
+
+def test_resume_does_what_is_not_recorded(more):
+    plan = more.json["plan"]
+    assert (plan["jobs"], plan["resumed"], plan["redone"]) == (32, 16, 0)
+    assert {entry["solution"].split("_")[0] for entry in more.json["resumed"]} == {"plain"}
 
 
 def test_every_definition_and_author_was_judged(done):
@@ -91,9 +100,9 @@ def test_the_document_has_its_keys(done):
     assert document["faults"] == document["resumed"] == document["data_errors"] == []
     for device in document["devices"]:
         assert_has(device, "label name uuid")
-    keys = "definition solution workload status quick reason latency_ms interval95_ms interval reference_latency_ms speedup"
+    keys = "definition solution workload status quick reason latency_ms interval95_ms interval reference_latency_ms"
     for job in document["jobs"]:
-        assert_has(job, f"{keys} correctness device baseline")
+        assert_has(job, f"{keys} speedup correctness device baseline")
         if job["status"] == "PASSED":
             assert job["speedup"] == pytest.approx(job["reference_latency_ms"] / job["latency_ms"])
             assert job["interval95_ms"][0] <= job["latency_ms"] <= job["interval95_ms"][1]
@@ -104,18 +113,16 @@ def test_triton_without_a_gpu_is_judged_and_its_time_means_nothing(done):
     assert all(job["timing_caveat"] for job in jobs if job["status"] == "PASSED")
 
 
-def test_progress_goes_to_stderr_with_a_line_for_each_verdict(done):
-    lines = [line for line in done.told.splitlines() if re.match(r"\[\d+/\d+\] ", line)]
-    assert len(lines) == len(done.json["jobs"]), done.told[:3000]
-    assert all(": " in line and " / " in line for line in lines)
+def test_progress_and_verdicts_go_to_stderr(done):
+    assert re.search(r"^\[ *\d+/\d+\] .* / .*: PASSED ", done.told, re.MULTILINE), done
 
 
-def test_traces_lie_with_author_op_type_and_definition(root, done, traces):
+def test_traces_lie_with_author_op_type_and_definition(root, done, more, traces):
     paths = {str(path.relative_to(root / "traces")) for path in (root / "traces").rglob("*.jsonl")}
     assert "plain/rmsnorm/rmsnorm_h4096.jsonl" in paths
     assert all(path.count("/") == 2 for path in paths)
     keys = {(trace["solution"], trace["workload"]["uuid"]) for trace in traces}
-    assert keys == {(job["solution"], job["workload"]) for job in done.json["jobs"]}
+    assert keys == {(job["solution"], job["workload"]) for job in (*done.json["jobs"], *more.json["jobs"])}
 
 
 def test_a_trace_has_the_public_schema_and_what_led_to_the_verdict(traces):
@@ -136,7 +143,9 @@ def test_a_trace_has_the_public_schema_and_what_led_to_the_verdict(traces):
             assert_has(evaluation["performance"], "latency_ms reference_latency_ms speedup_factor")
             assert_has(evaluation["correctness"], "max_relative_error max_absolute_error extra")
             for times in (evaluation["extra"]["measurement"], evaluation["extra"]["baseline"]):
-                assert_has(times, "method cache_state median_ms mean_ms q25_ms q75_ms interval95_ms interval trials samples")
+                assert_has(
+                    times, "method cache_state median_ms mean_ms q25_ms q75_ms interval95_ms interval trials samples"
+                )
                 assert times["method"] in ("wall", "cupti", "cuda_events")
 
 
@@ -147,9 +156,9 @@ def test_op_types_have_their_evaluators(traces):
     assert found["gemm_w4a16_g128_n1024_k2048"] == "LowBitEvaluator"
     assert found["moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h256_i256"] == "LowBitEvaluator"
     assert found["dsa_topk_indexer_fp8_h64_d128_topk64_ps64"] == "DSAEvaluator"
-    moe = [t for t in traces if t["definition"].startswith("moe_")][0]["evaluation"]["extra"]["run"]["config"]
+    moe = next(t for t in traces if t["definition"].startswith("moe_"))["evaluation"]["extra"]["run"]["config"]
     assert moe["required_matched_ratio"] == 0.95  # of the bundled eval_config.yaml
-    sampling = [t for t in traces if t["definition"].startswith("top_p_")][0]["evaluation"]["extra"]["run"]["config"]
+    sampling = next(t for t in traces if t["definition"].startswith("top_p_"))["evaluation"]["extra"]["run"]["config"]
     assert sampling["extra"] == {"sampling_validation_trials": 100, "sampling_tvd_threshold": 0.2}
 
 
@@ -158,13 +167,24 @@ def test_a_resumed_run_has_no_job_and_writes_nothing(here, root, flags, done, tr
     assert again.code == 0, again
     document = again.json
     assert (document["plan"]["jobs"], document["jobs"]) == (0, [])
-    assert document["plan"]["resumed"] == len(document["resumed"]) == len(traces)
+    assert document["plan"]["resumed"] == len(document["resumed"]) == len(done.json["jobs"])
     assert read_traces(root) == traces
 
 
 def test_a_changed_setting_is_no_reason_to_leave_out(here, root, flags, done):
     """`--dry-run` prints the plan and runs nothing; other tolerances are other fingerprints."""
-    words = ["run", "--local", root, *flags, "--definitions", "rmsnorm_h4096", "--resume", "--dry-run", "--format", "json"]
+    words = [
+        "run",
+        "--local",
+        root,
+        *flags,
+        "--definitions",
+        "rmsnorm_h4096",
+        "--resume",
+        "--dry-run",
+        "--format",
+        "json",
+    ]
     same = here(*words).json["counts"]
     assert (same["jobs"], same["resumed"] > 0) == (0, True)
     other = here(*words, "--rtol", "0.002").json["counts"]
@@ -172,14 +192,23 @@ def test_a_changed_setting_is_no_reason_to_leave_out(here, root, flags, done):
 
 
 def test_list_tells_definitions_solutions_and_workloads(here, root, done):
-    definitions = {entry["name"]: entry for entry in here("list", "--local", root, "--format", "json").json["definitions"]}
+    definitions = {
+        entry["name"]: entry for entry in here("list", "--local", root, "--format", "json").json["definitions"]
+    }
     assert len(definitions) == 16
     rmsnorm = definitions["rmsnorm_h4096"]
     assert_has(rmsnorm, "name op_type workloads solutions traces")
     assert (rmsnorm["op_type"], rmsnorm["workloads"], len(rmsnorm["solutions"])) == ("rmsnorm", 4, 6)
     solutions = here("list", "--local", root, "--definitions", "rmsnorm_h4096", "--solutions", "--format", "json").json
-    assert {"name": "cpp_rmsnorm_h4096", "definition": "rmsnorm_h4096", "author": "cpp", "language": "cpp"} in solutions["solutions"]
-    workloads = here("list", root, "--definitions", "rmsnorm_h4096", "--workloads", "--format", "json").json["workloads"]
+    assert {
+        "name": "cpp_rmsnorm_h4096",
+        "definition": "rmsnorm_h4096",
+        "author": "cpp",
+        "language": "cpp",
+    } in solutions["solutions"]
+    workloads = here("list", root, "--definitions", "rmsnorm_h4096", "--workloads", "--format", "json").json[
+        "workloads"
+    ]
     assert [workload["axes"] for workload in workloads] == [{"batch_size": size} for size in (1, 7, 64, 4)]
     evaluators = here("list", "--evaluators", "--local", root, "--format", "json").json["definitions"]
     chosen = {entry["name"]: entry["evaluator"]["name"] for entry in evaluators}
@@ -198,12 +227,12 @@ def test_validate_finds_nothing(here, root, done, traces):
     assert "0 errors, 0 warnings" in here("validate", root).text
 
 
-def test_reports_of_a_real_run_have_a_row_each(here, root, done):
-    passed = {(job["definition"], job["workload"]) for job in done.json["jobs"] if job["status"] == "PASSED"}
+def test_reports_of_a_real_run_have_a_row_each(here, root, done, traces):
+    passed = {(t["definition"], t["workload"]["uuid"]) for t in traces if t["evaluation"]["status"] == "PASSED"}
     best = here("report", "best", root, "--format", "json").json["rows"]
     assert {(row["definition"], row["workload"]) for row in best} == passed
     summary = here("report", "summary", root, "--format", "json").json["rows"]
-    assert {row["solution"] for row in summary} == {job["solution"] for job in done.json["jobs"]}
+    assert {row["solution"] for row in summary} == {trace["solution"] for trace in traces}
 
 
 def test_a_recorded_job_is_judged_again_on_its_inputs(here, root, done):

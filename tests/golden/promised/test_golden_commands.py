@@ -14,9 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.face import BUNDLED, QUICK, Face, assert_has, is_noise, make_solution, read_traces, write_json, write_lines
+from tests.golden.face import (
+    BUNDLED,
+    QUICK,
+    Face,
+    assert_has,
+    is_noise,
+    make_solution,
+    read_traces,
+    write_json,
+    write_lines,
+)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +78,8 @@ def test_help_and_version_end_with_0(here):
     version = here("--version")
     assert (version.code, version.out.split()[0]) == (0, "flashinfer-bench")
     commands = (
-        "run list new validate validate-render config report compare cache build pack unpack convert repro inspect doctor "
-        "completion serve submit top perf"
+        "run list new validate validate-render config report compare cache build pack unpack convert repro inspect "
+        "doctor completion serve submit top perf"
     ).split()
     listed = here("--help")
     assert (listed.code, [name for name in commands if name not in listed.out.split()]) == (0, [])
@@ -124,6 +134,27 @@ def test_a_source_file_is_judged_and_kept_as_a_solution_of_me(here, own):
     assert (packed["author"], packed["definition"], packed["spec"]["language"]) == ("me", "gated", "python")
 
 
+def test_a_quick_look_is_marked_and_judged_again_by_resume(here, own):
+    """docs/configuration.md ("A first look"); with --seed a trace says `seeded`."""
+    words = ("run", own, "--solution", "mine.py", "--quick", "--seed", "5", "--format", "json")
+    done = here(*words)
+    assert done.code == 0, done
+    assert all(job["quick"] for job in done.json["jobs"])
+    quick = read_traces(own)[-2:]
+    assert [trace["evaluation"]["extra"]["run"]["quick"] for trace in quick] == [True, True]
+    assert [trace["evaluation"]["extra"]["run"]["seeded"] for trace in quick] == [True, True]
+    counts = here(*words, "--resume", "--dry-run").json["counts"]
+    assert (counts["jobs"], counts["resumed"]) == (2, 0)
+
+
+def test_repeated_workers_give_an_interval_of_their_own(here, own):
+    """docs/compare.md ("Recorded traces"): --repeat N."""
+    words = ("run", own, "--solutions", "mine", *QUICK, "--repeat", "2", "--no-save-results", "--format", "json")
+    done = here(*words)
+    assert done.code == 0, done
+    assert {job["interval"] for job in done.json["jobs"] if not is_noise(job)} <= {"workers"}
+
+
 def test_a_source_file_that_does_not_parse_is_misuse(here, own):
     (here.folder / "torn.py").write_text("def run(:\n")
     done = here("run", own, "--solution", "torn.py", "--definition", "gated")
@@ -155,7 +186,11 @@ def test_a_manifest_whose_entry_does_not_fit_is_told(here):
 
 PROBLEM = {
     "name": "scaled_softmax",
-    "axes": {"rows": {"type": "var"}, "half": {"type": "const", "value": 8}, "wide": {"type": "expr", "expression": "half * 2"}},
+    "axes": {
+        "rows": {"type": "var"},
+        "half": {"type": "const", "value": 8},
+        "wide": {"type": "expr", "expression": "half * 2"},
+    },
     "custom_inputs_entrypoint": "get_inputs",
     "inputs": {"x": {"shape": ["rows", "wide"], "dtype": "float32"}, "scale": {"shape": None, "dtype": "float32"}},
     "outputs": {"y": {"shape": ["rows", "wide"], "dtype": "float32"}},
@@ -172,10 +207,19 @@ def test_a_problem_of_another_engine_is_run_as_it_is_and_converted(here):
     write_json(folder / "definition.json", PROBLEM)
     inputs = {"x": {"type": "custom"}, "scale": {"type": "scalar", "value": 0.5}}
     tolerance = {"max_atol": 1e-9, "max_rtol": 1e-6, "max_error_cap": 0.1}
-    write_lines(folder / "workload.jsonl", [{"uuid": "w1", "axes": {"rows": 8}, "inputs": inputs, "tolerance": tolerance}])
-    form = {"languages": ["pytorch"], "target_hardware": ["LOCAL"], "entry_point": "kernel.py::run", "destination_passing_style": False}
+    write_lines(
+        folder / "workload.jsonl", [{"uuid": "w1", "axes": {"rows": 8}, "inputs": inputs, "tolerance": tolerance}]
+    )
+    form = {
+        "languages": ["pytorch"],
+        "target_hardware": ["LOCAL"],
+        "entry_point": "kernel.py::run",
+        "destination_passing_style": False,
+    }
     for name, factor in {"mine": "", "half_off": " * 1.005"}.items():
-        (folder / f"{name}.py").write_text(f"import torch\n\ndef run(x, scale):\n    return torch.softmax(x * scale, dim=-1){factor}\n")
+        (folder / f"{name}.py").write_text(
+            f"import torch\n\ndef run(x, scale):\n    return torch.softmax(x * scale, dim=-1){factor}\n"
+        )
         content = {"name": name, "definition": "scaled_softmax", "author": "me", "sources": [{"path": f"{name}.py"}]}
         write_json(folder / f"{name}.json", content | {"spec": form | {"entry_point": f"{name}.py::run"}})
     done = here("convert", here.folder / "problems", "--output", "converted", "--format", "json")
@@ -197,7 +241,19 @@ def test_compare_measures_two_versions_in_turn(here, own, tmp_path):
     slow = (here.folder / "mine.py").read_text().replace("def run(", "import time\n\n\ndef run(", 1)
     name = next(line for line in slow.splitlines() if line.startswith("def run("))
     (here.folder / "slow.py").write_text(slow.replace(name, name + "\n    time.sleep(0.02)", 1))
-    words = ("compare", "mine.py", "slow.py", "--local", own, "--budget", "60", "--threshold", "5%", "--iterations", "3")
+    words = (
+        "compare",
+        "mine.py",
+        "slow.py",
+        "--local",
+        own,
+        "--budget",
+        "60",
+        "--threshold",
+        "5%",
+        "--iterations",
+        "3",
+    )
     done = here(*words, "--format", "json", "--fail-if-slower", "5%", "--junit", tmp_path / "out.xml")
     document = done.json
     assert_has(document, "a b rows overall hardware threshold")
@@ -212,8 +268,14 @@ def test_compare_measures_two_versions_in_turn(here, own, tmp_path):
 
 
 def test_a_failure_is_shown_by_files_and_a_script(here, own):
-    (here.folder / "last.py").write_text((here.folder / "mine.py").read_text() + "\n\nright = run\n\n\ndef run(*inputs):\n    y = right(*inputs).clone()\n    y[..., -1] = 9\n    return y\n")
-    (uuid, *_) = [json.loads(line)["workload"]["uuid"] for line in next((own / "workloads").rglob("gated.jsonl")).read_text().splitlines()]
+    (here.folder / "last.py").write_text(
+        (here.folder / "mine.py").read_text()
+        + "\n\nright = run\n\n\ndef run(*inputs):\n    y = right(*inputs).clone()\n    y[..., -1] = 9\n    return y\n"
+    )
+    (uuid, *_) = [
+        json.loads(line)["workload"]["uuid"]
+        for line in next((own / "workloads").rglob("gated.jsonl")).read_text().splitlines()
+    ]
     done = here("repro", "last.py", uuid, "--local", own, "--definition", "gated", "--dump", "why", *QUICK)
     assert done.code == 0, done
     names = {path.name for path in (here.folder / "why").iterdir()}
@@ -225,8 +287,19 @@ def test_a_failure_is_shown_by_files_and_a_script(here, own):
 def test_build_compiles_without_running_and_tells_the_compilers_error(here, tmp_path):
     if shutil.which("g++") is None:
         pytest.skip("no g++ here")
-    broken = make_solution("gemm_n128_k4096", "torn_cpp", "int run( { return 0; }\n", language="cpp", entry="main.cpp::run")
+    broken = make_solution(
+        "gemm_n128_k4096", "torn_cpp", "int run( { return 0; }\n", language="cpp", entry="main.cpp::run"
+    )
     done = here("build", write_json(tmp_path / "torn.json", broken), "--format", "json")
     assert done.code == 1, done
     assert "main.cpp" in done.out + done.told
-    assert here("cache", "show").code == 0
+
+
+def test_the_cache_is_shown_verified_and_cleared(here, tmp_path):
+    for words in ("show", "verify", "baselines", "clear"):
+        assert here("cache", words, FIB_CACHE_PATH=str(tmp_path)).code == 0
+
+
+def test_shells_get_a_script_that_completes(here):
+    done = here("completion", "bash")
+    assert (done.code, "flashinfer-bench" in done.out) == (0, True)

@@ -191,7 +191,7 @@ def test_what_cannot_be_is_a_validation_error(more):
 
 def test_settings_of_the_relative_are_taken_with_a_warning():
     for more in ({"log_dir": "/tmp/logs"}, {"sampling_validation_trials": 5}, {"sampling_tvd_threshold": 0.3}):
-        with pytest.warns(DeprecationWarning):
+        with pytest.warns(DeprecationWarning, match=next(iter(more))):
             config = BenchmarkConfig(**more)
     assert resolve(config, op_type="sampling").extra == {"sampling_tvd_threshold": 0.3}
 

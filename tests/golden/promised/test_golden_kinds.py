@@ -14,6 +14,7 @@ import torch
 
 from tests.golden.face import QUICK, Face, SmallSet, assert_has, assert_subset, is_noise, spec, statuses
 
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 FLOATS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7, "float8_e4m3fn": 3, "float8_e5m2": 2}
 """Each format → bits of its fraction: above 1 the next number is 1 + 2**-bits."""
 WHOLE = ["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"]
@@ -33,7 +34,9 @@ def add_dtypes(small):
     """Every dtype is passed in and out, value-returning and destination-passing by turns."""
     for place, dtype in enumerate(DTYPES):
         name = f"copy_{dtype}"
-        small.definition(name, "def run(x):\n    return x.clone()\n", {"x": spec(["n"], dtype)}, {"y": spec(["n"], dtype)})
+        small.definition(
+            name, "def run(x):\n    return x.clone()\n", {"x": spec(["n"], dtype)}, {"y": spec(["n"], dtype)}
+        )
         small.workload(name, "w1")
         if place % 2:
             small.solution(name, expect(f"fill_{dtype}"), "def run(x, y):\n    y.copy_(x)\n", dps=True)
@@ -46,7 +49,12 @@ def add_edges(small, config):
 
     An element fails if its error is larger than atol AND its relative error is larger than rtol; what is expected is 1.
     """
-    source = "import torch\n\n\ndef run(x):\n    y = torch.ones(x.shape, device=x.device, dtype=torch.float64)\n    y[3] += {}\n    return y.to(torch.{})\n"
+    source = (
+        "import torch\n\n\ndef run(x):\n"
+        "    y = torch.ones(x.shape, device=x.device, dtype=torch.float64)\n"
+        "    y[3] += {}\n"
+        "    return y.to(torch.{})\n"
+    )
     for dtype, bits in FLOATS.items():
         step = 2.0**-bits
         for kind, allowed in {"atol": (step, 1e-30), "rtol": (1e-30, step)}.items():
@@ -73,7 +81,9 @@ def add_ratios(small, config):
     small.definition(name, source.format(0), {"x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")})
     small.workload(name, "w1")
     small.solution(name, expect("eight_of_64"), source.format(8))
-    wrong = expect("nine_of_64", "INCORRECT_NUMERICAL", "9 of 64 elements differ", "matched ratio 0.859375", "required 0.875")
+    wrong = expect(
+        "nine_of_64", "INCORRECT_NUMERICAL", "9 of 64 elements differ", "matched ratio 0.859375", "required 0.875"
+    )
     small.solution(name, wrong, source.format(9))
     config[name] = {"required_matched_ratio": 0.875}
 
@@ -85,22 +95,38 @@ def add_stored(small):
     """Inputs from a file, whose error figures are known by value."""
     name = "stored"
     axes = {"m": {"type": "var"}, "n": {"type": "const", "value": 64}}
-    small.definition(name, STORED_REFERENCE, {"x": spec(["m", "n"], "float32")}, {"y": spec(["m", "n"], "float32")}, axes=axes)
+    small.definition(
+        name, STORED_REFERENCE, {"x": spec(["m", "n"], "float32")}, {"y": spec(["m", "n"], "float32")}, axes=axes
+    )
     values = 1 + torch.arange(256, dtype=torch.float32).reshape(4, 64) / 256
     small.workload(name, "w1", small.stored(name, "w1", {"x": values}), {"m": 4})
     small.solution(name, expect("stored_right"), "def run(x):\n    return x + x\n")
     source = "def run(x):\n    y = x * 2\n    y[0, 4] += 0.5\n    y[2, 10] -= 0.25\n    return y\n"
     small.solution(name, expect("stored_two_off", "INCORRECT_NUMERICAL", "2 of 256 elements differ"), source)
-    small.solution(name, expect("stored_last_row", "INCORRECT_NUMERICAL", "64 of 256", "only the last row"),
-                   "def run(x):\n    y = x * 2\n    y[-1] = 0\n    return y\n")
-    small.solution(name, expect("stored_twice", "INCORRECT_NUMERICAL", "256 of 256", "got is expected times 2"), "def run(x):\n    return x * 4\n")
+    small.solution(
+        name,
+        expect("stored_last_row", "INCORRECT_NUMERICAL", "64 of 256", "only the last row"),
+        "def run(x):\n    y = x * 2\n    y[-1] = 0\n    return y\n",
+    )
+    small.solution(
+        name,
+        expect("stored_twice", "INCORRECT_NUMERICAL", "256 of 256", "got is expected times 2"),
+        "def run(x):\n    return x * 4\n",
+    )
 
 
 def add_lowbit(small):
     """Op type lowbit: a share of 0.95 has to match, and the matched ratio is recorded."""
     name = "lowbit_double"
     axes = {"m": {"type": "const", "value": 4}, "n": {"type": "const", "value": 64}}
-    small.definition(name, STORED_REFERENCE, {"x": spec(["m", "n"], "float32")}, {"y": spec(["m", "n"], "float32")}, axes=axes, op_type="lowbit")
+    small.definition(
+        name,
+        STORED_REFERENCE,
+        {"x": spec(["m", "n"], "float32")},
+        {"y": spec(["m", "n"], "float32")},
+        axes=axes,
+        op_type="lowbit",
+    )
     values = 1 + torch.arange(256, dtype=torch.float32).reshape(4, 64) / 256
     small.workload(name, "w1", small.stored(name, "w1", {"x": values}))
     source = "def run(x):\n    y = x * 2\n    y.view(-1)[5::17][:{}] += 0.125\n    return y\n"
@@ -140,7 +166,9 @@ TWO = "def run(x):\n    return x * 2, x + 1\n"
 def add_outputs(small):
     """Several outputs: how they may be returned, and what is wrong with too few and too many."""
     name = "two_outputs"
-    small.definition(name, TWO, {"x": spec(["n"], "float32")}, {"double": spec(["n"], "float32"), "more": spec(["n"], "float32")})
+    small.definition(
+        name, TWO, {"x": spec(["n"], "float32")}, {"double": spec(["n"], "float32"), "more": spec(["n"], "float32")}
+    )
     small.workload(name, "w1")
     for solution, returned, *expected in [
         ("as_list", "[x * 2, x + 1]"),
@@ -163,7 +191,9 @@ def add_outputs(small):
 def add_styles(small):
     """Calling styles that are not declared, and entry functions that fit none."""
     name = "styles"
-    small.definition(name, "def run(x):\n    return x * 2\n", {"x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")})
+    small.definition(
+        name, "def run(x):\n    return x * 2\n", {"x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")}
+    )
     small.workload(name, "w1")
     for solution, source, *expected in [
         ("by_arity_value", "def run(x):\n    return x * 2\n"),
@@ -177,7 +207,12 @@ def add_styles(small):
     for solution, source, *expected in [
         ("raises", "def run(x):\n    raise ValueError('on purpose')\n", "RUNTIME_ERROR", "ValueError", "on purpose"),
         ("exits", "import sys\n\n\ndef run(x):\n    sys.exit(3)\n", "RUNTIME_ERROR"),
-        ("raises_at_import", "raise ValueError('too early')\n\n\ndef run(x):\n    return x\n", "COMPILE_ERROR", "too early"),
+        (
+            "raises_at_import",
+            "raise ValueError('too early')\n\n\ndef run(x):\n    return x\n",
+            "COMPILE_ERROR",
+            "too early",
+        ),
         ("no_entry", "def walk(x):\n    return x\n", "COMPILE_ERROR", "run"),
         ("changes_input", "def run(x):\n    x.mul_(2)\n    return x.clone()\n", "INCORRECT_NUMERICAL", "input"),
         ("prints", "def run(x):\n    print('hello from the solution')\n    return x * 2\n"),
@@ -188,25 +223,37 @@ def add_styles(small):
 
 
 def add_special(small):
-    """NaN and infinities that the reference has, an input that it writes, an axis of 0, expressions, optional inputs."""
+    """NaN and infinities of the reference, an input that it writes, an axis of 0, expressions, optional inputs."""
     name = "special"
     reference = "def run(x):\n    y = x.clone()\n    y[0] = float('nan')\n    y[1] = float('-inf')\n    return y\n"
     small.definition(name, reference, {"x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")})
     small.workload(name, "w1")
     small.solution(name, expect("special_same"), reference)
     small.solution(name, expect("special_finite", "INCORRECT_NUMERICAL"), "def run(x):\n    return x.clone()\n")
-    small.solution(name, expect("special_more_nan", "INCORRECT_NUMERICAL"), reference.replace("y[1]", "y[2] = float('nan')\n    y[1]"))
+    small.solution(
+        name,
+        expect("special_more_nan", "INCORRECT_NUMERICAL"),
+        reference.replace("y[1]", "y[2] = float('nan')\n    y[1]"),
+    )
 
     name = "in_out"
     reference = "def run(state, x):\n    state.add_(x)\n    return state * 2\n"
-    small.definition(name, reference, {"state": spec(["n"], "float32"), "x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")})
+    small.definition(
+        name, reference, {"state": spec(["n"], "float32"), "x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")}
+    )
     small.workload(name, "w1")
     small.solution(name, expect("in_out_right"), reference)
 
     name = "forms"
     axes = {"m": {"type": "var"}, "n": {"type": "const", "value": 8}, "k": {"type": "expr", "expression": "n * 2"}}
     inputs = {"x": spec(["m", "k"], "float32"), "bias": spec(["k"], "float32", optional=True)}
-    small.definition(name, "def run(x, bias):\n    return x * 2 if bias is None else x * 2 + bias\n", inputs, {"y": spec(["m", "k"], "float32")}, axes=axes)
+    small.definition(
+        name,
+        "def run(x, bias):\n    return x * 2 if bias is None else x * 2 + bias\n",
+        inputs,
+        {"y": spec(["m", "k"], "float32")},
+        axes=axes,
+    )
     small.workload(name, "empty", axes={"m": 0})
     small.workload(name, "some", {"bias": {"type": "random"}}, {"m": 3})
     small.solution(name, expect("forms_right"), "def run(x, bias):\n    return x * 2 + (0 if bias is None else bias)\n")
@@ -217,14 +264,20 @@ def add_special(small):
         "    return {'x': torch.rand(axes['n'], device=device) + 3}\n\n\n"
         "def run(x):\n    assert x.min() >= 3\n    return x.log()\n"
     )
-    small.definition(name, reference, {"x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")}, custom_inputs_entrypoint="make")
+    small.definition(
+        name, reference, {"x": spec(["n"], "float32")}, {"y": spec(["n"], "float32")}, custom_inputs_entrypoint="make"
+    )
     small.workload(name, "w1", {"x": {"type": "custom"}})
     small.solution(name, expect("custom_right"), "import torch\n\n\ndef run(x):\n    return torch.log(x)\n")
 
 
 def add_choices(small):
     """Evaluators of op types: samplers, renormalised probabilities, and the k largest as a set."""
-    axes = {"b": {"type": "const", "value": 4}, "v": {"type": "const", "value": 128}, "k": {"type": "const", "value": 8}}
+    axes = {
+        "b": {"type": "const", "value": 4},
+        "v": {"type": "const", "value": 128},
+        "k": {"type": "const", "value": 8},
+    }
     name = "small_sampler"
     reference = (
         "import torch\n\n\ndef run(probs, top_k):\n"
@@ -238,16 +291,27 @@ def add_choices(small):
     tensors = {"probs": torch.softmax(torch.randn(4, 128), -1), "top_k": torch.full((4,), 8, dtype=torch.int32)}
     small.workload(name, "w1", small.stored(name, "w1", tensors))
     small.solution(name, expect("sampler_right"), reference)
-    small.solution(name, expect("sampler_argmax", "INCORRECT_NUMERICAL"), "def run(probs, top_k):\n    return probs.argmax(-1)\n")
+    small.solution(
+        name, expect("sampler_argmax", "INCORRECT_NUMERICAL"), "def run(probs, top_k):\n    return probs.argmax(-1)\n"
+    )
     wrong = expect("sampler_worst", "INCORRECT_NUMERICAL", "not allowed")
     small.solution(name, wrong, "def run(probs, top_k):\n    return probs.argmin(-1)\n")
 
     name = "small_top_k"
     reference = "import torch\n\n\ndef run(scores):\n    return scores.topk(8, dim=-1).indices.to(torch.int32)\n"
-    small.definition(name, reference, {"scores": spec(["b", "v"], "float32")}, {"indices": spec(["b", "k"], "int32")}, axes=axes, op_type="top_k")
+    small.definition(
+        name,
+        reference,
+        {"scores": spec(["b", "v"], "float32")},
+        {"indices": spec(["b", "k"], "int32")},
+        axes=axes,
+        op_type="top_k",
+    )
     small.workload(name, "w1")
     small.solution(name, expect("top_k_other_order"), reference.replace(".indices", ".indices.flip(-1)"))
-    small.solution(name, expect("top_k_smallest", "INCORRECT_NUMERICAL"), reference.replace("dim=-1", "dim=-1, largest=False"))
+    small.solution(
+        name, expect("top_k_smallest", "INCORRECT_NUMERICAL"), reference.replace("dim=-1", "dim=-1, largest=False")
+    )
     same = reference.replace(".topk(8, dim=-1).indices", ".argmax(-1, keepdim=True).expand(-1, 8)")
     small.solution(name, expect("top_k_one_index", "INCORRECT_NUMERICAL"), same)
 
@@ -260,7 +324,9 @@ def add_choices(small):
     small.definition(name, reference, inputs, {"renormed": spec(["b", "v"], "float32")}, axes=axes, op_type="sampling")
     small.workload(name, "w1", small.stored(name, "w1", tensors))
     small.solution(name, expect("renorm_right"), reference)
-    small.solution(name, expect("renorm_keeps_all", "INCORRECT_NUMERICAL"), "def run(probs, top_k):\n    return probs.clone()\n")
+    small.solution(
+        name, expect("renorm_keeps_all", "INCORRECT_NUMERICAL"), "def run(probs, top_k):\n    return probs.clone()\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +370,14 @@ def test_the_run_has_a_verdict_for_each_job(done):
     assert document["faults"] == []
     assert document["data_errors"] == []
     assert document["plan"]["jobs"] == len(document["jobs"]) == len(RIGHT) + 1  # forms_right has two workloads
+
+
+def test_a_job_of_the_document_has_its_keys(jobs):
+    keys = "definition solution workload status quick reason latency_ms interval95_ms interval reference_latency_ms"
+    for job in jobs.values():
+        assert_has(job, f"{keys} speedup correctness device")
+        if job["status"] == "PASSED":
+            assert job["speedup"] == pytest.approx(job["reference_latency_ms"] / job["latency_ms"])
 
 
 def test_every_solution_has_its_status(done):
@@ -364,8 +438,8 @@ def test_error_figures_on_stored_inputs_are_these(recorded):
 
 def test_reasons_of_stored_inputs_have_these_figures(jobs):
     reason = jobs["stored_two_off"]["reason"]
-    for part in ("output 'y'", "worst at [0, 4]", "expected 2.03125, got 2.53125", "abs error 0.5", "rel error 0.246154",
-                 "matched ratio 0.992188, required 1", "atol=0.01, rtol=0.01"):  # fmt: skip
+    for part in ("output 'y'", "worst at [0, 4]", "expected 2.03125, got 2.53125", "abs error 0.5",
+                 "rel error 0.246154", "matched ratio 0.992188, required 1", "atol=0.01, rtol=0.01"):  # fmt: skip
         assert part in reason
 
 

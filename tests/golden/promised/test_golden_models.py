@@ -16,20 +16,23 @@ from pydantic import ValidationError
 
 NAMES = {
     "flashinfer_bench": (
-        "Benchmark BenchmarkConfig Definition Solution Trace TraceSet AxisConst AxisVar TensorSpec SourceFile BuildSpec "
-        "SupportedLanguages RandomInput SafetensorsInput Workload Correctness Performance Environment Evaluation "
-        "EvaluationStatus __version__ __version_tuple__ Engine EngineLimits FFI_PROMPT FFI_PROMPT_SIMPLE EvalConfig"
+        "Benchmark BenchmarkConfig Definition Solution Trace TraceSet AxisConst AxisVar TensorSpec SourceFile "
+        "BuildSpec SupportedLanguages RandomInput SafetensorsInput Workload Correctness Performance Environment "
+        "Evaluation EvaluationStatus __version__ __version_tuple__ Engine EngineLimits FFI_PROMPT "
+        "FFI_PROMPT_SIMPLE EvalConfig"
     ),
     "flashinfer_bench.bench": "Benchmark BenchmarkConfig EvalConfig ResolvedEvalConfig",
     "flashinfer_bench.data": (
         "Definition Solution Trace TraceSet AxisConst AxisVar TensorSpec SourceFile BuildSpec SupportedLanguages "
         "RandomInput SafetensorsInput Workload Correctness Performance Environment Evaluation EvaluationStatus "
-        "ScalarInput SupportedBindings AxisSpec InputSpec save_json_file load_json_file save_jsonl_file load_jsonl_file "
-        "append_jsonl_file SpeedupMetrics TraceSetSummary CustomInput"
+        "ScalarInput SupportedBindings AxisSpec InputSpec save_json_file load_json_file save_jsonl_file "
+        "load_jsonl_file append_jsonl_file SpeedupMetrics TraceSetSummary CustomInput"
     ),
     "flashinfer_bench.data.definition": "DType Definition AxisConst AxisVar TensorSpec",
     "flashinfer_bench.data.trace": "Trace Evaluation EvaluationStatus Performance Correctness Environment",
-    "flashinfer_bench.data.json_utils": "load_json_file save_json_file load_jsonl_file save_jsonl_file append_jsonl_file",
+    "flashinfer_bench.data.json_utils": (
+        "load_json_file save_json_file load_jsonl_file save_jsonl_file append_jsonl_file"
+    ),
     "flashinfer_bench.bench.evaluators": (
         "Evaluator resolve_evaluator DefaultEvaluator SamplingEvaluator LowBitEvaluator DsaSparseAttentionEvaluator "
         "DsaTopkIndexerEvaluator"
@@ -51,7 +54,7 @@ NAMES = {
     ),
     "flashinfer_bench.client": "Client",
     "flashinfer_bench.env": "get_fib_dataset_path get_fib_cache_path",
-    "flashinfer_bench.errors": "WorkloadFault TaskFailed QueueFull EngineClosed ConfigError DataSetError",
+    "flashinfer_bench.errors": "WorkloadFault TaskFailed QueueFull EngineClosed ConfigError",
     "flashinfer_bench.cli.main": "cli",
 }
 LEFT_OUT = "apply enable_apply disable_apply ApplyConfig enable_tracing disable_tracing TracingConfig integration"
@@ -116,7 +119,9 @@ PARAMETERS = {
     ),
     "flashinfer_bench.bench.evaluators:Evaluator.can_evaluate": "definition",
     "flashinfer_bench.bench.evaluators:Evaluator.build_baseline": "definition workload cfg device context",
-    "flashinfer_bench.bench.evaluators:Evaluator.check_correctness": "definition sol_runnable inputs ref_outputs cfg context",
+    "flashinfer_bench.bench.evaluators:Evaluator.check_correctness": (
+        "definition sol_runnable inputs ref_outputs cfg context"
+    ),
     "flashinfer_bench.bench.evaluators:Evaluator.eval_performance": (
         "definition sol_runnable inputs ref_mean_latency_ms cfg context"
     ),
@@ -165,7 +170,11 @@ def definition(**more):
     content = {
         "name": "rows",
         "op_type": "custom",
-        "axes": {"m": {"type": "var"}, "n": {"type": "const", "value": 8}, "k": {"type": "expr", "expression": "m * 2"}},
+        "axes": {
+            "m": {"type": "var"},
+            "n": {"type": "const", "value": 8},
+            "k": {"type": "expr", "expression": "m * 2"},
+        },
         "inputs": {"x": {"shape": ["m", "n"], "dtype": "bfloat16"}, "scale": {"shape": None, "dtype": "float32"}},
         "outputs": {"y": {"shape": ["k", "n"], "dtype": "float8_e4m3fn"}, "total": {"shape": [], "dtype": "float32"}},
         "reference": "def run(x, scale):\n    return x, x\n",
@@ -259,7 +268,13 @@ def test_a_solution_that_cannot_be_is_a_validation_error(more):
 
 @pytest.mark.parametrize(
     "more",
-    [{"entry_point": "a.py::b::c"}, {"target_hardware": []}, {"language": "cobol"}, {"binding": "cffi"}, {"dependencies": 3}],
+    [
+        {"entry_point": "a.py::b::c"},
+        {"target_hardware": []},
+        {"language": "cobol"},
+        {"binding": "cffi"},
+        {"dependencies": 3},
+    ],
 )
 def test_a_build_spec_that_cannot_be_is_a_validation_error(more):
     with pytest.raises(ValidationError):
@@ -281,7 +296,16 @@ def test_unknown_keys_of_data_are_kept_and_a_default_is_left_where_it_was():
 
 
 def test_kinds_of_axes_and_inputs_are_told_apart():
-    from flashinfer_bench.data import AxisConst, AxisSpec, AxisVar, InputSpec, RandomInput, SafetensorsInput, ScalarInput, Workload
+    from flashinfer_bench.data import (
+        AxisConst,
+        AxisSpec,
+        AxisVar,
+        InputSpec,
+        RandomInput,
+        SafetensorsInput,
+        ScalarInput,
+        Workload,
+    )
 
     axes = definition().axes
     assert isinstance(axes["n"], AxisConst)
@@ -301,7 +325,10 @@ def test_kinds_of_axes_and_inputs_are_told_apart():
 def evaluation(status="PASSED", **more):
     from flashinfer_bench import Correctness, Environment, Evaluation, Performance
 
-    parts = {"correctness": Correctness(), "performance": Performance(latency_ms=1, reference_latency_ms=2, speedup_factor=2)}
+    parts = {
+        "correctness": Correctness(),
+        "performance": Performance(latency_ms=1, reference_latency_ms=2, speedup_factor=2),
+    }
     content = {"status": status, "timestamp": "2026-01-02T03:04:05", "environment": Environment(hardware="cpu")}
     return Evaluation(**content | (parts if status == "PASSED" else {}) | more)
 
@@ -338,7 +365,12 @@ def test_traces_tell_what_they_are_and_write_infinities_as_words():
     passed = Trace(definition="rows", workload=workload, solution="one", evaluation=evaluation())
     assert (passed.is_workload_trace(), passed.is_successful()) == (False, True)
     figures = Correctness(max_absolute_error=math.inf, max_relative_error=math.nan)
-    wrong = Trace(definition="rows", workload=workload, solution="one", evaluation=evaluation("INCORRECT_NUMERICAL", correctness=figures))
+    wrong = Trace(
+        definition="rows",
+        workload=workload,
+        solution="one",
+        evaluation=evaluation("INCORRECT_NUMERICAL", correctness=figures),
+    )
     assert not wrong.is_successful()
     text = wrong.model_dump_json()
     assert '"Infinity"' in text
@@ -349,7 +381,15 @@ def test_traces_tell_what_they_are_and_write_infinities_as_words():
 
 
 def test_files_of_models_are_written_and_read_back(tmp_path):
-    from flashinfer_bench.data import Definition, Solution, append_jsonl_file, load_json_file, load_jsonl_file, save_json_file, save_jsonl_file
+    from flashinfer_bench.data import (
+        Definition,
+        Solution,
+        append_jsonl_file,
+        load_json_file,
+        load_jsonl_file,
+        save_json_file,
+        save_jsonl_file,
+    )
 
     save_json_file(definition(), tmp_path / "d.json")
     assert load_json_file(Definition, tmp_path / "d.json") == definition()
@@ -379,7 +419,11 @@ def test_agents_get_texts_and_schemas(tmp_path):
     from flashinfer_bench import agents
 
     schemas = {entry["function"]["name"] for entry in agents.get_all_tool_schemas()}
-    assert schemas == {"flashinfer_bench_list_ncu_options", "flashinfer_bench_run_ncu", "flashinfer_bench_run_sanitizer"}
+    assert schemas == {
+        "flashinfer_bench_list_ncu_options",
+        "flashinfer_bench_run_ncu",
+        "flashinfer_bench_run_sanitizer",
+    }
     assert agents.flashinfer_bench_list_ncu_options(ncu_path=str(tmp_path / "no_ncu")).startswith("ERROR")
     assert agents.flashinfer_bench_run_ncu("nobody", "nothing", trace_set_path=str(tmp_path)).startswith("ERROR")
     assert len(agents.FFI_PROMPT) > len(agents.FFI_PROMPT_SIMPLE) > 100
@@ -393,13 +437,3 @@ def test_agents_get_texts_and_schemas(tmp_path):
     schema = agents.function_to_schema(look)
     assert (schema["type"], schema["function"]["name"]) == ("function", "look")
     assert schema["function"]["parameters"]["required"] == ["path"]
-
-
-def test_errors_have_their_kinds():
-    from flashinfer_bench import errors
-
-    assert errors.Misuse.exit_code == 2
-    assert errors.Fault.exit_code == 1
-    assert issubclass(errors.ConfigError, errors.Misuse)
-    assert issubclass(errors.WorkloadFault, errors.Fault)
-    assert issubclass(errors.TaskFailed, errors.EngineRefusal)

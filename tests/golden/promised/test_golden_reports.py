@@ -122,7 +122,13 @@ def test_scores_are_baseline_latency_over_latency_and_a_failure_makes_0(trace_se
     ranking = dict(trace_set.rank_authors())
     assert list(ranking) == ["alice", "bob"]
     alice = ranking["alice"]
-    assert (alice.avg_speedup, alice.definitions, alice.workloads, alice.success_rate, alice.win_rate) == (3, 1, 2, 1, 1)
+    assert (alice.avg_speedup, alice.definitions, alice.workloads, alice.success_rate, alice.win_rate) == (
+        3,
+        1,
+        2,
+        1,
+        1,
+    )
     assert trace_set.get_author_score("alice").avg_speedup == 3
     assert trace_set.get_solution_score("alice_1").avg_speedup == 3
     bob = trace_set.get_solution_score("bob_1")
@@ -168,7 +174,9 @@ def test_report_best_has_the_fastest_of_each_workload(report):
         (("double", "w2"), "alice_2", 2.0, 8.0),
         (("triple", "v1"), "bob_3", 1.0, 16.0),
     ]:
-        assert_subset({"solution": solution, "latency_ms": latency, "speedup": speedup, "hardware": HARDWARE}, rows[key])
+        assert_subset(
+            {"solution": solution, "latency_ms": latency, "speedup": speedup, "hardware": HARDWARE}, rows[key]
+        )
         assert rows[key]["ties"] == []
     assert len(rows) == 3
     by_definition = {row["definition"]: row for row in report("best", "--by", "definition")["rows"]}
@@ -181,7 +189,9 @@ def test_report_best_has_the_fastest_of_each_workload(report):
 def test_report_summary_has_a_row_for_each_solution(report):
     rows = {row["solution"]: row for row in report("summary")["rows"]}
     assert set(rows) == {"base", "base_3", "alice_1", "alice_2", "bob_1", "bob_3"}
-    assert_subset({"passed": 2, "judged": 2, "pending": 0, "failures": [], "speedup": pytest.approx(8)}, rows["alice_2"])
+    assert_subset(
+        {"passed": 2, "judged": 2, "pending": 0, "failures": [], "speedup": pytest.approx(8)}, rows["alice_2"]
+    )
     assert_subset({"passed": 1, "judged": 2}, rows["bob_1"])
     assert_subset([{"status": "INCORRECT_NUMERICAL", "workloads": ["w2"]}], rows["bob_1"]["failures"])
 
@@ -288,6 +298,8 @@ def test_recorded_traces_are_compared(here, root):
     ]
     assert_subset({"a": "base", "b": "alice_2", "hardware": HARDWARE, "threshold": 0.02, "rows": expected}, done.json)
     assert_subset({"ratio": pytest.approx(0.125**0.5), "decision": "faster"}, done.json["overall"])
+    table = here("compare", "base", "alice_2", "--recorded", "--local", root, "--format", "md")
+    assert [line.count("|") > 3 for line in table.out.splitlines() if "w1" in line] == [True]
     slower = here("compare", "alice_1", "bob_1", "--recorded", "--local", root, "--fail-if-slower", "3%")
     assert slower.code == 1, slower
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.golden.face import MARK, QUICK, Face, SmallSet, marked_processes, read_traces, spec, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 ENDLESS = "import time\n\n\ndef run(x):\n    time.sleep(3600)\n"
 
 
@@ -25,7 +25,11 @@ def interrupted(request, tmp_path, shared_cache):
     tensor = spec(["n"], "float32")
     small.definition("double", "def run(x):\n    return x * 2\n", {"x": tensor}, {"y": tensor})
     small.workload("double", "w1")
-    for name, source in {"a_right": "def run(x):\n    return x * 2\n", "b_endless": ENDLESS, "c_right": "def run(x):\n    return x + x\n"}.items():
+    for name, source in {
+        "a_right": "def run(x):\n    return x * 2\n",
+        "b_endless": ENDLESS,
+        "c_right": "def run(x):\n    return x + x\n",
+    }.items():
         small.solution("double", name, source)
     mark = f"{number.name}{os.getpid()}"
     here = Face(shared_cache, tmp_path, **{MARK: mark})
