@@ -56,8 +56,9 @@ class NodeSessions:
         self._build_jobs = build_jobs or default_jobs(spared_cores=0 if device.kind == "cpu" else 1)
         self._device = device
         self._start = start
-        self._folder = ExitStack()
-        self._shelf = BlobShelf(self._folder.enter_context(temporary_folder("place")), fetch)
+        self._owned = ExitStack()
+        self._folder = self._owned.enter_context(temporary_folder("place"))
+        self._shelf = BlobShelf(self._folder, fetch)
         self._orders: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._said: deque[dict[str, Any]] = deque()
         self._news = threading.Condition()
@@ -115,7 +116,7 @@ class NodeSessions:
         self.end(self._number)
         self._poke()
         self._thread.join(END_LIMIT_S)
-        self._folder.close()
+        self._owned.close()
         sweep_folders()
 
     def _tell(self, number: int, order: dict[str, Any]) -> None:
