@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
+from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.data import EvaluationStatus, TraceSet
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -135,3 +137,22 @@ def test_memory_that_no_process_shows_is_a_fault_of_the_solution_that_runs(tmp_p
     message = run(tmp_path, HIDES, worker_memory_gb=1.0)
     assert "no process shows" in message
     assert "worker_memory_gb" in message
+
+
+LITTERS = """
+import os
+for index in range(20_000):
+    open(f"{os.environ['TMPDIR']}/{index}", "w").close()
+def run(x):
+    return x * 2
+"""
+
+
+def test_a_run_leaves_no_folder_where_its_template_is_killed_before_all_is_removed(tmp_path, monkeypatch):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(session_client, "CLOSE_LIMIT_S", 0.0)
+    assert run(tmp_path / "set", LITTERS).status is EvaluationStatus.PASSED
+    assert not list(temporary.iterdir())

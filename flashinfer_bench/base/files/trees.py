@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -97,16 +96,6 @@ def _is_new(path: Path, seen: set[Identity | None], above: set[Identity | None],
         tell(path, "leads out to folders of the system, or to one that holds this one; it is left out")
         return False
     return True
-
-
-@contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder for a block. Whatever is in it at the end is removed with it."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    try:
-        yield folder
-    finally:
-        remove_tree(folder)
 
 
 def remove_tree(folder: Path, limit_s: float = math.inf) -> bool:

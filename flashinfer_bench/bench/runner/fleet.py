@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
@@ -148,6 +149,7 @@ class Fleet:
         self._farm.__exit__()
         for station in self._stations:
             station.free()
+        sweep_folders()
 
     @property
     def stations(self) -> tuple[Station, ...]:

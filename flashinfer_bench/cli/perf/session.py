@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from flashinfer_bench.base.files.trees import temporary_folder
+from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
@@ -73,7 +73,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     files = ResultFiles(session.output_path, session.json_path, place)
     board = Board(requests, files, place)
     with ExitStack() as stack:
-        root = session.save_trace_set or stack.enter_context(temporary_folder("flashinfer-perf-"))
+        root = session.save_trace_set or stack.enter_context(temporary_folder("perf"))
         board.begin()
         kept = [request for request in requests if request.backends or session.save_trace_set]
         for request in kept:

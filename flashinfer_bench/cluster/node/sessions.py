@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import queue
 import selectors
-import shutil
-import tempfile
 import threading
 import time
 from collections import deque
@@ -18,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_folder
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
@@ -57,7 +56,8 @@ class NodeSessions:
         self._build_jobs = build_jobs or default_jobs(spared_cores=0 if device.kind == "cpu" else 1)
         self._device = device
         self._start = start
-        self._folder = Path(tempfile.mkdtemp(prefix="flashinfer-bench-place-"))
+        self._owned = ExitStack()
+        self._folder = self._owned.enter_context(temporary_folder("place"))
         self._shelf = BlobShelf(self._folder, fetch)
         self._orders: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._said: deque[dict[str, Any]] = deque()
@@ -116,7 +116,8 @@ class NodeSessions:
         self.end(self._number)
         self._poke()
         self._thread.join(END_LIMIT_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._owned.close()
+        sweep_folders()
 
     def _tell(self, number: int, order: dict[str, Any]) -> None:
         self._orders.put((number, order))

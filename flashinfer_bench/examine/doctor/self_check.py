@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from flashinfer_bench.base.files.trees import temporary_folder
+from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
@@ -83,7 +83,7 @@ def run_self_check(
     device: Device, *, make_engine: Callable[[TraceSet, BenchmarkConfig], Judging] | None = None
 ) -> Agreement:
     """Time twins on a device, with the counts that a run has by default; nothing is saved, nor left in a cache."""
-    with temporary_folder("flashinfer-bench-doctor-") as cache:
+    with temporary_folder("doctor") as cache:
         return _time_twins(device, make_engine or partial(Benchmark, cache=cache))
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
@@ -225,7 +226,7 @@ def inspect(order: InspectOrder) -> Inspected:
     if order.hello.has_walls and LOOPBACK in order.openings and not has_own_network():
         return Inspected(problem=NO_NETWORK)
     sys.dont_write_bytecode = True
-    run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
+    run_directory, _ = hold_folder("inspect")  # until this process and its forks have ended
     ours, theirs = socket.socketpair()
     with ExitStack() as stack:
         stack.callback(theirs.close)

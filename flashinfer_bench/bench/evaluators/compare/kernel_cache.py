@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.base.files.trees import temporary_folder
+from flashinfer_bench.base.files.held_folders import temporary_folder
 
 JUDGE_FOLDER: Final = "judge"
 """Below the cache's root. No worker reads or writes it."""
@@ -95,7 +95,7 @@ def own_kernels() -> Iterator[None]:
         with _compile_into(_shared):
             yield
         return
-    with temporary_folder("flashinfer-bench-") as folder, _compile_into(folder):
+    with temporary_folder("kernels") as folder, _compile_into(folder):
         yield
 
 

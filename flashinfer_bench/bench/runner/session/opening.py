@@ -12,7 +12,6 @@ import importlib
 import os
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
@@ -73,7 +73,7 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     host = socket.socket(fileno=fd)
     reader = FrameReader(host, max_bytes=MOST_BYTES)
     hello = Hello.model_validate(reader.read()["hello"])
-    run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
+    run_directory, _ = hold_folder("run")  # until this process and its forks have ended
     template, precompiling = fork_templates(hello, host, run_directory)
     context = start_context(hello)
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None

@@ -1,0 +1,66 @@
+"""Folders in TMPDIR that go with the process that made them: it locks the folder, and removes it at the end.
+
+Forks hold the lock, too. If a process is killed, its folder stays and the lock is free: the end of this user's next run
+removes it (`sweep_folders`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.base.files.locks import try_lock
+from flashinfer_bench.base.files.trees import remove_tree
+
+PREFIX: Final = "flashinfer-bench."
+"""All names begin with it, and no other folder's."""
+SWEEP_LIMIT_S: Final = 120.0
+"""Seconds for removing what was left. The rest stays for the next run."""
+
+
+def hold_folder(name: str) -> tuple[Path, int]:
+    """Make a folder; return it with the descriptor that holds it. Closing that, here and in all forks, gives it up."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}."))
+        try:
+            fd = _open(folder)
+        except FileNotFoundError:  # somebody has swept it before it was locked
+            continue
+        with suppress(OSError):  # the file system has no locks: then nobody sweeps it
+            if not try_lock(fd) or not os.fstat(fd).st_nlink:
+                os.close(fd)
+                continue
+        return folder, fd
+
+
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """Make a folder for a block. Whatever is in it at the end is removed with it."""
+    folder, fd = hold_folder(name)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+        os.close(fd)
+
+
+def sweep_folders(limit_s: float = SWEEP_LIMIT_S) -> None:
+    """Remove this user's folders that nobody holds."""
+    deadline = time.monotonic() + limit_s
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is another user's, is being removed, or cannot be locked
+            fd = _open(folder)
+            try:
+                if os.fstat(fd).st_uid == os.geteuid() and try_lock(fd):
+                    remove_tree(folder, deadline - time.monotonic())
+            finally:
+                os.close(fd)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
