@@ -32,6 +32,7 @@ from flashinfer_bench.bench.config_layers import (
     Count,
     EvalConfig,
     EvalSettings,
+    Gigabytes,
     Layer,
     NotBool,
     Owner,
@@ -143,7 +144,7 @@ class BenchmarkConfig(EvalSettings):
     """All nodes of the cluster see the trace sets under the same paths, so stored inputs do not travel."""
     seed: Seed | None = None
     """Seed of the inputs; None draws a secret one, which is recorded."""
-    worker_memory_gb: PositiveNumber | None = None
+    worker_memory_gb: Gigabytes | None = None
     """Limit on a worker's host memory; None leaves it to the machine."""
     build_jobs: Count | None = None
     """How many compilers run at once; None for one less than there are cores (on a CPU, which waits for them, all)."""

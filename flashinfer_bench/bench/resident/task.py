@@ -113,7 +113,8 @@ class Task:
             EngineClosed: the engine was closed before.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state not in OPEN_STATES, timeout_s):
+            limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+            if not self._changed.wait_for(lambda: self._state not in OPEN_STATES, limit_s):
                 raise TimeoutError(f"task {self.id} is {self._state} after {timeout_s:g} s")
         return self._result_or_raise()
 
