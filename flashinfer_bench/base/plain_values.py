@@ -8,7 +8,8 @@ import decimal
 import enum
 import pathlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 DEEPEST: Final = 50
@@ -17,6 +18,9 @@ MOST_VALUES: Final = 100_000
 """Values in a tree."""
 LARGEST_WHOLE: Final = 2**64
 """Whole numbers from this size on become text: readers of JSON have no such numbers."""
+MOST_PLACE: Final = 80
+"""Characters of a place in a message."""
+LIBRARIES: Final = frozenset({"numpy", "torch"})
 TEXTUAL: Final = (pathlib.PurePath, uuid.UUID, decimal.Decimal, complex, datetime.timedelta)
 
 
@@ -39,14 +43,19 @@ def to_json_value(value: Any, place: str = "") -> Any:
     Raises:
         NotPlain: it is of another kind, too deep, or too large.
     """
-    return _convert(value, place, 0, [MOST_VALUES])
+    try:
+        return _convert(value, place, 0, [MOST_VALUES])
+    except NotPlain:
+        raise
+    except Exception as error:  # of a method of the value's own
+        raise NotPlain(f"{place} has a value that cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _convert(value: Any, place: str, depth: int, left: list[int]) -> Any:
     left[0] -= 1
     if left[0] < 0 or depth > DEEPEST:
         limit = f"more than {MOST_VALUES:,} values" if left[0] < 0 else f"more than {DEEPEST} levels"
-        raise NotPlain(f"{place} has {limit}; a trace holds no more")
+        raise NotPlain(f"{place[:MOST_PLACE]} has {limit}; a trace holds no more")
     if isinstance(value, enum.Enum):
         return _convert(value.value, place, depth + 1, left)
     if value is None or isinstance(value, bool):
@@ -64,7 +73,7 @@ def _convert(value: Any, place: str, depth: int, left: list[int]) -> Any:
             str(_convert(key, place, depth + 1, left)): _convert(item, f"{place}.{key}", depth + 1, left)
             for key, item in value.items()
         }
-    if isinstance(value, (list, tuple, set, frozenset, range)):
+    if isinstance(value, (Sequence, AbstractSet, ValuesView)):
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         return [_convert(item, f"{place}[{at}]", depth + 1, left) for at, item in enumerate(items)]
     if isinstance(value, TEXTUAL):
@@ -81,16 +90,12 @@ def _convert(value: Any, place: str, depth: int, left: list[int]) -> Any:
 
 def _read_array(value: Any, place: str, most: int) -> Any:
     """Return an array or a tensor as a number or a list."""
-    size = getattr(value, "numel", None) or getattr(value, "size", None)
-    size = size() if callable(size) else size
-    if not hasattr(value, "tolist") or not isinstance(size, int):
-        raise NotPlain(f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot hold")
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not hasattr(type(value), "tolist"):
+        if kind.partition(".")[0] in LIBRARIES:  # a dtype, a device
+            return str(value)
+        raise NotPlain(f"{place} is a {kind}, which JSON cannot hold")
+    size = value.numel() if hasattr(value, "numel") else value.size
     if size > most:
         raise NotPlain(f"{place} has {size:,} elements; a trace holds {MOST_VALUES:,} values")
-    try:
-        found = value.tolist()
-    except Exception as error:
-        raise NotPlain(f"{place}: its elements cannot be read: {type(error).__name__}: {error}") from error
-    if found is value:
-        raise NotPlain(f"{place} is a {type(value).__qualname__}, which JSON cannot hold")
-    return found
+    return value.tolist()

@@ -32,8 +32,8 @@ from flashinfer_bench.bench.config_layers import (
     Count,
     EvalConfig,
     EvalSettings,
+    Gigabytes,
     Layer,
-    Memory,
     NotBool,
     Owner,
     PositiveNumber,
@@ -149,8 +149,8 @@ class BenchmarkConfig(EvalSettings):
     """All nodes of the cluster see the trace sets under the same paths, so stored inputs do not travel."""
     seed: Seed | None = None
     """Seed of the inputs; None draws a secret one, which is recorded."""
-    worker_memory_gb: Memory | None = None
-    """Limit on a worker's host memory, in GiB, at most 2**30; None leaves it to the machine."""
+    worker_memory_gb: Gigabytes | None = None
+    """Limit on a worker's host memory; None leaves it to the machine."""
     build_jobs: Count | None = None
     """How many compilers run at once; None for one less than there are cores (on a CPU, which waits for them, all)."""
     time_budget_s: Seconds = 1.0

@@ -37,6 +37,7 @@ Owner = Literal["bundled", "set", "user"]
 EXTRA_DEPTH_LIMIT: Final = 20
 MOST_CALLS: Final = 10_000_000
 """Calls that are made, or trials: no run comes to more."""
+MOST_GB: Final = 1_000_000
 LONGEST_S: Final = 1_000_000
 """Seconds of a limit or a budget: eleven days. The waits of the system take no more than 2**31 ms."""
 
@@ -59,7 +60,9 @@ def _tuples_to_lists(value: Any, depth: int) -> Any:
         raise PydanticCustomError("too_deep", "values are nested too deep, or one contains itself")
     if isinstance(value, Mapping):
         return {key: _tuples_to_lists(item, depth + 1) for key, item in value.items()}
-    return [_tuples_to_lists(item, depth + 1) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_tuples_to_lists(item, depth + 1) for item in value]
+    return to_number(value)
 
 
 def _read_extra(value: Any) -> Any:
@@ -71,8 +74,8 @@ WarmupRuns = Annotated[int, NotBool, Field(ge=0, le=MOST_CALLS)]
 Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
+Gigabytes = Annotated[float, NotBool, Field(gt=0, le=MOST_GB, allow_inf_nan=False)]
 Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
-Memory = Annotated[float, NotBool, Field(gt=0, le=2**30)]
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra)]

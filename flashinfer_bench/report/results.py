@@ -123,7 +123,7 @@ def _result(judged: JudgedTrace) -> Result:
         high_ms=interval.high_ms if interval is not None else None,
         reference_ms=reference,
         log_half=own,
-        speedup_log_half=join_halves([own, _reference_half(told, reference)]),
+        speedup_log_half=join_halves([own, _reference_half(told, reference or 0.0)]),
         share=told.roofline.share,
         evaluation=evaluation,
         trace=trace,

@@ -11,6 +11,8 @@ from flashinfer_bench.base.plain_values import to_number
 MOST: Final = 10_000
 """A time never asks for more calls than this. A call of a microsecond would get a hundred thousand otherwise."""
 
+LONGEST_S: Final = 1e6
+"""A longer budget counts as this one: eleven days."""
 MOST_GIVEN: Final = 10_000_000
 """A larger count is refused: no script waits for so many calls."""
 
@@ -54,7 +56,7 @@ class CountRule:
             if not is_whole or not self.fewest <= count <= MOST_GIVEN:
                 bounds = f"from {self.fewest} to {MOST_GIVEN:,}"
                 raise ValueError(f"{self.count_name} must be a whole number {bounds}, not {count!r}")
-        if time_ms is not None and not time_ms > 0:
+        if time_ms is not None and not (isinstance(time_ms, (int, float)) and time_ms > 0):
             raise ValueError(f"{self.time_name} must be above 0, not {time_ms!r}")
         if count is None and time_ms is None:
             count = self.default
@@ -65,6 +67,18 @@ DRY_RUNS: Final = CountRule("dry_run_iters", "dry_run_time_ms", fewest=0, defaul
 """The calls before the timed ones."""
 ITERATIONS: Final = CountRule("num_iters", "repeat_time_ms", fewest=1, default=30)
 """The timed calls."""
+
+
+def check_budget(time_budget_s: float) -> float:
+    """Return a time budget in seconds as a finite number.
+
+    Raises:
+        ValueError: it is no number, or negative.
+    """
+    budget = to_number(time_budget_s)
+    if not isinstance(budget, (int, float)) or not budget >= 0:
+        raise ValueError(f"time_budget_s must be a number of seconds, not {time_budget_s!r}")
+    return min(float(budget), LONGEST_S)
 
 
 def choose(name: str, value: Value | None, other_name: str, other: Value | None) -> Value | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from flashinfer_bench.testing.arguments import find_tensors
-from flashinfer_bench.testing.counts import DRY_RUNS, ITERATIONS, choose
+from flashinfer_bench.testing.counts import DRY_RUNS, ITERATIONS, check_budget, choose
 from flashinfer_bench.testing.order import Order, carry_out
 from flashinfer_bench.testing.site import find_site
 from flashinfer_bench.testing.timed import GpuTime
@@ -90,7 +90,7 @@ def bench_gpu_time(
         kwargs=_choose_kwargs(kwargs, input_kwargs),
         dry_runs=DRY_RUNS.want(dry_run_iters, dry_run_time_ms),
         iterations=ITERATIONS.want(choose("num_iters", num_iters, "repeat_iters", repeat_iters), repeat_time_ms),
-        time_budget_s=time_budget_s,
+        time_budget_s=check_budget(time_budget_s),
         use_cuda_graph=use_cuda_graph,
         l2_cache="cold" if (cold_l2_cache if l2_flush is None else l2_flush) else "warm",
         rotate=rotate_buffers,

@@ -3,6 +3,7 @@
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -163,6 +164,8 @@ def test_the_constructor_names_the_nearest_key():
         {"iterations": 0},
         {"iterations": 2.5},
         {"iterations": True},
+        {"iterations": 10**20},
+        {"iterations": np.bool_(True)},
         {"num_trials": 0},
         {"precision": 0},
         {"precision": -0.01},
@@ -176,7 +179,10 @@ def test_the_constructor_names_the_nearest_key():
         {"required_matched_ratio": 1.01},
         {"timeout_seconds": 0},
         {"timeout_seconds": None},
+        {"timeout_seconds": float("inf")},
         {"seed": -1},
+        {"seed": 2**63},
+        {"worker_memory_gb": 1e300},
         {"worker_memory_gb": 0},
         {"time_budget_s": 0},
         {"definitions": "gemm"},
@@ -194,6 +200,11 @@ def test_wrong_values_raise_a_validation_error(values):
 @pytest.mark.parametrize("values", [{"warmup_runs": 0}, {"required_matched_ratio": 1}, {"precision": 0.5}], ids=str)
 def test_the_ends_of_ranges_are_accepted(values):
     assert BenchmarkConfig(**values).model_fields_set == set(values)
+
+
+def test_numbers_of_numpy_are_taken():
+    config = BenchmarkConfig(iterations=np.int64(5), rtol=np.float32(0.5), extra={"share": np.float64(0.25)})
+    assert (config.iterations, config.rtol, config.extra) == (5, 0.5, {"share": 0.25})
 
 
 def test_numbers_as_yaml_1_1_reads_them_are_understood(write_yaml):

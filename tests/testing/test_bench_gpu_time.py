@@ -2,6 +2,7 @@
 
 import json
 import random
+import statistics
 from contextlib import nullcontext
 from statistics import median
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from flashinfer_bench.testing.gpu_time import describe_departures
 from flashinfer_bench.testing.order import Order, carry_out
 from flashinfer_bench.testing.rotation import RotationRefused, count_sets, why_not_cold
 from flashinfer_bench.testing.site import find_site
+from flashinfer_bench.testing.timed import GpuTime
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit.fake_gpu import FakeGpu, fake_cupti_clock
@@ -113,7 +115,10 @@ def test_both_spellings_mean_the_same(spelling):
     ("given", "error", "words"),
     [
         ({"num_iters": 3, "repeat_iters": 4}, ValueError, "num_iters=3 and repeat_iters=4"),
-        ({"num_iters": 0}, ValueError, "num_iters must be a whole number of at least 1"),
+        ({"num_iters": 0}, ValueError, "num_iters must be a whole number from 1"),
+        ({"num_iters": 10**20}, ValueError, "num_iters must be a whole number"),
+        ({"num_iters": np.bool_(True)}, ValueError, "num_iters must be a whole number"),
+        ({"num_iters": 2, "time_budget_s": float("nan")}, ValueError, "time_budget_s must be a number"),
         ({"dry_run_iters": -1}, ValueError, "dry_run_iters"),
         ({"repeat_time_ms": 0}, ValueError, "repeat_time_ms must be above 0"),
         ({"args": (1,), "input_args": (1,)}, ValueError, "args and input_args"),
@@ -458,3 +463,56 @@ def test_a_call_on_two_gpus_is_refused():
     tensors = [SimpleNamespace(device=torch.device("cuda", index)) for index in (0, 1)]
     with pytest.raises(ValueError, match="several GPUs"):
         find_site(tensors, clock="auto", has_gpu=lambda: True)
+
+
+READINGS = (9.0, 10.0, 11.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("idiom", "value"),
+    [
+        (statistics.median, 10.5),
+        (statistics.mean, 20.0),
+        (min, 9.0),
+        (max, 50.0),
+        (sorted, list(READINGS)),
+        (list, list(READINGS)),
+        (lambda timed: [reading * 2 for reading in timed], [18.0, 20.0, 22.0, 100.0]),
+        (lambda timed: sum(timed) / len(timed), 20.0),
+        (lambda timed: timed[1:], READINGS[1:]),
+        (np.median, 10.5),
+        (np.mean, 20.0),
+        (lambda timed: np.asarray(timed).tolist(), list(READINGS)),
+    ],
+)
+def test_to_what_takes_a_list_the_result_is_its_readings(idiom, value):
+    assert idiom(GpuTime(10.5, 0.5, READINGS, {})) == value
+
+
+def test_what_takes_two_numbers_gets_median_and_deviation():
+    timed = GpuTime(10.5, 0.5, READINGS, {})
+    (median_ms, std_ms), others = timed, [timed, timed]
+    assert (median_ms, std_ms) == (10.5, 0.5)
+    assert [first for first, _ in others] == [10.5, 10.5]
+
+
+def test_what_might_be_either_is_refused():
+    timed = GpuTime(10.5, 0.5, READINGS, {})
+    with pytest.raises(TypeError, match="times_ms"):
+        timed[0]
+    with pytest.raises(TypeError, match="times_ms"):
+        _first, *_others = timed
+
+
+@pytest.mark.filterwarnings("ignore:There is no GPU")
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({"num_iters": np.int64(4), "dry_run_iters": np.int32(1)}, 4),
+        ({"num_iters": torch.tensor(4), "time_budget_s": float("inf")}, 4),
+        ({"num_iters": 4, "dry_run_time_ms": float("inf")}, 4),
+        ({"repeat_time_ms": float("inf")}, 10_000),
+    ],
+)
+def test_counts_of_numpy_and_endless_times_are_taken(given, count):
+    assert len(bench_gpu_time(lambda: None, **given)) == count

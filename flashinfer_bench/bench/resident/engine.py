@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted
@@ -45,7 +46,7 @@ from flashinfer_bench.bench.runner.starting import end_starters_of_thread
 from flashinfer_bench.bench.workshop.recorder import TraceRecorder
 from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Solution, Trace, TraceSet
-from flashinfer_bench.errors import EngineClosed, FlashInferBenchError, QueueFull
+from flashinfer_bench.errors import ConfigError, EngineClosed, FlashInferBenchError, QueueFull
 
 LOG: Final = logging.getLogger(__name__)
 RESTART_S: Final = 1.0
@@ -125,11 +126,15 @@ class Engine:
             use_recorded: take traces that the set has of equal jobs, in place of judging them again.
 
         Raises:
-            ConfigError: there is no such solution, definition or workload, or it cannot run on this machine.
+            ConfigError: there is no such solution, definition or workload, it cannot run on this machine, or the
+                priority is no whole number.
             DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: as much is open as `limits` allow.
             EngineClosed: the engine was closed.
         """
+        priority = to_number(priority)
+        if not isinstance(priority, int):
+            raise ConfigError(f"priority must be a whole number, not {priority!r}")
         found = self._submissions.find(solution)
         jobs = self._submissions.make_jobs(found, workloads)
         if save_results and jobs:

@@ -157,8 +157,8 @@ def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> boo
     rows = [one.reshape(-1, max(columns, 1)) for one in (failing, *((expected, got) if is_exact else (left, right)))]
     for row in rows[0].any(dim=1).nonzero().flatten().tolist()[:SHOWN_ROWS]:
         column = int(rows[0][row].nonzero()[0])
-        wanted, given = (told[row, column].item() for told in (rows[1], rows[2]))
-        wanted, given = (one if is_exact else f"{one:.6g}" for one in (wanted, given))
+        values = [told[row, column].item() for told in rows[1:]]
+        wanted, given = (str(one) if is_exact else f"{one:.6g}" for one in values)
         first = f"at column {column}: expected {wanted}, got {given}"
         print(f"  row {row}: {int(rows[0][row].sum())} of {columns} differ, first {first}")
     return bool(reasons)

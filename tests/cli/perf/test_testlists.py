@@ -162,3 +162,25 @@ def test_a_line_that_cannot_be_run_is_a_row(tmp_path):
     (row,) = read_rows(table)
     assert (row["status"], row["testlist_line"]) == ("failed", "1")
     assert "needs a finite number" in row["reason"]
+
+
+PAGES = "--routine BatchDecodeWithPagedKVCacheWrapper --num_qo_heads 4 --num_kv_heads 4 --head_dim_qk 16 --page_size 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (f"{RMSNORM} --random_seed 99999999999999999999", "seed"),
+        (f"{RMSNORM} --num_iters 99999999999999999999", "iterations"),
+        (f"{PAGES} --backends torch --batch_size 4000000 --s_kv 100000", "more memory than this machine has"),
+        ("--routine rmsnorm --backends torch --batch_size 1000000000 --hidden_size 1000000", "more memory"),
+    ],
+    ids=["seed", "count", "lists of pages", "inputs"],
+)
+def test_a_line_that_no_run_can_do_costs_that_line_alone(tmp_path, line, reason):
+    path, table = tmp_path / "list.txt", tmp_path / "out.csv"
+    path.write_text(f"{RMSNORM}\n{line}\n{SOFTMAX}\n")
+    assert main(["perf", "--testlist", str(path), "--output_path", str(table), "--devices", "cpu"]) == 1
+    rows = {row["testlist_line"]: row for row in read_rows(table)}
+    assert [rows[at]["status"] for at in "123"] == ["passed", "failed", "passed"]
+    assert (rows["2"]["median_time"], reason in rows["2"]["reason"]) == ("", True)

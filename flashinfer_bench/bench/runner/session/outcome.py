@@ -54,11 +54,11 @@ def make_evaluation(
             parts = {"correctness": unknown_errors() if status is EvaluationStatus.INCORRECT_NUMERICAL else None}
         case unreachable:
             assert_never(unreachable)
-    message = "\n".join(filter(None, [str(message), describe_printing(extra)]))
-    correctness = parts.get("correctness")
-    if correctness is not None and correctness.extra:
-        found = to_json_value(correctness.extra, "correctness.extra")
-        parts["correctness"] = correctness.model_copy(update={"extra": found})
+    message = "\n".join(filter(None, [str(message or ""), describe_printing(extra)]))
+    found: Correctness | None = parts.get("correctness")
+    if found is not None and found.extra:
+        found_extra = to_json_value(found.extra, "correctness.extra")
+        parts["correctness"] = found.model_copy(update={"extra": found_extra})
     return Evaluation(
         status=status,
         log=render_log(message, printed),
