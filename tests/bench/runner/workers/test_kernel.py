@@ -56,7 +56,7 @@ def test_an_output_that_is_not_written_is_poison(open_kernel):
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize("line", ["y[:2] = -(x[:2] * torch.nan).to(y.dtype)", "y[:2] = torch.nan", "pass"])
+@pytest.mark.parametrize("line", ["y[:2] = (-(x[:2] * torch.nan)).to(y.dtype)", "y[:2] = torch.nan", "pass"])
 def test_elements_that_are_nan_by_right_have_to_be_written(open_kernel, name, line):
     dtype, definition = getattr(torch, name), make_definition(outputs={"y": f"{name}[n]"})
     expected = torch.cat([torch.full((2,), torch.nan), X[2:]]).to(dtype)
