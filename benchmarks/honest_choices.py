@@ -196,6 +196,16 @@ OTHERS: Final[dict[str, Choice]] = {
             "    return table[(x.double() @ gate.double().T).sort(1).indices[:, -1]]\n",
         ),
     ),
+    "index_as_float": Choice(
+        {"x": "float32 t h", "gate": "float32 e h"},
+        {"y": "float32 t"},
+        {"t": 256, "h": 32, "e": 32},
+        "    return torch.sigmoid(x @ gate.T / 8).argmax(1).float()\n",
+        (
+            "    return 31.0 - torch.sigmoid(x @ gate.T / 8).flip(1).argmax(1)\n",
+            "    return torch.sigmoid((x / 8) @ gate.T).topk(2, 1).indices[:, 0].float()\n",
+        ),
+    ),
     "top_attention": Choice(
         TOKENS,
         {"y": "float32 t d"},

@@ -6,6 +6,7 @@ any runnable.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +17,7 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
+from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
 from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, MAX_ERROR_CAP, SUMMED_TOLERANCE, why_wrong
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
@@ -88,7 +90,8 @@ def check_form(
 ) -> list[torch.Tensor] | Rejected:
     """Check count, shapes and dtypes of what a solution returned; give its outputs as a list of tensors.
 
-    A Python number is taken as a 0-d tensor of its kind. A bool output may be given as its bytes, in uint8.
+    A Python number is taken as a 0-d tensor of its kind. A bool output may be given as its bytes, in uint8. Elements
+    that are NaN by right have to be written, too.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
     names = list(definition.outputs)
@@ -105,10 +108,20 @@ def check_form(
             kind = value.dtype if isinstance(value, torch.Tensor) else f"a Python {type(value).__name__}"
             message = f"output {name!r} is {kind}, expected {wanted.dtype}"
             return Rejected(EvaluationStatus.INCORRECT_DTYPE, message)
-    return [
+    outputs = [
         value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=wanted.dtype, device=wanted.device)
         for value, wanted in zip(values, expected, strict=True)
     ]
+    for name, output, wanted in zip(names, outputs, expected, strict=True):
+        count = count_unwritten(wanted, output)
+        if count:
+            message = (
+                f"output {name!r} was not written: {count} of {output.numel()} elements, which are nan by right, hold "
+                "what lay there before the call; write nan there"
+            )
+            wrong = Correctness(max_relative_error=math.inf, max_absolute_error=math.inf)
+            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, wrong)
+    return outputs
 
 
 def compare_outputs(

@@ -12,7 +12,7 @@ enum Kind : u64 { FILL, MOVE, VARY_BF16, VARY_F16, VARY_F32, VARY_F64, DRAW_BF16
 struct Piece {
   u64 first_tile;  // tiles of all pieces before this one
   u64 kind;
-  u64 source;      // address; of FILL the byte, of DRAW the bits of the deviation
+  u64 source;      // address; of FILL the word, of DRAW the bits of the deviation
   u64 into;
   u64 count;       // elements; of FILL and MOVE bytes
   u64 by;          // elements that the source is moved along; of DRAW the key
@@ -168,9 +168,9 @@ extern "C" __global__ void flashinfer_bench_write(const Piece* pieces, u64 numbe
     switch (piece.kind) {
       case FILL: {
         unsigned char* into = (unsigned char*)piece.into;
-        u64 word = 0x0101010101010101ull * (piece.source & 0xff), whole = begin + (end - begin) / 8 * 8;
+        u64 word = piece.source, whole = begin + (end - begin) / 8 * 8;  // a tile begins at a multiple of eight
         for (u64 at = begin + threadIdx.x * 8; at < whole; at += blockDim.x * 8) *(u64*)(into + at) = word;
-        for (u64 at = whole + threadIdx.x; at < end; at += blockDim.x) into[at] = (unsigned char)piece.source;
+        for (u64 at = whole + threadIdx.x; at < end; at += blockDim.x) into[at] = (unsigned char)(word >> 8 * (at % 8));
         break;
       }
       case MOVE: {

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.bench.evaluators.inputs.fills import fill
 from flashinfer_bench.bench.evaluators.inputs.nudges import CHANGED_TOGETHER, Flips
 from flashinfer_bench.bench.evaluators.inputs.shuffles import LARGEST_FACTOR, ROOT, SEEDS, list_pieces
 from flashinfer_bench.bench.evaluators.inputs.targets import addresses_of
@@ -88,8 +89,8 @@ class Writer(Protocol):
     """Writes tensors. What it was told is written after `finish`. All tensors are contiguous and on one device, and who
     told of them holds them until then."""
 
-    def fill(self, into: torch.Tensor, byte: int) -> None:
-        """Fill bytes."""
+    def fill(self, into: torch.Tensor, word: int) -> None:
+        """Fill bytes with a word of 64 bits, written over and over along the last dimension."""
 
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor's elements moved along by a number of them, for each target; what falls off comes first.
@@ -134,9 +135,9 @@ class Writer(Protocol):
 class TorchWriter:
     """Writes at once, with torch, on every device."""
 
-    def fill(self, into: torch.Tensor, byte: int) -> None:
+    def fill(self, into: torch.Tensor, word: int) -> None:
         """Fill bytes."""
-        into.fill_(byte)
+        fill(into, word)
 
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor's elements moved along, for each target."""
@@ -240,14 +241,14 @@ class KernelWriter:
         self._held: list[torch.Tensor] = []
         self._flips: list[tuple[torch.Tensor, int, Flips]] = []
 
-    def fill(self, into: torch.Tensor, byte: int) -> None:
+    def fill(self, into: torch.Tensor, word: int) -> None:
         """Fill bytes."""
         if into.data_ptr() % 8:
-            into.fill_(byte)
+            fill(into, word)
             return
-        self._add(FILL, byte, np.array([into.data_ptr()], np.uint64), into.numel())
+        self._add(FILL, word, np.array([into.data_ptr()], np.uint64), into.numel())
 
-    def fill_rows(self, held: torch.Tensor, rows: Sequence[int], byte: int) -> None:
+    def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
         """Fill some rows of bytes, [rows, bytes], whose elements lie one behind the other.
 
         A view of each row, which `fill` would want, takes longer than all else that is done for it.
@@ -255,9 +256,9 @@ class KernelWriter:
         first, step, count = held.data_ptr(), held.stride(0), held.shape[1]
         if first % 8 or step % 8 or held.stride(1) != 1:
             for row in rows:
-                self.fill(held[row], byte)
+                self.fill(held[row], word)
             return
-        self._add(FILL, byte, first + step * np.asarray(rows, np.uint64), count)
+        self._add(FILL, word, first + step * np.asarray(rows, np.uint64), count)
 
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor's elements moved along, for each target."""
@@ -362,7 +363,7 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
         source = value.to(place)  # it has to be there until all is written
         parts = torch.zeros(3 * count, dtype=dtype).to(place).view(3, count)
         writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
-        writer.fill(parts[2].view(torch.uint8), 0xA5)
+        writer.fill(parts[2].view(torch.uint8), 0xF1E2D3C4B5A69788)
         writer.finish()
         written.append(parts.view(torch.uint8).cpu())
     return tuple(written)

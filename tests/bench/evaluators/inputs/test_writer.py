@@ -28,7 +28,7 @@ def test_rows_are_filled_where_a_view_of_each_lies(count):
 def test_rows_that_are_not_aligned_are_filled_at_once():
     block = torch.zeros(33, dtype=torch.uint8)
     writer = KernelWriter(CPU, None)
-    writer.fill_rows(block[1:].view(4, 8)[:, :5], [1, 2], 7)
+    writer.fill_rows(block[1:].view(4, 8)[:, :5], [1, 2], 0x0707070707070707)
     assert not len(writer.take_pieces()[0])
     assert block[1:].view(4, 8).sum(1).tolist() == [0, 35, 35, 0]
 

@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.verdict import Rejected, check_form
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
@@ -18,6 +21,7 @@ from flashinfer_bench.bench.runner.workers.kernel import HUGE_SHARE
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
 from flashinfer_bench.errors import SolutionFailure
+from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
 X = torch.arange(4.0)
@@ -49,6 +53,22 @@ def test_an_output_that_is_not_written_is_poison(open_kernel):
         (result,) = kernel(X)
     assert result[:2].tolist() == [1, 1]
     assert result[2:].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("line", ["y[:2] = (-(x[:2] * torch.nan)).to(y.dtype)", "y[:2] = torch.nan", "pass"])
+def test_elements_that_are_nan_by_right_have_to_be_written(open_kernel, name, line):
+    dtype, definition = getattr(torch, name), make_definition(outputs={"y": f"{name}[n]"})
+    expected = torch.cat([torch.full((2,), torch.nan), X[2:]]).to(dtype)
+    source = f"import torch\ndef run(x, y):\n    {line}\n    y[2:] = x[2:].to(y.dtype)\n"
+    right = []
+    with open_kernel(source, outputs=[OutputSpec("y", (4,), dtype)]) as kernel:
+        for _ in range(20):  # of 8 bits, one call in four has an output that holds NaN
+            got = check_form(definition, kernel(X), [expected])
+            right.append(
+                not isinstance(got, Rejected) and compare(expected, got[0], Tolerance(0.01, 0.01)).mismatched == 0
+            )
+    assert all(right) if line != "pass" else not all(right) and ("float8" in name or not any(right))
 
 
 def test_results_of_an_earlier_call_are_not_overwritten_by_a_later_one(open_kernel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.fills import fill_words
 from flashinfer_bench.bench.evaluators.inputs.memory import (
     cached_bytes,
     look_at_free_bytes,
@@ -31,8 +33,6 @@ from flashinfer_bench.bench.runner.workers.timed.rows import WORD, copy_rows
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import Slot
 
-POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
-POISON_OTHER: Final = 0xA5
 MOST_PLACES: Final = 8
 """Places that timed calls take in turn."""
 GPU_PLACES: Final = 16
@@ -67,7 +67,10 @@ OFFSETS: Final = 8
 """Offsets within a page at which inputs lie on a CPU, at the least, where there are so many places."""
 RUN: Final = 16
 """Bytes of poison in a row that count as unwritten."""
-POISON_WORDS: Final = tuple(int.from_bytes(bytes([value]) * WORD, "little") for value in (POISON_FLOAT, POISON_OTHER))
+RUN_WORD: Final = int.from_bytes(bytes([1]) * WORD, "little")
+"""A word of eight bytes that are all as the poison is: 1 each."""
+SECOND_SHARE: Final = 0.25
+"""Share of the calls whose outputs get the second poison of their dtype: who skips work under that one gains little."""
 LOOKED_AT: Final = 4096
 """Elements of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
 
@@ -174,6 +177,7 @@ class CallPlaces:
         arena.reserve(self.stride * self._count)
         self.generation = arena.generation
         self._begin = arena.block.data_ptr()
+        self._chance = random.SystemRandom()
         own = iter(slots)
         self._first_inputs = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
         self._first_outputs = list(own)
@@ -273,13 +277,18 @@ class CallPlaces:
         for output, held in zip(self._first_outputs, self._bytes, strict=True):
             if held is None:
                 continue
-            byte = poison_of(output.dtype)
-            if isinstance(told, KernelWriter):
-                told.fill_rows(held, indices, byte)
-                continue
-            is_one = isinstance(told, TorchWriter) and _is_run(indices)
-            for slot in [_rows(held, indices)] if is_one else [held[index] for index in indices]:
-                told.fill(slot, byte)
+            usual, *others = fill_words(output.dtype)
+            chosen = {index for index in indices if others and self._chance.random() < SECOND_SHARE}
+            for word, some in (
+                (usual, [at for at in indices if at not in chosen]),
+                *((one, list(chosen)) for one in others),
+            ):
+                if isinstance(told, KernelWriter):
+                    told.fill_rows(held, some, word)
+                    continue
+                is_one = isinstance(told, TorchWriter) and _is_run(some)
+                for slot in [_rows(held, some)] if is_one else [held[index] for index in some]:
+                    told.fill(slot, word)
         if writer is None:
             told.finish()
 
@@ -304,17 +313,46 @@ class CallPlaces:
 
         They come to the host together, since each wait for a GPU takes as long as several copies.
         """
-        looked_at = []
-        for held in self._bytes:
-            if held is not None:
-                step = max(1, held.shape[1] // LOOKED_AT)
-                looked_at.append(_rows(held[:, secret % step :: step], indices))
+        looked_at = [_rows(held[:, self._places_of(held, secret)], indices) for held in self._bytes if held is not None]
         if not looked_at:
             return []
         together = looked_at[0] if len(looked_at) == 1 else torch.cat(looked_at, dim=1)
         rows: Seen = together.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
         ends = accumulate(one.shape[1] for one in looked_at)
         return [rows[:, end - one.shape[1] : end] for one, end in zip(looked_at, ends, strict=True)]
+
+    @staticmethod
+    def _places_of(held: torch.Tensor, secret: int) -> slice:
+        """Return which bytes of an output [places, bytes] are looked at."""
+        step = max(1, held.shape[1] // LOOKED_AT)
+        return slice(secret % step, None, step)
+
+    def find_unwritten(self, seen: Sequence[Seen], secret: int) -> list[bool]:
+        """Tell of each place whether an output was not written, by what `glance` returned for the same secret.
+
+        RUN bytes in a row hold a whole word at a multiple of WORD. So all places are searched for such words first,
+        since a search for a run takes six times as long.
+        """
+        found = [False] * (len(seen[0]) if seen else 0)
+        held = [
+            (slot.dtype, one) for slot, one in zip(self._first_outputs, self._bytes, strict=True) if one is not None
+        ]
+        for output, (dtype, one) in zip(seen, held, strict=False):
+            looked_at = self._places_of(one, secret)
+            of_word = (looked_at.start + looked_at.step * np.arange(output.shape[1])) % WORD
+            for word in fill_words(dtype):
+                poison = np.frombuffer(word.to_bytes(WORD, "little"), np.uint8)
+                is_poison = (output == poison[of_word]).view(np.uint8)
+                for at in _find_suspects(is_poison):
+                    found[at] = found[at] or is_run(is_poison[at].tobytes())
+        return found
+
+
+def _find_suspects(marks: Seen) -> Iterable[int]:
+    """Return which rows of ones and zeros may have RUN ones one behind the other."""
+    if marks.shape[1] < RUN:
+        return range(len(marks))
+    return [int(at) for at in np.flatnonzero((to_words(marks) == np.uint64(RUN_WORD)).any(axis=1))]
 
 
 def _is_run(indices: Sequence[int]) -> bool:
@@ -363,24 +401,6 @@ def _draw_factors(secret: int, output: int, count: int) -> Words:
     return factors
 
 
-def find_unwritten(seen: Sequence[Seen], count: int) -> list[bool]:
-    """Tell of each of so many places whether an output was not written, by what `glance` returned.
-
-    RUN bytes in a row hold a whole word at a multiple of WORD. So all places are searched for such words first, since a
-    search for a run takes six times as long.
-    """
-    found = [False] * count
-    for output in seen:
-        suspects: Iterable[int] = range(count)
-        if output.shape[1] >= RUN:
-            words = to_words(output)
-            at_word = [words == word for word in POISON_WORDS]
-            suspects = {int(at) for hits in at_word if hits.any() for at in np.flatnonzero(hits.any(axis=1))}
-        for at in suspects:
-            found[at] = found[at] or is_unwritten(output[at].tobytes())
-    return found
-
-
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Return what a layout depends on: shapes and dtypes of tensors, and the other values themselves."""
     return tuple(
@@ -388,12 +408,7 @@ def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def is_unwritten(look: bytes) -> bool:
-    """Tell whether RUN bytes in a row are poison; or all of them, where there are fewer."""
-    run = min(RUN, len(look))
-    return run > 0 and any(bytes([value]) * run in look for value in (POISON_FLOAT, POISON_OTHER))
-
-
-def poison_of(dtype: torch.dtype) -> int:
-    """Return the byte that unwritten outputs are made of: NaN for floats, a pattern for integers."""
-    return POISON_FLOAT if dtype.is_floating_point else POISON_OTHER
+def is_run(marks: bytes) -> bool:
+    """Tell whether RUN bytes in a row are 1; or all of them, where there are fewer."""
+    run = min(RUN, len(marks))
+    return run > 0 and bytes([1]) * run in marks

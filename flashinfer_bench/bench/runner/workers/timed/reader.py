@@ -17,7 +17,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, digest_rows, find_unwritten
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, digest_rows
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.errors import SolutionFailure
 
@@ -118,7 +118,7 @@ class Reader:
         copies = self._copy(list(chosen), outputs, has_inputs=has_inputs)
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
-        unwritten = find_unwritten(seen, len(indices))
+        unwritten = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
         repeated = self._find_repeated(seen, len(indices))
         for at, (index, number) in enumerate(zip(indices, numbers, strict=True)):
             looks_odd = unwritten[at] or repeated[at]

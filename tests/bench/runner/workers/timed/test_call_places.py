@@ -13,16 +13,13 @@ from flashinfer_bench.bench.runner.workers.timed import call_places as places_mo
 from flashinfer_bench.bench.runner.workers.timed.call_places import (
     CPU_BYTES,
     MOST_PLACES,
-    POISON_FLOAT,
-    POISON_OTHER,
     RUN,
     SCARCE_SHARE,
     CallPlaces,
     check_room,
     count_places,
     digest_rows,
-    find_unwritten,
-    is_unwritten,
+    is_run,
     spread,
     to_words,
     usual_places,
@@ -39,6 +36,10 @@ MIB = 1 << 20
 def lay_out(arena, size=16, *, dtype=torch.float32, outputs=1):
     specs = [OutputSpec(f"y{index}", (size,), dtype) for index in range(outputs)]
     return CallPlaces(arena, [torch.zeros(size), 0.5], specs)
+
+
+def is_unwritten(places, secret):
+    return places.find_unwritten(places.glance([0], secret), secret) == [True]
 
 
 def look(places, indices, secret):
@@ -128,7 +129,7 @@ def test_a_worker_is_told_of_places_and_of_numbers(arena):
     assert (where["count"], where["stride"]) == (MOST_PLACES, 512)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_poisoned_floats_read_as_nan(arena, dtype):
     places = lay_out(arena, dtype=dtype)
     places.poison([1])
@@ -141,9 +142,9 @@ def test_poisoned_floats_read_as_nan(arena, dtype):
 def test_an_output_that_was_not_written_is_found(arena, dtype, size):
     places = lay_out(arena, size, dtype=dtype)
     places.poison([0])
-    assert is_unwritten(look(places, [0], 12345)[0][0])
+    assert is_unwritten(places, 12345)
     places.outputs(0)[0].fill_(1)
-    assert not is_unwritten(look(places, [0], 12345)[0][0])
+    assert not is_unwritten(places, 12345)
 
 
 @pytest.mark.parametrize("secret", [0, 1, 77, 2**32 - 1])
@@ -152,7 +153,7 @@ def test_a_stretch_that_was_left_out_is_found_in_a_large_output(arena, secret):
     (output,) = places.outputs(0)
     places.poison([0])
     output[: -(1 << 13)] = 1.0
-    assert is_unwritten(look(places, [0], secret)[0][0])
+    assert is_unwritten(places, secret)
 
 
 def test_single_nans_are_no_poison(arena):
@@ -160,7 +161,7 @@ def test_single_nans_are_no_poison(arena):
     (output,) = places.outputs(0)
     output.fill_(1.0)
     output[::2] = float("nan")
-    assert not is_unwritten(look(places, [0], 0)[0][0])
+    assert not is_unwritten(places, 0)
 
 
 def test_looks_are_at_other_bytes_for_another_secret_and_are_few(arena):
@@ -191,29 +192,42 @@ def test_several_places_are_poisoned_and_looked_at_each_for_itself(arena, indice
         assert not places.inputs(index)[0].any()
 
 
-@pytest.mark.parametrize("size", [1, 7, 15, 16, 17, 23, 24, 40, 67])
-@pytest.mark.parametrize("poison", [POISON_FLOAT, POISON_OTHER])
-def test_all_places_are_searched_together_as_each_is_alone(size, poison):
-    looks = []
-    for start in range(size):
-        for length in (RUN - 1, RUN, RUN + 3):
-            held = bytearray(range(size))
-            held[start : start + length] = bytes([poison]) * len(held[start : start + length])
-            looks.append([bytes([1] * 32), bytes(held)])
-    rows = [np.frombuffer(b"".join(output), np.uint8).reshape(len(looks), -1) for output in zip(*looks, strict=True)]
-    found = find_unwritten(rows, len(looks))
-    assert found == [any(map(is_unwritten, look)) for look in looks]
-    assert size < RUN or {True, False} <= set(found)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_floats_of_8_bits_are_poisoned_now_with_nan_and_now_with_a_number(arena, dtype):
+    places = lay_out(arena, dtype=dtype)
+    found = set()
+    for _ in range(40):
+        places.poison([0, 3])
+        assert all(places.find_unwritten(places.glance([0, 3], 0), 0))
+        found |= {bool(places.outputs(index)[0].float().isnan().all()) for index in (0, 3)}
+    assert found == {True, False}
 
 
-def test_places_without_outputs_are_not_unwritten():
-    assert find_unwritten([], 2) == [False, False]
+@pytest.mark.parametrize("size", [4, 5, 15, 16, 17, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_all_places_are_searched_for_a_run_of_poison(arena, size, dtype):
+    places, row = lay_out(arena, size, dtype=dtype), size * dtype.itemsize
+    run = min(RUN, row)
+    for start in range(row - run + 1):
+        places.poison(range(4))
+        for index in range(4):
+            held = places.outputs(index)[0].view(torch.uint8)
+            held[:start] = held[start + run :] = 1
+            held[start + run // 2] += index == 2
+        assert places.find_unwritten(places.glance(range(4), 0), 0) == [True, True, False, True]
+
+
+def test_a_run_of_marks_is_found():
+    assert is_run(bytes([0] + [1] * RUN))
+    assert not is_run(bytes([1] * (RUN - 1) + [0]))
+    assert is_run(b"\1\1")
+    assert not is_run(b"")
 
 
 def test_no_places_are_looked_at_where_none_are_asked_for(arena):
     seen = lay_out(arena, outputs=2).glance([], 0)
     assert [output.shape for output in seen] == [(0, 64), (0, 64)]
-    assert find_unwritten(seen, 0) == []
+    assert lay_out(arena, outputs=2).find_unwritten(seen, 0) == []
 
 
 def test_a_look_stays_as_it_was(arena):

@@ -1,0 +1,65 @@
+"""What outputs hold before a call: a kernel that writes every element leaves none of it.
+
+Floats of 16 bits and more are filled with a quiet NaN whose payload no conversion and no arithmetic makes: canonical
+NaNs have no payload or all ones, and those of shorter floats end in zeros. A NaN of 8 bits has one or two bit patterns,
+so these are filled now with NaN and now with a finite number: whoever has not written an element is wrong under one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+WORD: Final = 8
+"""Bytes of a word, which is written over and over."""
+NANS: Final = {
+    torch.float64: (torch.int64, 0x7FFDB3C96E5AD72D),
+    torch.float32: (torch.int32, 0x7FE5B3C9),
+    torch.float16: (torch.int16, 0x7F5B),
+    torch.bfloat16: (torch.int16, 0x7FD3),
+}
+"""Float dtype → the dtype of its bits, and those of its fill."""
+NAN_BYTE: Final = 0xFF
+"""NaN in every float of 8 bits."""
+OTHER_BYTE: Final = 0xA5
+
+
+def fill_words(dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the words that an output of a dtype may be filled with, as unsigned numbers; the usual one comes first."""
+    if dtype in NANS:
+        bits, value = NANS[dtype]
+        parts = [value.to_bytes(bits.itemsize, "little")]
+    else:
+        parts = [bytes([byte]) for byte in ((OTHER_BYTE, NAN_BYTE) if dtype.is_floating_point else (OTHER_BYTE,))]
+    return tuple(int.from_bytes(part * (WORD // len(part)), "little") for part in parts)
+
+
+def fill(into: torch.Tensor, word: int) -> None:
+    """Fill bytes [..., bytes] with a word, written over and over along the last dimension."""
+    size = into.shape[-1]
+    whole = size // WORD * WORD
+    pattern = torch.frombuffer(bytearray(word.to_bytes(WORD, "little")), dtype=torch.uint8)
+    steps = (into.storage_offset(), into.data_ptr(), *into.stride()[:-1])
+    if into.stride(-1) == 1 and not any(step % WORD for step in steps):
+        into[..., :whole].view(torch.int64).fill_(int(pattern.view(torch.int64)))
+    else:
+        into[..., :whole].view(*into.shape[:-1], whole // WORD, WORD).copy_(pattern)
+    if whole < size:
+        into[..., whole:].copy_(pattern[: size - whole])
+
+
+def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:
+    """Count the elements that are NaN by right and hold what lay there before the call, bit by bit.
+
+    Args:
+        expected: what the reference gave.
+        got: what a call left, of the same shape.
+    """
+    if expected.dtype not in NANS or got.dtype != expected.dtype:
+        return 0
+    bits, value = NANS[expected.dtype]
+    is_fill = got.contiguous().view(bits) == value
+    if not bool(is_fill.any()):
+        return 0
+    return int((is_fill & expected.isnan() & (expected.contiguous().view(bits) != value)).sum())
