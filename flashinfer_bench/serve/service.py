@@ -267,7 +267,9 @@ class TaskService:
             await self._end(live, "completed", None)
             return
         faults = list(dict.fromkeys(str(fault.message) for fault in handle.faults))
-        await self._end(live, "failed", "\n".join(faults) or error or f"no verdict for {len(live.missing)} workloads")
+        told = "\n".join(faults) or error or f"no verdict for {len(live.missing)} workloads"
+        left_out = {fault.job.workload.uuid for fault in handle.faults if fault.is_left_out}
+        await self._end(live, "completed" if left_out.issuperset(live.missing) else "failed", told)
 
     async def _record(self, live: LiveTask, solution: Solution, trace: Trace) -> None:
         if trace.workload.uuid not in live.missing or live.is_over:

@@ -202,7 +202,12 @@ def judge(
         environment=environment,
         extra=result.extra,
     )
-    return JobVerdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
+    return JobVerdict(
+        job=job.index,
+        evaluation=evaluation.model_dump(mode="json"),
+        seconds=time.monotonic() - start,
+        ran_out=result.ran_out,
+    )
 
 
 def send_answer(host: socket.socket, answer: JobVerdict | JobFault) -> None:

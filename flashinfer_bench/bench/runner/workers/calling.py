@@ -26,7 +26,7 @@ from flashinfer_bench.bench.runner.workers.timed.reader import Inspected
 from flashinfer_bench.bench.runner.workers.timed.rows import find_differing, slots_in
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
-from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.errors import RanOut, SolutionFailure
 from flashinfer_bench.worker.protocol import (
     Bound,
     Called,
@@ -73,6 +73,8 @@ class CallableKernel:
         self._tools = tools
         self._arena = tools.arena
         self._left_s = task.timeout_seconds
+        self._has_called = False
+        """Whether a call of this job has ended: the first one may compile."""
         self._now = time.monotonic
         self._places: CallPlaces | None = None
         self._laid_out: tuple[Any, ...] | None = None
@@ -304,9 +306,9 @@ class CallableKernel:
         try:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
-            raise SolutionFailure(
-                "TIMEOUT", f"{what} was still running after {self.task.timeout_seconds:g} s"
-            ) from None
+            message = f"{what} was still running after {self.task.timeout_seconds:g} s"
+            ran_out: RanOut | None = None if verb == "load" else "call" if self._has_called else "first call"
+            raise SolutionFailure("TIMEOUT", message, ran_out=ran_out) from None
         except WorkerGone as gone:
             raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
         except WireError as error:
@@ -319,6 +321,7 @@ class CallableKernel:
             said = answer.error
             message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
+        self._has_called = self._has_called or verb in CALLING
         return answer
 
 
