@@ -268,8 +268,9 @@ class TaskService:
             return
         faults = list(dict.fromkeys(str(fault.message) for fault in handle.faults))
         told = "\n".join(faults) or error or f"no verdict for {len(live.missing)} workloads"
-        left_out = {fault.job.workload.uuid for fault in handle.faults if fault.is_left_out}
-        await self._end(live, "completed" if left_out.issuperset(live.missing) else "failed", told)
+        # A task that the engine has completed without some jobs has left them out.
+        is_completed = error is None and handle.state == "completed"
+        await self._end(live, "completed" if is_completed else "failed", told)
 
     async def _record(self, live: LiveTask, solution: Solution, trace: Trace) -> None:
         if trace.workload.uuid not in live.missing or live.is_over:

@@ -77,7 +77,7 @@ def _kernel_location(error: Any) -> str:
     """Return the location of a Triton error, which has the kernel's source and the line in it, but no file."""
     kernel = [line.strip() for line in error.src.splitlines()]
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    for path in files:
+    for path in filter(None, files):
         if (file := _own_file(path)) is None:
             continue
         lines = [line.strip() for line in linecache.getlines(path)]

@@ -168,7 +168,7 @@ class Fleet:
             yield from self.turn()
 
     def add(self, jobs: list[Job]) -> None:
-        """Take further jobs. Where no device is left, each is tried again, and so is a solution that ran out of time."""
+        """Take further jobs. Where no device is left, each is tried again; so is a solution that ran out of time."""
         for key in {job.solution_key for job in jobs}:
             self._hung.forget(key)
         before = self._farm.open_builds
