@@ -41,12 +41,14 @@ class JobFinished:
 
 @dataclass(frozen=True)
 class JobFaulted:
-    """The job has no verdict: we, the data or the machine failed, not the solution."""
+    """The job has no verdict: we, the data or the machine failed, not the solution; or it was left out."""
 
     job: Job
     message: str
     is_out_of_time: bool = False
     """Whether the reference ran into the job's limit, and nothing else is known to be wrong."""
+    is_left_out: bool = False
+    """Whether the job was left out because a call of its solution ran out of time in another job of the run."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Tell = Callable[[Event], object]
 WITHOUT_VERDICT: Final = "without a verdict"
+LEFT_OUT: Final = "left out"
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def _count(event: Event, counts: Counter[str]) -> bool:
         counts[event.trace.evaluation.status.value] += 1
         return True
     if isinstance(event, JobFaulted):
-        counts[WITHOUT_VERDICT] += 1
+        counts[LEFT_OUT if event.is_left_out else WITHOUT_VERDICT] += 1
         return True
     return False
 

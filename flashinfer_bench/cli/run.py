@@ -119,7 +119,8 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
     if not args.no_save_results:
         for draft in drafts:
             save_draft(draft, trace_set)
-    _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
+    progress = choose_progress(sys.stderr, quiet=args.quiet, limit_s=config.timeout_seconds)
+    _run(engine, outcome, progress, save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
 

@@ -279,7 +279,10 @@ class TaskService:
             await self._end(live, "completed", None)
             return
         faults = list(dict.fromkeys(str(fault.message) for fault in handle.faults))
-        await self._end(live, "failed", "\n".join(faults) or error or f"no verdict for {len(live.missing)} workloads")
+        told = "\n".join(faults) or error or f"no verdict for {len(live.missing)} workloads"
+        # A task that the engine has completed without some jobs has left them out.
+        is_completed = error is None and handle.state == "completed"
+        await self._end(live, "completed" if is_completed else "failed", told)
 
     async def _record(self, live: LiveTask, solution: Solution, trace: Trace) -> None:
         if trace.workload.uuid not in live.missing or live.is_over:

@@ -47,6 +47,7 @@ from flashinfer_bench.worker.calls import (
     share_memory,
 )
 from flashinfer_bench.worker.confine import confine
+from flashinfer_bench.worker.error_location import find_location, message_of
 from flashinfer_bench.worker.gpu_relay.calls import GpuRelays
 from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.precompile import precompile
@@ -472,12 +473,18 @@ def describe_error(error: BaseException) -> dict[str, str]:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         trace = trace.tb_next
     try:
-        message = str(error)
+        message, location = message_of(error), find_location(error)
         lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
     except BaseException as second:
-        message, lines = f"(its message could not be read: {type(second).__name__})", []
-    kind, message, told = map(escape_surrogates, (type(error).__name__, message, "".join(lines)))
-    return {"type": kind[:500], "message": message[:MAX_TEXT], "traceback": told[-MAX_TEXT:]}
+        message, location, lines = f"(its message could not be read: {type(second).__name__})", "", []
+    said = (type(error).__name__, message, location, "".join(lines))
+    kind, message, location, told = map(escape_surrogates, said)
+    return {
+        "type": kind[:500],
+        "message": message[:MAX_TEXT],
+        "location": location[:MOST_WORDS],
+        "traceback": told[-MAX_TEXT:],
+    }
 
 
 def escape_surrogates(text: str) -> str:

@@ -297,6 +297,8 @@ class WorkerError(Part):
 
     type: ShortText
     message: Text
+    location: ShortText = ""
+    """Where it was raised in the solution's own files, as "at FILE:LINE, in FUNCTION"; empty if it was not there."""
     traceback: Text
 
 

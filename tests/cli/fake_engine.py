@@ -41,7 +41,7 @@ class FakeEngine:
     """Plans like the real engine and gives each job the verdict that `verdict_of` says.
 
     Args:
-        verdict_of: job → keywords of its evaluation, a text for a fault, or an exception to raise.
+        verdict_of: job → keywords of its evaluation, a text for a fault, its event, or an exception to raise.
     """
 
     machine = MACHINE
@@ -79,6 +79,9 @@ class FakeEngine:
                 yield JobStarted(job, CPU)
                 if isinstance(verdict, BaseException):
                     raise verdict
+                if isinstance(verdict, JobFaulted):
+                    yield verdict
+                    continue
                 yield JobFaulted(job, verdict) if isinstance(verdict, str) else finished(job, **verdict)
         finally:
             self.is_ended = True

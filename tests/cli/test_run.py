@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from flashinfer_bench.bench.events import JobFaulted
 from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
 from flashinfer_bench.cli.run import execute
@@ -68,6 +69,24 @@ def test_require_passed_makes_it_one(run):
 def test_require_passed_is_not_met_by_a_run_that_judged_nothing(run):
     assert run("--solutions", "in_cuda")[0] == 0
     assert run("--solutions", "in_cuda", "--require-passed")[0] == 1
+
+
+def test_a_job_that_was_left_out_is_told_apart_from_one_that_could_not_be_judged(run):
+    message = "left out: a call of double_python ran out of time on workload w0"
+    played = {0: {"status": "TIMEOUT", "log": "late"}, 1: message}
+
+    def verdict_of(job):
+        found = played.get(job.index, {})
+        return JobFaulted(job, found, is_left_out=True) if isinstance(found, str) else found
+
+    code, out, err, _ = run(verdict_of=verdict_of)
+    assert code == 1
+    assert f"Left out (--resume judges them)\n  double / double_python / w1\n    {message}\n" in out
+    assert re.search(r"4 jobs in \d+:\d\d: 2 PASSED, 1 TIMEOUT, 1 left out", out)
+    assert f"double / double_python / w1: {message}" in err
+    document = json.loads(run("--format", "json", verdict_of=verdict_of)[1])
+    names = {"definition": "double", "solution": "double_python", "workload": "w1"}
+    assert (document["faults"], document["left_out"]) == ([], [{**names, "message": message}])
 
 
 def test_a_job_without_a_verdict_fails_the_run_and_says_how_to_go_on(run):

@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -309,7 +310,7 @@ class Engine:
             self._record(happening)
             return
         if isinstance(happening, JobFaulted):
-            self._fault(self._take_out(happening.job), happening.message)
+            self._fault(self._take_out(happening.job), happening)
         elif isinstance(happening, JobStarted):
             with self._lock:
                 entry = self._open.find(happening.job.index)
@@ -351,14 +352,15 @@ class Engine:
             self._notes.clear()
             entries = self._open.close_all()
         for entry in entries:
-            self._fault(entry, reason)
-            self._tell(JobFaulted(entry.job, reason))
+            fault = JobFaulted(entry.job, reason)
+            self._fault(entry, fault)
+            self._tell(fault)
 
-    def _fault(self, entry: OpenJob, message: str) -> None:
-        self._watch.count("FAULT")
+    def _fault(self, entry: OpenJob, fault: JobFaulted) -> None:
+        self._watch.count("LEFT_OUT" if fault.is_left_out else "FAULT")
         self._seeds.forget(entry.job)
         for task, job in entry.waiting:
-            task.note(JobFaulted(job, message))
+            task.note(replace(fault, job=job))
 
     def _tell(self, event: Event) -> None:
         for callback in list(self._subscribers):

@@ -32,6 +32,7 @@ from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.host.retries import Retries
 from flashinfer_bench.bench.runner.host.station import Station
 from flashinfer_bench.bench.runner.host.turns import BuildTurns
+from flashinfer_bench.bench.runner.hung_solutions import HungSolutions
 from flashinfer_bench.bench.runner.places import LocalPlaces, Places, Session
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
 from flashinfer_bench.bench.schedule import Block, BlockQueue, IsReady
@@ -136,6 +137,7 @@ class Fleet:
         self.queue = self._rules.make_queue(self.times)
         self._announcer = Announcer(self._farm) if self._rules.compiles_ahead else None
         self._retries = Retries()
+        self._hung = HungSolutions()
         self._turns = BuildTurns(self._farm, self._rules.build_turn_s)
         self._notices: list[Notice] = []
         self._last_words = "no device could be used"
@@ -168,7 +170,9 @@ class Fleet:
             yield from self.turn()
 
     def add(self, jobs: list[Job]) -> None:
-        """Take further jobs. Where no device is left, each is tried again."""
+        """Take further jobs. Where no device is left, each is tried again; so is a solution that ran out of time."""
+        for key in {job.solution_key for job in jobs}:
+            self._hung.forget(key)
         before = self._farm.open_builds
         self._turns.begin_builds(is_busy=any(one.open_jobs for one in self._stations if one.device.kind == "cpu"))
         self._farm.add({job.solution_key: job.solution for job in jobs}.values())
@@ -196,6 +200,7 @@ class Fleet:
         """Forget what is known of a job's solution, of which no job is open."""
         self._farm.forget(job.solution)
         self.times.forget(job)
+        self._hung.forget(job.solution_key)
 
     def recall(self, is_meant: Callable[[Job], bool]) -> None:
         """Take blocks back that hold such a job and were not begun, since the order of the queue has changed."""
@@ -310,7 +315,7 @@ class Fleet:
                 yield from self._send(station, client)
             return
         while not station.open_jobs:
-            if any(self._retries.known_fault(job) for job in station.ahead.values()):
+            if any(self._known_fault(job) for job in station.ahead.values()):
                 take_back(station, self.queue)
             if not station.ahead:
                 yield from self._send(station, client)
@@ -339,8 +344,11 @@ class Fleet:
                     return
                 take_back(max(others, key=lambda other: len(other.ahead)), self.queue)
                 continue
-            known = {job.index: fault for job in batch.jobs if (fault := self._retries.known_fault(job)) is not None}
-            yield from (self._fault(job, known[job.index]) for job in batch.jobs if job.index in known)
+            known = {job.index: fault for job in batch.jobs if (fault := self._known_fault(job)) is not None}
+            for job in batch.jobs:
+                if job.index in known:
+                    self._forget(job)
+                    yield known[job.index]
             left = tuple(job for job in batch.jobs if job.index not in known)
             if not left:
                 continue
@@ -355,6 +363,13 @@ class Fleet:
     def _may_run(self, device: Device, solution: Solution) -> bool:
         """Tell whether a solution is built. On a CPU compilers would disturb the measurement."""
         return self._farm.is_ready(solution) and (device.kind != "cpu" or self._turns.may_measure)
+
+    def _known_fault(self, job: Job) -> JobFaulted | None:
+        """Return what is told of a job that cannot be judged, or is left out, as far as has been seen."""
+        fault, left_out = self._retries.known_fault(job), self._hung.reason(job.solution_key)
+        if fault is not None:
+            return JobFaulted(job, fault, is_out_of_time=self._retries.ran_out_of_time(job))
+        return None if left_out is None else JobFaulted(job, left_out, is_left_out=True)
 
     def _fault(self, job: Job, message: str) -> JobFaulted:
         self._forget(job)
@@ -406,6 +421,7 @@ class Fleet:
             job = station.open_jobs.pop(verdict.job)
             station.current = None
             self.times.add(job, verdict.seconds)
+            self._hung.note(job.solution_key, job.solution.name, job.workload.uuid, verdict.ran_out)
             self._forget(job)
             yield Judged(job, station.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
         elif "fault" in message:
@@ -414,6 +430,10 @@ class Fleet:
             station.current = None
             station.is_blamed = fault.retry
             phase = station.client.phase if station.client is not None else ""
+            if fault.is_left_out:
+                self._forget(job)
+                yield JobFaulted(job, fault.message, is_left_out=True)
+                return
             yield from self._retry_or_fault(job, fault.message, retry=fault.retry, phase=phase)
         elif "notice" in message:
             yield Notice(str(message["notice"]))

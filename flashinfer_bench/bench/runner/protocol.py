@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.compile.artifact import Kind
+from flashinfer_bench.errors import RanOut
 from flashinfer_bench.timing.settings import USUAL, TimingSettings
 
 REFERENCE_PHASE: Final = "reference"
@@ -154,6 +155,8 @@ class JobVerdict(Frame):
     job: int
     evaluation: dict[str, Any]
     seconds: float
+    ran_out: RanOut | None = None
+    """In which call it ran out of time; "first call" only for a solution whose first call may compile."""
 
 
 class JobFault(Frame):
@@ -163,3 +166,5 @@ class JobFault(Frame):
     message: str
     retry: bool
     """Trying again on a fresh session may help."""
+    is_left_out: bool = False
+    """Nothing failed: a call of the solution ran out of time in another job."""

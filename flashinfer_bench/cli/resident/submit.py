@@ -83,7 +83,7 @@ def _make_outcome(client: Client, report: TaskReport, solution: Solution, asked:
     for uuid, trace in traces.items():
         outcome.observe(JobFinished(jobs[uuid], trace, devices[uuid], 0.0))
     for uuid in jobs.keys() - traces.keys() if report.error is not None else ():
-        outcome.observe(JobFaulted(jobs[uuid], report.error or ""))
+        outcome.observe(JobFaulted(jobs[uuid], report.error or "", is_left_out=report.status == "completed"))
     return outcome
 
 

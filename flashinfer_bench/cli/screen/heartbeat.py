@@ -26,6 +26,7 @@ class Heartbeat:
         write: writes a line.
         clock: returns the time in seconds.
         silence_s: time without news after which a line is written.
+        note: what a line says after the devices, if any works.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         *,
         silence_s: float = SILENCE_S,
+        note: str = "",
     ) -> None:
         self._describe = describe
         self._write = write
         self._clock = clock
         self._silence_s = silence_s
+        self._note = note
         self.tally = Tally()
         """The counts of the events so far."""
         self._heard_at = clock()
@@ -72,8 +75,9 @@ class Heartbeat:
             if now - self._heard_at < self._silence_s:
                 return
             self._heard_at = now
-            lines = list(self._describe(self.tally, now)) or [NOTHING_RUNS]
-        self._write(f"still at work: {'; '.join(lines)}")
+            lines = list(self._describe(self.tally, now))
+        told = f"{'; '.join(lines)}{self._note}" if lines else NOTHING_RUNS
+        self._write(f"still at work: {told}")
 
     def _watch(self) -> None:
         while not self._ended.wait(self._silence_s / 10):

@@ -63,6 +63,16 @@ class RunOutcome:
         return [*self.resumed, *(event.trace for event in self.finished)]
 
     @property
+    def faulted(self) -> list[JobFaulted]:
+        """The jobs that could not be judged."""
+        return [fault for fault in self.faults if not fault.is_left_out]
+
+    @property
+    def left_out(self) -> list[JobFaulted]:
+        """The jobs that were left out, since a call of their solution ran out of time in another one."""
+        return [fault for fault in self.faults if fault.is_left_out]
+
+    @property
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
         return len(self.plan.jobs) - len(self.finished)
@@ -101,7 +111,8 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
     """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
     rows = summarise(outcome.traces, _expected(outcome))
     parts = [render_summary(rows, width)] if rows else []
-    parts += _describe_faults(outcome.faults, width)
+    parts += _describe_faults("No verdict (nothing that a solution did)", outcome.faulted, width)
+    parts += _describe_faults("Left out (--resume judges them)", outcome.left_out, width)
     skips = [wrap_line(line, width) for line in describe_skips(outcome.plan.skips)]
     parts += ["\n".join([*skips, ""])] if skips else []
     blind = [wrap_line(f"warning: {output}", width) for output in find_blind(outcome.traces)]
@@ -122,7 +133,8 @@ def outcome_document(outcome: RunOutcome, files: Iterable[Path]) -> dict[str, An
         "devices": [{"label": device.label, "name": device.name, "uuid": device.uuid} for device in outcome.devices],
         "jobs": [_finished_document(event) for event in outcome.finished],
         "resumed": [_trace_document(trace) for trace in outcome.resumed],
-        "faults": [{**_names(event.job), "message": event.message} for event in outcome.faults],
+        "faults": [{**_names(event.job), "message": event.message} for event in outcome.faulted],
+        "left_out": [{**_names(event.job), "message": event.message} for event in outcome.left_out],
         "skipped": skip_documents(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
@@ -146,12 +158,12 @@ def _trace_file(job: Job, trace_set: TraceSet) -> Path | None:
     return traces_path(root, author=job.solution.author, op_type=job.definition.op_type, definition=job.definition.name)
 
 
-def _describe_faults(faults: Iterable[JobFaulted], width: int) -> list[str]:
-    """Return the section of the faults: each message once and whole, under the jobs that ended with it."""
+def _describe_faults(title: str, faults: Iterable[JobFaulted], width: int) -> list[str]:
+    """Return a section of jobs without a verdict: each message once and whole, under the jobs that ended with it."""
     groups: dict[str, list[Job]] = {}
     for fault in faults:
         groups.setdefault(fault.message, []).append(fault.job)
-    lines = ["No verdict (nothing that a solution did)"] if groups else []
+    lines = [title] if groups else []
     for message, jobs in groups.items():
         lines += [wrap_line(name, width, 2) for name in _some_jobs(jobs)]
         lines += [wrap_line(line.strip(), width, 4 + _indent(line)) for line in _bounded_lines(message)]
@@ -206,11 +218,14 @@ def _some_jobs(jobs: list[Job]) -> list[str]:
 def _totals(outcome: RunOutcome) -> str:
     statuses = count_statuses(outcome.traces)
     parts = [f"{number} {status}" for status, number in statuses.items()]
-    faulted = len(outcome.faults) if outcome.is_interrupted else outcome.left
+    left_out = len(outcome.left_out)
+    faulted = len(outcome.faulted) if outcome.is_interrupted else outcome.left - left_out
+    if left_out:
+        parts.append(f"{left_out} left out")
     if faulted:
         parts.append(f"{faulted} without a verdict")
-    if outcome.left > faulted:
-        parts.append(f"{outcome.left - faulted} not finished")
+    if outcome.left > faulted + left_out:
+        parts.append(f"{outcome.left - faulted - left_out} not finished")
     kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
     jobs = f"{count(len(outcome.plan.jobs), 'job')}{kept}"
     return f"{jobs} in {format_duration(outcome.seconds)}: {', '.join(parts) or 'nothing to do'}"

@@ -63,9 +63,16 @@ class QuietProgress:
 class PlainProgress:
     """One line per finished job, for logs and pipes. During a long job, a line from time to time."""
 
-    def __init__(self, write: Callable[[str], None] = write_err, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], None] = write_err,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        limit_s: float | None = None,
+    ) -> None:
         self._write = write
-        self._heartbeat = Heartbeat(describe_devices, write, clock)
+        note = "" if limit_s is None else f" (a solution may take {limit_s:g} s on a workload: --timeout)"
+        self._heartbeat = Heartbeat(describe_devices, write, clock, note=note)
 
     def __enter__(self) -> PlainProgress:
         self._heartbeat.__enter__()
@@ -130,12 +137,21 @@ class LiveProgress:
         return render_progress(self._tally, self._clock())
 
 
-def choose_progress(stream: TextIO, *, quiet: bool, environment: Mapping[str, str] = os.environ) -> RunProgress:
-    """Return the display for stderr: live on a terminal, lines elsewhere, nothing where that is asked for."""
+def choose_progress(
+    stream: TextIO, *, quiet: bool, limit_s: float | None = None, environment: Mapping[str, str] = os.environ
+) -> RunProgress:
+    """Return the display for stderr: live on a terminal, lines elsewhere, nothing where that is asked for.
+
+    Args:
+        stream: what is drawn on.
+        quiet: show nothing.
+        limit_s: how long a solution may take on a workload; a line about a silent run tells it.
+        environment: the variables of this process.
+    """
     if quiet:
         return QuietProgress()
     can_redraw = stream.isatty() and environment.get("TERM") != "dumb"
-    return LiveProgress(stream) if can_redraw else PlainProgress()
+    return LiveProgress(stream) if can_redraw else PlainProgress(limit_s=limit_s)
 
 
 def describe_event(event: Event, tally: Tally) -> str:
@@ -145,7 +161,8 @@ def describe_event(event: Event, tally: Tally) -> str:
             verdict = describe_verdict(event.trace.evaluation) if event.trace.evaluation else ""
             return f"{_position(tally)} {describe_job(event.job)} on {event.device.label}: {verdict}"
         case JobFaulted():
-            return f"{_position(tally)} {describe_job(event.job)}: NO VERDICT: {_bounded(first_reason(event.message))}"
+            kind = "" if event.is_left_out else "NO VERDICT: "
+            return f"{_position(tally)} {describe_job(event.job)}: {kind}{_bounded(first_reason(event.message))}"
         case Notice():
             return f"note: {first_reason(event.message)}"
         case _:

@@ -48,8 +48,8 @@ def check_syntax(path: str, content: bytes) -> None:
     try:
         ast.parse(content, filename=path)
     except SyntaxError as error:
-        raise BuildFailure(
-            f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}\n    {(error.text or '').strip()}"
-        ) from None
+        location = path if error.lineno is None else f"{path}:{error.lineno}"
+        line = (error.text or "").strip()
+        raise BuildFailure(f"{type(error).__name__}: {error.msg}, at {location}\n    {line}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise BuildFailure(f"{path}: cannot be parsed: {type(error).__name__}: {error}") from None

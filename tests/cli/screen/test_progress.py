@@ -110,6 +110,17 @@ def test_a_silent_run_says_now_and_then_what_it_is_at(jobs):
     assert len(lines) == 2
 
 
+def test_a_silent_run_names_the_flag_of_the_limit(jobs):
+    lines, clock = [], Hours()
+    progress = PlainProgress(lines.append, clock, limit_s=300)
+    progress.show(JobStarted(jobs[0], CPU))
+    clock.now = 60.0
+    progress._heartbeat.beat()
+    assert lines[-1].startswith("still at work: cpu  1:00  double / double_python / w0 (")
+    assert "300 s" in lines[-1]
+    assert "--timeout" in lines[-1]
+
+
 def test_a_watched_run_is_told_of_by_itself_and_no_more_once_it_is_over(jobs):
     told = threading.Event()
     with Heartbeat(describe_devices, lambda _line: told.set(), silence_s=0.05) as heartbeat:

@@ -23,6 +23,8 @@ from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
+from flashinfer_bench.bench.planning.first_call import FirstCall
+from flashinfer_bench.bench.runner.hung_solutions import HungSolutions
 from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
@@ -41,7 +43,7 @@ from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.machine_check import MachineCheck
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.plans import plan_ahead, plan_solution
-from flashinfer_bench.bench.runner.session.precompiling import Precompiler
+from flashinfer_bench.bench.runner.session.precompiling import Precompiler, what_compiles
 from flashinfer_bench.bench.runner.session.reads import judge_reads
 from flashinfer_bench.bench.runner.session.reference_ahead import ReferenceAhead
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
@@ -145,6 +147,7 @@ class DeviceSession:
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
         self._machine = MachineCheck(hello, pool, tools, self.end_workers)
+        self._hung = HungSolutions()
         self._styles: dict[str, CallingStyle] = {}
         self._memory_kills = 0
         """The kernel's count of kills for want of memory when the job began."""
@@ -183,6 +186,7 @@ class DeviceSession:
             self._timer.release(above=LARGE_ARENA_BYTES)
         self._broken_loads.clear()
         self._broken_workloads.clear()
+        self._hung = HungSolutions()
         return BlockContext(
             definition=definition,
             config=ResolvedEvalConfig.model_validate(block.config),
@@ -228,6 +232,8 @@ class DeviceSession:
             return False
         if job.workload.uuid in self._broken_workloads or job.key in self._sound:
             return False
+        if self._hung.reason(order.solution) is not None:
+            return False
         return self._timer.recall(job) is None  # where the time is known, nothing is left that a solution could disturb
 
     def end_workers(self) -> None:
@@ -272,6 +278,9 @@ class DeviceSession:
         known = self._broken_workloads.get(job.workload.uuid, block.reference.broken)
         if known is not None:
             return JobFault(job=order.index, message=known, retry=False)
+        left_out = self._hung.reason(order.solution)
+        if left_out is not None:
+            return JobFault(job=order.index, message=left_out, retry=False, is_left_out=True)
         outcome: JobOutcome
         try:
             outcome = self._judge_in_fast_context(job)
@@ -302,7 +311,11 @@ class DeviceSession:
         printed = self._printed_ahead + printed
         if self._hello.isolated or (isinstance(outcome, SolutionFailure) and not self._recovers(outcome)):
             self._pool.discard()
-        return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes})
+        ran_out = outcome.ran_out if isinstance(outcome, SolutionFailure) else None
+        if ran_out is not None and what_compiles(job.solution) is FirstCall.NOTHING:
+            ran_out = "call"
+        self._hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
+        return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes}, ran_out)
 
     def _begin_check(self, job: JobContext) -> None:
         """Keep what the solution printed: its worker ends before the machine is looked at."""

@@ -15,7 +15,7 @@ from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.errors import RanOut, WorkloadFault
 
 BaselineKey = tuple[str, str]
 """Digests of a definition and of a workload."""
@@ -107,3 +107,5 @@ class JobResult:
     outcome: JobOutcome
     printed: str
     extra: dict[str, Any]
+    ran_out: RanOut | None = None
+    """As in `JobVerdict`."""

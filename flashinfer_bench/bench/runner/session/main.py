@@ -207,7 +207,12 @@ def judge(
     except NotPlain as error:
         message = f"evaluator {shared.evaluator.__name__} left a value that no trace can hold: {error}"
         return JobFault(job=job.index, message=message, retry=False)
-    return JobVerdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
+    return JobVerdict(
+        job=job.index,
+        evaluation=evaluation.model_dump(mode="json"),
+        seconds=time.monotonic() - start,
+        ran_out=result.ran_out,
+    )
 
 
 def send_answer(host: socket.socket, answer: JobVerdict | JobFault) -> None:

@@ -26,12 +26,27 @@ from flashinfer_bench.bench.runner.workers.timed.reader import Inspected
 from flashinfer_bench.bench.runner.workers.timed.rows import find_differing, slots_in
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
-from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Returned, Signature, Style
+from flashinfer_bench.errors import RanOut, SolutionFailure
+from flashinfer_bench.worker.protocol import (
+    Bound,
+    Called,
+    Claim,
+    Failed,
+    LaidOut,
+    Loaded,
+    Returned,
+    Signature,
+    Style,
+    WorkerError,
+)
 from flashinfer_bench.worker.wire import WireError
 
 CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution: where one raises, its worker may do the solution's next job."""
+REASON_CHARS: Final = 300
+"""Characters of the first line of what was raised. Tables show no longer line."""
+LEAST_REASON: Final = 80
+"""Characters of its message that are kept, however long its location is."""
 QUICK_REQUEST_S: Final = 0.1
 """Where a request of some calls takes less, the next one may have twice as many."""
 
@@ -70,6 +85,8 @@ class CallableKernel:
         self._tools = tools
         self._arena = tools.arena
         self._left_s = task.timeout_seconds
+        self._has_called = False
+        """Whether a call of this job has ended: the first one may compile."""
         self._now = time.monotonic
         self._places: CallPlaces | None = None
         self._laid_out: tuple[Any, ...] | None = None
@@ -304,9 +321,9 @@ class CallableKernel:
         try:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
-            raise SolutionFailure(
-                "TIMEOUT", f"{what} was still running after {self.task.timeout_seconds:g} s"
-            ) from None
+            message = f"{what} was still running after {self.task.timeout_seconds:g} s"
+            ran_out: RanOut | None = None if verb == "load" else "call" if self._has_called else "first call"
+            raise SolutionFailure("TIMEOUT", message, ran_out=ran_out) from None
         except WorkerGone as gone:
             message = f"the process ended during {what}: {gone}"
             if gone.ended is not None and self.worker.was_killed(gone.ended):
@@ -320,9 +337,20 @@ class CallableKernel:
             self._left_s -= self._now() - start
         if isinstance(answer, Failed):
             said = answer.error
-            message = lead_with_error(f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
+            message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
+        self._has_called = self._has_called or verb in CALLING
         return answer
+
+
+def _describe(said: WorkerError, what: str) -> str:
+    """Return what was raised: the first line has the location, too, and is short enough to be shown whole."""
+    first, _, rest = said.message.strip().partition("\n")
+    location = f", {said.location}" if said.location else ""
+    room = max(LEAST_REASON, REASON_CHARS - len(f"{said.type} in {what}: {location}"))
+    if len(first) > room:
+        first, rest = f"{first[: room - 1]}…", said.message
+    return f"{said.type} in {what}{': ' if first else ''}{first}{location}\n{rest}".rstrip()
 
 
 def _check_unchanged(name: str | None) -> None:

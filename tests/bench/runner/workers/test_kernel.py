@@ -172,7 +172,11 @@ def test_a_worker_sees_its_own_environment_and_nothing_of_the_users(open_kernel)
 @pytest.mark.parametrize(
     ("source", "status", "message"),
     [
-        ("def run(x):\n    raise ValueError('boom')", "RUNTIME_ERROR", "ValueError in the call: boom"),
+        (
+            "def run(x):\n    raise ValueError('boom')",
+            "RUNTIME_ERROR",
+            "ValueError in the call: boom, at main.py:2, in run",
+        ),
         ("import sys\ndef run(x):\n    sys.exit(0)", "RUNTIME_ERROR", "SystemExit"),
         ("import os\ndef run(x):\n    os._exit(0)", "RUNTIME_ERROR", "exit code 0"),
         ("import ctypes\ndef run(x):\n    ctypes.string_at(0)", "RUNTIME_ERROR", "SIGSEGV"),
