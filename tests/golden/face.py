@@ -35,7 +35,7 @@ def environment(**more: str) -> dict[str, str]:
     """Return the environment of a command: this tree, no GPU unless asked for, nothing of the user's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FIB_", "COLUMNS", "LINES"))}
     kept["CUDA_VISIBLE_DEVICES"] = os.environ.get(DEVICES, "")
-    kept["PYTHONPATH"] = str(TREE)
+    kept["PYTHONPATH"] = os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])])
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     return kept | more
 
