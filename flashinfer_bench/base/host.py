@@ -44,6 +44,15 @@ def usable_memory(root: Path = SYSTEM) -> int:
     return min([physical, *(limit for limit in limits if limit is not None)])
 
 
+def count_memory_kills(root: Path = SYSTEM) -> int:
+    """Return how many processes the kernel has killed for want of memory since it started; 0 if it does not say."""
+    try:
+        words = (root / "proc/vmstat").read_text(encoding="ascii").split()
+    except OSError:
+        return 0
+    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Stop the garbage collector for a step that makes many objects and no cycles of them.
