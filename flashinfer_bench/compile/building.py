@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import re
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,9 +24,11 @@ from typing import Final
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.base.host import count_memory_kills
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure
 from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Lease, Manifest, digest_file
 from flashinfer_bench.compile.diagnostics import (
+    KILLED,
     describe_failure,
     fails_everywhere,
     first_error,
@@ -36,15 +40,17 @@ from flashinfer_bench.compile.diagnostics import (
 from flashinfer_bench.compile.flags import count_threads
 from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.includes import check_read_files
-from flashinfer_bench.compile.recipe import BuildRecipe, BuildStep
+from flashinfer_bench.compile.recipe import LINK, BuildRecipe, BuildStep
 from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, StepLimits, StepProcess
-from flashinfer_bench.compile.toolkit import why_toolkit
+from flashinfer_bench.compile.toolkit import describe_missing, find_lacked
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
 PROBE_LIMIT_S: Final = 120.0
 """Seconds for compiling a source of one line. A compiler that takes longer is broken: the machine is at fault."""
 GIB: Final = 1 << 30
+LEAST_ROOM: Final = GIB
+"""Bytes of a disk for what compilers write meanwhile; with less, it may have been full."""
 MOST_LOG_BYTES: Final = 64 << 20
 """A log of the process that runs the compilers is not told where it has more bytes."""
 REMEMBERED: Final = (
@@ -84,6 +90,10 @@ class Building:
         self._held = ExitStack()
         self._folder = Path()
         self._failure: BuildFailure | None = None
+        self._lacks: str | None = None
+        """What the failure says that the toolkit lacks; the probe includes it."""
+        self._was_repeated = False
+        self._memory_kills = count_memory_kills()
         self._stays = False
         """Its failure is worth remembering."""
         self._blocked_since = 0.0
@@ -249,10 +259,18 @@ class Building:
         failed = report.failed
         if failed is None:
             return None if self.is_apart else self._accept()
-        lacks = why_toolkit(failed.output, self.recipe.toolkit) if self.recipe.toolkit is not None else None
-        reason = why_machine(failed) or lacks
+        kills = count_memory_kills() - self._memory_kills
+        reason = why_machine(failed, disk_is_full=has_no_room(self._folder), memory_kills=kills)
+        lacked = find_lacked(failed.output) if self.recipe.toolkit is not None else None
+        lacks = describe_missing(lacked, self.recipe.toolkit) if lacked and self.recipe.toolkit else None
+        if failed.name == LINK:
+            reason = reason or lacks
         if reason is not None:
             return self._give_up(BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}"))
+        if KILLED.search(failed.output) and not self._was_repeated:
+            self._was_repeated = True
+            self._compile(self.recipe.stages, self.parallel)
+            return None
         if self.header is not None and is_no_plain_error(failed):
             (self._folder / "headers").unlink()
             self.header = None
@@ -266,18 +284,20 @@ class Building:
             gib = self._limits.memory_bytes / GIB
             message = f"error: the compiler needed more than {gib:.1f} GiB of memory\n{message}"
         self._stays = fails_everywhere(failed)
+        self._lacks = lacks
         is_elsewhere = (first_error(failed.output) or "").startswith("/")  # in a header that is not the solution's
-        return self._probe(BuildFailure(message), with_header=is_elsewhere)
+        header = lacked if lacks else self.recipe.main_header if is_elsewhere else None
+        return self._probe(BuildFailure(message), header)
 
-    def _probe(self, failure: BuildFailure, *, with_header: bool) -> Outcome | None:
+    def _probe(self, failure: BuildFailure, header: str | None) -> Outcome | None:
         """Compile a short source of ours before the solution is blamed: it shows whether the compilers work."""
         if not self.recipe.probe:
             return self._give_up(failure)
         self._failure = failure
         remove_tree(self._folder / "src")  # the probe could include a header of the solution in place of the system's
-        sources = self.recipe.header_probe_sources if with_header else self.recipe.probe_sources
-        write_files(self._folder / "src", sources)
-        seconds = self._limits.seconds if with_header else PROBE_LIMIT_S
+        lead = f"#include <{header}>\n".encode() if header else b""
+        write_files(self._folder / "src", {path: lead + text for path, text in self.recipe.probe_sources.items()})
+        seconds = self._limits.seconds if header else PROBE_LIMIT_S
         limits = StepLimits(seconds, self._limits.memory_bytes, self._limits.file_bytes)
         self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=self.recipe.readable)
         return None
@@ -289,9 +309,9 @@ class Building:
             if self._stays:
                 self._remember(str(self._failure))
             return self._give_up(self._failure)
-        return self._give_up(
-            BuildFault(f"the compiler of this machine fails on a source of ours:\n{describe_failure(failed)}")
-        )
+        reason = self._lacks or why_machine(failed, disk_is_full=True, memory_kills=0)
+        reason = reason or "the compiler of this machine fails on a source of ours"
+        return self._give_up(BuildFault(f"{reason}:\n{describe_failure(failed)}"))
 
     def _accept(self) -> Outcome:
         """Check the files that the compilers read, then publish the products."""
@@ -371,6 +391,18 @@ def find_missing_entry(recipe: BuildRecipe, library: Path) -> BuildFailure | Non
         f"error: the library exports no function {recipe.symbol!r}; it has: {', '.join(names[:20]) or 'none'}; "
         f"export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({recipe.symbol}, your_function)"
     )
+
+
+def has_no_room(folder: Path) -> bool:
+    """Tell whether the disk of a folder is full, or nearly so, or its user's quota is."""
+    try:
+        room = os.statvfs(folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+    except OSError:
+        return True
+    return room.f_bavail * room.f_frsize < LEAST_ROOM
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -36,8 +36,9 @@ DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded")
 KILLED: Final = re.compile(
     r"(?:Killed|Terminated) signal terminated program|died due to signal (?:9|15)\b|\bKilled$", re.M
 )
+"""Words of drivers of compilers. A source can have the same words printed (`#error Killed`), so they prove nothing."""
 WRONG_ARCHITECTURE: Final = re.compile(
-    r"^.*(?:(?:not supported on|requires) \.target|Unsupported gpu architecture).*$", re.M
+    r"^(?:ptxas .*(?:not supported on|requires) \.target|nvcc fatal\s*: Unsupported gpu architecture).*$", re.M
 )
 NOT_PLAIN: Final = re.compile(
     r"internal compiler error|\.gch\b|\bPCH\b|precompiled header|Segmentation fault|signal terminated program", re.I
@@ -99,15 +100,21 @@ def fails_everywhere(step: StepReport) -> bool:
 
     A link may lack a library that is installed later. So does compiling where a file is missing.
     """
-    lacks = LACKING.search(step.output) or OUT_OF_MEMORY.search(step.output)
+    lacks = any(words.search(step.output) for words in (LACKING, OUT_OF_MEMORY, DISK_FULL, KILLED))
     return step.name.startswith("compile ") and not is_no_plain_error(step) and not lacks
 
 
-def why_machine(step: StepReport) -> str | None:
-    """Return why the machine, and not the solution, is to blame; None where the machine is not."""
-    if DISK_FULL.search(step.output):
+def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> str | None:
+    """Return why the machine, and not the solution, is to blame; None where the machine is not.
+
+    Args:
+        step: that failed.
+        disk_is_full: there is no room where it wrote.
+        memory_kills: processes that the kernel has killed meanwhile, because memory ran out.
+    """
+    if disk_is_full and DISK_FULL.search(step.output):
         return "the disk is full"
-    if step.code in (-signal.SIGKILL, -signal.SIGTERM) or KILLED.search(step.output):
+    if step.code in (-signal.SIGKILL, -signal.SIGTERM) or (memory_kills > 0 and KILLED.search(step.output)):
         return "a compiler was killed, probably because memory ran out: use fewer at once (--build-jobs)"
     return None
 

@@ -79,16 +79,24 @@ const float* from = static_cast<const float*>(x.data_ptr());
   float* to = static_cast<float*>(y.data_ptr());
   for (int64_t i = 0; i < x.numel(); ++i) to[i] = 2 * from[i];"""
 LAUNCH: Final = """\
-twice<<<1, 256>>>(static_cast<const float*>(x.data_ptr()), static_cast<float*>(y.data_ptr()), x.numel());
-  cudaError_t error = cudaDeviceSynchronize();
+cudaStream_t stream = STREAM;
+  twice<<<1, 256, 0, stream>>>(static_cast<const float*>(x.data_ptr()), static_cast<float*>(y.data_ptr()), x.numel());
+  cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));"""
+TVM_FFI_STREAM: Final = "static_cast<cudaStream_t>(TVMFFIEnvGetStream(x.device().device_type, x.device().device_id))"
+TORCH_STREAM: Final = "c10::cuda::getCurrentCUDAStream()"
 KERNEL: Final = """\
 #include <cuda_runtime.h>
+#include <cstdint>
 #include <stdexcept>
 __global__ void twice(const float* x, float* y, int64_t n) {
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) y[i] = 2 * x[i];
 }
 """
+TVM_FFI_CUDA: Final = KERNEL + TVM_FFI.replace("DOUBLE", LAUNCH.replace("STREAM", TVM_FFI_STREAM))
+TORCH_CUDA: Final = (
+    KERNEL + "#include <c10/cuda/CUDAStream.h>\n" + TORCH.replace("DOUBLE", LAUNCH.replace("STREAM", TORCH_STREAM))
+)
 LOADED: Final = """\
 import ctypes
 import os
@@ -153,10 +161,8 @@ def run(x):
 PROGRAMS: Final = (
     KnownGood("C++ with the binding tvm-ffi", "cpp", "main.cpp", TVM_FFI.replace("DOUBLE", LOOP), "tvm-ffi"),
     KnownGood("C++ with the binding torch", "cpp", "main.cpp", TORCH.replace("DOUBLE", LOOP), "torch"),
-    KnownGood(
-        "CUDA with the binding tvm-ffi", "cuda", "main.cu", KERNEL + TVM_FFI.replace("DOUBLE", LAUNCH), "tvm-ffi"
-    ),
-    KnownGood("CUDA with the binding torch", "cuda", "main.cu", KERNEL + TORCH.replace("DOUBLE", LAUNCH), "torch"),
+    KnownGood("CUDA with the binding tvm-ffi", "cuda", "main.cu", TVM_FFI_CUDA, "tvm-ffi"),
+    KnownGood("CUDA with the binding torch", "cuda", "main.cu", TORCH_CUDA, "torch"),
     KnownGood("Python that loads a library", "python", "loaded.py", LOADED),
     KnownGood("torch.compile", "python", "inductor.py", INDUCTOR, words=("torch.compile", "inductor")),
     KnownGood("torch.utils.cpp_extension", "python", "inline.py", INLINE, words=("cpp_extension", "flashinfer")),

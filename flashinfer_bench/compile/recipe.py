@@ -23,6 +23,10 @@ HEADERS: Final = "../headers"
 """The folder of precompiled headers, seen from there. Where there is none, compilers read the headers themselves."""
 
 
+LINK: Final = "link"
+"""Name of the step that makes the library."""
+
+
 @dataclass(frozen=True)
 class BuildStep:
     """One command, run in the folder of the sources."""
@@ -74,8 +78,8 @@ class BuildRecipe:
     probe: tuple[tuple[BuildStep, ...], ...] = ()
     """Steps that compile a source of one line. Where they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
-    header_probe_sources: Mapping[str, bytes] = field(default_factory=dict)
-    """The same with the binding's header, which takes longer: for errors in a header that is not the solution's."""
+    main_header: str | None = None
+    """The header that solutions with its binding include. The probe does so too for errors in headers of others."""
     needs_symbol: str | None = None
     """The symbol that the library must export. Without it the entry point is wrong."""
     header: BuildRecipe | None = None

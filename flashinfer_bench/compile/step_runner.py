@@ -73,10 +73,13 @@ class Running:
     def report(self) -> dict[str, Any]:
         """Wait for its end and say what came of it."""
         code = self.process.wait()
+        is_endless = self.total > MAX_OUTPUT_BYTES  # then it was ended here, and nobody else has killed it
         cut = self.total - len(self.head) - len(self.tail)
         middle = f"\n[... {cut} bytes cut ...]\n".encode() if cut else b""
         output = bytes(self.head) + middle + bytes(self.tail)
         seconds = time.monotonic() - self.start
+        if is_endless:
+            code, output = 1, output + b"\nerror: the compiler printed too much, and was ended"
         return {"name": self.name, "code": code, "output": output.decode("utf-8", "replace"), "seconds": seconds}
 
 

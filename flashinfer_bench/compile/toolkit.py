@@ -165,10 +165,10 @@ def describe_missing(name: str, version: tuple[int, int]) -> str | None:
     return f"{what}; try: pip install {pip}, or apt-get install {apt}"
 
 
-def why_toolkit(output: str, version: tuple[int, int]) -> str | None:
-    """Return what a failed step of nvcc lacked of the toolkit; None where it lacked nothing of it."""
-    for pattern in LACKS:
-        found = pattern.search(output)
-        if found is not None and (line := describe_missing(found[1], version)) is not None:
-            return line
-    return None
+def find_lacked(output: str) -> str | None:
+    """Return the header or library of the toolkit that a failed step did not find; None where it lacked none.
+
+    The source can have the same words printed: whoever asks has to see whether it is really missing.
+    """
+    found = (pattern.search(output) for pattern in LACKS)
+    return next((one[1] for one in found if one is not None and find_library(one[1]) is not None), None)

@@ -80,8 +80,9 @@ def test_a_log_is_bounded_and_the_cut_is_marked():
         ("a.cpp:1:1: error: x", 1, False),
     ],
 )
-def test_a_full_disk_and_a_kill_are_the_machines(output, code, is_machine):
-    assert (why_machine(report(output, code)) is not None) == is_machine
+def test_a_full_disk_and_a_kill_are_the_machines_where_more_than_words_tells_of_them(output, code, is_machine):
+    assert (why_machine(report(output, code), disk_is_full=True, memory_kills=1) is not None) == is_machine
+    assert (why_machine(report(output, code), disk_is_full=False, memory_kills=0) is not None) == (code < 0)
 
 
 def test_memory_and_architecture_are_told_apart_from_other_errors():

@@ -22,6 +22,7 @@ from flashinfer_bench.compile import (
 from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.compile.table import make_recipe
+from flashinfer_bench.compile.toolkit import LIBRARIES, is_in, toolkit_includes
 from tests.kit.make import make_solution
 from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
 from tests.kit.processes import wait_until_gone
@@ -277,6 +278,30 @@ def test_a_full_disk_and_a_killed_compiler_are_the_machines_fault(tmp_path, acti
     assert isinstance(built.error, BuildFault)
     assert message in str(built.error)
     assert left_behind(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "#error Killed",
+        'static_assert(false, "x\\ng++: fatal error: Killed signal terminated program cc1plus");',
+        "#error fatal error: error writing to x.o: No space left on device",
+        "#error Instruction 'wgmma.fence' not supported on .target 'sm_80'",
+    ],
+)
+def test_a_source_that_has_the_words_of_a_broken_machine_printed_is_to_blame(tmp_path, words):
+    built = build(tmp_path, make_native(main=f"{words}\n{EXPORT}"))
+    assert isinstance(built.error, BuildFailure)
+
+
+@pytest.mark.skipif(TOOLCHAIN.cuda is None, reason="needs nvcc")
+def test_a_header_of_the_toolkit_that_only_words_miss_is_there(tmp_path):
+    folders = toolkit_includes(TOOLCHAIN.cuda, TOOLCHAIN.nvidia_packages)
+    header = next((one.headers[0] for one in LIBRARIES if is_in(one.headers[0], folders)), None)
+    if header is None:
+        pytest.skip("this toolkit has no library")
+    main = f"#error fatal error: {header}: No such file or directory\n{EXPORT}"
+    assert isinstance(build(tmp_path, make_native(main=main, language="cuda")).error, BuildFailure)
 
 
 def test_a_compiler_that_does_not_end_is_ended_with_all_that_it_started(tmp_path):

@@ -22,7 +22,7 @@ from flashinfer_bench.compile.dependencies import cutlass_includes, wants_cutlas
 from flashinfer_bench.compile.flags import Flags, check_flags
 from flashinfer_bench.compile.headers import LIST, begins_with
 from flashinfer_bench.compile.includes import check_directives
-from flashinfer_bench.compile.recipe import HEADERS, PRODUCTS, BuildRecipe, BuildStep, BuildTarget
+from flashinfer_bench.compile.recipe import HEADERS, LINK, PRODUCTS, BuildRecipe, BuildStep, BuildTarget
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.compile.toolkit import toolkit_includes
 from flashinfer_bench.data import Solution
@@ -109,7 +109,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         readable=readable,
         probe=make_stages(replace(parts, flags=Flags()), [probe_unit]),
         probe_sources={probe_unit: probe_content},
-        header_probe_sources={probe_unit: f"#include <{binding.main_header}>\n".encode() + probe_content},
+        main_header=binding.main_header,
         needs_symbol=None if registers_operators(solution) else binding.exports(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,
@@ -273,7 +273,7 @@ def _link_step(parts: CommandParts, objects: Sequence[str]) -> BuildStep:
         command += ["-Wl,--as-needed", "-lcuda"] if has_driver else []
         whole = whole and has_driver
     command += ["-Wl,-z,defs"] if whole else []
-    return BuildStep("link", (*command, "-o", f"{PRODUCTS}/{LIBRARY}"))
+    return BuildStep(LINK, (*command, "-o", f"{PRODUCTS}/{LIBRARY}"))
 
 
 def _resolve_libraries(parts: CommandParts) -> list[str]:

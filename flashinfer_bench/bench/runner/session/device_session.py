@@ -287,7 +287,6 @@ class DeviceSession:
         except SolutionFailure as failure:
             fault = self._machine.why(job, failure, partial(self._begin_check, job))
             if fault is not None:
-                self._broken_loads.pop(job.solution.digest, None)
                 return JobFault(job=order.index, message=fault, retry=False)
             outcome = failure
         except OUT_OF_MEMORY as error:
