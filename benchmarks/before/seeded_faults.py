@@ -36,7 +36,7 @@ HOME: Final = Path(__file__).resolve().parents[2]
 FAULTS: Final = Path(__file__).with_name("seeded_faults.json")
 FOUND: Final = Path(__file__).with_name("seeded_faults_found.jsonl")
 SOURCES: Final = "flashinfer_bench"
-FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - |$)", re.MULTILINE)
+FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 LIMITS_S: Final = {"near": 150, "further": 240}
 """Seconds that the tests of one fault may take."""
 FILE_S: Final = 200
@@ -187,7 +187,7 @@ class Scratch:
             said.seek(0)
             text = said.read()
         failed = list(dict.fromkeys(FAILED.findall(text)))
-        if not is_late and process.returncode not in (0, 1, 5) and not failed:
+        if not is_late and process.returncode not in (0, 5) and not failed:
             failed = ["collection"]  # nothing could be imported
         return failed, is_late, text[-1500:]
 
