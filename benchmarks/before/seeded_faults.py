@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -177,13 +177,9 @@ class Scratch:
                 process.wait(limit_s)
                 is_late = False
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
                 is_late = True
+            finally:
+                end(process)
             said.seek(0)
             text = said.read()
         failed = list(dict.fromkeys(FAILED.findall(text)))
@@ -261,6 +257,20 @@ def ask_together(scratch: Scratch, faults: list[dict[str, Any]], paths: Sequence
         record(id="", stage="together", file=name, found=False, failed=failed[:20], late=is_late, seconds=seconds)
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that is still there, with its group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+
+
+def leave(*_: object) -> None:
+    """Leave so that the fault is taken out again."""
+    raise SystemExit(143)
+
+
 def list_tests(path: Path) -> list[Path]:
     """Return the files of tests below a path."""
     return [path] if path.is_file() else list(path.rglob("test_*.py"))
@@ -309,6 +319,7 @@ def main() -> int:
         return 0
     if asked.scratch is None:
         parser.error("name the folder of the copy")
+    signal.signal(signal.SIGTERM, leave)
     scratch = Scratch(asked.scratch.resolve())
     deadline = time.monotonic() + asked.minutes * 60
     if asked.what == "make":
