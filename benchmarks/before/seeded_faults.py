@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ HOME: Final = Path(__file__).resolve().parents[2]
 FAULTS: Final = Path(__file__).with_name("seeded_faults.json")
 FOUND: Final = Path(__file__).with_name("seeded_faults_found.jsonl")
 SOURCES: Final = "flashinfer_bench"
-FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - |$)", re.MULTILINE)
+FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 LIMITS_S: Final = {"near": 150, "further": 240}
 """Seconds that the tests of one fault may take."""
 FILE_S: Final = 200
@@ -177,17 +177,13 @@ class Scratch:
                 process.wait(limit_s)
                 is_late = False
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
                 is_late = True
+            finally:
+                end(process)
             said.seek(0)
             text = said.read()
         failed = list(dict.fromkeys(FAILED.findall(text)))
-        if not is_late and process.returncode not in (0, 1, 5) and not failed:
+        if not is_late and process.returncode not in (0, 5) and not failed:
             failed = ["collection"]  # nothing could be imported
         return failed, is_late, text[-1500:]
 
@@ -261,6 +257,20 @@ def ask_together(scratch: Scratch, faults: list[dict[str, Any]], paths: Sequence
         record(id="", stage="together", file=name, found=False, failed=failed[:20], late=is_late, seconds=seconds)
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that is still there, with its group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+
+
+def leave(*_: object) -> None:
+    """Leave so that the fault is taken out again."""
+    raise SystemExit(143)
+
+
 def list_tests(path: Path) -> list[Path]:
     """Return the files of tests below a path."""
     return [path] if path.is_file() else list(path.rglob("test_*.py"))
@@ -309,6 +319,7 @@ def main() -> int:
         return 0
     if asked.scratch is None:
         parser.error("name the folder of the copy")
+    signal.signal(signal.SIGTERM, leave)
     scratch = Scratch(asked.scratch.resolve())
     deadline = time.monotonic() + asked.minutes * 60
     if asked.what == "make":
