@@ -98,7 +98,9 @@ def tell_killed(place: str, first: WorkerKilled, second: WorkerKilled, memory_ki
     signals = [killed.ended.signal for killed in (first, second)]
     told = f"ended by signal {signals[0]} twice" if signals[0] == signals[1] else f"ended by signals {signals}"
     return SolutionFailure(
-        "RUNTIME_ERROR", f"{told}, in two workers; {second.message}. Nothing tells that the machine did it."
+        "RUNTIME_ERROR",
+        f"{told}: in two workers, the second time during {second.what}; the kernel ended no process for want of memory "
+        "meanwhile. A solution may not end its process; if something else did, run the job again without --resume",
     )
 
 
