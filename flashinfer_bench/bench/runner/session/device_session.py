@@ -87,7 +87,7 @@ def tell_killed(place: str, first: WorkerKilled, second: WorkerKilled, memory_ki
     """
     if first.ended.over_machine or second.ended.over_machine:
         raise KilledFault(
-            f"{place}: {second.message}. The solution or another program of this machine took it, each time in two "
+            f"{place}: {second.message}. The solution or another program of this machine took it, in both of two "
             "tries; find out which, or raise worker_memory_gb, and run the job again"
         )
     if memory_kills > 0:
