@@ -91,7 +91,7 @@ def tell_killed(place: str, first: WorkerKilled, second: WorkerKilled, memory_ki
     """
     if first.ended.over_machine or second.ended.over_machine:
         raise KilledFault(
-            f"{place}: {second.message}. The solution or another program of this machine took it, each time in two "
+            f"{place}: {second.message}. The solution or another program of this machine took it, in both of two "
             "tries; find out which, or raise worker_memory_gb, and run the job again"
         )
     if memory_kills > 0:
@@ -102,7 +102,9 @@ def tell_killed(place: str, first: WorkerKilled, second: WorkerKilled, memory_ki
     signals = [killed.ended.signal for killed in (first, second)]
     told = f"ended by signal {signals[0]} twice" if signals[0] == signals[1] else f"ended by signals {signals}"
     return SolutionFailure(
-        "RUNTIME_ERROR", f"{told}, in two workers; {second.message}. Nothing tells that the machine did it."
+        "RUNTIME_ERROR",
+        f"{told}: in two workers, the second time during {second.what}; the kernel ended no process for want of memory "
+        "meanwhile. A solution may not end its process; if something else did, run the job again without --resume",
     )
 
 

@@ -57,11 +57,13 @@ class WorkerKilled(SolutionFailure):
     """A signal ended the solution's worker that may have come from outside; another worker may tell.
 
     Attributes:
+        what: what the worker was asked for.
         ended: how the worker ended.
     """
 
-    def __init__(self, message: str, ended: WorkerExit) -> None:
-        super().__init__("RUNTIME_ERROR", message)
+    def __init__(self, what: str, ended: WorkerExit) -> None:
+        super().__init__("RUNTIME_ERROR", f"the process ended during {what}: {ended}")
+        self.what: Final = what
         self.ended: Final = ended
 
 
@@ -325,10 +327,9 @@ class CallableKernel:
             ran_out: RanOut | None = None if verb == "load" else "call" if self._has_called else "first call"
             raise SolutionFailure("TIMEOUT", message, ran_out=ran_out) from None
         except WorkerGone as gone:
-            message = f"the process ended during {what}: {gone}"
             if gone.ended is not None and self.worker.was_killed(gone.ended):
-                raise WorkerKilled(message, gone.ended) from None
-            raise SolutionFailure("RUNTIME_ERROR", message) from None
+                raise WorkerKilled(what, gone.ended) from None
+            raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
         except WireError as error:
             raise SolutionFailure(
                 "RUNTIME_ERROR", f"the process answered out of protocol during {what}: {error}"

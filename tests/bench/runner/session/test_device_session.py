@@ -153,7 +153,7 @@ def test_a_second_kill_is_a_fault_if_the_kernel_ran_out_of_memory_meanwhile(aren
     session._hello = SimpleNamespace(isolated=False)
     kills = itertools.count(step=int(rises))
     monkeypatch.setattr(device_session, "count_memory_kills", lambda: next(kills))
-    killed = WorkerKilled("the process ended", WorkerExit(None, signal.SIGKILL, 0, over_memory=False))
+    killed = WorkerKilled("the call", WorkerExit(None, signal.SIGKILL, 0, over_memory=False))
     monkeypatch.setattr(session, "_judge_at_rest", lambda _job: (_ for _ in ()).throw(killed))
     monkeypatch.setattr(session, "_recovers", lambda _failure: False)
     shared = open_empty_block(session)

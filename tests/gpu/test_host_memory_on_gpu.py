@@ -1,0 +1,62 @@
+"""Host memory that no process shows, beside a real GPU: pinned memory and the driver's are honest up to the limit.
+
+Run by hand where there are GPUs: python -m pytest -m gpu
+"""
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFaulted, JobFinished
+from flashinfer_bench.data import TraceSet
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PINS = """
+import torch
+kept = []
+def run(x):
+    if not kept:
+        kept.append(torch.ones({gigabytes} << 28, dtype=torch.float32).pin_memory())
+        kept.append(torch.empty({gigabytes} << 28, dtype=torch.float32, pin_memory=True).fill_(1))
+    return x * 2
+"""
+MANAGED = """
+import ctypes, torch
+cuda = ctypes.CDLL("libcuda.so.1")
+kept = []
+def run(x):
+    if not kept:
+        kept.append(ctypes.c_uint64())
+        assert cuda.cuMemAllocManaged(ctypes.byref(kept[0]), ctypes.c_size_t(1 << 30), 1) == 0
+        ctypes.memset(kept[0].value, 1, 1 << 30)
+    return x * 2
+"""
+
+
+def run(root, source, **overrides):
+    write_trace_set(
+        root,
+        definitions=[make_definition("double", reference="def run(x):\n    return x * 2\n")],
+        solutions=[make_solution("one", definition="double", source=source, destination_passing_style=False)],
+        workloads=[make_trace(definition="double", workload=make_workload("w", axes={"n": 8}), solution=None)],
+    )
+    config = BenchmarkConfig.default(devices=["0"], warmup_runs=1, iterations=5, num_trials=1, **overrides)
+    benchmark = Benchmark(TraceSet.from_path(root), config)
+    events = list(benchmark.run(benchmark.plan(), save_results=False))
+    (answer,) = [event for event in events if isinstance(event, (JobFinished, JobFaulted))]
+    return answer.message if isinstance(answer, JobFaulted) else answer.trace.evaluation.status.value
+
+
+@pytest.mark.parametrize(
+    ("source", "memory_gb"),
+    [
+        (PINS.format(gigabytes=1), None),
+        (PINS.format(gigabytes=1), 6.0),
+        (MANAGED, 6.0),
+        ("def run(x): return x * 2", 2),
+    ],
+    ids=["pinned", "pinned, with a limit", "managed", "a context alone"],
+)
+def test_pinned_and_managed_memory_within_the_limit_is_no_fault(tmp_path, source, memory_gb):
+    assert run(tmp_path, source, worker_memory_gb=memory_gb) == "PASSED"
