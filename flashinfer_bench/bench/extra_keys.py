@@ -6,6 +6,8 @@ here, before anything runs. A key that is nearly one of these causes a warning.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +32,10 @@ DSA_TOLERANCE: Final = "dsa_score_tolerance"
 MEASURE_REJECTED: Final = "measure_rejected"
 """Time a solution whose values are wrong, too. Its trace keeps its status and has no performance."""
 
+EXPONENT: Final = re.compile(r"[-+]?\d+[eE][-+]?\d+$")
+SHOWN_CHARS: Final = 80
+"""Characters of a wrong value that a message shows."""
+
 
 @dataclass(frozen=True)
 class ExtraKeyRule:
@@ -40,7 +46,8 @@ class ExtraKeyRule:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return is_whole or isinstance(value, float)
 
 
 _SHARE: Final = ExtraKeyRule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
@@ -68,7 +75,10 @@ RULES: Final[dict[str, ExtraKeyRule]] = {
 def why_wrong(key: str, value: Any) -> str | None:
     """Say what a known key's value should be; None where it is that, or the key is not known."""
     rule = RULES.get(key)
-    return None if rule is None or rule.holds(value) else f"extra.{key} is {value!r}; it should be {rule.words}"
+    if rule is None or rule.holds(value):
+        return None
+    hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if isinstance(value, str) and EXPONENT.match(value) else ""
+    return f"extra.{key} is {repr(value)[:SHOWN_CHARS]}; it should be {rule.words}{hint}"
 
 
 def find_wrong_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:

@@ -118,7 +118,9 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
         _announce(plan, engine.machine, trace_set)
     if not args.no_save_results:
         for draft in drafts:
-            save_draft(draft, trace_set)
+            file = save_draft(draft, trace_set)
+            if not args.quiet:
+                write_err(f"draft: {file}")
     progress = choose_progress(sys.stderr, quiet=args.quiet, limit_s=config.timeout_seconds)
     _run(engine, outcome, progress, save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)

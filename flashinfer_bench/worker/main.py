@@ -473,10 +473,14 @@ def describe_error(error: BaseException) -> dict[str, str]:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         trace = trace.tb_next
     try:
-        message, location = message_of(error), find_location(error)
-        lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
+        message = message_of(error)
     except BaseException as second:
-        message, location, lines = f"(its message could not be read: {type(second).__name__})", "", []
+        message = f"(its message could not be read: {type(second).__name__})"
+    try:
+        location = find_location(error)
+        lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
+    except BaseException:  # a cause that cannot be read
+        location, lines = "", []
     said = (type(error).__name__, message, location, "".join(lines))
     kind, message, location, told = map(escape_surrogates, said)
     return {

@@ -50,6 +50,14 @@ def test_a_wrong_value_is_named(key, value):
     assert why_wrong(key, value).startswith(f"extra.{key} is {value!r}; it should be ")
 
 
+def test_a_number_that_no_float_holds_is_wrong():
+    assert "it should be a number above 0" in why_wrong("max_absolute_error", 10**400)
+
+
+def test_a_power_of_ten_that_yaml_reads_as_text_is_told_how_to_write():
+    assert why_wrong("max_absolute_error", "1e-3").endswith("(YAML reads 1e-3 as text: write 1.0e-3)")
+
+
 def test_a_key_of_somebody_else_may_have_any_value():
     config = ResolvedEvalConfig(extra={"rounding_max_bias": None})
     assert find_wrong_extras([config]) == find_misspelt_extras([config]) == []

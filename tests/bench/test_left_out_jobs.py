@@ -1,10 +1,14 @@
 """A solution that does not end costs its limit once: its other jobs are left out, and a resumed run judges them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from flashinfer_bench import Benchmark, BenchmarkConfig, Engine, TraceSet
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench.bench.resident.task import Task, TaskOrder
+from flashinfer_bench.errors import TaskFailed
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
@@ -71,3 +75,12 @@ def test_a_task_of_an_engine_is_completed_without_them_and_judged_anew_when_subm
             assert [trace.evaluation.status.value for trace in task.result(60)] == ["TIMEOUT"]
             assert task.state == "completed"
             assert [fault.is_left_out for fault in task.faults] == [True, True]
+
+
+def test_a_task_without_the_timeout_does_not_look_completed(tmp_path):
+    job = SimpleNamespace(solution=make_solution(), workload=make_workload("w1"))
+    task = Task(TaskOrder(make_solution(), ("w0", "w1")), cancel=lambda _: None)
+    task.note(make_trace())
+    task.note(JobFaulted(job, "left out: another task's call ran out of time", is_left_out=True))
+    with pytest.raises(TaskFailed, match="left out"):
+        task.result(0)

@@ -22,6 +22,7 @@ from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.drafts.draft import is_kept_draft
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.store.ownership import is_of_first_root
 from flashinfer_bench.data.trace_set import TraceSet
@@ -31,6 +32,7 @@ from flashinfer_bench.errors import ConfigError
 # The same words for all definitions: skips are told together by reason.
 NO_DEFINITIONS: Final = "nothing was run: the set has no definitions"
 NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
+KEPT_DRAFT: Final = "`run --solution FILE` keeps it as a draft; --solution NAME or --author me runs it"
 NO_SOLUTIONS: Final = (
     f"it has no solutions; write them to {SOLUTIONS}/<author>/<op_type>/<definition>/<solution>.json, one a file"
 )
@@ -143,7 +145,7 @@ def make_plan(
     if wrong:
         raise ConfigError("\n".join(wrong))
     selected, skips = set_foreign_aside(selected, trace_set, config)
-    skips += [skip for item in selected for skip in _skips(item, machine, interpret=config.interpret)]
+    skips += [skip for item in selected for skip in _skips(item, machine, config)]
     resolve = partial(resolve_workload, config, trace_set)
     jobs: list[Job] = []
     decisions: Counter[Decision] = Counter()
@@ -200,16 +202,23 @@ def resolve_workload(
     return None if tolerance is None else config.resolve_eval_config(definition, tolerance)
 
 
-def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator[Skip]:
+def _skips(selected: Selected, machine: Machine, config: BenchmarkConfig) -> Iterator[Skip]:
     name = selected.definition.name
     reason = why_no_jobs(selected)
     if reason is not None:
         yield Skip(name, None, None, reason)
         return
     for solution in selected.solutions:
-        reason = why_not_here(solution, machine, interpret=interpret)
+        reason = _why_skipped(solution, machine, config)
         if reason is not None:
             yield Skip(name, solution.name, None, reason)
+
+
+def _why_skipped(solution: Solution, machine: Machine, config: BenchmarkConfig) -> str | None:
+    """Say why a solution is not run, None where it is."""
+    if config.solutions is None and config.authors is None and is_kept_draft(solution):
+        return KEPT_DRAFT
+    return why_not_here(solution, machine, interpret=config.interpret)
 
 
 def why_no_jobs(selected: Selected) -> str | None:
@@ -278,7 +287,7 @@ def _jobs(
         return
     made = maker()
     for solution in selected.solutions:
-        if why_not_here(solution, machine, interpret=config.interpret) is None:
+        if _why_skipped(solution, machine, config) is None:
             yield from made.jobs_of(solution)
 
 

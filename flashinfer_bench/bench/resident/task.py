@@ -96,14 +96,14 @@ class Task:
 
     @property
     def faults(self) -> list[JobFaulted]:
-        """The jobs that have no verdict, each with the reason. A job that was left out fails no task."""
+        """The jobs that have no verdict, each with the reason. A job left out beside a TIMEOUT fails no task."""
         with self._changed:
             return list(self._faults)
 
     def result(self, timeout_s: float | None = None) -> list[Trace]:
         """Wait for the task, and return its traces in the order of the workloads.
 
-        A workload that was left out, since a call on another one ran out of time, has none.
+        A workload that was left out, since a call on another one ran out of time, has none: that one is a TIMEOUT.
 
         Args:
             timeout_s: wait this many seconds at most; None waits for as long as it takes.
@@ -194,7 +194,9 @@ class Task:
             else:
                 self._faults.append(told)
             is_last = len(self._traces) + len(self._faults) >= len(self.order.workloads)
-            failed = [fault for fault in self._faults if not fault.is_left_out]
+            # A task that lacks the verdict for which its jobs were left out must not look as if all was well.
+            has_timeout = any(trace.evaluation and trace.evaluation.status.value == "TIMEOUT" for trace in self._traces)
+            failed = [fault for fault in self._faults if not (fault.is_left_out and has_timeout)]
         if is_last and failed:
             self.end("failed", TaskFailed(describe_faults(failed)))
         elif is_last:

@@ -10,7 +10,7 @@ from flashinfer_bench.cli.given.wildcards import is_wildcard
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
-from flashinfer_bench.data.store.drafts.draft import AUTHOR, MARK, Draft, DraftHints, is_draft_path, read_draft
+from flashinfer_bench.data.store.drafts.draft import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import solution_path
 from flashinfer_bench.errors import DataSetError, Fault, Misuse
@@ -105,7 +105,7 @@ def _check_name(draft: Draft, trace_set: TraceSet) -> None:
     if (there.author, there.definition) != (mine.author, mine.definition):
         whose = f"author {there.author}, of {there.definition}"
         raise DataSetError(f"{draft.path}: the set has another solution {mine.name!r} ({whose}); rename the file")
-    if not draft.is_packed and there.description != MARK:
+    if not draft.is_packed and not is_kept_draft(there):
         raise DataSetError(
             f"{draft.path}: the set has a solution {mine.name!r} that was not made of such a file; rename the file"
         )

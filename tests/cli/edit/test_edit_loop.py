@@ -52,6 +52,19 @@ def test_one_command_judges_a_file_and_keeps_its_source(root, tmp_path, capsys):
     assert TraceSet.from_path(root).get_solution("fast").sources[0].content.endswith("# again\n")
 
 
+def test_a_draft_is_judged_only_where_it_is_named(root, tmp_path, capsys):
+    (tmp_path / "fast.py").write_text(DOUBLE)
+    assert run("set", "--solution", "fast.py")[0] == 0
+    assert re.search(r"^draft: set/solutions/me/\S+/fast\.json$", capsys.readouterr().err, re.M)
+    assert run("set")[0] == 0
+    captured = capsys.readouterr()
+    assert re.search(r"^4 jobs in", captured.out, re.M)
+    assert "skipped double / fast: " in captured.out
+    for flags in (["--solution", "fast"], ["--author", "me"]):
+        assert run("set", *flags)[0] == 0
+        assert re.search(r"^2 jobs in", capsys.readouterr().out, re.M)
+
+
 def test_nothing_is_written_where_that_is_asked_for(root, tmp_path):
     (tmp_path / "fast.py").write_text(DOUBLE)
     assert run("set", "--solution", "fast.py", "--no-save-results")[0] == 0

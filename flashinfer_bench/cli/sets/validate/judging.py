@@ -168,8 +168,8 @@ def _take(event: Event, check: Check, trace_set: TraceSet, judged: JudgedSet) ->
     match event:
         case JobFinished(job, Trace(evaluation=Evaluation() as evaluation), _, seconds):
             status, reason = evaluation.status.value, reason_of(evaluation)
-            is_out_of_time = evaluation.status is EvaluationStatus.TIMEOUT
-        case JobFaulted(job, message, is_out_of_time):
+            is_out_of_time, is_left_out = evaluation.status is EvaluationStatus.TIMEOUT, False
+        case JobFaulted(job, message, is_out_of_time, is_left_out):
             status, reason, seconds = NO_VERDICT, first_reason(message), 0.0
         case Notice(message):
             write_err(message)
@@ -185,6 +185,8 @@ def _take(event: Event, check: Check, trace_set: TraceSet, judged: JudgedSet) ->
         if is_out_of_time and check == "baseline" and judged.is_on_cpu:
             told = f"not judged: {who} takes longer than {judged.limit_s:g} s on a CPU, on workload {job.workload.uuid}"
             told, severity = f"{told}; that is no fault, a GPU may tell more", "warning"
+        elif is_left_out:  # the job that ran out of time has told what is wrong
+            told, severity = f"not judged: {who} on workload {job.workload.uuid}: {reason}", "warning"
         judged.issues.append(_issue(check, trace_set, job.definition.name, told, severity))
 
 

@@ -65,6 +65,11 @@ class Draft(NamedTuple):
     """Whether a manifest or a packed file says it all."""
 
 
+def is_kept_draft(solution: Solution) -> bool:
+    """Tell whether a solution of a set was made of a file that somebody edits."""
+    return solution.description == MARK
+
+
 def is_draft_path(text: str) -> bool:
     """Tell whether a text is meant as the path of a draft, and not as the name of a solution."""
     path = Path(text)
