@@ -62,7 +62,7 @@ def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:
         return 0
     bits, value = NANS[expected.dtype]
     count = 0
-    sides = [side.contiguous().view(-1).split(LOOKED_AT_TOGETHER) for side in (expected, got)]
+    sides = [torch.split(side.contiguous().view(-1), LOOKED_AT_TOGETHER) for side in (expected, got)]
     for wanted, found in zip(*sides, strict=True):
         is_fill = found.view(bits) == value
         if bool(is_fill.any()):
