@@ -331,4 +331,4 @@ class Choosing(DefaultEvaluator):
 def test_an_evaluator_with_a_comparison_of_its_own_has_no_strong_inputs():
     job, baseline, _ = open_job(COUNTS, evaluator=Choosing)
     assert plan_regimes(job, baseline.outputs) is None
-    assert job.notes["why_no_regimes"] == "Choosing does not compare element by element"
+    assert job.notes["why_no_regimes"] == "none of its outputs is a float"

@@ -70,7 +70,7 @@ RUN: Final = 16
 RUN_WORD: Final = int.from_bytes(bytes([1]) * WORD, "little")
 """A word of eight bytes that are all as the poison is: 1 each."""
 SECOND_SHARE: Final = 0.25
-"""Share of the calls whose outputs get the second poison of their dtype: who skips work under that one gains little."""
+"""Share of the calls whose outputs get the second poison of their dtype. Skipping work under that one gains little."""
 LOOKED_AT: Final = 4096
 """Elements of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
 
@@ -278,11 +278,9 @@ class CallPlaces:
             if held is None:
                 continue
             usual, *others = fill_words(output.dtype)
-            chosen = {index for index in indices if others and self._chance.random() < SECOND_SHARE}
-            for word, some in (
-                (usual, [at for at in indices if at not in chosen]),
-                *((one, list(chosen)) for one in others),
-            ):
+            second = [at for at in indices if others and self._chance.random() < SECOND_SHARE]
+            first = [at for at in indices if at not in second]
+            for word, some in ((usual, first), *((other, second) for other in others)):
                 if isinstance(told, KernelWriter):
                     told.fill_rows(held, some, word)
                     continue
