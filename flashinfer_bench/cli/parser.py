@@ -111,7 +111,7 @@ def number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}")
+        raise argparse.ArgumentTypeError(f"needs a finite number, not {text!r}")
     return int(value) if value.is_integer() else value
 
 

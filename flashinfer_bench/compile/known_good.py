@@ -77,7 +77,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
 LOOP: Final = """\
 const float* from = static_cast<const float*>(x.data_ptr());
   float* to = static_cast<float*>(y.data_ptr());
-  for (int64_t i = 0; i < x.numel(); ++i) to[i] = 2 * from[i];"""
+  if (ON_CPU)  // the host cannot reach a GPU's memory
+    for (int64_t i = 0; i < x.numel(); ++i) to[i] = 2 * from[i];"""
+TVM_FFI_CPP: Final = TVM_FFI.replace("DOUBLE", LOOP.replace("ON_CPU", "x.device().device_type == kDLCPU"))
+TORCH_CPP: Final = TORCH.replace("DOUBLE", LOOP.replace("ON_CPU", "x.is_cpu()"))
 LAUNCH: Final = """\
 cudaStream_t stream = STREAM;
   twice<<<1, 256, 0, stream>>>(static_cast<const float*>(x.data_ptr()), static_cast<float*>(y.data_ptr()), x.numel());
@@ -159,8 +162,8 @@ def run(x):
 
 
 PROGRAMS: Final = (
-    KnownGood("C++ with the binding tvm-ffi", "cpp", "main.cpp", TVM_FFI.replace("DOUBLE", LOOP), "tvm-ffi"),
-    KnownGood("C++ with the binding torch", "cpp", "main.cpp", TORCH.replace("DOUBLE", LOOP), "torch"),
+    KnownGood("C++ with the binding tvm-ffi", "cpp", "main.cpp", TVM_FFI_CPP, "tvm-ffi"),
+    KnownGood("C++ with the binding torch", "cpp", "main.cpp", TORCH_CPP, "torch"),
     KnownGood("CUDA with the binding tvm-ffi", "cuda", "main.cu", TVM_FFI_CUDA, "tvm-ffi"),
     KnownGood("CUDA with the binding torch", "cuda", "main.cu", TORCH_CUDA, "torch"),
     KnownGood("Python that loads a library", "python", "loaded.py", LOADED),

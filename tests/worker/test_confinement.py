@@ -443,14 +443,14 @@ import ctypes, mmap, os
 libc = ctypes.CDLL(None)
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 kept = []
-for _ in range(6):
+for _ in range(15):
     kept.append(mmap.mmap(-1, 100 << 20))
     at = ctypes.addressof(ctypes.c_char.from_buffer(kept[-1]))
     ctypes.memset(at, 1, 100 << 20)
     libc.madvise(at, 100 << 20, 4)  # MADV_DONTNEED: the kernel keeps it, and no process shows it
 """
 HIDDEN = {
-    "file": 'import os\nfor _ in range(2):\n    os.posix_fallocate(os.memfd_create("own"), 0, 300 << 20)\n',
+    "file": 'import os\nfor _ in range(3):\n    os.posix_fallocate(os.memfd_create("own"), 0, 500 << 20)\n',
     "zapped": ZAPPED,
 }
 

@@ -313,9 +313,10 @@ class DeviceSession:
         if self._hello.isolated or (isinstance(outcome, SolutionFailure) and not self._recovers(outcome)):
             self._pool.discard()
         ran_out = outcome.ran_out if isinstance(outcome, SolutionFailure) else None
-        if ran_out is not None and what_compiles(job.solution) is FirstCall.NOTHING:
-            ran_out = "call"
-        self._hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
+        if ran_out is not None:
+            if what_compiles(job.solution) is FirstCall.NOTHING:
+                ran_out = "call"
+            self._hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
         return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes}, ran_out)
 
     def _begin_check(self, job: JobContext) -> None:
