@@ -29,6 +29,8 @@ MARK = "FIB_GOLDEN_MARK"
 """Environment variable by which the processes of one command are found, whoever their parent is."""
 CONTRADICTED = "as timed from outside"
 """A part of the reason of a RUNTIME_ERROR that a busy CPU can cause. It is noise of the clock, and no verdict here."""
+OLD_INTERPRETER = "only 0-dimensional arrays can be converted"
+"""What Triton 3.6's interpreter says of products with NumPy 2.5, which it does not know yet."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -229,8 +231,9 @@ def read_traces(root: Path) -> list[dict[str, Any]]:
 
 
 def is_noise(job: dict[str, Any]) -> bool:
-    """Tell whether a verdict came of a busy CPU: the clock contradicted a time."""
-    return job["status"] == "RUNTIME_ERROR" and CONTRADICTED in (job.get("reason") or "")
+    """Tell whether a verdict came of a busy CPU, whose clock contradicted a time, or of Triton's interpreter."""
+    reason = job.get("reason") or ""
+    return job["status"] == "RUNTIME_ERROR" and (CONTRADICTED in reason or OLD_INTERPRETER in reason)
 
 
 def statuses(document: dict[str, Any]) -> dict[str, str]:
