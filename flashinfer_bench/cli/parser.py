@@ -109,7 +109,7 @@ def number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
+        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"needs a finite number, not {text!r}")
     return int(value) if value.is_integer() else value
