@@ -121,5 +121,7 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
 
 def other_architecture(step: StepReport) -> str | None:
     """Return the line in which a compiler says that the code needs another GPU; None where it does not say so."""
+    if first_error(step.output, ERRORS[:2]) is not None:  # the source is wrong, whatever else it has printed
+        return None
     found = WRONG_ARCHITECTURE.search(step.output)
     return re.sub(r"^.*\b(?:error|fatal)\s*: ", "", found[0]).strip() if found else None

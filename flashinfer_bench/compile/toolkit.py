@@ -60,7 +60,7 @@ NAMED: Final = re.compile(r'[<"]([^>"\n]+)[>"]')
 LACKS: Final = (
     re.compile(r"fatal error: ([\w./+\-]+): No such file"),
     re.compile(r"(?:cannot|could not) open source file \"([\w./+\-]+)\""),
-    re.compile(r"cannot find -l(\w+)"),
+    re.compile(r"^\S*ld(?:\.\w+)?: cannot find -l(\w+)", re.MULTILINE),
 )
 """How g++, nvcc and ld say that they lack a file."""
 

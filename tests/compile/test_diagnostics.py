@@ -93,6 +93,8 @@ def test_memory_and_architecture_are_told_apart_from_other_errors():
     words = "Instruction 'wgmma.fence' not supported on .target 'sm_80'"
     assert other_architecture(report(f"one\n{line}\ntwo")) == words
     assert other_architecture(report("a.cpp:1:1: error: x")) is None
+    printed = "a.cpp:1:15: error: static assertion failed:\n"  # by the source, which chose the next line
+    assert other_architecture(report(f"{printed}{line}")) is None
 
 
 NINJA = """RuntimeError in the import: Error building extension 'mine': [1/2] c++ -MMD -c main.cpp -o main.o

@@ -98,6 +98,7 @@ def test_each_library_is_named_with_its_packages():
         ),
         ("a.cu:1:10: fatal error: mine.h: No such file or directory", None),
         ("/usr/bin/ld: cannot find -lmine", None),
+        ('/usr/bin/ld: a.o: undefined reference to `"cannot find -lcusparse"', None),
     ],
 )
 def test_what_a_compiler_lacked_is_read_off_its_output(output, lacks):

@@ -23,8 +23,8 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     MOST_DRAWS,
     PATIENCE_S,
     REGIME_ROUNDING,
-    OtherTies,
     add_rounding,
+    call_with_other_ties,
 )
 
 FLOAT_CHANGE: Final = 0.01
@@ -119,8 +119,7 @@ def find_left_out(
     draws, start = 0, now()
     while suspects and draws < MOST_DRAWS and now() - start <= PATIENCE_S:
         drawn = derive_seed(seed, "constants", draws)
-        with OtherTies(drawn):
-            found = reference(add_rounding(call.inputs, REGIME_ROUNDING, drawn))
+        found, _ = call_with_other_ties(reference, add_rounding(call.inputs, REGIME_ROUNDING, drawn), drawn)
         draws += 1
         for number, (changed, wrong) in list(suspects.items()):
             turned = differs(found[number], constants[number]) != changed

@@ -40,7 +40,7 @@ from flashinfer_bench.bench.runner.session.arena_turns import LARGE_ARENA_BYTES,
 from flashinfer_bench.bench.runner.session.beside import told_in_turns
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
-from flashinfer_bench.bench.runner.session.machine_check import MachineCheck
+from flashinfer_bench.bench.runner.session.machine_check import PROGRAM_S, MachineCheck
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.plans import plan_ahead, plan_solution
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler, what_compiles
@@ -322,7 +322,7 @@ class DeviceSession:
     def _begin_check(self, job: JobContext) -> None:
         """Keep what the solution printed: its worker ends before the machine is looked at."""
         self._printed_calling += self._pool.take_output()
-        self._tell(Phase(job=job.order.index, name="a program of ours", limit_s=BUILD_LIMIT_S))
+        self._tell(Phase(job=job.order.index, name="a program of ours", limit_s=BUILD_LIMIT_S + PROGRAM_S))
 
     def _recovers(self, failure: SolutionFailure) -> bool:
         """Tell whether the worker can do its solution's next job: the solution merely raised, and all of it works."""

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -28,13 +29,16 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile.building import has_no_room
 from flashinfer_bench.compile.diagnostics import DISK_FULL
 from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
 from flashinfer_bench.compile.recipe import BuildTarget
-from flashinfer_bench.errors import BuildFault, SolutionFailure
+from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFailure
 
 PROGRAM_S: Final = 240.0
 """Seconds for loading and calling one of our programs; torch.compile and nvcc take a minute on a busy machine."""
+BELIEVED_S: Final = 60.0
+"""Seconds for which a failure of a program of ours is believed: it may cost minutes to see it again."""
 ELEMENTS: Final = 1024
 CURES: Final = (
     (
@@ -83,8 +87,10 @@ class MachineCheck:
         self._pool = pool
         self._tools = tools
         self._end_workers = end_workers
-        self._found: dict[str, str | None] = {}
-        """Program → how it failed; None where it works."""
+        self._works: set[str] = set()
+        """Programs that have worked."""
+        self._failed: dict[str, tuple[float, str]] = {}
+        """Program → when it failed, and how. It is tried again after BELIEVED_S: a full disk may be empty by then."""
 
     def why(self, job: JobContext, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
         """Return why the machine is to blame for a failure; None where the solution is.
@@ -100,15 +106,24 @@ class MachineCheck:
         if failure.status not in ("COMPILE_ERROR", "RUNTIME_ERROR") or find_cure(failure.message) is None:
             return None
         solution = job.solution
+        is_full = bool(DISK_FULL.search(failure.message))
+        if is_full:  # by the solution's own files, perhaps
+            self._end_workers()
+            remove_tree(Path(self._pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+            is_full = has_no_room(Path(self._hello.cache_root)) or has_no_room(Path(tempfile.gettempdir()))
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
             if program.needs_gpu and self._hello.device != "cuda":
                 continue
-            known = self._found.get(program.what, "never tried")
-            if known == "never tried" or (known is None and DISK_FULL.search(failure.message)):
+            if program.what in self._works and not is_full:
+                continue
+            failed_at, why = self._failed.get(program.what, (-BELIEVED_S, ""))
+            if time.monotonic() - failed_at >= BELIEVED_S:
                 tell()
-                known = self._found[program.what] = self._try(program)
-            if known is not None:
-                return known
+                why = self._try(program) or ""
+                self._failed[program.what] = time.monotonic(), why
+            if why:
+                return why
+            self._works.add(program.what)
         return None
 
     def _try(self, program: KnownGood) -> str | None:
@@ -126,6 +141,10 @@ class MachineCheck:
                 self._call(describe_solution(built))
             except SolutionFailure as failure:
                 return None if failure.status == "TIMEOUT" else self._describe(program, failure.message)
+            except DeviceFault:
+                raise
+            except (Fault, RuntimeError):  # nothing that tells of the solution
+                return None
             finally:
                 self._end_workers()
         return None

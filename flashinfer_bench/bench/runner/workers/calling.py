@@ -157,6 +157,8 @@ class CallableKernel:
             undecided, self.calling_style = self._style, CallingStyle("dps", "a call with its inputs alone failed")
             try:
                 self._make_calls(inputs)
+            except WorkerKilled:
+                raise
             except SolutionFailure:
                 self.calling_style = undecided
                 raise failure from None
@@ -324,7 +326,9 @@ class CallableKernel:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
             message = f"{what} was still running after {self.task.timeout_seconds:g} s"
-            ran_out: RanOut | None = None if verb == "load" else "call" if self._has_called else "first call"
+            ran_out: RanOut | None = "call" if self._has_called else "first call"
+            if verb == "load" or self._now() - start < self.task.timeout_seconds / 2:  # others took most of the time
+                ran_out = None
             raise SolutionFailure("TIMEOUT", message, ran_out=ran_out) from None
         except WorkerGone as gone:
             if gone.ended is not None and self.worker.was_killed(gone.ended):
@@ -340,7 +344,7 @@ class CallableKernel:
             said = answer.error
             message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
-        self._has_called = self._has_called or verb in CALLING
+        self._has_called = self._has_called or (verb in CALLING and fields.get("part") != "setup")
         return answer
 
 

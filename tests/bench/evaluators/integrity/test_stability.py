@@ -13,6 +13,7 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     REGIME_ROUNDING,
     Stability,
     add_rounding,
+    call_with_other_ties,
 )
 
 pytestmark = pytest.mark.cpu
@@ -133,3 +134,22 @@ def test_sigmoids_that_are_off_by_a_little_move_numbers_far_from_zero():
     x = torch.tensor([0.0, 1.0, 4.0, 9.0]).repeat(2000, 1)
     (found,) = add_rounding([x], GATE_ROUNDING, 3)
     assert (found - x).std(dim=0).tolist() == pytest.approx([0.0, 0.0079, 0.0415, 0.903], rel=0.1)
+
+
+def test_a_reference_that_runs_under_no_mode_is_called_without_one():
+    def picky(inputs):
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            raise NotImplementedError("no rule registered for this mode")
+        return [inputs[0].topk(1).values]
+
+    outputs, has_chosen = call_with_other_ties(picky, [torch.tensor([1.0, 3.0, 2.0])], seed=1)
+    assert (outputs[0].tolist(), has_chosen) == ([3.0], False)
+
+
+def test_a_choice_keeps_its_shape_under_other_ties():
+    def largest(inputs):
+        return [inputs[0].argmax(keepdim=True), inputs[0].argmax(), inputs[0].argmax(dim=1, keepdim=True)]
+
+    outputs, has_chosen = call_with_other_ties(largest, [torch.tensor([[1.0, 4.0], [3.0, 2.0]])], seed=1)
+    assert has_chosen
+    assert [one.tolist() for one in outputs] == [[[1]], 1, [[1], [0]]]
