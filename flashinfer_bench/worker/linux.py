@@ -342,19 +342,22 @@ def _read_memory(path: Path) -> Memory | None:
     return None if private is None else Memory(private, read_kilobytes(status, b"RssShmem") or 0)
 
 
-def hidden_memory(file: Path = MACHINE_MEMORY) -> int:
-    """Return the bytes of the machine's memory that are in use and are no process's private memory.
+def hidden_memory(file: Path = MACHINE_MEMORY) -> tuple[int, int]:
+    """Return the bytes of the machine's memory that are in use and are no process's private memory, counted twice.
 
-    Shared memory is among them, mapped or not, with the kernel's tables, buffers and pinned pages. 0 where the kernel
-    does not tell.
+    First whatever is neither available nor private: pinned pages and drivers' buffers, too. The kernel tells of freed
+    memory late, so this lags. Then what the kernel counts at once: shared memory, mapped or not, its tables and its
+    buffers. Zeros where the kernel does not tell.
     """
     try:
         told = file.read_bytes()
     except OSError:
-        return 0
+        return 0, 0
     total, *rest = (read_kilobytes(told, name) for name in (b"MemTotal", b"MemAvailable", b"AnonPages"))
     known = [one for one in rest if one is not None]
-    return 0 if total is None or len(known) < len(rest) else total - sum(known)
+    taken = 0 if total is None or len(known) < len(rest) else total - sum(known)
+    kinds = (read_kilobytes(told, name) for name in (b"Shmem", b"SUnreclaim", b"PageTables"))
+    return taken, sum(one or 0 for one in kinds)
 
 
 def read_kilobytes(status: bytes, name: bytes) -> int | None:

@@ -62,6 +62,9 @@ SENT_BY_OTHERS: Final = frozenset(
 """Signals by which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
 MACHINE_POLL_S: Final = 0.5
 """Seconds between two looks at the machine's memory while a worker is asked for something."""
+FREED_S: Final = 5.0
+"""Seconds for which a worker's end waits for the kernel to free what it held."""
+POLL_FREED_S: Final = 0.05
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
 """Memory that no process shows may always grow by the smaller of the machine's memory divided by MACHINE_SHARE, and
 MOST_NOISE_BYTES: drivers and other programs move it, too."""
@@ -100,6 +103,13 @@ class WorkerExit:
             hint = "; the system may have run out of memory" if self.signal == signal.SIGKILL else ""
             return f"it was killed by {name}{hint}"
         return f"it ended with exit code {self.code}"
+
+
+def _hidden_memory() -> tuple[int, int]:
+    """Return the two counts of `hidden_memory`, less the session's own arena."""
+    arena = resident_memory(os.getpid()).shared
+    taken, counted = hidden_memory()
+    return taken - arena, counted - arena
 
 
 class WorkerGone(Exception):
@@ -150,7 +160,8 @@ class WorkerProcess:
         self._gpu_uuid: str | None = order.get("gpu_uuid")
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
-        self._least_hidden, self._next_look = math.inf, -math.inf
+        self._least_hidden: tuple[float, ...] = (math.inf, math.inf)
+        self._next_look = -math.inf
         self.is_loaded = False
         """A reference was loaded."""
         self.has_setup = False
@@ -261,11 +272,18 @@ class WorkerProcess:
         if not self.is_ready or now < self._next_look:
             return
         self._next_look = now + MACHINE_POLL_S
-        hidden = hidden_memory() - resident_memory(os.getpid()).shared  # the arena is the session's
-        self._least_hidden = min(hidden, self._least_hidden)
-        if hidden - self._least_hidden > self._most_hidden:
+        if self._hidden_growth() > self._most_hidden:
             self.begin_end()
+            deadline = self._now() + FREED_S
+            while self._hidden_growth() > self._most_hidden / 8 and self._now() < deadline:
+                time.sleep(POLL_FREED_S)  # else the next worker would begin with what this one has held
             raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
+
+    def _hidden_growth(self) -> float:
+        """Return the bytes by which memory that no process shows is above the least that was seen."""
+        now = _hidden_memory()
+        self._least_hidden = tuple(map(min, now, self._least_hidden))
+        return max(one - least for one, least in zip(now, self._least_hidden, strict=True))
 
     @property
     def is_light(self) -> bool:
