@@ -18,7 +18,7 @@ from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice, RunStarted
 from flashinfer_bench.bench.planning.first_call import FirstCall
-from flashinfer_bench.bench.planning.plan import Plan, Skip, describe_nothing, make_plan
+from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
@@ -74,7 +74,7 @@ class Benchmark:
         self._unsaved: dict[int, Trace] = {}
         """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
         them."""
-        self._reservation: Reservation | None = None
+        self._reservations: list[Reservation] = []
 
     def __enter__(self) -> Benchmark:
         return self
@@ -136,12 +136,16 @@ class Benchmark:
 
         The others are reserved for the next `run`, until it ends or `close` is called.
         """
-        root = self._trace_set.root
-        if root is None:
-            return plan
         self._release()
-        self._reservation = Reservation(root)
-        taken = self._reservation.reserve(plan.jobs)
+        by_root: dict[Path, list[Job]] = {}
+        for job in plan.jobs:
+            root = self._trace_set.solution_roots.get(job.solution.name) or self._trace_set.root
+            if root is not None:
+                by_root.setdefault(root, []).append(job)
+        taken: dict[int, str] = {}
+        for root, jobs in by_root.items():
+            self._reservations.append(Reservation(root))
+            taken |= self._reservations[-1].reserve(jobs)
         if not taken:
             return plan
         left_out = Counter(
@@ -166,7 +170,7 @@ class Benchmark:
         Raises:
             DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
         """
-        if save_results and self._reservation is None:
+        if save_results and not self._reservations:
             self.reserve(plan)
         try:
             yield from self._run(plan, save_results=save_results)
@@ -257,9 +261,9 @@ class Benchmark:
         return result
 
     def _release(self) -> None:
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
+        for reservation in self._reservations:
+            reservation.release()
+        self._reservations = []
 
     def _saved_traces(self) -> Iterator[AnyTrace]:
         for traces in self._trace_set.traces.values():

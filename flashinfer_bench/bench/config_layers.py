@@ -37,6 +37,8 @@ Owner = Literal["bundled", "set", "user"]
 EXTRA_DEPTH_LIMIT: Final = 20
 MOST_CALLS: Final = 10_000_000
 """Calls that are made, or trials: no run comes to more."""
+LEAST_GB: Final = 0.25
+"""GiB that a worker needs before it has loaded anything."""
 MOST_GB: Final = 1_000_000
 LONGEST_S: Final = 1_000_000
 """Seconds of a limit or a budget: eleven days. The waits of the system take no more than 2**31 ms."""
@@ -74,7 +76,7 @@ WarmupRuns = Annotated[int, NotBool, Field(ge=0, le=MOST_CALLS)]
 Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
-Gigabytes = Annotated[float, NotBool, Field(gt=0, le=MOST_GB, allow_inf_nan=False)]
+Gigabytes = Annotated[float, NotBool, Field(ge=LEAST_GB, le=MOST_GB, allow_inf_nan=False)]
 Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]

@@ -69,21 +69,25 @@ LARGEST_FLOATS: Final[Mapping[str, float]] = MappingProxyType(
     }
 )
 """The largest finite number of each float, by the name of its storage."""
+POWERS_OF_TWO: Final = "float8_e8m0fnu"
 NO_INFINITY: Final = frozenset({"float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2"})
 
 
 def why_not_held(name: str, value: bool | float) -> str | None:
     """Say which numbers a dtype holds where it does not hold this one; None where it does."""
     bits, kind, storage = DTYPES[name]
+    if bits == 4:
+        return f"{name} is packed, two to a byte: no single one can be stored"
     if kind == "bool":
         return None if isinstance(value, bool) else f"{name} holds true and false"
     if kind == "float":
         largest = LARGEST_FLOATS[storage]
+        least = 2.0**-127 if storage == POWERS_OF_TWO else -largest
         if isinstance(value, float) and not math.isfinite(value):
             is_held = math.isnan(value) or storage not in NO_INFINITY
         else:
-            is_held = -largest <= value <= largest
-        return None if is_held else f"{name} holds -{largest:g} to {largest:g}"
+            is_held = least <= value <= largest
+        return None if is_held else f"{name} holds {least:g} to {largest:g}"
     least, most = (0, (1 << bits) - 1) if kind == "uint" else (-(1 << bits - 1), (1 << bits - 1) - 1)
     if (isinstance(value, int) or value.is_integer()) and least <= value <= most:
         return None

@@ -44,7 +44,7 @@ RUN_EDGES = {
     "interpret": SWITCH,
     "use_isolated_runner": SWITCH,
     "seed": ["0", str(2**63 - 1), "null"],
-    "worker_memory_gb": ["1e-300", "1000000", "null"],
+    "worker_memory_gb": ["0.25", "1000000", "null"],
     "build_jobs": ["1", "10000000", "null"],
     "quick": SWITCH,
     "l2_cache": ["cold", "warm"],

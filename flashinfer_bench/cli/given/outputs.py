@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_to_append
 from flashinfer_bench.data.store.layout import find_set_around
+from flashinfer_bench.env import get_fib_dataset_path
 from flashinfer_bench.errors import Misuse
 
 
@@ -69,6 +70,7 @@ def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Out
     return Output(whole, root)
 
 
-def _named_sets(args: argparse.Namespace | None) -> Iterable[Path]:
+def _named_sets(args: argparse.Namespace | None) -> Iterator[Path]:
     named = getattr(args, "local", None) or ()
-    return map(Path, [named] if isinstance(named, str) else named)
+    yield from map(Path, [named] if isinstance(named, str) else named)
+    yield get_fib_dataset_path()

@@ -16,6 +16,7 @@ from flashinfer_bench.cli.resident.server_flags import open_client
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, format_duration, render_table
 from flashinfer_bench.client import Client, TaskReport
+from flashinfer_bench.errors import Misuse
 
 DEVICE_COLUMNS: Final = (Column("Device"), Column("Hardware"), Column("State"), Column("Jobs", True), Column("Now"))
 TASK_COLUMNS: Final = (Column("Task"), Column("Status"), Column("Definition"), Column("Solution"))
@@ -67,6 +68,8 @@ class Overview:
 
 def execute(args: argparse.Namespace, *, make_client: Callable[..., Client] = Client) -> int:
     """Show the server, once or until Ctrl-C."""
+    if args.every < 0:
+        raise Misuse(f"--every: must be at least 0, not {args.every:g}")
     with open_client(args, make_client) as client:
         try:
             if args.once or args.json or not sys.stdout.isatty():

@@ -326,7 +326,8 @@ class CallableKernel:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
             message = f"{what} was still running after {self.task.timeout_seconds:g} s"
-            ran_out: RanOut | None = "call" if self._has_called else "first call"
+            is_one = len(fields.get("indices", ())) <= 1  # of many calls none may be endless
+            ran_out: RanOut | None = "call" if self._has_called and is_one else "first call"
             if verb == "load" or self._now() - start < self.task.timeout_seconds / 2:  # others took most of the time
                 ran_out = None
             raise SolutionFailure("TIMEOUT", message, ran_out=ran_out) from None
