@@ -2,7 +2,7 @@
 
 A run writes the digests of its jobs to a file in `.runs/` below the set's root, and holds the file's flock(2) until it
 ends. The kernel frees the lock of a run that is killed; the next run removes its file. A set that cannot be written to
-has no reservations. No link is followed below the root.
+has no reservations.
 
 Format of a file: the run's process id, then a job's digest a line.
 """
@@ -13,14 +13,17 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, try_lock, wait_for_lock
+from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.bench.planning.plan import Job
 
+_log = logging.getLogger(__name__)
 FOLDER: Final = ".runs"
 
 
@@ -46,7 +49,8 @@ class Reservation:
         wanted = {_digest(job): job.index for job in jobs}
         try:
             return self._reserve(wanted)
-        except OSError:
+        except OSError as error:
+            _log.warning("another run of this set at the same time would judge its jobs again: %s", error)
             self.release()
             return {}
 
@@ -65,10 +69,8 @@ class Reservation:
 
     def _reserve(self, wanted: dict[str, int]) -> dict[int, str]:
         path = self._root / FOLDER
-        with contextlib.suppress(FileExistsError):
-            path.mkdir()
-        flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._folder = os.open(path, os.O_RDONLY | flags)
+        with open_folder(path, self._root) as folder:
+            self._folder = os.open(folder.own_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         wait_for_lock(self._folder, path, USUAL_LIMIT_S)
         try:
             taken = self._read_others()

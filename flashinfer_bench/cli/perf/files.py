@@ -102,7 +102,6 @@ class ResultFiles:
         self._csv = Path(output_path) if output_path is not None and not is_json else None
         self._json = [Path(path) for path in ((output_path if is_json else None), json_path) if path is not None]
         self._place = place
-        self._roots: dict[Path, Path | None] = {}
         self._places: dict[Path, Output] = {}
         self.lost: set[Path] = set()
         """The files that lack rows."""
