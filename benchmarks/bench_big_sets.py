@@ -233,10 +233,11 @@ def make_record(latency):
         "max_ms": latency * 1.1,
         "interval95_ms": [latency * 0.99, latency * 1.01],
         "flags": ["noisy", "unconfirmed"],
-        "confirmed": False,
+        "assurance": "full",
+        "bound": "batch",
         "burst_resolution_ms": 0.031163,
         "burst_ms": latency * 1.05,
-        "not_confirmed": f"a call in a burst takes {latency * 1.05} ms, while other processes held the processors",
+        "why_unconfirmed": f"a call in a burst takes {latency * 1.05} ms, while other processes held the processors",
     }
 
 

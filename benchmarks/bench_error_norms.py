@@ -31,8 +31,8 @@ from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.packed import E2M1_VALUES
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker, bind_axes
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import measure_outputs
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, USUAL_ROUNDING, Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
@@ -223,7 +223,7 @@ def each_regime(
     definition: Definition, workload: Workload, base: list[Any], seed: int, takes: bool
 ) -> Iterator[tuple[str, list[Any]]]:
     yield USUAL, base
-    regimes = Regimes(definition, workload, seed)
+    regimes = StressPlan(definition, workload, seed)
     if not takes or not any(regimes.free):
         return
     for name in regimes.names:

@@ -33,8 +33,8 @@ import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -218,7 +218,7 @@ def judge_regimes(
     context: JudgeContext,
 ) -> Iterator[tuple[str, Verdict]]:
     """Yield the verdict on a call in each regime, in the rows in which the reference is finite."""
-    regimes = Regimes(definition, workload, context.seed)
+    regimes = StressPlan(definition, workload, context.seed)
     if not any(regimes.free):
         return
     for name in regimes.names:

@@ -8,7 +8,7 @@ The second takes calls of torch's own in place of the bundled set, most of which
 
 Each round runs the bundled set through sessions, workers, bursts and comparisons, as `run` does, with other secret
 inputs. Run it beside other work: a busy machine must not change a verdict. Prints each job that is not PASSED with its
-log, then how many there were, how many latencies were confirmed, and why the others were not; exits with 1 where a job
+log, then how many there were, what bounds the latencies, and why some are unconfirmed; exits with 1 where a job
 was rejected. `bench_false_rejections.py` counts far more verdicts, without workers and clocks.
 """
 
@@ -57,7 +57,9 @@ def main() -> int:
                 judged += 1
                 evaluation = event.trace.evaluation
                 record = evaluation.extra.get("measurement", {})
-                said[record.get("not_confirmed", "confirmed" if record.get("confirmed") else "not timed")] += 1
+                said[
+                    record.get("why_unconfirmed", f"bound by {record['bound']}" if "bound" in record else "not timed")
+                ] += 1
                 if evaluation.performance is not None:
                     told_ms = evaluation.performance.latency_ms
                     raised[event.trace.definition].append(told_ms / record.get("claimed_ms", told_ms))

@@ -39,7 +39,7 @@ from tests.kit.twins import make_twin
 GOALS = {"cpu": (0.95, 1.05), "cuda": (0.985, 1.015)}
 FACTS = (
     *("trials_ms", "samples", "stop", "launch", "graphs", "operations", "streams", "waits_inside"),
-    *("spin_ns", "enqueue_ns", "lead_ns", "chain_gap_ns", "launch_gap_ns", "claimed_ms", "confirmed", "flags", "turns"),
+    *("spin_ns", "enqueue_ns", "lead_ns", "chain_gap_ns", "launch_gap_ns", "claimed_ms", "bound", "flags"),
 )
 """What of two measurements may say why they differ."""
 SIZES = {5: 64, 20: 2048, 100: 8192, 1_000: 8192, 10_000: 16384}

@@ -39,7 +39,7 @@ STEPS: Final = (
         "run_job prepare expect end_workers _load _import _make_baseline _check",
     ),
     ("session.device_session", "DeviceSession", "_settle_task _use_wait _trim_cache _let_go"),
-    ("session.device_session", None, "judge_reads judge_regimes"),
+    ("session.device_session", None, "judge_reads judge_stress"),
     ("session.arena_turns", "ArenaTurns", "hand_over clear"),
     ("session.main", None, "run_block send_answer prepare_portion make_evaluation look_ahead"),
     ("session.precompiling", "Precompiler", "finish expect"),
@@ -47,12 +47,16 @@ STEPS: Final = (
     ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers make_room take_output _take_fresh"),
     ("workers.pool", "WorkerPool", "_spawn _reap"),
     ("workers.stock", "Stock", "take tend"),
-    ("workers.kernel", "RemoteKernel", "call_once measure load _measure _prepare_trial _take_trial _confirm _lay_out"),
+    (
+        "workers.kernel",
+        "RemoteKernel",
+        "call_once measure load _measure _open _take_readings _make_up _confirm _lay_out",
+    ),
     ("workers.process", "WorkerProcess", "ask end"),
     ("workers.arena", "SharedArena", "come_back renew step_aside"),
     ("workers.timed.trial", "RemoteTrial", "write hide take_hidden"),
     ("workers.timed.reader", "Reader", "look check_unchanged reads"),
-    ("workers.timed.bursts", "BurstTimer", "_burst _take_series"),
+    ("workers.timed.batches", "BatchTimer", "_run _take_series"),
     ("readout", "Readout", "look measured"),
 )
 """Module below `bench.runner`, class or None, and its functions."""

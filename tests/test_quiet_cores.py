@@ -11,9 +11,7 @@ from flashinfer_bench.base.quiet_cores import (
     SLOWER,
     QuietCores,
     cores_near,
-    find_quiet_core,
     moving,
-    on_core,
     processors_beside,
     read_processors,
     share_cores,
@@ -127,12 +125,6 @@ def test_this_thread_keeps_all_of_its_cores():
     cores = QuietCores(sorted(before))
     cores.leave_slow()
     cores.leave_slow()
-    core = find_quiet_core()
-    assert core in before or (core is None and len(before) == 1)
-    with on_core(min(before)):
-        assert os.sched_getaffinity(0) == {min(before)}
-    with on_core(None):
-        assert os.sched_getaffinity(0) == before
     assert os.sched_getaffinity(0) == before
 
 

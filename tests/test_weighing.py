@@ -89,16 +89,6 @@ def test_the_largest_gain_of_all_workloads_counts():
     assert weigh(order, [run]).credit == Credit(("passed 4 times as fast as honest code",), 4.0)
 
 
-def test_what_honest_code_takes_from_outside_counts_in_a_weighing():
-    order = make_weighing(make(), None)
-    run = BatchRun()
-    run.verdicts |= {(name, "w0"): passed(0.5) for name in names_of(make(), order.copies)}
-    run.verdicts |= {(name, "w0"): Verdict("PASSED", 1.0, outside_ms=0.6) for name in twins_of(make(), order.twins)}
-    assert weigh(order, [run]).credit == Credit((), 1.2)
-    run.verdicts |= {(name, "w0"): passed(0.0) for name in names_of(make(), order.copies)}
-    assert weigh(order, [run]).credit.gain == float("inf")
-
-
 @pytest.mark.parametrize(
     ("parts", "can"),
     [

@@ -21,8 +21,6 @@ LOOP: Final = 2_000
 """Steps of the loop by which cores are compared: a tenth of a millisecond."""
 LOOKS: Final = 2
 """The loop is run so often on a core, and the shorter time counts: its first steps find no cache filled."""
-MOST_CORES: Final = 32
-"""No more cores are looked at to find the quickest."""
 MOST_TRIED: Final = 6
 """Cores that are tried at the most where the present one is slow: each takes 0.1 to 0.3 ms."""
 SLOWER: Final = 1.25
@@ -104,32 +102,6 @@ def moving() -> Iterator[Callable[[int], bool]]:
         except OSError:  # this process has other cores now
             with suppress(OSError):
                 os.sched_setaffinity(0, range(os.cpu_count() or 1))
-
-
-@contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """Keep this thread to a core, where one is told and the system lets it; threads that it starts meanwhile, too."""
-    if core is None:
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    with suppress(OSError):
-        os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setaffinity(0, allowed)
-
-
-def find_quiet_core() -> int | None:
-    """Return the core on which a short loop is quickest; None where this process has one only."""
-    allowed = os.sched_getaffinity(0)
-    if len(allowed) < 2:
-        return None
-    with moving() as move:
-        took_ns = {core: time_loop_here() for core in sorted(allowed)[-MOST_CORES:] if move(core)}
-    return min(took_ns, key=lambda core: took_ns[core], default=None)
 
 
 def share_cores(

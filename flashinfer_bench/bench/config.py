@@ -163,6 +163,8 @@ class BenchmarkConfig(EvalSettings):
     """How GPU work is timed: CUPTI where it is to be had, or CUDA events."""
     cuda_graphs: bool = True
     """A call of several GPU operations is timed as the replay of a CUDA graph, where it can be captured."""
+    assurance: Literal["standard", "full"] = "standard"
+    """How far a GPU's latency is bound from outside: by a chain of calls, or at full by batches of calls, too."""
     keep_samples: bool = False
     """Write every reading into the trace, not only what they come to."""
     quick: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -17,8 +17,11 @@ from pydantic import (
     Field,
     JsonValue,
     ModelWrapValidatorHandler,
+    PlainSerializer,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_serializer,
     model_validator,
 )
@@ -35,6 +38,8 @@ WORKLOAD_ORIGIN: Final = "the workload's tolerance"
 Owner = Literal["bundled", "set", "user"]
 """Whose word a source is: this package's, a trace set's about itself, or the user's."""
 EXTRA_DEPTH_LIMIT: Final = 20
+AUTO: Final = "auto"
+"""In place of a number of iterations: as many as the asked precision needs, and no more than by default."""
 MOST_CALLS: Final = 10_000_000
 """Calls that are made, or trials: no run comes to more."""
 LEAST_GB: Final = 0.25
@@ -50,6 +55,12 @@ def _read_number(value: Any) -> Any:
     if isinstance(value, bool):
         raise PydanticCustomError("bool_for_number", "a number is needed, not true or false")
     return value
+
+
+def _read_iterations(value: Any, count: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str) and value != AUTO and not value.strip().isdigit():
+        raise PydanticCustomError("no_count", "a whole number or 'auto' is needed")
+    return value if isinstance(value, str) and value == AUTO else count(value)
 
 
 def none_to_empty(value: Any) -> Any:
@@ -74,6 +85,10 @@ def _read_extra(value: Any) -> Any:
 NotBool = BeforeValidator(_read_number)
 WarmupRuns = Annotated[int, NotBool, Field(ge=0, le=MOST_CALLS)]
 Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
+if TYPE_CHECKING:
+    Iterations = int | Literal["auto"]
+else:  # a union would name both kinds in the place of each problem
+    Iterations = Annotated[Count, WrapValidator(_read_iterations), PlainSerializer(lambda value: value)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
 Gigabytes = Annotated[float, NotBool, Field(ge=LEAST_GB, le=MOST_GB, allow_inf_nan=False)]
@@ -105,8 +120,8 @@ class EvalSettings(StrictModel):
 
     warmup_runs: WarmupRuns = 10
     """Calls before timing starts."""
-    iterations: Count = 50
-    """Timed calls per trial."""
+    iterations: Iterations = 50
+    """Timed calls per trial; "auto": as many as `precision` needs, from 20 to 50."""
     num_trials: Count = 3
     """Independent trials, each with inputs of its own."""
     precision: Precision = 0.015
@@ -140,7 +155,7 @@ class EvalConfig(StrictModel):
     """
 
     warmup_runs: WarmupRuns | None = None
-    iterations: Count | None = None
+    iterations: Iterations | None = None
     num_trials: Count | None = None
     precision: Precision | None = None
     rtol: PositiveNumber | None = None

@@ -104,6 +104,16 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(f"needs a whole number, not {text!r}") from None
 
 
+def iterations(text: str) -> int | str:
+    """Parse the value of `--iterations`: a whole number, or "auto"."""
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a whole number or 'auto', not {text!r}") from None
+
+
 def number(text: str) -> float:
     """Parse the value of a flag that measures, a finite number. A whole number becomes an int."""
     try:

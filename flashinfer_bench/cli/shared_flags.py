@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
+from flashinfer_bench.cli.parser import NameList, Parser, iterations, number, whole_number
 
 PROGRAM: Final = "flashinfer-bench"
 LOCAL_HELP: Final = "a trace set's folder, also without the flag; may be repeated (default: $FIB_DATASET_PATH)"
@@ -24,6 +24,7 @@ RULE_FLAGS: Final = {
 }
 """Flag without its `--no-` → what it does; each switches a rule beside the tolerance off."""
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
+ITERATIONS_HELP: Final = "timed calls per trial, or auto: as many as --precision needs, from 20 to 50"
 PRECISION_HELP: Final = "share of its time to which a call is to be known; scatter gets more readings"
 QUICK_HELP: Final = "a first look: one trial, few readings; never the best, and --resume judges again"
 BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
@@ -77,7 +78,7 @@ def add_settings(parser: Parser) -> None:
     group = parser.add_argument_group("settings", "they beat the configuration file, its sections included")
     group.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
     add_setting(group, "--warmup-runs", whole_number, "calls before timing")
-    add_setting(group, "--iterations", whole_number, "timed calls per trial")
+    add_setting(group, "--iterations", iterations, ITERATIONS_HELP)
     add_setting(group, "--num-trials", whole_number, "trials, each with inputs of its own")
     add_setting(group, "--precision", number, PRECISION_HELP)
     add_setting(group, "--rtol", number, "relative tolerance")
@@ -113,11 +114,11 @@ def add_settings(parser: Parser) -> None:
 
 
 def add_setting(
-    group: argparse._ActionsContainer, flag: str, kind: Callable[[str], float], text: str, dest: str | None = None
+    group: argparse._ActionsContainer, flag: str, kind: Callable[[str], object], text: str, dest: str | None = None
 ) -> None:
     """Add a flag that overrides a number of the configuration. The parsed arguments lack it where it was not given."""
     destination = dest or flag.removeprefix("--").replace("-", "_")
-    metavar = "N" if kind is whole_number else "F"
+    metavar = "F" if kind is number else "N"
     group.add_argument(flag, dest=destination, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
@@ -138,4 +139,6 @@ def _add_timing(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=absent, help="time stream launches only"
     )
+    levels = "how far a GPU's latency is bound from outside (default: standard)"
+    group.add_argument("--assurance", choices=("standard", "full"), default=absent, help=levels)
     group.add_argument("--keep-samples", action="store_true", default=absent, help="write every reading to the traces")

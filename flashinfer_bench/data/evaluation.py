@@ -9,7 +9,7 @@ NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final
 
@@ -36,6 +36,8 @@ HAS_PERFORMANCE: Final = frozenset({EvaluationStatus.PASSED})
 """Statuses whose evaluations carry a `Performance`."""
 
 
+WAITS_INSIDE: Final = "waits_inside"
+"""The flag of a measurement whose call waits for the GPU before it returns."""
 LEAST_LATENCY_MS: Final = 1e-6
 """A nanosecond: no call takes less."""
 MOST_LATENCY_MS: Final = 1e10
@@ -121,6 +123,11 @@ class Evaluation(DataModel):
         """Whether it is of a quick look (`--quick`): too few readings to compare it with others, or to keep it."""
         return says_quick((self.extra or {}).get("run"))
 
+    @property
+    def may_be_best(self) -> bool:
+        """Whether it may be called the best: no quick look, and not `both_wait`."""
+        return not self.is_quick and not both_wait(self.extra)
+
     @model_validator(mode="after")
     def _parts_fit_status(self) -> Evaluation:
         for part, value, owners in (
@@ -131,6 +138,13 @@ class Evaluation(DataModel):
                 verb = "needs" if self.status in owners else "has no"
                 raise ValueError(f"status {self.status.value} {verb} {part}")
         return self
+
+
+def both_wait(extra: object) -> bool:
+    """Tell whether solution and reference both wait for the GPU inside a call: the host's time decides their ratio."""
+    records = [extra.get(name) for name in ("measurement", "baseline")] if isinstance(extra, Mapping) else [None]
+    flags = [record.get("flags") if isinstance(record, Mapping) else None for record in records]
+    return all(isinstance(one, Sequence) and WAITS_INSIDE in one for one in flags)
 
 
 def says_quick(run: object) -> bool:

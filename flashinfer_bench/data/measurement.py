@@ -18,6 +18,16 @@ Number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info
 """Any but nan and the infinities."""
 
 
+BOUNDS: Final = {
+    "samples": "the requests that took its readings",
+    "chain": "a gated chain of calls",
+    "batch": "back-to-back batches of calls",
+    "floor": "the least time that the device allows",
+    "none": "nothing (indicative)",
+}
+"""What may bound a latency, and the words for it."""
+
+
 class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
     """What tables of solutions read of a record: a big set has 100,000, and who reads less of each is done earlier."""
 
@@ -37,6 +47,10 @@ class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
     """Why the time is not meaningful."""
     interval95_ms: list[Number] = []
     """95 % interval of the latency: two bounds. What it holds for, `interval` says."""
+    assurance: str = ""
+    """The level at which a latency on a GPU was bound: "standard" or "full"; empty in older traces and on a CPU."""
+    bound: str = ""
+    """What bounds the latency: a key of `BOUNDS`; empty in older traces."""
     interval: str = ""
     """"workers": from several workers; "one worker, widened": by the spread between workers. Empty in older traces,
     whose interval is of one worker's readings alone."""
@@ -72,8 +86,12 @@ class Measurement(BriefMeasurement, frozen=True, gc=False):
     """Time of `run` alone, where the solution has a `setup`; the latency has both."""
     setup_ms: Number | None = None
     """Time of `setup`."""
+    outside_ms: Number | None = None
+    """Mean wall time of one call on a CPU, by the requests that made it; it bounds nothing (`bound` is "none")."""
+    why_unconfirmed: str = ""
+    """Why what was timed from outside does not settle the latency."""
     confirmed: bool | None = None
-    """Whether what was timed from outside agrees with the latency; None where nothing was."""
+    """What an older form has beside `bound`, or in its place: whether the latency was settled."""
     burst_ms: Number | None = None
     """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: Number | None = None
@@ -81,11 +99,23 @@ class Measurement(BriefMeasurement, frozen=True, gc=False):
     relay_ms: Number | None = None
     """What one call cost in a relay, timed from outside; None where none was run."""
     not_confirmed: str = ""
-    """Why the latency is not confirmed."""
+    """What an older form has instead of `why_unconfirmed`."""
     trials_ms: list[Number] = []
     """Median of each trial."""
     samples_ns: list[Number | list[Number]] = []
     """Every reading, in two older forms; the present form is a table, which no report reads."""
+
+    @property
+    def is_confirmed(self) -> bool | None:
+        """Whether what was timed from outside settled the latency; None where nothing was."""
+        if self.confirmed is not None or self.bound in ("", "none"):
+            return self.confirmed
+        return "unconfirmed" not in self.flags
+
+    @property
+    def why_not(self) -> str:
+        """Why the latency is not settled, in either form; empty where it is."""
+        return self.why_unconfirmed or self.not_confirmed
 
     @property
     def readings_ns(self) -> list[float]:

@@ -243,7 +243,9 @@ class TraceSet:
         *,
         def_name: str | None = None,
     ) -> Trace | None:
-        """Return the latest passing trace with the highest speed-up, no quick look; None when there is none.
+        """Return the latest passing trace with the highest speed-up; None when there is none.
+
+        Quick looks are left out, and calls that wait for the GPU inside where those of the reference do, too.
 
         The judge fails an element only when its absolute and its relative error are both too large, and may allow some
         elements to fail: the largest relative error of a right answer can be huge near zero. So the verdict counts, and

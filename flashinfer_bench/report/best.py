@@ -1,7 +1,7 @@
 """The best passing solution of each workload, and of each definition.
 
 Where intervals meet, it is a tie. Numbers taken on different hardware are never compared. Quick looks (`--quick`) are
-not ranked.
+left out, and so are calls that wait for the GPU inside where the reference's do, too: the host's time decides these.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def best_by_workload(traces: Iterable[AnyTrace], by: Merit = "latency") -> list[
     """Pick the best passing trace of each workload: meaningful timings first, then by latency or by speed-up."""
     contests: dict[tuple[str, str, str], list[Contestant]] = {}
     for trace, evaluation in judged(traces):
-        if evaluation.is_quick:
+        if not evaluation.may_be_best:
             continue
         is_timed = evaluation.performance is not None and latency_of(evaluation) is not None
         if evaluation.status is EvaluationStatus.PASSED and evaluation.performance is not None and is_timed:
@@ -74,7 +74,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
     By latency, the lowest median latency counts in place of the speed-up. A tie passes as many workloads, and over
     those of both the intervals of the geometric means meet.
     """
-    whole = [(trace, evaluation) for trace, evaluation in judged(traces) if not evaluation.is_quick]
+    whole = [(trace, evaluation) for trace, evaluation in judged(traces) if evaluation.may_be_best]
     found: dict[tuple[str, str], list[SummaryRow]] = {}
     for row in summarise(trace for trace, _ in whole):
         if row.passed and row.latency_ms is not None:

@@ -16,7 +16,7 @@ import msgspec
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL, find_fingerprint
 from flashinfer_bench.data.evaluation import says_quick
-from flashinfer_bench.data.measurement import BriefMeasurement, Measurement, parse_measurement
+from flashinfer_bench.data.measurement import BOUNDS, BriefMeasurement, Measurement, parse_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_measurement, decode_run
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
@@ -49,19 +49,21 @@ class Way:
 
 @dataclass(frozen=True)
 class Burst:
-    """What bursts or relays, timed from outside, said of a latency."""
+    """What bounds a latency from outside the solution's process."""
 
     workload: str
-    confirmed: bool | None
-    """None where nothing was timed from outside."""
+    assurance: str
+    """"standard" or "full"; empty on a CPU and in older traces."""
+    bound: str
+    """What bounds it: a key of `BOUNDS`; empty in older traces."""
     burst_ms: float | None
     """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: float | None
     """What a burst cannot tell from nothing, for one call."""
     relay_ms: float | None
     """What one call cost in a relay; None where none was run."""
-    not_confirmed: str
-    """Why the latency is not confirmed; empty where it is."""
+    why_unconfirmed: str
+    """Why that does not settle the latency; empty where it does."""
 
 
 class ToldFingerprint(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +106,10 @@ class Timing:
     """Workloads whose trace does not say how it was timed."""
     flags: Mapping[str, int]
     """Number of workloads that have each flag. Workloads whose time means nothing are left out."""
+    bounds: Mapping[str, int]
+    """What bounds the latencies, a key of `BOUNDS` each → number of workloads; older traces do not say."""
+    assurances: Mapping[str, int]
+    """"standard" or "full" → number of workloads whose time was bound at that level."""
 
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
@@ -148,18 +154,20 @@ def count_timing(told: Sequence[Told[Any]]) -> Timing:
         ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
         unknown=len(records) - ways.total(),
         flags={flag: flags[flag] for flag in sorted(flags, key=_rank)},
+        bounds=_count_words(record.bound for record in records if record.meaningful),
+        assurances=_count_words(record.assurance for record in records if record.meaningful),
     )
 
 
 def read_burst(workload: str, record: Measurement) -> Burst:
-    """Return what bursts or relays said of a latency.
+    """Return what bounds a latency from outside.
 
     Args:
         workload: the uuid of its workload.
         record: how it was measured.
     """
-    why = to_one_line(record.not_confirmed)
-    return Burst(workload, record.confirmed, record.burst_ms, record.burst_resolution_ms, record.relay_ms, why)
+    assurance, bound, why = map(to_one_line, (record.assurance, record.bound, record.why_not))
+    return Burst(workload, assurance, bound, record.burst_ms, record.burst_resolution_ms, record.relay_ms, why)
 
 
 def describe_ways(timings: Iterable[Timing]) -> str | None:
@@ -179,6 +187,18 @@ def describe_ways(timings: Iterable[Timing]) -> str | None:
     parts = [_describe(kind, number, graphs[kind], count) for kind, number in totals.most_common()]
     parts += [f"{unknown} of {count} do not say how"] if unknown else []
     return f"timed {'; '.join(parts)}"
+
+
+def describe_bounds(timings: Iterable[Timing]) -> str | None:
+    """Say in a line at which assurance latencies were bound, and by what; None where no trace tells."""
+    timings = list(timings)
+    bounds: Counter[str] = sum((Counter(timing.bounds) for timing in timings), Counter())
+    assurances: Counter[str] = sum((Counter(timing.assurances) for timing in timings), Counter())
+    if not bounds:
+        return None
+    parts = [f"{number if len(bounds) > 1 else 'all'} by {BOUNDS.get(name, name)}" for name, number in bounds.items()]
+    levels = f" at {' and '.join(assurances)} assurance" if assurances else ""
+    return f"latencies bound{levels}: {', '.join(parts)}"
 
 
 def describe_flag(flag: str, timings: Iterable[Timing]) -> str:
@@ -202,6 +222,10 @@ def _describe(kind: tuple[str, str, str], number: int, graphs: int, count: int) 
         text += f", {f'{graphs} of them' if graphs < number else 'all'} as replays of CUDA graphs"
     text += f" ({fallback})" if fallback else ""
     return text if number == count else f"{number} of {count} {text}"
+
+
+def _count_words(words: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(to_one_line(word) for word in words if word).most_common())
 
 
 @lru_cache(64)

@@ -52,3 +52,14 @@ def find_attainable(cost: Cost, peak: Peak) -> Attainable:
         bound="compute" if compute_ms >= memory_ms else "memory",
         hard_floor_ms=compute_ms if in_cache else max(compute_ms, memory_ms),
     )
+
+
+def find_read_ms(size: float, tb_per_sec: float, l2_bytes: float) -> float:
+    """Return the least time in ms to read so many bytes, of which as many as fit may lie in the L2 before.
+
+    Args:
+        size: bytes.
+        tb_per_sec: peak memory bandwidth, 10^12 bytes a second; `SLACK` is allowed on it.
+        l2_bytes: size of the L2.
+    """
+    return max(0.0, size - l2_bytes) / TERA / tb_per_sec / SLACK * 1e3

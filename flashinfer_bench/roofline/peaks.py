@@ -48,6 +48,7 @@ def _peak(name: str, tflops: tuple[float, ...], tb_per_sec: float, l2_mib: int) 
 
 PEAKS: Final[tuple[tuple[str, Peak], ...]] = (
     # pattern, name, figures of fp64, fp32, tf32, fp16, fp8 and fp4 in 10^12 operations a second, TB/s, MiB of L2
+    (r"GH200.*144G", _peak("GH200 144GB", (67, 67, 494, 989, 1979, 0), 4.9, 50)),
     (r"GH200", _peak("GH200 96GB", (67, 67, 494, 989, 1979, 0), 4.0, 50)),
     (r"H200 NVL", _peak("H200 NVL", (60, 60, 418, 835, 1671, 0), 4.8, 50)),
     (r"H200", _peak("H200 SXM", (67, 67, 494, 989, 1979, 0), 4.8, 50)),

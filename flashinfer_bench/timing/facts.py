@@ -19,7 +19,6 @@ class Joined(Enum):
     """How one fact of several trials is told in the record; a fact without this is told as the last trial has it."""
 
     MEDIAN = "the median over trials"
-    SUM = "the sum over trials, as the count of all samples is"
     AGREED = "left out unless it is the same in all trials"
 
 
@@ -43,7 +42,7 @@ class TrialFacts(BaseModel):
     """State of the caches before each call."""
     calls: Annotated[Count, Joined.MEDIAN]
     """Calls made in all, timed or not."""
-    extra_samples: Annotated[Count | None, Joined.SUM] = None
+    extra_samples: Count | None = None
     """Readings beyond the number wanted."""
     launch: Literal["stream", "graph"] | None = None
     """Whether calls were launched on the stream, or replayed as CUDA graphs."""
@@ -92,8 +91,6 @@ def join_facts(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         match JOINED.get(name):
             case Joined.MEDIAN:
                 joined[name] = int(median(told))
-            case Joined.SUM:
-                joined[name] = sum(told)
             case Joined.AGREED if len(told) < len(trials) or len(set(told)) > 1:
                 continue
             case _:

@@ -5,7 +5,7 @@ Pure values: taken by `timing.recipe` where the code ran, checked and summarised
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 Stop = Literal["count", "precision", "budget"]
@@ -65,44 +65,22 @@ def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
 
 
 @dataclass(frozen=True)
-class KnownCall:
-    """What a trial found out of a call before it took readings. A later trial of the same call need not look again."""
-
-    method: str
-    """The clock that saw it."""
-    looked_at: Sample
-    """The reading that tells what the call launches."""
-    per_call_s: float
-    """Wall time of one reading."""
-    enqueue_ns: int
-    """What the host needs to enqueue the call."""
-    spin_ns: int
-    """The spin that no reading was late behind."""
-    waits_inside: bool
-    """It waits for the GPU before it returns."""
-    overfills: bool
-    """It launches more than the device's queue holds."""
-    settled: bool
-    """It uses streams that do not wait for the current one, so the GPU is idle before each reading."""
-    resets_lines: bool
-    """It leaves lines in the L2 that are reset before each reading."""
-
-
-@dataclass(frozen=True)
 class Trial:
-    """The readings of one trial: one set of inputs."""
+    """Readings of one set of inputs; or of several, which the calls have by turns."""
 
     samples: tuple[Sample, ...]
     stop: Stop
     facts: Facts = field(default_factory=dict)
     """How the readings came about: method, cache state, launch, counts."""
-    known: KnownCall | None = None
-    """What later trials may go by; None where a look tells them nothing, or the call is too slow for one."""
 
     @property
     def spans_ns(self) -> list[int]:
         """The spans in the order in which they were taken."""
         return [sample.span_ns for sample in self.samples]
+
+    def dealt(self, sets: int) -> list[Trial]:
+        """Return a trial for each set of inputs that has readings."""
+        return [replace(self, samples=self.samples[at::sets]) for at in range(min(sets, len(self.samples)))]
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,14 @@ class Recipe:
     """Share of its time to which a call is to be known. A quick call that scatters gets more readings than wanted."""
     cuda_graphs: bool = True
     """Time a call of several operations as the replay of a CUDA graph, where the call can be captured."""
+    sets: int = 1
+    """The i-th call has set i % sets of the inputs, and of each set there are as many readings."""
     was_called: bool = False
     """The call was made before, on these inputs. So a first call that is slow does not compile anything."""
     exact: bool = False
     """Take no more readings than are wanted, however widely they scatter."""
+    fewest: int | None = None
+    """From so many readings on a call gets no more than `precision` needs; None where all that are wanted are taken."""
     stops_early: bool = False
     """Let a call that is not quick stop once its median is known well enough, also where the budget holds all readings
     that are wanted. A slow one gets no warm-up beyond the checks, and nobody looks for persisting lines: it is for code

@@ -1,7 +1,6 @@
 """How a trial is taken, top to bottom: check → look for persisting lines (`timing.lines`) → warm up → size the spin →
 calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop. A call that seems to wait
-for the GPU inside is warmed up, and looked at again, before the look for lines. Later trials of the same call go by
-what the first one found: of a quick call the warm-up and the readings are taken together.
+for the GPU inside is warmed up, and looked at again, before the look for lines.
 
 It runs where the code runs: in the worker for a solution, in the device session for the reference. It only takes
 readings. What they mean is decided elsewhere (`timing.summary`).
@@ -21,7 +20,7 @@ from typing import Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Lead
 from flashinfer_bench.timing.lines import check_lines
-from flashinfer_bench.timing.measurement import Facts, KnownCall, Sample, Stop, Trial
+from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
 from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialUnderWay
 from flashinfer_bench.timing.replays import Calls, choose_calls
 from flashinfer_bench.timing.statistics import LONG_READING_NS
@@ -68,9 +67,9 @@ RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
 """If the span or busy time of a quick call is not known to the precision that is asked for after the wanted readings,
-more are taken: at most EXTRA_SHARE times the wanted number, and for at most EXTRA_S seconds. A kernel of a microsecond
-that misses the caches has two typical durations, 20 % apart; kernels of two streams overlap differently in each call
-(7 %)."""
+more are taken: at most EXTRA_SHARE times the wanted number, and for at most EXTRA_S seconds a set of inputs. A kernel
+of a microsecond that misses the caches has two typical durations, 20 % apart; kernels of two streams overlap
+differently in each call (7 %)."""
 
 
 def take_trial(
@@ -78,7 +77,6 @@ def take_trial(
     clock: Clock,
     recipe: Recipe,
     *,
-    known: KnownCall | None = None,
     now: Callable[[], float] = perf_counter,
 ) -> Trial:
     """Take one trial; the clock is switched off again whatever happens.
@@ -87,13 +85,12 @@ def take_trial(
         supply: gives the launch for the i-th call.
         clock: how readings are taken. One that loses its readings is replaced by its fall-back, and the facts say so.
         recipe: counts and budget.
-        known: what an earlier trial of the same call found out of it.
         now: the host's clock, in seconds.
     """
     start, trial = now(), TrialUnderWay(supply, clock, recipe, now)
     try:
         with clock:
-            return _take(trial, known)
+            return _take(trial)
     except ClockLost as lost:
         fallback = clock.fall_back(str(lost))
         if fallback is None:
@@ -104,73 +101,35 @@ def take_trial(
     return take_trial(supply, fallback, left, now=now)
 
 
-def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
+def _take(trial: TrialUnderWay) -> Trial:
     recipe, now = trial.recipe, trial.now
     start = now()
-    if known is not None and _holds(known, trial):
-        _recall(trial, known)
-        is_new = False
-    else:
-        latest, is_new = check(trial), True
-        start += trial.compiled_s
-        if now() - start > recipe.budget_s:
-            calls = Calls(trial.supply, "stream", "the budget holds no more calls")
-            return Trial((latest,), "budget", _facts(trial, calls))
-    deadline = now() + recipe.budget_s / SLOW_SHARE - (CHECKS * trial.per_call_s if is_new else 0.0)
-    is_quick = trial.per_call_s <= QUICK_S
-    has_time = trial.per_call_s * recipe.warmup_runs * SLOW_SHARE <= recipe.budget_s
-    is_spared, joins = recipe.stops_early and trial.per_call_s > SPARED_S, is_quick and has_time and not is_new
-    if is_new and not is_spared:
+    latest = check(trial)
+    start += trial.compiled_s
+    if now() - start > recipe.budget_s:
+        calls = Calls(trial.supply, "stream", "the budget holds no more calls")
+        return Trial((latest,), "budget", _facts(trial, calls))
+    deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * trial.per_call_s
+    if not recipe.stops_early or trial.per_call_s <= SPARED_S:
         _look_and_warm_up(trial, deadline=deadline)
-    elif is_new and trial.waits_inside:
+    elif trial.waits_inside:
         _look_again(trial)
-    elif not is_new and is_spared:  # checks would have warmed it up
-        trial.time_calls(1)
-    elif not is_new and not joins:
-        warm_up(trial, deadline=deadline)
     calls = choose_calls(trial)
     if calls.enqueue_ns is not None:  # the spin was for the call's own launches
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)
     method = trial.clock.method
-    rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, recipe.stops_early, method)
+    wanted = recipe.iterations, left_s, extra, recipe.precision, recipe.stops_early
+    rule = StoppingRule(*wanted, method, recipe.fewest)
     try:
-        samples, stop = take_samples(trial, calls.supply, rule, untimed=recipe.warmup_runs if joins else 0)
+        samples, stop = take_samples(trial, calls.supply, rule)
     except CaptureRefused as refused:  # of a later call: it does something else than the first
         calls = Calls(trial.supply, "stream", str(refused))
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, trial.enqueue_ns))
         rule = replace(rule, budget_s=recipe.budget_s - (now() - start))
         samples, stop = take_samples(trial, calls.supply, rule)
-    return Trial(tuple(samples), stop, _facts(trial, calls, samples), _known(trial))
-
-
-def _known(trial: TrialUnderWay) -> KnownCall | None:
-    """Return what later trials of the call need not find out again; None on a CPU, where one call tells it all."""
-    if not trial.clock.fills_queue or trial.looked_at is None:
-        return None
-    return KnownCall(
-        trial.clock.method,
-        trial.looked_at,
-        per_call_s=trial.per_call_s,
-        enqueue_ns=trial.enqueue_ns,
-        spin_ns=trial.lead.spin_ns,
-        waits_inside=trial.waits_inside,
-        overfills=trial.overfills,
-        settled=trial.lead.settled,
-        resets_lines=trial.lead.resets_lines,
-    )
-
-
-def _holds(known: KnownCall, trial: TrialUnderWay) -> bool:
-    """Say whether a trial can go by what an earlier one found: with the same clock, and time for a warm-up."""
-    return known.method == trial.clock.method and known.per_call_s * SLOW_SHARE <= trial.recipe.budget_s
-
-
-def _recall(trial: TrialUnderWay, known: KnownCall) -> None:
-    trial.looked_at, trial.per_call_s, trial.enqueue_ns = known.looked_at, known.per_call_s, known.enqueue_ns
-    trial.waits_inside, trial.overfills = known.waits_inside, known.overfills
-    trial.lead = Lead(known.spin_ns, settled=known.settled, resets_lines=known.resets_lines)
+    return Trial(tuple(samples), stop, _facts(trial, calls, samples))
 
 
 def check(trial: TrialUnderWay) -> Sample:
@@ -326,7 +285,7 @@ def count_extra(trial: TrialUnderWay) -> int:
     """Return how many readings a call may get beyond the count, if they scatter: none but for a quick one on a GPU."""
     if trial.recipe.exact or not trial.clock.sees_operations or trial.waits_inside or not trial.per_call_s:
         return 0
-    return min(EXTRA_SHARE * trial.recipe.iterations, int(EXTRA_S / trial.per_call_s))
+    return min(EXTRA_SHARE * trial.recipe.iterations, int(trial.recipe.sets * EXTRA_S / trial.per_call_s))
 
 
 def most_readings(iterations: int) -> int:
@@ -334,16 +293,13 @@ def most_readings(iterations: int) -> int:
     return max(1, iterations) * (1 + EXTRA_SHARE)
 
 
-def take_samples(
-    trial: TrialUnderWay, supply: Supplier, rule: StoppingRule, *, untimed: int = 0
-) -> tuple[list[Sample], Stop]:
+def take_samples(trial: TrialUnderWay, supply: Supplier, rule: StoppingRule) -> tuple[list[Sample], Stop]:
     """Take readings until the rule says stop; return them and why it did.
 
     Args:
         trial: the trial.
         supply: gives the launches.
         rule: says when to stop.
-        untimed: calls to be made first whose readings do not count: a request takes longer than such calls.
     """
     start = trial.now()
     samples: list[Sample] = []
@@ -354,19 +310,25 @@ def take_samples(
         if stop is not None:
             return samples, stop
         count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=trial.per_call_s)
-        samples += take_batch(trial, supply, count, deadline=start + rule.budget_s, untimed=untimed)
-        untimed = 0
+        samples += take_batch(trial, supply, count, first=len(samples), deadline=start + rule.budget_s)
 
 
-def take_batch(
-    trial: TrialUnderWay, supply: Supplier, count: int, *, deadline: float, untimed: int = 0
-) -> list[Sample]:
+def take_batch(trial: TrialUnderWay, supply: Supplier, count: int, *, deadline: float, first: int = 0) -> list[Sample]:
     """Take readings. If too many are late for a call that does not wait, take them again behind a longer spin.
 
-    Late readings are kept where taking others would last until after the deadline (seconds). Those of the `untimed`
-    first calls, which are made beside the `count` ones, are left out.
+    Args:
+        trial: the trial.
+        supply: gives the launches.
+        count: how many readings are wanted.
+        deadline: in seconds. Late readings are kept where taking others would last until after it.
+        first: readings that there are already: the sets of inputs go on by turns.
     """
-    samples = trial.time_calls(untimed + count, supply=supply)[untimed:]
+
+    def take() -> list[Sample]:
+        skipped = (first - trial.calls) % trial.recipe.sets
+        return trial.time_calls(count, supply=lambda index: supply(index + skipped))
+
+    samples = take()
     for _ in range(RETAKES):
         spin_ns = trial.lead.spin_ns
         longer_ns = min(spin_ns * 2, SPIN_CEILING_NS)
@@ -376,7 +338,7 @@ def take_batch(
             break
         trial.lead = replace(trial.lead, spin_ns=longer_ns)
         trial.retaken += count
-        samples = trial.time_calls(count, supply=supply)
+        samples = take()
     return samples
 
 
@@ -387,14 +349,14 @@ def _facts(trial: TrialUnderWay, calls: Calls, samples: Sequence[Sample] = ()) -
         facts |= {"launch": calls.mode, "spin_ns": trial.lead.spin_ns, "enqueue_ns": trial.enqueue_ns}
         facts |= {"launch_reason": calls.reason} if calls.reason else {}
     seen = [*samples, *([] if trial.looked_at is None else [trial.looked_at])]
-    streams = max((sample.streams for sample in seen), default=0)
+    streams, sets = max((sample.streams for sample in seen), default=0), trial.recipe.sets
     holding: Facts = {
         "waits_inside": trial.waits_inside,
         "side_stream": trial.lead.settled,
         "lines_reset": trial.lead.resets_lines,
         "retaken": trial.retaken,
         "extra_samples": max(0, len(samples) - trial.recipe.iterations),
-        "operations_vary": len({sample.launched for sample in samples}) > 1,
+        "operations_vary": any(len({one.launched for one in samples[at::sets]}) > 1 for at in range(sets)),
         "streams": streams if streams > 1 else 0,
         "graphs": calls.graphs if calls.graphs > 1 else 0,
     }

@@ -9,6 +9,8 @@ L2Cache = Literal["cold", "warm"]
 """State of a GPU's L2 cache before each timed call: "cold" flushes it, "warm" leaves it as it is."""
 ClockChoice = Literal["auto", "cuda_events"]
 """The clock on a GPU: "auto" takes CUPTI where it works, and CUDA events elsewhere."""
+Assurance = Literal["standard", "full"]
+"""How a GPU's latency is bound from outside: "standard" by a chain of calls, "full" by batches of calls as well."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class TimingSettings:
     clock: ClockChoice = "auto"
     cuda_graphs: bool = True
     """Time a call of several operations as the replay of a CUDA graph, where the call can be captured."""
+    assurance: Assurance = "standard"
+    """What the session makes beside the readings to bound a solution's latency."""
 
 
 USUAL: Final = TimingSettings()

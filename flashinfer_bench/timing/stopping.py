@@ -1,7 +1,8 @@
 """When to stop taking readings. Pure.
 
 Usually at the count that was asked for. A quick call whose readings scatter gets more: until it is known to the
-precision that was asked for. A slow call gets fewer: until its median is known to it, or the time is spent.
+precision that was asked for. A slow call gets fewer: until its median is known to it, or the time is spent. So does a
+quick one, from a least number on, where that was asked for in place of a count.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class StoppingRule:
     """A call that is not quick may stop at its precision though all readings would fit into the budget."""
     method: str = WALL
     """The name of the clock."""
+    fewest: int | None = None
+    """From so many readings on a quick call stops at its precision, too; None where it gets all."""
 
     def reason_to_stop(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
@@ -70,6 +73,8 @@ class StoppingRule:
         """
         if len(spans_ns) >= self.iterations:
             return self._reason_to_stop_extra(spans_ns, busy_ns, spent_s, per_call_s)
+        if self.fewest is not None and len(spans_ns) >= self.fewest and self._is_known(spans_ns, busy_ns):
+            return "precision"
         if not spans_ns or self._fits(len(spans_ns), spent_s, per_call_s):
             return None
         batch = count_together(spans_ns, self.method) if self.stops_early else BATCH
@@ -87,6 +92,8 @@ class StoppingRule:
         if taken >= self.iterations:
             return min(self.iterations, self.iterations + self.extra - taken)
         wanted = self.iterations - taken
+        if self.fewest is not None:
+            wanted = min(wanted, self.fewest - taken if taken < self.fewest else self.fewest // 2)
         if self._fits(taken, spent_s, per_call_s):
             if per_call_s <= QUICK_S:
                 return wanted
@@ -105,26 +112,23 @@ class StoppingRule:
         batch_s = self.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s) * per_call_s
         if spent_s + batch_s > self.budget_s:
             return "count"
-        widths = _widths_ns(spans_ns, busy_ns, self.method)
-        known = [(half_ns, time_ns) for half_ns, time_ns in widths if half_ns is not None]
-        if len(known) < len(widths):
+        if any(half_ns is None for half_ns, _ in _widths_ns(spans_ns, busy_ns, self.method)):
             return "count"
-        if all(half_ns <= max(self.precision * time_ns, STEP_NS / 2) for half_ns, time_ns in known):
+        if self._is_known(spans_ns, busy_ns):
             return "precision" if taken > self.iterations else "count"
         return None
+
+    def _is_known(self, spans_ns: Sequence[int], busy_ns: Sequence[int]) -> bool:
+        """Tell whether the median span, and the mean busy time, are known to the precision."""
+        return all(
+            half_ns is not None and half_ns <= max(self.precision * time_ns, STEP_NS / 2)
+            for half_ns, time_ns in _widths_ns(spans_ns, busy_ns, self.method)
+        )
 
     def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
         if self.stops_early and per_call_s > QUICK_S:
             return False
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s
-
-
-def trial_precision(precision: float, trials: int) -> float:
-    """Return the precision of each of several trials by which the mean of their medians has a wanted one.
-
-    Errors of independent trials add up as squares: the mean of n has an interval 1 / sqrt(n) as wide.
-    """
-    return precision * sqrt(trials)
 
 
 def reached_precision(trials: Sequence[Trial]) -> float | None:

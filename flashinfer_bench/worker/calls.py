@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import memmove
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +23,6 @@ elements_of_tuple = tuple.__iter__
 elements_of_list = list.__iter__
 items_of = dict.items
 copy_of_torch = torch.Tensor.copy_
-copy_all = torch._foreach_copy_
 detached = torch.Tensor.detach
 is_contiguous = torch.Tensor.is_contiguous
 is_negated = torch.Tensor.is_neg
@@ -32,13 +30,6 @@ is_conjugated = torch.Tensor.is_conj
 data_of = torch.Tensor.data_ptr
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
-
-THREADED: Final = 1 << 15
-"""Tensors of so many elements and more torch copies in several threads on a CPU, which wait for one another. Where the
-session waits for a call, it has one of their processors: on two cores a copy of 200 KB took 40 to 90 us, in one thread
-it takes 10."""
-MOST_ALONE: Final = 1 << 20
-"""Of more bytes than this several threads are quicker all the same, and a strided result is copied by several."""
 
 WORD_BYTES: Final = 16
 """What kernels read at once."""
@@ -145,7 +136,7 @@ class LaidCall:
             and not (self.inputs_at and address_of(result) == self.inputs_at)
         ):
             self.is_strided = self.is_strided or not is_contiguous(result)
-            copy_into(self._only, result)
+            copy_of_torch(self._only, result)
         else:
             self.is_strided = store_all(self.values(), self.outputs, self.inputs_at) or self.is_strided
 
@@ -200,12 +191,13 @@ class CallLaunch:
             self._call.prepare()
         self._call.result = self._call.run()
 
-    def put_away(self) -> None:
-        """Bring what the call returned into its output slots."""
+    def put_away(self) -> bool:
+        """Bring what the call returned into its output slots; tell whether a result lay otherwise than its slot."""
         if self.puts_away:
             self._call.store()
             if self._shelf.has_room:
                 self._shelf.keep(self._call.values())
+        return self._call.is_strided
 
     @property
     def slots(self) -> list[torch.Tensor]:
@@ -251,10 +243,10 @@ class ReplayLaunch:
         """Replay the call."""
         self._replay()
 
-    def put_away(self) -> None:
-        """Bring what the graph's call returned into its output slots."""
+    def put_away(self) -> bool:
+        """Bring what the graph's call returned into its output slots; tell whether a result lay otherwise."""
         self._eager.result = self._result
-        self._eager.put_away()
+        return self._eager.put_away()
 
 
 class JoinedLaunch:
@@ -329,30 +321,12 @@ def address_of(value: torch.Tensor) -> int:
         return 0
 
 
-def copy_into(slot: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a plain tensor into a slot of its shape and dtype; one of some size on a CPU in one thread."""
-    if is_threaded(slot, value):
-        memmove(data_of(slot), data_of(value), slot.nbytes)
-    else:
-        copy_of_torch(slot, value)
-
-
-def is_threaded(slot: torch.Tensor, value: torch.Tensor) -> bool:
-    """Tell whether torch would copy in several threads on a CPU what one is to copy byte by byte."""
-    if not (slot.is_cpu and slot.numel() >= THREADED and slot.nbytes <= MOST_ALONE):
-        return False
-    if not (value.is_cpu and is_contiguous(value)):
-        return False
-    return not is_negated(value) and not is_conjugated(value) and data_of(value) != 0  # of zeros there may be no memory
-
-
 def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at: int = 0) -> bool:
     """Bring returned values into their slots; say whether any lay otherwise in memory than its slot.
 
     One that does not fit is left out, for the session to judge.
 
     Left out is also what lies in the memory at `inputs_at`: a view of an input would leave the work to its reader.
-    On a CPU torch copies several together: each one alone would take as long as a call that computes nothing.
     """
     plain: list[torch.Tensor] = []
     slots: list[torch.Tensor] = []
@@ -366,14 +340,6 @@ def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at:
         elif kind in (int, float, bool) and slot.ndim == 0:
             slot.fill_(value)
     strided = not all(is_contiguous(value) for value in plain)
-    together: list[tuple[torch.Tensor, torch.Tensor]] = []
     for slot, value in zip(slots, plain, strict=True):
-        if slot.is_cpu and not is_threaded(slot, value):
-            together.append((slot, value))
-        else:
-            copy_into(slot, value)
-    if len(together) > 1:
-        copy_all([slot for slot, _ in together], [value for _, value in together])
-    elif together:
-        copy_of_torch(*together[0])
+        copy_of_torch(slot, value)
     return strided

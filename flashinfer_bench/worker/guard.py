@@ -21,7 +21,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from flashinfer_bench.worker.filter.asked_calls import AskedCalls
@@ -36,7 +36,6 @@ from flashinfer_bench.worker.linux import (
 )
 from flashinfer_bench.worker.main import run_worker
 from flashinfer_bench.worker.privileges import enter_outer_domain, kill_domain
-from flashinfer_bench.worker.processor_counter import open_counter
 from flashinfer_bench.worker.wire import send_frame
 
 POLL_S: Final = 0.05
@@ -56,7 +55,6 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ours, theirs = socket.socketpair()
-    counter = open_counter() if str(order.get("device", "")).startswith("cpu") else None
     walls = order.get("walls") or {}
     is_apart = not walls.get("openings") and enter_outer_domain(has_walls=bool(walls))  # a tool's worker may mount
     pid = fork()
@@ -66,9 +64,7 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
         os.close(fd)
     theirs.close()
     session = socket.socket(fileno=guard_fd)
-    report(session, {"started": pid, "guard": os.getpid()}, [] if counter is None else [counter])
-    if counter is not None:
-        os.close(counter)
+    report(session, {"started": pid, "guard": os.getpid()})
     if is_apart:
         kill_when_told(session)
     asked = AskedCalls(ours, walls.get("writable", ()))
@@ -98,10 +94,10 @@ def kill_when_told(session: socket.socket) -> None:
     fcntl.fcntl(session, fcntl.F_SETFL, fcntl.fcntl(session, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def report(session: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+def report(session: socket.socket, message: dict[str, Any]) -> None:
     """Tell the session, if it is still there."""
     try:
-        send_frame(session, message, fds)
+        send_frame(session, message)
     except OSError:
         return
 

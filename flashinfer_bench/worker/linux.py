@@ -83,12 +83,6 @@ def parent_of(pid: int) -> int | None:
     return int(fields[1]) if fields else None
 
 
-def reaped_cpu_ticks(pid: int) -> int | None:
-    """Return the processor time of a process's ended children, and of theirs, in clock ticks; None where it is gone."""
-    fields = _read_stat(Path(f"/proc/{pid}"))
-    return int(fields[13]) + int(fields[14]) if fields else None
-
-
 def ancestors(pid: int) -> list[int]:
     """Return the processes above one, the nearest first."""
     found: list[int] = []

@@ -12,15 +12,14 @@ import socket
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.base.quiet_cores import QuietCores, on_core
+from flashinfer_bench.base.quiet_cores import QuietCores
 from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,
@@ -54,7 +53,6 @@ from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS, answer_readings
-from flashinfer_bench.worker.relay_board import RelayBoard
 from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
@@ -62,8 +60,6 @@ KEPT_FRAMES: Final = 12
 LARGE_BYTES: Final = 1 << 17
 """Memory of this size comes from the kernel, page by page, where no result has just given some back: a call of 0.8 ms
 took 0.3 ms then. So results of calls are dropped at once where they are smaller only."""
-KEPT_RESULTS: Final = 8
-"""Of larger results on a CPU bursts and relays keep the latest, as many as timed calls do, in their places."""
 KEPT_SHARE: Final = 64
 """Memory of graphs that is more than a GPU's divided by this is given back between two jobs."""
 PIECES: Final = 32
@@ -148,8 +144,6 @@ class Worker:
         self._is_looked_at = False
         """What a burst of the calls that are laid out returned was looked at for that."""
         self._shelf = Shelf(1, 0)
-        self._kept: deque[CallLaunch] = deque()
-        """The latest calls of relays, whose results are still there."""
         self._replays: dict[int, ReplayLaunch] = {}
         self._joins: dict[tuple[Any, ...], Launch] = {}
         self._memory = GraphMemory()
@@ -216,7 +210,6 @@ class Worker:
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
         self._laid, self._shelf, self._is_looked_at = [], Shelf(1, 0), False
-        self._kept.clear()
         has_graphs = self._gpu_relays.forget() or bool(self._replays or self._joins)
         self._replays.clear()
         self._joins.clear()
@@ -245,8 +238,7 @@ class Worker:
             return {"readings": None, "returned": None, "refused": str(refused)[:MOST_WORDS]}
         if request["lead"] is not None:
             try:
-                with on_core(request.get("core")):
-                    samples = self.clock.sample([*launches], Lead(**request["lead"]))
+                samples = self.clock.sample([*launches], Lead(**request["lead"]))
             except ClockLost as lost:
                 return {"readings": None, "returned": None, "lost": str(lost)[:MOST_WORDS]}
             return {"readings": answer_readings(samples), "facts": self.clock.facts(), "returned": None}
@@ -263,55 +255,34 @@ class Worker:
         return {"readings": None, "returned": returned if any(launch.puts_away for launch in launches) else None}
 
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make calls back to back, on one core where one is told, and leave what they gave where it is."""
-        copied = bool(self._returns_same or self.device.type == "cpu" or request["part"] == "nothing")
+        """Make calls back to back, and leave what they gave where it is."""
+        copied = bool(self._returns_same or request["part"] == "nothing")
         try:
             if request["together"] and request["indices"]:
                 launch = self._joined(request, copied=copied)
             else:
                 launches = [self._eager(index, request["part"]) for index in request["indices"]]
-                drops = self.device.type == "cpu" or self._laid_bytes < LARGE_BYTES
-                then = self._keep_latest if copied and self._is_looked_at and drops else None
-                launch = in_turn(launches, put_away=copied, then=then)
+                drops = copied and self._is_looked_at and self._laid_bytes < LARGE_BYTES
+                launch = in_turn(launches, put_away=copied, drops=drops)
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
-        with on_core(request.get("core")):
-            launch()
-            self._synchronize()
+        launch()
+        self._synchronize()
         if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
         return {"refused": None, "copied": copied, "strided": self._has_strided(request)}
 
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make calls one by one, each as soon as the board that came with the request says that it has its inputs."""
-        if self.device.type == "cuda":
-            assert self.arena is not None  # calls are laid out
-            calls = [self._eager(index, request["part"]) for index in request["indices"]]
-            (memory,) = self.reader.take_fds()
-            answer = self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
-            return {**answer, "strided": self._has_strided(request)}
-        memory, bell = self.reader.take_fds()
-        board = RelayBoard(memory, bell)
-        os.close(memory)
-        launches = [self._eager(index, request["part"]) for index in request["indices"]]
-        for count, launch in enumerate(launches, 1):
-            board.await_given(count)
-            launch()
-            launch.put_away()
-            board.tell_done(count)
-            self._keep_latest(launch)
-        os.close(bell)
-        return {"relayed": len(launches), "strided": self._has_strided(request)}
+        """Make calls one by one, each as soon as the board that came with the request has the key of its inputs."""
+        assert self.arena is not None  # calls are laid out
+        calls = [self._eager(index, request["part"]) for index in request["indices"]]
+        (memory,) = self.reader.take_fds()
+        answer = self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
+        return {**answer, "strided": self._has_strided(request)}
 
     def _has_strided(self, request: dict[str, Any]) -> bool:
         """Say whether the copy of any result changed how it lies in memory."""
         return request["part"] != "nothing" and any(self._laid[index].is_strided for index in request["indices"])
-
-    def _keep_latest(self, launch: CallLaunch) -> None:
-        """Drop the result of a call of a burst or relay where it is small, and of larger ones all but the latest."""
-        self._kept.append(launch)
-        while len(self._kept) > (KEPT_RESULTS if self._laid_bytes >= LARGE_BYTES else 0):
-            self._kept.popleft().result = None
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring what the latest calls of some places gave into their output slots."""
@@ -406,12 +377,10 @@ def make_no_call(device: torch.device) -> LaidCall:
     return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
 
 
-def in_turn(
-    launches: Sequence[CallLaunch], *, put_away: bool, then: Callable[[CallLaunch], None] | None = None
-) -> Launch:
+def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drops: bool = False) -> Launch:
     """Return a launch that makes several calls, one behind the other, and puts away what each gave, or leaves it.
 
-    Where results are dropped then, the next call finds their memory in the caches: of a hundred calls no two would else
+    Where it `drops` results then, the next call finds their memory in the caches: of a hundred calls no two would else
     share any, and a call would take longer than one that is timed alone.
     """
 
@@ -420,8 +389,8 @@ def in_turn(
             launch()
             if put_away:
                 launch.put_away()
-            if then is not None:
-                then(launch)
+            if drops:
+                launch.result = None
 
     return launch_all
 

@@ -18,9 +18,8 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "returned": [[Returned]] or null,
                                                               "lost", "refused": reason or null}
     burst     indices, part, together, operations             {"id", "refused": reason or null, "copied", "strided"}
-    relay     indices, part + 2 fds, of board and bell; or    {"id", "relayed": number of calls, "strided",
-              indices, part, operations, settles, size,       "joined"}
-              stride, inputs + 1 fd, of the board of a GPU
+    relay     indices, part, operations, settles, size,       {"id", "relayed": number of calls, "strided",
+              stride, inputs + 1 fd, of the board             "joined"}
     collect   indices, part, together                         {"id", "collected": true, "strided"}
     stop      -                                               {"id", "stopped": true}
     recover   -                                               {"id", "recovered": true}; after an error: the clock is
@@ -29,12 +28,11 @@ The session asks, one frame at a time; the worker answers each with one frame th
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
 the calls of some places in order, each once, and reads the clock where a lead says how each is led up to. What a call
-gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst` makes
-calls back to back, as one CUDA graph where `together` is true and it holds so many operations of each, and leaves what
-they gave where it is; `collect` brings that into the output slots, likewise. In a `relay`, on a CPU, the inputs of a
-call come into its place when the call before is over, and what it gave is brought into its slots at once; the board
-(`relay_board.py`) tells both how far they are. On a GPU (`gpu_relay/`) the inputs lie there, masked, and the board has
-the key of a call when the call before has committed to its outputs by a digest.
+gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst`,
+`collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one CUDA graph where
+`together` is true and it holds so many operations of each, and leaves what they gave where it is; `collect` brings that
+into the output slots, likewise. In a `relay` (`gpu_relay/`) the inputs of a call lie in its place, masked, and the
+board has its key when the call before has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
 `slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.
@@ -251,7 +249,7 @@ class BurstDone(Claim):
     refused: Words | None
     copied: bool = False
     """What each call gave was brought into its slots at once; there is nothing to collect. So it is where the solution
-    returns the same memory each time, on a CPU, and for calls that compute nothing."""
+    returns the same memory each time, and for calls that compute nothing."""
     strided: bool = False
     """To copy results changed how they lie in memory: that was a part of the work."""
 
@@ -263,7 +261,7 @@ class Relayed(Claim):
     strided: bool = False
     """To copy results changed how they lie in memory: that was a part of the work."""
     joined: bool = False
-    """On a GPU: all of them were one graph."""
+    """All of them were one graph."""
 
 
 class Collected(Claim):

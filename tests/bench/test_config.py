@@ -163,6 +163,7 @@ def test_the_constructor_names_the_nearest_key():
         {"warmup_runs": -1},
         {"iterations": 0},
         {"iterations": 2.5},
+        {"iterations": "often"},
         {"iterations": True},
         {"iterations": 10**20},
         {"iterations": np.bool_(True)},

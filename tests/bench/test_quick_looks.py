@@ -181,6 +181,6 @@ def test_a_quick_run_marks_its_traces_and_is_run_again(tmp_path, capsys):
     extra = found.traces["double"][0].evaluation.extra
     assert (extra["run"]["quick"], extra["run"]["fingerprint"]["timing"]) == (True, "quick")
     record = extra["measurement"]
-    assert (record["trials"], record["samples"], record["precision"], "confirmed" in record) == (1, 10, 0.05, True)
+    assert (record["trials"], record["samples"], record["precision"], record["bound"]) == (1, 10, 0.05, "none")
     whole_plan = Benchmark(found, BenchmarkConfig.default(devices=["cpu"])).plan(resume=True)
     assert (len(whole_plan.jobs), dict(whole_plan.redone_reasons)) == (1, {QUICK_ONLY: 1})

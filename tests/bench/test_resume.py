@@ -65,6 +65,12 @@ def test_a_record_from_before_a_mark_was_kept_is_judged_again(mark):
     assert decide(make_trace(old)) == Decision("redo", f"{mark} changed")
 
 
+def test_a_full_verdict_holds_for_the_standard_assurance_and_no_standard_one_for_the_full():
+    full = {**WANTED, "assurance": "full"}
+    assert decide(make_trace(full)) == decide(make_trace(full), wanted=full) == Decision("skip")
+    assert decide(make_trace(), wanted=full) == Decision("redo", "assurance changed")
+
+
 def test_all_that_changed_is_named():
     old = {**WANTED, "solution": "old", "config": "old"}
     assert decide(make_trace(old)) == Decision("redo", "solution and config changed")

@@ -50,6 +50,7 @@ RUN_EDGES = {
     "l2_cache": ["cold", "warm"],
     "clock": ["auto", "cuda_events"],
     "cuda_graphs": SWITCH,
+    "assurance": ["standard", "full"],
     "keep_samples": SWITCH,
     "sandbox": ["auto", "off"],
     "cluster": ["null"],

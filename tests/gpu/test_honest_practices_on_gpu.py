@@ -210,7 +210,7 @@ def test_honest_practices_pass(tmp_path, monkeypatch):
     assert len(judged) == 2 * len(sources)
     for (name, workload), one in judged.items():
         measured = one.extra.get("measurement", {}) if one.extra else {}
-        told = {key: measured.get(key) for key in ("launch", "launch_reason", "operations", "flags", "not_confirmed")}
+        told = {key: measured.get(key) for key in ("launch", "launch_reason", "operations", "flags", "why_unconfirmed")}
         print(name, workload, one.status.value, one.performance and one.performance.latency_ms, told, flush=True)
     failed = {key: (one.status.value, one.log[-700:]) for key, one in judged.items() if one.status.value != "PASSED"}
     assert failed == {}

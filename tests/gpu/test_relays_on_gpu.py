@@ -15,9 +15,9 @@ from flashinfer_bench.worker.gpu_relay.kernels import (
     SMALL_BYTES,
     WORD_BYTES,
     RelayKernels,
+    count_groups,
     piece_of,
     relay_image,
-    split,
 )
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.philox import philox
@@ -55,7 +55,7 @@ class Digests:
 
     def __init__(self, kernels, count, pieces=1):
         self._kernels = kernels
-        self._told = torch.zeros(count, 2 * len(split(range(pieces))), dtype=torch.int64, device=DEVICE)
+        self._told = torch.zeros(count, 2 * count_groups(pieces), dtype=torch.int64, device=DEVICE)
         self._taken = 0
 
     def take(self, *held):
@@ -190,7 +190,7 @@ def check_relayed(judged):
     """Assert that all passed, and that relays say what each costs."""
     for name, one in judged.items():
         measured = one.extra.get("measurement", {}) if one.extra else {}
-        told = {key: measured.get(key) for key in ("relay_ms", "relay_calls", "claimed_ms", "not_confirmed", "flags")}
+        told = {key: measured.get(key) for key in ("relay_ms", "relay_calls", "claimed_ms", "why_unconfirmed", "flags")}
         print(name, one.status.value, one.performance and one.performance.latency_ms, told, flush=True)
     failed = {name: (one.status.value, one.log[-700:]) for name, one in judged.items() if one.status.value != "PASSED"}
     assert failed == {}

@@ -145,9 +145,10 @@ class LeavingCall:
 
     puts_away = True
 
-    def __init__(self, gpu, **traits):
+    def __init__(self, gpu, lies_otherwise=False, **traits):
         self._gpu = gpu
         self._call = gpu.call(**traits)
+        self._lies_otherwise = lies_otherwise
 
     def __call__(self):
         self._call()
@@ -155,6 +156,7 @@ class LeavingCall:
     def put_away(self):
         self._gpu.log.append("put away")
         self._gpu.kernel("copy", 70_000)
+        return self._lies_otherwise
 
 
 @dataclass

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.timed.along import NOTHING_ALONG
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
-from flashinfer_bench.bench.runner.workers.timed.handover import NOTHING_ALONG
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
@@ -40,7 +40,7 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
     size = changes.get("size", 16)
     base = [torch.arange(1.0, size + 1)]
     places = CallPlaces(arena, base, [OutputSpec("y", (size,), torch.float32)], changes.get("most", MOST_PLACES))
-    contents = Contents(base, [VariedInput("x", changes.get("way", "scaled"))], 7, base_number)
+    contents = DealtContents([Contents(base, [VariedInput("x", changes.get("way", "scaled"))], 7, base_number)])
     check = changes.get("check_inputs", lambda inputs, now: None)
 
     def check_all(calls):

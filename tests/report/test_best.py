@@ -1,5 +1,7 @@
 """The best solution of each workload and of each definition."""
 
+import pytest
+
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from tests.kit import make_evaluation, make_trace, make_workload
@@ -34,6 +36,17 @@ def test_a_timing_that_means_nothing_does_not_beat_one_that_does():
     traces = [on("a", "interpreted", speedup=9.0, extra=UNREAL), on("a", "real", speedup=1.0)]
     assert best_by_workload(traces)[0].solution == "real"
     assert best_by_definition(traces)[0].solution == "real"
+
+
+@pytest.mark.parametrize(("solution", "reference", "best"), [(True, True, ["other"]), (True, False, ["waiting"])])
+def test_what_waits_for_the_gpu_as_its_reference_does_is_never_the_best(solution, reference, best):
+    extra = {
+        "measurement": {"flags": ["waits_inside"] if solution else []},
+        "baseline": {"flags": ["waits_inside"] if reference else []},
+    }
+    traces = [on("a", "waiting", speedup=9.0, extra=extra), on("a", "other", speedup=1.0)]
+    assert [row.solution for row in best_by_workload(traces, "speedup")] == best
+    assert [row.solution for row in best_by_definition(traces)] == best
 
 
 def test_hardware_is_never_compared():

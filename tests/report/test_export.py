@@ -148,3 +148,28 @@ def test_a_folder_gets_a_file_and_stdout_takes_no_parquet(small, tmp_path, capsy
 def test_the_document_lists_the_columns_of_the_code():
     assert render_columns() in (CHECKOUT / "docs" / "export.md").read_text()
     assert len({column.name for column in COLUMNS}) == len(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("record", "is_confirmed"),
+    [
+        ({"confirmed": False, "bound": "chain"}, False),
+        ({"bound": "chain"}, True),
+        ({"bound": "batch", "flags": ["unconfirmed"]}, False),
+        ({"bound": "floor"}, True),
+        ({"bound": "none", "flags": ["unconfirmed"]}, None),
+        ({}, None),
+    ],
+    ids=["older", "settled", "not settled", "by the floor", "on a CPU", "not told"],
+)
+def test_a_row_says_what_bounds_a_latency_and_whether_that_settles_it(tmp_path, record, is_confirmed):
+    extra = {"measurement": {"assurance": "full", **record}}
+    write_trace_set(
+        tmp_path,
+        definitions=[make_definition()],
+        solutions=[make_solution()],
+        workloads=[make_trace(workload=make_workload("w0"), solution=None)],
+        traces=[make_trace(workload=make_workload("w0"), extra=extra)],
+    )
+    (row,) = rows_of(TraceSet.from_path(tmp_path))
+    assert (row["is_confirmed"], row["assurance"], row["bound"]) == (is_confirmed, "full", record.get("bound"))

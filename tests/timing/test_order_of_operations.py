@@ -53,6 +53,13 @@ def test_a_wall_clock_puts_away_behind_its_reading(gpu, monkeypatch):
     assert gpu.log == ["read", "call", "read", "put away"] * 2
 
 
+def test_a_wall_clock_counts_the_copy_of_a_result_that_lies_otherwise_than_its_output(gpu, monkeypatch):
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: 1000 * len(gpu.log))
+    with WallClock() as clock:
+        plain, otherwise = clock.sample([LeavingCall(gpu), LeavingCall(gpu, lies_otherwise=True)], Lead(spin_ns=0))
+    assert (plain.span_ns, otherwise.span_ns) == (1000, 2000)  # a microsecond each for "call" and "put away"
+
+
 @pytest.mark.parametrize(("kind", "ends"), [("cupti", "read"), ("cuda_events", "record")])
 def test_nothing_but_the_call_lies_between_the_two_ends_of_any_reading_of_a_trial(gpu, kind, ends):
     take_trial(lambda _: gpu.call(), make_clock(kind, gpu), RECIPE, now=gpu.seconds)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -402,6 +403,13 @@ def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu, warmup_runs)
     recipe = Recipe(warmup_runs, 10, 10.0)
     trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
     assert len(trial.samples) == 10 + trial.facts["extra_samples"] == 10 * (1 + EXTRA_SHARE)
+
+
+@pytest.mark.parametrize(("scatters", "taken"), [(False, 20), (True, 50)])
+def test_where_no_count_was_asked_for_a_steady_call_gets_the_fewest_readings(gpu, scatters, taken):
+    recipe = Recipe(10, 50, 10.0, fewest=20, exact=True)
+    supply = partial(scattered, gpu) if scatters else lambda _: gpu.call()
+    assert len(take_trial(supply, fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds).samples) == taken
 
 
 def test_a_coarser_precision_needs_fewer_of_them(gpu):

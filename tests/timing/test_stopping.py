@@ -14,7 +14,6 @@ from flashinfer_bench.timing.stopping import (
     SLOW_BATCH,
     StoppingRule,
     reached_precision,
-    trial_precision,
 )
 
 STEADY = [1_000_000] * 20
@@ -74,6 +73,33 @@ def test_why_sampling_stops(spans, spent_s, per_call_s, reason):
 def test_a_long_call_that_may_stop_early_is_known_after_three_readings(spans, stops_early, reason):
     rule = StoppingRule(iterations=50, budget_s=1.0, stops_early=stops_early, method="cupti")
     assert rule.reason_to_stop(spans, spent_s=0.1, per_call_s=0.025) == reason
+
+
+@pytest.mark.parametrize(
+    ("spans", "fewest", "reason"),
+    [
+        (STEADY, 20, "precision"),
+        (STEADY, None, None),
+        (STEADY[:19], 20, None),
+        (NOISY, 20, None),
+        (NOISY * 3, 20, "count"),
+        (STEADY * 3, 20, "count"),
+    ],
+    ids=["known", "a count is exact", "too few", "not known", "not known after all", "all taken"],
+)
+def test_a_quick_call_stops_at_its_precision_where_no_count_was_asked_for(spans, fewest, reason):
+    rule = StoppingRule(50, budget_s=10.0, fewest=fewest)
+    assert rule.reason_to_stop(spans, spent_s=0.1, per_call_s=0.0001) == reason
+
+
+def test_where_no_count_was_asked_for_the_rule_looks_after_the_fewest_and_then_every_few_readings():
+    rule = StoppingRule(50, budget_s=10.0, fewest=20)
+    taken = 0
+    batches = []
+    while taken < 50:
+        batches.append(rule.next_batch(taken, spent_s=0.1, per_call_s=0.0001))
+        taken += batches[-1]
+    assert batches == [20, 10, 10, 10]
 
 
 def test_on_a_cpu_long_readings_count_as_others_do():
@@ -147,7 +173,6 @@ def test_what_was_reached_is_that_of_the_mean_of_all_trials():
     assert reached_precision([trial(SCATTERED)]) == pytest.approx(half)
     assert reached_precision([trial(SCATTERED)] * 4) == pytest.approx(half / 2)
     assert reached_precision([steady, trial(SCATTERED)]) == pytest.approx(half / 2)
-    assert trial_precision(reached_precision([trial(SCATTERED)] * 4), 4) == pytest.approx(half)
     assert reached_precision([trial([9_000] * 60, SCATTERED)]) == pytest.approx(
         relative_half_width(SCATTERED, trimmed_mean)
     )

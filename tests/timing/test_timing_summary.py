@@ -190,12 +190,6 @@ def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones():
     assert join_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "CUPTI lost records"}
 
 
-def test_extra_readings_of_all_trials_are_added_up_as_readings_are():
-    trials = [trial(facts=facts) for facts in ({"extra_samples": 9}, {"extra_samples": 5}, {})]
-    record = summarise(trials).record
-    assert (record["samples"], record["extra_samples"]) == (60, 14)
-
-
 @pytest.mark.parametrize("sees_operations", [True, False])
 def test_late_readings_are_counted_whatever_the_clock(sees_operations):
     unseen = {} if sees_operations else {"operations": None, "busy_ns": None}

@@ -24,7 +24,7 @@ from flashinfer_bench.bench.runner.session import start as session_start
 from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.handover import Along
+from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot

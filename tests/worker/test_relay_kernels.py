@@ -15,23 +15,12 @@ import pytest
 import torch
 
 from flashinfer_bench.worker.gpu_relay import kernels
-from flashinfer_bench.worker.gpu_relay.kernels import (
-    AT_ONCE,
-    COMMIT_BYTES,
-    SMALL_BYTES,
-    WORD_BYTES,
-    Piece,
-    RelayKernels,
-    count_launches,
-    piece_of,
-    split,
-    threads_for,
-)
+from flashinfer_bench.worker.gpu_relay.kernels import Piece, RelayKernels, count_groups, count_launches, piece_of
 from tests.kit.philox import philox
 
 pytestmark = pytest.mark.cpu
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-PTX = kernels.SOURCE
+PTX = Path(kernels.__file__).with_name("relay_kernels.ptx")
 SOURCE = PTX.with_suffix(".cu")
 READS_CLOCK = 'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));'
 PARAMETERS = {
@@ -152,6 +141,11 @@ extern "C" bool launch(const char* name, unsigned blocks, unsigned threads, cons
 }
 """
 PROCESSORS = 3
+WORD_BYTES, AT_ONCE = 16, 4
+SMALL_BYTES = 1 << 15
+"""Inputs up to this are unmasked by one block."""
+COMMIT_BYTES = 1 << 16
+"""Bytes that a block commits to."""
 KEY = 0x7EDC_BA98_7654_3211
 SIZES = [1, 15, 16, 17, 4_096, 70_000]
 SEVERAL = [17, 1, 4_096, 15, 70_000, 33]
@@ -211,7 +205,7 @@ def make_bytes(size, seed=0):
 
 def take_digest(on_cpu, held):
     """Return what is committed to of some tensors of bytes."""
-    told = torch.zeros(2 * len(split(held)) + 1, dtype=torch.int64)
+    told = torch.zeros(2 * count_groups(len(held)) + 1, dtype=torch.int64)
     on_cpu.commit([piece_of(one) for one in held], told.data_ptr())
     assert int(on_cpu._count) == 0
     *words, behind = told.tolist()
@@ -351,7 +345,7 @@ def test_a_digest_changes_where_a_piece_grows_by_a_byte(on_cpu, size):
 def test_of_several_pieces_each_changes_the_digest_of_those_that_it_is_with(on_cpu, changed):
     held = [make_bytes(size, seed) for seed, size in enumerate(SEVERAL)]
     before = take_digest(on_cpu, held)
-    assert len(before) == 2 * len(split(held)) == 4
+    assert len(before) == 2 * count_groups(len(held)) == 4
     for at in {0, len(held[changed]) // 2, len(held[changed]) - 1}:
         held[changed][at] += 1
         after = take_digest(on_cpu, held)
@@ -387,7 +381,7 @@ def test_equal_bytes_have_one_digest_wherever_they_lie(on_cpu, size):
 def test_several_blocks_have_one_digest_whichever_of_them_ends_last(on_cpu, library, blocks):
     held = make_bytes(blocks * COMMIT_BYTES - 5)
     digest = take_digest(on_cpu, [held])
-    assert on_cpu.launched[-1] == ("flashinfer_bench_commit", blocks, kernels.MOST_THREADS)
+    assert on_cpu.launched[-1] == ("flashinfer_bench_commit", blocks, 1_024)
     library.play(True, 0, None, 0)
     assert take_digest(on_cpu, [held]) == digest
     for at in range(0, len(held), COMMIT_BYTES // 2 + 9):
@@ -405,14 +399,11 @@ def test_each_kernel_is_launched_once_ahead(on_cpu):
     assert not board[4:].any()
 
 
-@pytest.mark.parametrize(("words", "threads"), [(0, 32), (1, 32), (32, 32), (33, 64), (1_024, 1_024), (9_999, 1_024)])
-def test_a_block_has_whole_warps(words, threads):
-    assert threads_for(words) == threads
-
-
-def test_pieces_are_committed_to_four_by_four():
-    assert [len(some) for some in split(range(9))] == [4, 4, 1]
-    assert split([]) == [[]]
+@needs_compiler
+@pytest.mark.parametrize(("size", "threads"), [(0, 32), (16 * 32, 32), (16 * 33, 64), (COMMIT_BYTES - 1, 1_024)])
+def test_a_block_has_whole_warps(on_cpu, size, threads):
+    take_digest(on_cpu, [make_bytes(size)])
+    assert on_cpu.launched == [("flashinfer_bench_commit", 1, threads)]
 
 
 def test_the_assembly_has_the_kernels_that_are_launched_for_cards_from_2017_on():
@@ -424,7 +415,7 @@ def test_the_assembly_has_the_kernels_that_are_launched_for_cards_from_2017_on()
     lines = text.splitlines()
     assert ".version 7.0" in lines
     assert ".target sm_70" in lines
-    assert [line for line in lines if line.startswith(".maxntid")] == [f".maxntid {kernels.MOST_THREADS}, 1, 1"]
+    assert [line for line in lines if line.startswith(".maxntid")] == [".maxntid 1024, 1, 1"]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

@@ -162,7 +162,8 @@ def check_place(path: Path, root: Path | None) -> None:
                 _check_access(folder)
     except FileNotFoundError:
         if path.parent not in (path, root):
-            check_place(path.parent, root)
+            with suppress(IsADirectoryError):  # another process has made the folder since
+                check_place(path.parent, root)
 
 
 def _check_access(folder: OpenFolder) -> None:

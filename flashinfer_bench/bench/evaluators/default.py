@@ -20,8 +20,9 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import GATES, ONE_ROW, why_no_regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.stress.cases import ONE_ROW
+from flashinfer_bench.bench.evaluators.inputs.stress.plan import GATES, why_no_stress
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_left_out
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     NORM,
@@ -57,6 +58,7 @@ INPUT_SHARE: Final = 4
 
 
 REGIMES_RULE: Final = "regimes"
+SEE: Final = "`flashinfer-bench repro` saves such a call, and `--no-regimes-rule` switches the rule off"
 
 Judge = Callable[[JudgedCall], Verdict]
 
@@ -112,7 +114,7 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
         """Take them where outputs are compared element by element, and one of them is a float."""
-        return cfg.regimes_rule and cls.compares_elements(definition) and why_no_regimes(definition) is None
+        return cfg.regimes_rule and cls.compares_elements(definition) and why_no_stress(definition) is None
 
     @classmethod
     def judge_regime(
@@ -126,12 +128,12 @@ class DefaultEvaluator(Evaluator):
         if isinstance(verdict, Accepted) or verdict.integrity is None:
             return verdict
         evidence = {"regime": regime, **verdict.integrity["evidence"]}
-        message = f"on inputs of the regime {regime!r}, {verdict.message}"
+        message = f"on stress inputs ({regime}), {verdict.message}; {SEE}"
         return replace(verdict, message=message, integrity={"rule": REGIMES_RULE, "evidence": evidence})
 
     @classmethod
     def regime_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
-        """Give the rule for the norms of errors on inputs of other regimes: outputs and rows are always judged."""
+        """Give the rule for the norms of errors on stress inputs: outputs and rows are always judged."""
         return replace(cls.norm_rule(definition, cfg), judges_output=True, row_rule=NORM)
 
     @classmethod
@@ -159,9 +161,9 @@ class DefaultEvaluator(Evaluator):
             return Accepted(Correctness())
         name = list(definition.outputs)[found.output]
         message = (
-            f"on inputs of the regime {regime!r}, output {name!r}: {found.changed} elements differ from what they are "
-            f"on all usual inputs, and {found.wrong} are wrong in this: an output that is nearly always the same is no "
-            f"reason to leave the work out (rule {REGIMES_RULE!r})"
+            f"on stress inputs ({regime}), output {name!r}: {found.changed} elements differ from what they are on all "
+            f"usual inputs, and {found.wrong} are wrong in this: an output that is nearly always the same is no reason "
+            f"to leave the work out (rule {REGIMES_RULE!r}); {SEE}"
         )
         evidence = {"regime": regime, "output": name, "changed": found.changed, "wrong": found.wrong}
         integrity = {"rule": REGIMES_RULE, "evidence": evidence}
@@ -213,6 +215,12 @@ class DefaultEvaluator(Evaluator):
             ref_outputs,
             judge=lambda trial: cls.judge_call(definition, trial, cfg, context),
         )
+
+    @classmethod
+    def judges_calls_alone(cls) -> bool:
+        """Tell whether `check_correctness` is this class's: it makes one call on each trial's inputs."""
+        ours = DefaultEvaluator.check_correctness.__func__  # type: ignore[attr-defined]
+        return getattr(cls.check_correctness, "__func__", None) is ours
 
     @classmethod
     def judge_reads(

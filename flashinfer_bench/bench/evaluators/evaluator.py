@@ -199,6 +199,14 @@ class Evaluator(ABC):
         After a solution was timed, this is called once more, on one trial that `build_baseline` makes of another seed.
         """
 
+    @classmethod
+    def judges_calls_alone(cls) -> bool:
+        """Tell whether `check_correctness` judges each trial by one call on its inputs, whatever the others give.
+
+        Then the first trial is checked before the solution is timed, and the inputs of the others among timed calls.
+        """
+        return False
+
     needs_expected: ClassVar[bool] = True
     """Whether `judge_reads` looks at what the reference gives for each call; else only at its form."""
 
@@ -231,7 +239,7 @@ class Evaluator(ABC):
 
     @classmethod
     def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Tell whether some calls get inputs of other regimes (`inputs/regimes/`), which `judge_regime` judges."""
+        """Tell whether some calls get inputs of stress cases (`inputs/stress/`), which `judge_regime` judges."""
         del definition, cfg
         return False
 
@@ -239,7 +247,7 @@ class Evaluator(ABC):
     def judge_regime(
         cls, definition: Definition, regime: str, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge a call on inputs of a regime; it is asked only where `takes_regimes` is true."""
+        """Judge a call on inputs of a stress case; it is asked only where `takes_regimes` is true."""
         raise NotImplementedError(f"{cls.__name__} judges no call on {regime} inputs of {definition.name}")
 
     @classmethod
@@ -257,7 +265,7 @@ class Evaluator(ABC):
 
     @classmethod
     def tries_constants(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Tell whether outputs that are the same on all usual inputs are tried on those of regimes."""
+        """Tell whether outputs that are the same on all usual inputs are tried on those of stress cases."""
         del definition, cfg
         return False
 
@@ -270,11 +278,11 @@ class Evaluator(ABC):
         constants: Mapping[int, torch.Tensor],
         context: JudgeContext,
     ) -> Verdict:
-        """Judge such outputs in a call on inputs of a regime; it is asked only where `tries_constants` is true.
+        """Judge such outputs in a call on inputs of a stress case; it is asked only where `tries_constants` is true.
 
         Args:
             definition: what is computed.
-            regime: the name of the inputs' regime.
+            regime: the name of the stress case.
             call: what is judged.
             constants: number of an output → what it is on all usual inputs.
             context: of the job.

@@ -16,7 +16,7 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.planning.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import FULL, PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, select, set_missing_aside
 from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.tolerances import own_tolerance
@@ -267,6 +267,7 @@ class JobMaker:
             "hardware": machine.hardware,
             "evaluator": evaluators.get(definition.name),
             "timing": config.timing_mark(),
+            "assurance": FULL if config.assurance == FULL else None,
             "protocol": PROTOCOL,
             "sandbox": machine.sandbox,
             "seed": config.seed,

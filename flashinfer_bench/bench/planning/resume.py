@@ -3,8 +3,8 @@
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
 solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
 the digest of its source too), the timing where it is not the usual one (quick, warm L2, CUDA events, no graphs),
-whether workers had walls, and the seed where the user gave one. A trace without a fingerprint (another engine's) proves
-nothing, nor does one from before evaluators had revisions.
+whether workers had walls, the seed where the user gave one, and the assurance where it was full. A trace without a
+fingerprint (another engine's) proves nothing, nor does one from before evaluators had revisions.
 
 A quick look is never resumed from; where it failed, its job is done again though a whole verdict is recorded.
 
@@ -27,7 +27,7 @@ from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, dec
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
-    *("protocol", "sandbox", "seed"),
+    *("protocol", "sandbox", "seed", "assurance"),
 )
 PROTOCOL: Final = 14
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
@@ -43,6 +43,8 @@ GPU are held against relays. 11: random integers fit what the reference does wit
 have other regimes, too, and some come because a reference asks for them. 12: inputs of other regimes are judged in the
 rows where the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls that
 wait for the GPU inside take turns of eight with their references. 14: who makes calls on a GPU leaves slow cores."""
+FULL: Final = "full"
+"""Mark of this assurance. Its verdicts hold where the standard one is asked for, which has no mark."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"
@@ -61,12 +63,14 @@ def fingerprint(**marks: str | int | None) -> dict[str, str]:
 
 
 def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
-    """Tell whether a recorded fingerprint is the wanted one. Where no seed is asked for, any will do."""
+    """Tell whether a recorded fingerprint is the wanted one, or of a higher assurance.
+
+    Where no seed is asked for, any will do.
+    """
     if recorded is None:
         return False
-    if "seed" in recorded and "seed" not in wanted:
-        recorded = {key: mark for key, mark in recorded.items() if key != "seed"}
-    return recorded == wanted
+    more = {"seed", "assurance"} - wanted.keys()
+    return {key: mark for key, mark in recorded.items() if key not in more} == wanted
 
 
 class Decision(NamedTuple):
@@ -272,6 +276,6 @@ def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any]
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:
     if recorded is None:
         return "recorded without a fingerprint"
-    kept = [key for key in FINGERPRINT_KEYS if key != "seed" or key in wanted]
+    kept = [key for key in FINGERPRINT_KEYS if key in wanted or key not in ("seed", "assurance")]
     changed = [key for key in kept if recorded.get(key) != wanted.get(key)]
     return f"{' and '.join(changed)} changed" if changed else "fingerprint of another form"

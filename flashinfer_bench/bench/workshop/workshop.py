@@ -171,7 +171,7 @@ class Workshop:
             profile_baseline=config.profile_baseline,
             time_budget_s=config.time_budget_s * share,
             baseline_budget_s=config.baseline_budget_s * share,
-            timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs),
+            timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs, config.assurance),
             keep_samples=config.keep_samples,
             baselines=self._choose_baselines(device),
             gpu_uuid=device.uuid if device.kind == "cuda" else None,

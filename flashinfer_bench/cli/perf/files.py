@@ -45,7 +45,7 @@ FLAG_COLUMNS: Final = (
     *("allow_output_mismatch", "random_seed", "case_tag", "generate_repro_command", "repro_command"),
 )
 """The documented columns after the results. A flag that a routine does not have is an empty cell."""
-RECORDED: Final = ("setup_ms", "confirmed", "burst_ms", "burst_resolution_ms", "relay_ms")
+RECORDED: Final = ("setup_ms", "assurance", "bound", "burst_ms", "burst_resolution_ms", "relay_ms", "why_unconfirmed")
 """The columns that stand in the measurement's record as they are."""
 OWN_COLUMNS: Final = (
     *("status", "reason", "method", "cache_state", "samples", "flops", "bytes", "roofline_share", "roofline_bound"),

@@ -21,7 +21,7 @@ from flashinfer_bench.cli.screen.tables import (
 )
 from flashinfer_bench.report.best import BestRow
 from flashinfer_bench.report.summary import FailureGroup, SummaryRow
-from flashinfer_bench.report.timing import describe_flag, describe_ways, flags_of
+from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
@@ -136,8 +136,7 @@ def _letters(rows: Iterable[SummaryRow | BestRow]) -> dict[str, str]:
 def _timing_notes(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> list[str]:
     """Return notes that say how the times were taken and what their flags mean."""
     timings = [row.timing for row in rows]
-    ways = describe_ways(timings)
-    notes = [] if ways is None else [ways]
+    notes = [line for line in (describe_ways(timings), describe_bounds(timings)) if line is not None]
     return notes + [f"{letter} {describe_flag(flag, timings)}" for flag, letter in _letters(rows).items()]
 
 

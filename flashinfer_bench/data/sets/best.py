@@ -27,6 +27,7 @@ def find_best(
     fitting = [
         trace
         for trace in passed_of(traces)
+        if trace.evaluation is not None and trace.evaluation.may_be_best
         if axes.items() <= trace.workload.axes.items() and is_within(trace, atol, rtol) and time_of(trace) is not None
     ]
     return max(fitting, key=rank, default=None)

@@ -178,7 +178,7 @@ COLUMNS: Final[tuple[ExportColumn, ...]] = (
     ExportColumn("setup_ms", "number", "milliseconds of `setup`", _measured("setup_ms")),
     ExportColumn("burst_ms", "number", "milliseconds of one call in a burst, timed outside", _measured("burst_ms")),
     ExportColumn("relay_ms", "number", "milliseconds of one call in a relay, timed outside", _measured("relay_ms")),
-    ExportColumn("is_confirmed", "truth", "whether these agree with the latency", _measured("confirmed")),
+    ExportColumn("is_confirmed", "truth", "whether these agree with the latency", _measured("is_confirmed")),
     ExportColumn(
         "is_meaningful", "truth", "whether the latency says something of the kernel", _timed(_measured("meaningful"))
     ),
@@ -225,6 +225,15 @@ COLUMNS: Final[tuple[ExportColumn, ...]] = (
         "text",
         "`workers`, or `one worker, widened`: it holds for a re-run in a new worker; absent: for one worker's readings",
         lambda judged: judged.told.interval.interval or None,
+    ),
+    ExportColumn(
+        "assurance", "text", "level at which the latency was bound: `standard` or `full`", _named("assurance")
+    ),
+    ExportColumn(
+        "bound",
+        "text",
+        "what bounds the latency: `samples`, `chain`, `batch`, `floor` or `none`",
+        _named("bound"),
     ),
 )
 

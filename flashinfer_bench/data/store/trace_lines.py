@@ -22,9 +22,11 @@ from pydantic_core import SchemaValidator, core_schema, from_json
 from flashinfer_bench.data.evaluation import (
     HAS_CORRECTNESS,
     HAS_PERFORMANCE,
+    WAITS_INSIDE,
     Environment,
     Evaluation,
     EvaluationStatus,
+    both_wait,
     says_quick,
 )
 from flashinfer_bench.data.model import DataModel
@@ -95,6 +97,11 @@ class EvaluationLine(msgspec.Struct, gc=False):
         """Whether it is of a quick look."""
         found = decode_run(self, _QUICK)
         return says_quick((self.extra or {}).get("run")) if found is None else found.quick
+
+    @property
+    def may_be_best(self) -> bool:
+        """As `Evaluation.may_be_best`."""
+        return not self.is_quick and (WAITS_INSIDE.encode() not in self.line or not both_wait(self.extra))
 
 
 class TraceLine(msgspec.Struct, gc=False):

@@ -140,7 +140,9 @@ def measure(
 def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:
     """Return a configuration as blocks on a device have it: what the user says of trials and readings holds."""
     named = "cpu" if device.kind == "cpu" else device.uuid
-    return config.with_defaults("compare", num_trials=TRIALS).with_overrides(devices=[named], profile_baseline=False)
+    return config.with_defaults("compare", num_trials=TRIALS).with_overrides(
+        devices=[named], profile_baseline=False, assurance="full"
+    )
 
 
 def _make_series(

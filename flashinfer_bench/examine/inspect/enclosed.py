@@ -88,7 +88,7 @@ def run_enclosed(template: socket.socket, order: dict[str, Any], home: Path, lim
 
 def _watch(guard: socket.socket, out: int, limit_s: float, now: Callable[[], float] = time.monotonic) -> ProgramEnd:
     """Read what is printed until the guard has told of the end, or the time is over."""
-    reader, log = FrameReader(guard), BoundedLog(head_bytes=KEPT_BYTES, tail_bytes=KEPT_BYTES)
+    reader, log = FrameReader(guard, takes_fds=False), BoundedLog(head_bytes=KEPT_BYTES, tail_bytes=KEPT_BYTES)
     os.set_blocking(out, False)
     deadline, is_late, guard_pid = now() + limit_s, False, None
     ended: dict[str, Any] | None = None
@@ -113,8 +113,6 @@ def _watch(guard: socket.socket, out: int, limit_s: float, now: Callable[[], flo
                 while (message := reader.pop()) is not None:
                     guard_pid = message.get("guard", guard_pid)
                     ended = message.get("exit", ended)
-                    for fd in reader.take_fds():
-                        os.close(fd)
     if ended is None and (guard_pid is None or not end_tree(guard_pid, END_LIMIT_S)):
         raise DeviceFault("a program in its walls, or something that it started, does not end")
     while _take(out, log):

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.definition import AxisConst, AxisExpr, TensorSpec
+from flashinfer_bench.data.measurement import BOUNDS
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.report.pages.highlight import colour
 from flashinfer_bench.report.pages.texts import block_of, id_of, line_of
@@ -164,9 +165,12 @@ def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "trials": short(result.told.interval.trials),
         "median ms": short(measured.median_ms),
         "quartiles ms": _pair(measured.q25_ms, measured.q75_ms),
-        "burst ms": short(measured.burst_ms),
-        "relay ms": short(measured.relay_ms),
-        "not confirmed": measured.not_confirmed,
+        "assurance": measured.assurance,
+        "bound by": BOUNDS.get(measured.bound, measured.bound),
+        "outside ms": short(measured.outside_ms),
+        "gated chain ms": short(measured.relay_ms),
+        "batch ms": short(measured.burst_ms),
+        "unconfirmed": measured.why_not,
         "setup ms": short(measured.setup_ms),
         "evaluator": result.told.evaluator,
         "seed": None if result.told.run.seed is None else str(result.told.run.seed),

@@ -19,8 +19,8 @@ class PutAway(Protocol):
     def puts_away(self) -> bool:
         """Whether `put_away` launches work on the device."""
 
-    def put_away(self) -> None:
-        """Bring what the call returned into its place."""
+    def put_away(self) -> bool:
+        """Bring what the call returned into its place; tell whether it lay otherwise: then that is part of the work."""
 
 
 def puts_away(launch: Launch) -> bool:
@@ -28,9 +28,9 @@ def puts_away(launch: Launch) -> bool:
     return bool(getattr(launch, "puts_away", False))
 
 
-def put_away(launch: Launch) -> None:
-    """Have a launch bring what its call returned into its place."""
-    cast("PutAway", launch).put_away()
+def put_away(launch: Launch) -> bool:
+    """Have a launch bring what its call returned into its place; tell whether that is part of the work."""
+    return cast("PutAway", launch).put_away()
 
 
 class Replay:

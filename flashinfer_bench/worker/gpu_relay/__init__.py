@@ -1,1 +1,1 @@
-"""Relays on a GPU: what goes around each call, and the board by which a session gives calls out."""
+"""Gated chains: what goes around each call, and the board by which a session gives calls out."""

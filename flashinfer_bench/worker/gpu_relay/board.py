@@ -1,4 +1,4 @@
-"""The board of a relay on a GPU: memory of the host's, which both the session's processor and the worker's GPU see.
+"""The board of a gated chain: memory of the host's, which both the session's processor and the worker's GPU see.
 
 The session writes the key of a call, by which the GPU unmasks its inputs, and sees what the GPU commits to when the
 call is over. A handover takes two ways over the bus, 2 to 3 us (H100).
@@ -11,24 +11,33 @@ import mmap
 from typing import Final
 
 from flashinfer_bench.timing import driver
-from flashinfer_bench.worker.gpu_relay.kernels import AT_ONCE
+from flashinfer_bench.worker.gpu_relay.kernels import count_groups
 
-MOST_CALLS: Final = 33
+MOST_CALLS: Final = 17
+"""Calls of a chain. The median counts, so who wants to gain has to leave out half of them."""
 MOST_OUTPUTS: Final = 16
-"""Calls with more outputs are not relayed."""
-READY: Final = 0
-LAUNCHED: Final = 16
-KEYS: Final = 32
-TOLD: Final = 96
-"""Where the count of the call that waits, the count of calls that are launched, the keys and what was committed to
-begin, in words of eight bytes."""
-WORDS_OF_CALL: Final = 2 * (MOST_OUTPUTS // AT_ONCE)
-WORD: Final = 8
+"""Calls with more outputs are in no chain."""
 BOARD_BYTES: Final = 4096
-DEVICE_MAP: Final = 2
-"""The driver's number for memory that kernels may use."""
 LOOKS: Final = 2_000
 """Looks at the board before anything else is looked at."""
+
+Word = ctypes.c_uint64
+Line = Word * 16
+"""Who reads one while the other side writes the next is not held up."""
+Told = Word * (2 * count_groups(MOST_OUTPUTS))
+
+
+class Layout(ctypes.Structure):
+    """What stands on a board."""
+
+    ready: ctypes.Array[ctypes.c_uint64]
+    """The first word is the count of the call that waits."""
+    launched: ctypes.Array[ctypes.c_uint64]
+    """The first word is the count of calls that are launched."""
+    keys: ctypes.Array[ctypes.c_uint64]
+    told: ctypes.Array[ctypes.Array[ctypes.c_uint64]]
+    """What each call has committed to."""
+    _fields_ = (("ready", Line), ("launched", Line), ("keys", Word * 64), ("told", Told * MOST_CALLS))
 
 
 class GpuBoard:
@@ -39,61 +48,79 @@ class GpuBoard:
         size: its bytes.
     """
 
+    address = 0
+    """Where kernels find it; 0 where none of this process do."""
+
     def __init__(self, fd: int, size: int = BOARD_BYTES) -> None:
         self._held = mmap.mmap(fd, size)
-        self._words = (ctypes.c_uint64 * (size // WORD)).from_buffer(self._held)
+        self._board = Layout.from_buffer(self._held)
 
     def clear(self) -> None:
-        """Begin a relay: nothing is given, nothing told."""
-        ctypes.memset(self._words, 0, BOARD_BYTES)
+        """Begin a chain: nothing is given, nothing told."""
+        ctypes.memset(ctypes.addressof(self._board), 0, BOARD_BYTES)
 
     def give(self, call: int, key: int) -> None:
         """Give a call's key, which is not 0."""
-        self._words[KEYS + call] = key
+        self._board.keys[call] = key
 
     def give_if_missing(self, call: int) -> None:
         """Give a call a key that unmasks nothing, where it has none: nobody waits for it any more."""
-        self._words[KEYS + call] = self._words[KEYS + call] or 1
+        self._board.keys[call] = self._board.keys[call] or 1
 
     def await_ready(self, count: int) -> bool:
         """Tell, after some looks at the most, whether a call waits for its key: the one of this number, from 1 on."""
-        return self._is_at_least(READY, count)
+        return _is_at_least(self._board.ready, 0, count)
 
     def is_launched(self, count: int) -> bool:
         """Tell whether so many calls are launched."""
-        return int(self._words[LAUNCHED]) >= count
+        return self._board.launched[0] >= count
 
     def await_told(self, call: int, groups: int) -> bool:
         """Tell, after some looks at the most, whether all that a call commits to is there."""
-        return self._is_at_least(TOLD + call * WORDS_OF_CALL + 2 * groups - 1, 1) and all(self.told(call, groups))
+        return _is_at_least(self._board.told[call], 2 * groups - 1, 1) and all(self.told(call, groups))
 
     def told(self, call: int, groups: int) -> list[int]:
         """Return what a call committed to."""
-        begin = TOLD + call * WORDS_OF_CALL
-        return [int(one) for one in self._words[begin : begin + 2 * groups]]
+        return self._board.told[call][: 2 * groups]
 
     def tell_ready(self, count: int) -> None:
         """Say in the GPU's place that a call waits."""
-        self._words[READY] = count
+        self._board.ready[0] = count
 
     def tell_launched(self, count: int) -> None:
         """Say that so many calls are launched."""
-        self._words[LAUNCHED] = count
+        self._board.launched[0] = count
 
     def has_key(self, call: int) -> bool:
         """Tell whether a call's key has come."""
-        return bool(self._words[KEYS + call])
+        return bool(self._board.keys[call])
 
     def text(self, begin: int, end: int) -> bytes:
         """Return what stands behind the board."""
         return self._held[begin:end]
 
-    def _is_at_least(self, at: int, least: int) -> bool:
-        words = self._words
-        for _ in range(LOOKS):  # noqa: SIM110 - any() takes longer than a short call
-            if words[at] >= least:
-                return True
-        return False
+    @property
+    def ready_at(self) -> int:
+        """Where kernels say which call waits."""
+        return self._at(self._board.ready)
+
+    def key_at(self, call: int) -> int:
+        """Return where kernels find a call's key."""
+        return self._at(self._board.keys) + call * ctypes.sizeof(Word)
+
+    def told_at(self, call: int) -> int:
+        """Return where kernels tell what a call commits to."""
+        return self._at(self._board.told[call])
+
+    def _at(self, part: ctypes.Array[ctypes.c_uint64]) -> int:
+        return self.address + ctypes.addressof(part) - ctypes.addressof(self._board)
+
+
+def _is_at_least(words: ctypes.Array[ctypes.c_uint64], at: int, least: int) -> bool:
+    for _ in range(LOOKS):  # noqa: SIM110 - any() takes longer than a short call
+        if words[at] >= least:
+            return True
+    return False
 
 
 class MappedBoard(GpuBoard):
@@ -105,30 +132,17 @@ class MappedBoard(GpuBoard):
         library.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
         library.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
         library.cuMemHostGetDevicePointer_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
-        own = ctypes.addressof(self._words)
-        driver.check(library.cuMemHostRegister_v2(own, BOARD_BYTES, DEVICE_MAP), "mapping the board of a relay")
-        self.address = 0
+        own = ctypes.addressof(self._board)
+        for_kernels = 2  # the driver's flag for memory that kernels may use
+        driver.check(library.cuMemHostRegister_v2(own, BOARD_BYTES, for_kernels), "mapping the board of a chain")
         try:
             found = library.cuMemHostGetDevicePointer_v2(ctypes.byref(address), own, 0)
-            driver.check(found, "finding the board of a relay")
+            driver.check(found, "finding the board of a chain")
             self.address = address.value
         finally:
             if not self.address:
                 self.release()
 
-    @property
-    def ready_at(self) -> int:
-        """Where kernels say which call waits."""
-        return self.address + READY * WORD
-
-    def key_at(self, call: int) -> int:
-        """Return where kernels find a call's key."""
-        return self.address + (KEYS + call) * WORD
-
-    def told_at(self, call: int) -> int:
-        """Return where kernels tell what a call commits to."""
-        return self.address + (TOLD + call * WORDS_OF_CALL) * WORD
-
     def release(self) -> None:
         """Take the board from the GPU."""
-        driver.check(driver.driver().cuMemHostUnregister(ctypes.addressof(self._words)), "giving up a relay's board")
+        driver.check(driver.driver().cuMemHostUnregister(ctypes.addressof(self._board)), "giving up a chain's board")

@@ -1,4 +1,4 @@
-"""The worker's end of a relay on a GPU: each call waits on the GPU for the key to its inputs, and then commits.
+"""The worker's end of a gated chain: each call waits on the GPU for the key to its inputs, and then commits.
 
 Where a graph can hold the calls, one has all of them. Where none can, each is launched; where nothing waits for the
 streams that a call uses, its key is waited for here, before it.
@@ -35,7 +35,7 @@ class RelayedCall(Protocol):
     def __call__(self) -> None:
         """Make it."""
 
-    def put_away(self) -> None:
+    def put_away(self) -> object:
         """Bring what it returned into its output slots."""
 
     @property

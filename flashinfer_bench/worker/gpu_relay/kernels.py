@@ -1,6 +1,6 @@
-"""The kernels of a relay on a GPU: wait for a call's key, unmask its inputs with it, commit to its outputs.
+"""The kernels of a gated chain: wait for a call's key, unmask its inputs with it, commit to its outputs.
 
-The worker launches them around its calls; the session masks inputs, takes empty relays, and checks what was committed
+The worker launches them around its calls; the session masks inputs, takes empty chains, and checks what was committed
 to, with the same ones.
 """
 
@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import torch
 
 from flashinfer_bench.timing import driver
 
-SOURCE: Final = Path(__file__).with_name("relay_kernels.ptx")
 WORD_BYTES: Final = 16
 SMALL_BYTES: Final = 1 << 15
 """Inputs up to this are unmasked by the block that waits for the key: another kernel would start later."""
 UNMASK_THREADS: Final = 256
-MOST_THREADS: Final = 1024
 COMMIT_BYTES: Final = 1 << 16
 """Bytes for each block that commits to outputs, before there are as many blocks as processors."""
 AT_ONCE: Final = 4
 """Pieces of memory that one kernel commits to."""
 WARP: Final = 32
-
-
-T = TypeVar("T")
+"""Threads of a warp; a block has as many warps at the most."""
 
 
 class Piece(NamedTuple):
@@ -46,7 +42,7 @@ def relay_image() -> bytes:
     Raises:
         driver.DriverError: the driver cannot assemble them.
     """
-    return driver.assemble(SOURCE.read_bytes())
+    return driver.assemble(Path(__file__).with_name("relay_kernels.ptx").read_bytes())
 
 
 class RelayKernels:
@@ -107,7 +103,8 @@ class RelayKernels:
         """Return what commits to pieces of so many bytes, given their addresses: it takes the host few microseconds."""
         end = self._parts.data_ptr(), self._count.data_ptr()
         launches: list[tuple[driver.Launcher, Sequence[int], int]] = []
-        for at, some in enumerate(split(sizes)):
+        for at in range(count_groups(len(sizes))):
+            some = sizes[at * AT_ONCE : (at + 1) * AT_ONCE]
             size = sum(some)
             blocks = max(1, min(self._processors, -(-size // COMMIT_BYTES)))
             shape = blocks, threads_for(-(-size // WORD_BYTES // blocks))
@@ -143,14 +140,14 @@ def count_launches(nbytes: int) -> int:
     return 1 if nbytes <= SMALL_BYTES else 2
 
 
-def split(pieces: Sequence[T]) -> list[Sequence[T]]:
-    """Return the pieces that are committed to together; one list at the least."""
-    return [pieces[at : at + AT_ONCE] for at in range(0, max(1, len(pieces)), AT_ONCE)]
+def count_groups(pieces: int) -> int:
+    """Return in how many groups so many pieces are committed to, one at the least; each tells two words."""
+    return max(1, -(-pieces // AT_ONCE))
 
 
 def threads_for(words: int) -> int:
     """Return the threads of a block that has so many words to do: whole warps."""
-    return max(WARP, min(MOST_THREADS, -(-words // WARP) * WARP))
+    return WARP * max(1, min(WARP, -(-words // WARP)))
 
 
 def piece_of(value: torch.Tensor) -> Piece:

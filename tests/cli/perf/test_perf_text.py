@@ -139,11 +139,11 @@ def test_true_lengths_are_told_as_the_documents_do():
 
 def test_the_time_is_that_of_run_alone_and_setup_is_told_beside():
     request = read_requests(shlex.split(CASE), None, CPU)[0]
-    measured = {"median_ms": 0.5, "kernel_ms": 0.5, "setup_ms": 2.0, "confirmed": True, "burst_ms": 2.4}
+    measured = {"median_ms": 0.5, "kernel_ms": 0.5, "setup_ms": 2.0, "bound": "batch", "burst_ms": 2.4}
     row = make_row(request, "torch", make_evaluation(extra={"measurement": measured}), device="a CPU")
     lines = list(report(row))
     assert any("median time 0.500 ms" in line for line in lines)
     assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in lines
     cells = to_cells(to_document(row, CPU))
-    assert (cells["median_time"], cells["setup_ms"], cells["confirmed"], cells["burst_ms"]) == (0.5, 2.0, True, 2.4)
+    assert (cells["median_time"], cells["setup_ms"], cells["bound"], cells["burst_ms"]) == (0.5, 2.0, "batch", 2.4)
     assert cells["burst_resolution_ms"] == ""

@@ -155,10 +155,10 @@ def _remaker(blank: Blank) -> Remaker:
 
 
 class Contents:
-    """The inputs of the calls of one trial.
+    """The inputs of the calls on one set of inputs.
 
     Args:
-        base: the evaluator's inputs of the trial, in the order of the definition; they are read and never changed.
+        base: the evaluator's inputs, in the order of the definition; they are read and never changed.
         varied: how each input differs from call to call.
         seed: secret; with the number of a call it decides the call's content.
         base_number: the call that gets the base itself, whose expected outputs are known.
@@ -182,21 +182,6 @@ class Contents:
     def differs(self) -> bool:
         """Whether any input differs from call to call: zeros, constants and single bytes are what they were."""
         return any(self._changes(index) for index in range(len(self.base)))
-
-    def stands_for(self, input_sets: Sequence[Sequence[Any]]) -> bool:
-        """Tell whether calls of this trial get what calls of trials on other inputs would get.
-
-        They do where all that keeps its values in a trial is the same in all: fixed inputs, and integers that are moved
-        along, such as the experts of tokens.
-        """
-        keeps = [index for index, one in enumerate(self._varied) if self._keeps_values(one.way, self.base[index])]
-        return all(_is_same(self.base[index], inputs[index]) for inputs in input_sets for index in keeps)
-
-    @staticmethod
-    def _keeps_values(way: Way, value: Any) -> bool:
-        if not isinstance(value, torch.Tensor):
-            return True
-        return way == "fixed" or (way == "rolled" and not value.is_floating_point())
 
     def _changes(self, index: int) -> bool:
         value = self.base[index]
@@ -339,6 +324,52 @@ class Contents:
         return torch.roll(value, 1 + secret % (size - 1), dims=dimension)
 
 
+class DealtContents:
+    """The inputs of a job's calls, which have the evaluator's sets of inputs by turns.
+
+    Call n has set n % sets, and what call n // sets on that set has.
+
+    Args:
+        each: the contents of each set; all have the same shapes, dtypes and single values.
+    """
+
+    def __init__(self, each: Sequence[Contents]) -> None:
+        self._each = list(each)
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    @property
+    def base(self) -> list[Any]:
+        """The evaluator's first set of inputs: all sets have its shapes, dtypes and single values."""
+        return self._each[0].base
+
+    @functools.cached_property
+    def differs(self) -> bool:
+        """Whether any input differs from call to call, in each set."""
+        return all(one.differs for one in self._each)
+
+    def set_of(self, number: int) -> int:
+        """Return which set a call has."""
+        return number % len(self._each)
+
+    def is_base(self, number: int) -> bool:
+        """Tell whether a call has the evaluator's own inputs."""
+        return number // len(self._each) == self._each[self.set_of(number)].base_number
+
+    def make(self, number: int) -> list[Any]:
+        """Return the inputs of a call, in memory of their own where they differ from the base."""
+        return self._each[self.set_of(number)].make(number // len(self._each))
+
+    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
+        """Have the inputs of some calls written, as `Contents.write_all` does."""
+        for at, one in enumerate(self._each):
+            own = [position for position, number in enumerate(numbers) if self.set_of(number) == at]
+            if own:
+                targets = [None if some is None else pick(some, own) for some in into]
+                one.write_all([numbers[position] // len(self._each) for position in own], targets, writer)
+
+
 def redraw_rows(value: torch.Tensor, secret: int, *, keeps_length: bool) -> torch.Tensor:
     """Return rows in another order of the elements, each of which is multiplied by a factor of its own.
 
@@ -399,12 +430,6 @@ def choose_columns(value: torch.Tensor) -> int:
         return columns
     rows = -(-count // (SHORT_TOGETHER if columns < SHORTEST_ROW else LONGEST_ROW))
     return -(-count // rows)
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-        return value is other or torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (value, other)))
-    return bool(value == other)
 
 
 def find_both_signs(values: Sequence[Any]) -> list[bool]:

@@ -2,7 +2,7 @@
 
 These are outputs of whole numbers and bools, and of floats that are one number over and over.
 
-On inputs of other regimes it may be another. There only one thing is judged: whether the solution's differs from the
+On inputs of stress cases it may be another. There only one thing is judged: whether the solution's differs from the
 usual one where the reference's does. What follows from numbers near a threshold may differ by rounding, so elements
 that roundings of the inputs turn are left out, and some others may be wrong.
 """

@@ -1,4 +1,4 @@
-"""Rows of a call that are judged where a reference leaves the range of its numbers on inputs of a regime.
+"""Rows of a call that are judged where a reference leaves the range of its numbers on inputs of a stress case.
 
 A row in which the reference is not finite is left out whole: where a sum overflows, what is divided by it is zero, and
 a better solution has other numbers there. So is a row in which only the solution is not finite: a narrower format
@@ -50,7 +50,7 @@ def find_finite_rows(call: JudgedCall, usual: Sequence[Outputs]) -> FiniteRows |
     """Return which rows of a call are judged; None where no more of it is infinite or nan than on usual inputs.
 
     Args:
-        call: on inputs of a regime.
+        call: on inputs of a stress case.
         usual: what the reference gives for usual inputs, call by call.
     """
     count = count_nonfinite(call.expected)

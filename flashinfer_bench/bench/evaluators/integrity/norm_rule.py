@@ -4,7 +4,7 @@
 some elements may fail. So zeros never pass for values that are smaller than `atol`, and no row is given up for a
 matched ratio. A row that the inputs do not settle (`stability`) is left out.
 
-On inputs of other regimes an output too small for rows is judged, too. Its few numbers may all be near zero by chance,
+On inputs of stress cases an output too small for rows is judged, too. Its few numbers may all be near zero by chance,
 or be what is left of a sum, so it may also be off by some times as much as rounding of the inputs moves it.
 """
 

@@ -17,7 +17,7 @@ from flashinfer_bench.bench.evaluators.compare.chunks import CHUNK_ELEMENTS, bri
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 
 LEAST_ROW: Final = 16
-"""Elements of a row, at least. An output with fewer elements is small: its norms are judged on inputs of other regimes
+"""Elements of a row, at least. An output with fewer elements is small: its norms are judged on stress inputs
 only, where all of it is one row."""
 FLOOR: Final = 0.1
 """A row whose norm is below this share of the usual row's is held against this share of it: what is left of a sum that

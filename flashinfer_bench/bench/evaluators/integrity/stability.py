@@ -75,7 +75,7 @@ REGIME_SLACK: Final = 16.0
 """Where the square of an operand comes of another one, errors of a twentieth move all rows. Who leaves work out there
 is off by 8 to 3,000 times as much; kernels of scaled fp8 by 0.7, and by 11 where small values underflow."""
 REGIME_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=REGIME_SLACK)
-"""On inputs of other regimes: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
+"""On inputs of stress cases: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
 that round their operands to fp8 are right, too. What multiplies two inputs moves by 0.07 and is settled."""
 LOUD_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True, slack=4.0)
 """Where a few values of one row outweigh all others: sixteen draws may move what comes of one of them by an eighth."""

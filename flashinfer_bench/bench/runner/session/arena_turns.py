@@ -33,11 +33,10 @@ class ArenaTurns:
         self._definition = ""
         """Digest of the definition of the latest block."""
 
-    def open_block(self, definition: str) -> bool:
+    def open_block(self, definition: str) -> None:
         """Free a large arena before a block of another definition, a very large one before each.
 
-        It says whether the definition is another. Jobs of one definition need about as much each time, and to make the
-        arena anew takes 8 ms a job.
+        Jobs of one definition need about as much each time, and to make the arena anew takes 8 ms a job.
 
         Args:
             definition: digest of the block's.
@@ -47,7 +46,6 @@ class ArenaTurns:
         if held > LARGE_ARENA_BYTES and (is_other or held > total_bytes(self._arena.device) // KEPT_ARENA_SHARE):
             self._pool.discard()  # the worker maps the arena
             self.release()
-        return is_other
 
     def clear(self) -> None:
         """Leave nothing in the arena that a solution's worker has put there: a reference's gets it now."""

@@ -36,8 +36,8 @@ from flashinfer_bench.bench.runner.protocol import (
     JobFault,
     Phase,
 )
-from flashinfer_bench.bench.runner.session.arena_turns import LARGE_ARENA_BYTES, ArenaTurns
-from flashinfer_bench.bench.runner.session.beside import told_in_turns
+from flashinfer_bench.bench.runner.session.arena_turns import ArenaTurns
+from flashinfer_bench.bench.runner.session.floor import plan_floor
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.machine_check import PROGRAM_S, MachineCheck
@@ -47,8 +47,8 @@ from flashinfer_bench.bench.runner.session.precompiling import Precompiler, what
 from flashinfer_bench.bench.runner.session.reads import judge_reads
 from flashinfer_bench.bench.runner.session.reference_ahead import ReferenceAhead
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
-from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
+from flashinfer_bench.bench.runner.session.stress import judge_stress, plan_stress
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.session.wanted import WantedBlock, files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
@@ -174,7 +174,6 @@ class DeviceSession:
     def close(self) -> None:
         """Give the shared memory back."""
         self._precompiler.close()
-        self._timer.release()
         self._arena.release()
 
     def open_block(self, block: BlockOrder) -> BlockContext:
@@ -184,8 +183,7 @@ class DeviceSession:
             WorkloadFault: the definition's reference cannot be used.
         """
         definition = Definition.model_validate(block.definition)
-        if self._turns.open_block(definition.digest()):
-            self._timer.release(above=LARGE_ARENA_BYTES)
+        self._turns.open_block(definition.digest())
         self._broken_loads.clear()
         self._broken_workloads.clear()
         self._hung = HungSolutions()
@@ -332,7 +330,6 @@ class DeviceSession:
         """Free what can be freed: the arena, the worker that maps it, torch's own cache."""
         self._pool.discard()
         self._pool.end_reference()
-        self._timer.release()
         self._arena.release()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -359,6 +356,7 @@ class DeviceSession:
             timeout_seconds=self._hello.timeout_seconds,
             plan=plan_solution(self._hello, job, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
+            floor_ms=plan_floor(definition, job.workload, self._device, self._hello.timing),
         )
         kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))
         if is_fresh:
@@ -399,7 +397,7 @@ class DeviceSession:
         killed: WorkerKilled | None = None
         while True:  # each happens once
             try:
-                return self._judge_at_rest(job)
+                return self._load_and_judge(job)
             except WorkerKilled as latest:
                 self._pool.discard()
                 was_loading = self._broken_loads.pop(job.solution.digest, None) is not None
@@ -420,13 +418,11 @@ class DeviceSession:
                 if fault is not None:
                     raise DefinitionFault(fault) from None  # it is told as it was noted
 
-    def _judge_at_rest(self, job: JobContext) -> JobOutcome:
-        """Judge the solution, whose worker rests while nothing is asked of it."""
+    def _load_and_judge(self, job: JobContext) -> JobOutcome:
         self._timer.check_context(job)
         kernel = self._load(job)
         self._timer.check_context(job)  # its worker's context may be the first fast one
         with kernel.worker.resting():
-            kernel.worker.rest_all()
             return self._judge(job, kernel)
 
     def _use_wait(self, job: JobContext) -> None:
@@ -456,7 +452,8 @@ class DeviceSession:
         self._trim_cache()
         self._turns.hand_over(kernel.worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
         self._settle_task(job, kernel, baseline)
-        verdict = self._check(job, kernel, baseline)
+        is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone()
+        verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
             if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
@@ -471,17 +468,21 @@ class DeviceSession:
         except SlowContext:
             block.kept[job.order.index] = MadeBaseline(baseline, dict(job.notes))
             raise
+        if not is_each_checked and len(kernel.reads) < len(baseline.inputs):  # of the other trials nothing was timed
+            rest = self._check(job, kernel, baseline, slice(max(1, len(kernel.reads)), None))
+            if isinstance(rest, Rejected):
+                return rest
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
         self._let_go(job)
         wrong: Rejected | None = None
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
-            kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
+            kernel.worker.rest_all()  # on a CPU nothing that it has started slows the reference down
             wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
-        planned = kernel.planned_regimes(baseline.inputs)
-        wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job), planned)
-        return wrong or Passed(verdict.correctness, told_in_turns(performance, job.notes.get("measurement")))
+        planned = kernel.planned_stress()
+        wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
+        return wrong or Passed(verdict.correctness, performance)
 
     def _let_go(self, job: JobContext) -> None:
         """Begin to end the worker on a GPU where no job is left for it: its end takes as long as what follows here."""
@@ -498,8 +499,7 @@ class DeviceSession:
             kernel.task,
             may_return_inputs=reference.returns_inputs is not False,
             in_out_inputs=written,
-            regimes=plan_regimes(job, baseline.outputs),
-            beside=self._timer.beside(job, baseline),
+            stress=plan_stress(job, baseline),
             work_ahead=plan_ahead(job, baseline),
         )
         if written:
@@ -513,11 +513,12 @@ class DeviceSession:
         if note is not None:
             job.notes["calling_style"] = note
 
-    def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline) -> Verdict:
-        """Call the solution on inputs and compare its outputs with what is expected."""
+    def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline, trials: slice) -> Verdict:
+        """Call the solution on the inputs of some trials and compare its outputs with what is expected."""
         block = job.block
+        inputs, outputs = expected.inputs[trials], expected.outputs[trials]
         return block.evaluator.check_correctness(
-            block.definition, kernel, expected.inputs, expected.outputs, job.config, context=self._context(job)
+            block.definition, kernel, inputs, outputs, job.config, context=self._context(job)
         )
 
     def _make_baseline(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.config_layers import AUTO
 from flashinfer_bench.bench.evaluators.evaluator import Baseline
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, WorkAhead
+from flashinfer_bench.timing.settings import USUAL
 
 INTERPRETED: Final = {
     "meaningful": False,
@@ -18,6 +21,9 @@ INTERPRETED: Final = {
 KEPT_LIKE_READS: Final = ("cpu",)
 """Kinds of devices where as many calls of each trial are kept as of a solution, though nobody compares them: on a CPU
 the session's copies move calls of 20 us by 2 to 5 %. A GPU's caches are flushed before each call."""
+AUTO_MOST: Final = 50
+AUTO_FEWEST: Final = 20
+"""Readings of a trial where `iterations` is "auto": so many at the most, and at the least."""
 AHEAD_MS: Final = 0.5
 """What slower references give is not made ahead: a worker that is done should not wait for it."""
 REFERENCE_PRECISION: Final = 0.01
@@ -29,26 +35,41 @@ def plan_solution(hello: Hello, job: JobContext, solution: BlockSolution) -> Mea
     config = job.config
     if solution.language == "triton" and hello.device == "cpu":
         return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)  # its time says nothing: one call will do
-    per_trial_s = hello.time_budget_s / config.num_trials
-    counts = config.warmup_runs, config.iterations
+    iterations, fewest = count_iterations(config)
     elements = next((math.prod(output.shape) for output in job.output_specs()), 0)
     wanted = job.block.evaluator.count_reads(elements)
     reads = max(READS[hello.device], wanted)
     timing = hello.timing
-    return MeasurePlan(*counts, per_trial_s, config.precision, timing=timing, reads=reads, makes_up=wanted > 0)
+    return MeasurePlan(
+        config.warmup_runs,
+        iterations,
+        hello.time_budget_s,
+        config.precision,
+        timing=timing,
+        reads=reads,
+        fewest=fewest,
+        makes_up=wanted > 0,
+    )
+
+
+def count_iterations(config: ResolvedEvalConfig) -> tuple[int, int | None]:
+    """Return how many readings a trial has at the most, and after how many it may stop; None where it has all."""
+    if config.iterations == AUTO:
+        return AUTO_MOST, AUTO_FEWEST
+    return config.iterations, None
 
 
 def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:
     """Return how a reference is measured."""
+    iterations, fewest = count_iterations(config)
     return MeasurePlan(
         config.warmup_runs,
-        config.iterations,
-        hello.baseline_budget_s / config.num_trials,
+        iterations,
+        hello.baseline_budget_s,
+        fewest=fewest,
         precision=min(config.precision, REFERENCE_PRECISION),
-        timing=hello.timing,
+        timing=replace(hello.timing, assurance=USUAL.assurance),  # its time is the same at each, and so is a kept one
         reads=READS[hello.device] if hello.device in KEPT_LIKE_READS else 0,
-        confirms=hello.device == "cpu",  # there bursts may raise a latency, a solution's and so this one's
-        total_s=hello.baseline_budget_s,
         stops_early=True,
     )
 

@@ -17,7 +17,6 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
-from flashinfer_bench.bench.runner.session.beside import TURNS
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
 from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
@@ -133,7 +132,7 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[Found], list[F
     found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
     random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
     ways = {read.way for _, read in found}
-    ways = (ways & {"relay", "burst"} or {"reading"}) | (ways & {"turn"})
+    ways = ways & {"relay", "burst"} or {"reading"}
     needed, others = [], []
     left = dict.fromkeys(ways, ENOUGH_READS)
     for trial, read in found:
@@ -146,13 +145,8 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[Found], list[F
 
 
 def withdraw_confirmation(notes: dict[str, Any]) -> None:
-    """Have a latency that was confirmed be so no more: too few of the calls were compared that it was held against.
-
-    Turns with the reference tell nothing then, either.
-    """
+    """Have a latency that was bound from outside be flagged: too few of the calls were compared that bound it."""
     record = notes.get("measurement")
-    if isinstance(record, dict) and TURNS in record:
-        record[TURNS] = {"why_not": TOO_SLOW}
-    if isinstance(record, dict) and record.get("confirmed"):
-        record |= {"confirmed": False, "not_confirmed": TOO_SLOW}
+    if isinstance(record, dict) and record.get("bound", "none") != "none" and "why_unconfirmed" not in record:
+        record["why_unconfirmed"] = TOO_SLOW
         add_flags(record, unconfirmed=True)

@@ -2,29 +2,26 @@
 kept of the same GPU (`kept_baselines.py`) is not timed again.
 
 The reference is loaded into a worker from its source, and called there by the same launch path, on the same kind of
-content, with the same readings and bursts as a solution. So a solution that is the reference scores 1. The caller makes
+content, with the same readings as a solution. So a solution that is the reference scores 1. The caller makes
 sure that no worker holds a solution meanwhile (`device_session.prepare`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Baseline
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.session.beside import ReferenceBeside, ReferenceKernel
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap
 from flashinfer_bench.bench.runner.session.plans import plan_reference
 from flashinfer_bench.bench.runner.session.rehearsal import Step
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
-from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
@@ -53,8 +50,6 @@ class ReferenceTimer:
     tools: SessionTools
     kept: KeptBaselines | None = None
     """What is known from earlier runs; None where nothing is."""
-    side: SharedArena | None = None
-    """Memory of references that are called beside solutions, which never map it; None where none was yet."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _called: tuple[BaselineKey, WorkerProcess] | None = None
     """The workload whose first call was made ahead, and the worker that made it."""
@@ -185,36 +180,6 @@ class ReferenceTimer:
             if self.kept is not None and is_alone:
                 self.kept.keep(job, self._plan(job), known)
         return move_to_gap(known, self.tools.readout.launch_gap_ns)
-
-    def beside(self, job: JobContext, baseline: Baseline) -> ReferenceBeside | None:
-        """Return what times the reference in turns with a job's solution; None where it does not wait for the GPU.
-
-        Nor is it done without walls: the solution could reach what the reference's worker does.
-        """
-        flags = (baseline.measurement or {}).get("flags", [])
-        device = self.tools.arena.device
-        if device.type != "cuda" or "waits_inside" not in flags or not self.pool.has_walls:
-            return None
-
-        def open_reference() -> ReferenceKernel:
-            if self.side is None:
-                self.side = SharedArena(device)
-            tools = replace(self.tools, arena=self.side)
-            worker, metadata = self.pool.reference_worker(job.block.definition.digest()), self._metadata(job)
-            kernel = ReferenceKernel(worker, tools, self._task(job), metadata)
-            self._load(kernel, job.block.definition)
-            return kernel
-
-        end, settle = self.pool.end_reference, self.tools.settle
-        return ReferenceBeside(open_reference, end, settle, baseline.mean_latency_ms or 0.0)
-
-    def release(self, *, above: int = 0) -> None:
-        """Give the memory back that references have beside solutions, where it has more bytes than this."""
-        if self.side is not None and self.side.size > above:
-            self.pool.end_reference()
-            self.pool.finish_ending()  # it maps that memory
-            self.side.release()
-            self.side = None
 
     def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
         """Time the reference on a job's workload; once more where a signal from outside may have ended its worker.

@@ -23,10 +23,10 @@ from flashinfer_bench.bench.evaluators.inputs.custom import list_custom
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.session.regimes import plan_regimes
+from flashinfer_bench.bench.runner.session.stress import plan_stress
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.gpu_handover import open_desk
+from flashinfer_bench.bench.runner.workers.timed.chain import open_desk
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, find_differing
 from flashinfer_bench.worker.arena import ALIGNMENT, Slot
 
@@ -82,7 +82,7 @@ def _try(part: Callable[[list[Any]], object], inputs: list[Any], outputs: list[t
 
 
 class CallsRehearsed:
-    """Makes inputs of calls by another secret than the job's, and those of other regimes, and looks at rows of bytes.
+    """Makes inputs of calls by another secret than the job's, and those of stress cases, and looks at rows of bytes.
 
     It does so in parts: between two of them somebody looks after workers that start, and replaces slow ones.
     """
@@ -110,13 +110,13 @@ class CallsRehearsed:
         self._made = self._contents.make_all(range(CALLS))[0]
 
     def change(self, inputs: list[Any]) -> None:
-        """Make inputs of other regimes of those."""
+        """Make inputs of stress cases of those."""
         del inputs
-        regimes = plan_regimes(self._job) if self._contents is not None and self._contents.differs else None
-        if regimes is None:
+        stress = plan_stress(self._job) if self._contents is not None and self._contents.differs else None
+        if stress is None:
             return
-        for name in regimes.names:
-            regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in self._made])
+        for name in stress.names:
+            stress.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in self._made])
 
     def look(self, inputs: list[Any]) -> None:
         """Copy and compare rows of bytes."""

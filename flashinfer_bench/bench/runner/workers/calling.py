@@ -20,8 +20,8 @@ from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, 
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
-from flashinfer_bench.bench.runner.workers.timed.handover import Along
 from flashinfer_bench.bench.runner.workers.timed.reader import Inspected
 from flashinfer_bench.bench.runner.workers.timed.rows import find_differing, slots_in
 from flashinfer_bench.compile import Artifact

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flashinfer_bench.base.quiet_cores import QuietCores
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.evaluators.inputs.regimes.choose import Regimes
+from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import ContextTraits
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
-from flashinfer_bench.timing.clocks import Lead
-from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
-"""Gives what the calls of a trial are given, from the trial's number and the evaluator's inputs."""
+"""Gives what the calls on a set of inputs are given, from a number that no other set has and the evaluator's inputs."""
 
 WorkAhead = Callable[[Iterator[Sequence[Any]], Callable[[], bool]], object]
 """Is given the inputs of calls, and what tells whether there is time no more."""
@@ -42,13 +39,15 @@ class KernelMetadata:
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """How often, and for how long at the most, a solution is measured in one trial."""
+    """How often, and for how long at the most, a solution is measured."""
 
     warmup_runs: int
     iterations: int
+    """Readings wanted of each trial."""
     budget_s: float
+    """Seconds of all trials together."""
     precision: float = PRECISION
-    """Share of its time to which a call is to be known after all trials; where it stops early, after one."""
+    """Share of its time to which a call is to be known."""
     trials: int | None = None
     """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
@@ -56,56 +55,12 @@ class MeasurePlan:
     """Added to the record, for example that the timing means nothing."""
     reads: int = 0
     """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""
-    confirms: bool = True
-    """Hold the latency against bursts that the session times."""
-    total_s: float | None = None
-    """Seconds after which no further trial is begun; None for no such limit."""
     stops_early: bool = False
-    """A slow call gets no more readings than its median needs to be known, and no further trial that could not differ
-    (`Contents.stands_for`)."""
+    """A slow call gets no more readings than its median needs to be known."""
+    fewest: int | None = None
+    """Readings of a trial from which on it stops at its precision; None where it takes all that are wanted."""
     makes_up: bool = False
     """Where a trial has fewer timed calls than are to be compared, further ones are made."""
-
-    def is_enough(self, trial: Trial) -> bool:
-        """Tell whether a trial knows the median of a slow call."""
-        return self.stops_early and trial.stop == "precision" and len(trial.samples) < self.iterations
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """What is known of a call that waits for the GPU inside."""
-
-    latency_ms: float
-    lead: Lead
-    """What goes before it."""
-
-
-@dataclass(frozen=True)
-class TurnPlace:
-    """How calls are made in turns with another kernel's."""
-
-    core: int | None
-    """Makes them; None for any."""
-    calls: int
-    """Of a burst."""
-    overhead: BurstOverhead
-    """What bursts take of themselves, by what both sides' workers took."""
-    single: int = 1
-    """Calls of a turn that are timed one by one."""
-
-
-class Beside(Protocol):
-    """Times another kernel's calls in turns with one's own."""
-
-    def __call__(self, kernel: Any, inputs: list[Any], number: int, call: Waiting) -> dict[str, Any]:
-        """Return what came of it, as fields of the measurement's record.
-
-        Args:
-            kernel: whose calls these are.
-            inputs: the evaluator's.
-            number: that no trial of the kernel's has.
-            call: what is known of its calls.
-        """
 
 
 @dataclass(frozen=True)
@@ -127,14 +82,13 @@ class KernelTask:
     may_return_inputs: bool = False
     """An output may lie in the memory of an input, as one of the reference's does."""
     is_ours: bool = False
-    """It is the reference, whose claims are believed."""
-    regimes: Regimes | None = None
+    """It is the reference, whose time is held against nothing."""
+    stress: StressPlan | None = None
     """Change the inputs of some calls that are not timed; None where none is changed."""
-    beside: Beside | None = None
-    """Has the reference timed in turns with a call that waits for the GPU inside; None where that does not wait so."""
-
     work_ahead: WorkAhead | None = None
     """Makes what is expected of calls while the worker is busy with what needs no GPU; None where that takes long."""
+    floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
+    """Gives what reading the inputs takes at the least, for a claimed latency; 0 where that is not more, or unknown."""
 
     def is_looked_at(self, device_type: str) -> bool:
         """Tell whether what timed calls leave is looked at: always, but for a reference's on a GPU.

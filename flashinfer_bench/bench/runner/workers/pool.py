@@ -44,7 +44,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
     StockLimits,
     start_fault,
 )
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, touch
+from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import name_jit_folder
 from flashinfer_bench.errors import DeviceFault
@@ -112,7 +112,7 @@ class WorkerPool:
         """Workers that have met code that is not ours, and are not known to be gone."""
         self._ending_spares: list[WorkerProcess] = []
         self._reference: tuple[str, WorkerProcess] | None = None
-        self._least_overhead: BurstOverhead | None = None
+        self._least_overhead: BatchOverhead | None = None
         """The least that empty bursts took in any worker so far."""
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
@@ -410,20 +410,19 @@ class WorkerPool:
         return UNKNOWN_SOLUTION if is_new and not self._enclosure.folder(solution.digest).exists() else solution
 
     def _take_fresh(self, solution: SolutionFiles) -> WorkerProcess:
-        """Return a worker that has loaded nothing, and is known by what empty bursts take in it."""
+        """Return a worker that has loaded nothing; one for a GPU is known by what empty bursts take in it."""
         worker = self.stock.take(self._made_for(solution))
         if worker in self._keys:
             self._met.add(solution.digest)
+        if self._hello.device == "cpu":
+            return worker
         try:
             worker.time_empty_bursts(partial(touch, torch.device(self._hello.device)))
         except (WorkerGone, WorkerLate, WireError) as error:
             raise start_fault(worker, error) from None
         least = self._least_overhead
-        if self._hello.device == "cpu":
-            worker.overhead = self._least_overhead = worker.overhead.at_most(least)
-        else:
-            worker.overhead = worker.overhead.near(least)
-            self._least_overhead = min(worker.overhead, least or worker.overhead, key=lambda one: one.request)
+        worker.overhead = worker.overhead.near(least)
+        self._least_overhead = min(worker.overhead, least or worker.overhead, key=lambda one: one.request)
         return worker
 
     def has_compiled(self, digest: str, what: FirstCall) -> bool:

@@ -22,16 +22,15 @@ from typing import Any, Final, TypeVar
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_memory
-from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account
-from flashinfer_bench.bench.runner.workers.overheads import take_overheads
-from flashinfer_bench.bench.runner.workers.stillness import Stillness
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.timed.handover import NOTHING_ALONG, Along
+from flashinfer_bench.bench.runner.workers.timed.along import NOTHING_ALONG, Along
+from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, hidden_memory, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (
+    BurstDone,
     Claim,
     ClockTraits,
+    Collected,
     Failed,
     Recovered,
     Unbound,
@@ -54,8 +53,10 @@ LIGHT_BYTES: Final = 2 << 30
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds that a worker may take to be ready again after an error; then another takes its place."""
 REST_LIMIT_S: Final = 5.0
-"""Seconds that holding all still may take that a worker has started: it takes milliseconds where these are not
-thousands, new ones all the time."""
+"""Seconds that stopping all may take that a worker has started: it takes milliseconds where these are not thousands,
+new ones all the time."""
+REST_ROUNDS: Final = 8
+"""Look for processes that were started meanwhile at most this many times."""
 SENT_BY_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
 )
@@ -152,8 +153,10 @@ class WorkerProcess:
         self.chain_gap_ns = 0
         self.clock = NO_CLOCK
         """The clock that it uses; told before a solution is loaded."""
-        self._stillness: Stillness | None = None
-        self.overhead = BurstOverhead()
+        self._may_rest = False
+        self._stopped: list[int] = []
+        """Processes below the guard that are stopped."""
+        self.overhead = BatchOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
         self.gpu_uuid = ""
         """Of the GPU that it found; empty on a CPU."""
@@ -186,7 +189,7 @@ class WorkerProcess:
             os.close(out_write)
             os.close(err_write)
         self._reader = FrameReader(self._sock, max_bytes=MAX_ANSWER_BYTES, takes_fds=False)
-        self._guard_reader = FrameReader(self._guard)
+        self._guard_reader = FrameReader(self._guard, takes_fds=False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
         self._selector.register(self._guard, selectors.EVENT_READ, self._on_guard)
@@ -309,10 +312,7 @@ class WorkerProcess:
         self.is_ready = True
 
     def time_empty_bursts(self, touch_device: Callable[[], object], limit_s: float = READY_LIMIT_S) -> None:
-        """Time bursts of calls that compute nothing; call it before a solution is loaded.
-
-        On a CPU processor time is told, too: where the machine is busy the wall's time differs much, and a claim could
-        hide in that.
+        """Time bursts of calls that compute nothing, on a GPU; call it before a solution is loaded.
 
         Args:
             touch_device: uses the device in this process, as writing the inputs of a burst does.
@@ -321,8 +321,17 @@ class WorkerProcess:
         Raises:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
         """
-        with self.resting():
-            self.overhead = take_overheads(self, touch_device, limit_s)
+
+        def time_burst(calls: int) -> float:
+            fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
+            fields["together"] = self.clock.fills_queue
+            start = time.perf_counter_ns()
+            done = self.ask("burst", BurstDone, limit_s, **fields, operations=0)
+            if not (isinstance(done, BurstDone) and done.copied):
+                self.ask("collect", Collected, limit_s, **fields)
+            return float(time.perf_counter_ns() - start)
+
+        self.overhead = take_overhead(time_burst, touch_device)
 
     def ask(
         self, verb: str, expected: type[Answer], limit_s: float, *, along: Along = NOTHING_ALONG, **fields: Any
@@ -344,8 +353,7 @@ class WorkerProcess:
         self.watch_machine()
         deadline = self._now() + limit_s
         self._request_id += 1
-        if self._stillness is not None:
-            self._stillness.wake()
+        self._go_on()
         try:
             request = {"verb": verb, "id": self._request_id, **fields}
             is_sent = send_frame_by(deadline, self._sock, request, along.fds, self._now)
@@ -357,10 +365,7 @@ class WorkerProcess:
         if along.meanwhile is not None:
             along.meanwhile(lambda: self._is_over(deadline))
             self.hear()  # an answer that has come is in time, also where that took until after the deadline
-        message = self._wait(deadline)
-        if self._stillness is not None:
-            self._stillness.rest()
-        return check_answer(message, self._request_id, expected)
+        return check_answer(self._wait(deadline), self._request_id, expected)
 
     def recover(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
         """Have the worker forget a call that failed; say whether it can make others."""
@@ -378,35 +383,47 @@ class WorkerProcess:
             return False
 
     @contextlib.contextmanager
-    def resting(self, *, also_on_gpu: bool = False) -> Iterator[None]:
-        """Hold the worker still whenever nothing is asked of it.
+    def resting(self) -> Iterator[None]:
+        """Let `rest_all` stop the worker; it goes on at the end, or when something is asked of it.
 
-        One that uses a GPU goes on, since its work there would, unless `also_on_gpu` is given.
+        One that uses a GPU is not stopped, since its work there would go on.
         """
-        if self._stillness is not None:
+        if self._may_rest:
             yield  # somebody holds it already
             return
-        is_held = also_on_gpu or not self.clock.fills_queue
-        if self.guard_pid is not None and self.pid is not None and is_held:
-            self._stillness = Stillness(self.guard_pid, self.pid)
+        self._may_rest = not self.clock.fills_queue
         try:
             yield
         finally:
-            if self._stillness is not None:
-                self._stillness.wake()
-            self._stillness = None
+            self._go_on()
+            self._may_rest = False
 
     def rest_all(self) -> None:
-        """Make sure that everything stands still that the worker has started, while it is resting.
+        """Stop every process below the guard, those too that are started meanwhile. The guard itself goes on.
 
-        One that starts processes without end is ended: then the next request to it fails.
+        A worker that starts processes without end is ended: then the next request to it fails.
         """
-        if self._stillness is None or self._is_ending:
+        if not self._may_rest or self._is_ending or self.guard_pid is None:
             return
-        start = self._now()
-        self._stillness.rest_all()
+        start, self._stopped = self._now(), []
+        for _ in range(REST_ROUNDS):
+            found = [pid for pid in tree_below(self.guard_pid) if pid not in self._stopped]
+            if not found:
+                break
+            self._stopped += found
+            self._signal_stopped(signal.SIGSTOP)  # the earlier ones again: one that ran until now may have woken them
         if self._now() - start > REST_LIMIT_S:
             self.begin_end()
+
+    def _go_on(self) -> None:
+        """Let what is stopped go on."""
+        self._signal_stopped(signal.SIGCONT)
+        self._stopped = []
+
+    def _signal_stopped(self, number: int) -> None:
+        for pid in self._stopped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
     def begin_end(self) -> None:
         """Have the guard end the worker and everything it started; return at once. `end` waits."""
@@ -442,7 +459,6 @@ class WorkerProcess:
         self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
 
     def _close(self) -> None:
-        end_account(self.guard_pid)
         self._selector.close()
         self._sock.close()
         self._guard.close()
@@ -520,8 +536,6 @@ class WorkerProcess:
         while (message := self._guard_reader.pop()) is not None:
             if "started" in message:
                 self.pid, self.guard_pid = message["started"], message["guard"]
-                for counter in self._guard_reader.take_fds():
-                    keep_account(message["guard"], counter)
             elif "exit" in message:
                 self.exit = WorkerExit(**message["exit"])
 

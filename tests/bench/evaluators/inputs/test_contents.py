@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from flashinfer_bench.bench.evaluators.inputs.contents import (
     Contents,
+    DealtContents,
     VariedInput,
     find_both_signs,
     find_varied,
@@ -299,27 +300,17 @@ def test_differs_says_whether_any_input_is_varied(open_contents, inputs, differs
     assert open_contents(inputs, n=8).differs is differs
 
 
-@pytest.mark.parametrize(
-    ("inputs", "stands"),
-    [
-        ({"x": "float32[n]", "w": "float8_e4m3fn[n]"}, True),
-        ({"x": "float32[n]", "indptr": "int32[n]"}, False),
-        ({"x": "float32[n]", "scale": "float32"}, False),
-    ],
-    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
-)
-def test_a_trial_stands_for_others_where_all_that_it_keeps_is_the_same(open_contents, inputs, stands):
-    contents = open_contents(inputs, n=8)
-    given = zip(inputs, contents.base, strict=True)
-    others = [value + 1 if name in ("indptr", "scale") else value for name, value in given]
-    assert contents.stands_for([contents.base, list(contents.base)])
-    assert contents.stands_for([contents.base, others]) is stands
-
-
-@pytest.mark.parametrize(("dtype", "stands"), [(torch.int32, False), (torch.float8_e4m3fn, True)])
-def test_integers_that_are_moved_along_keep_their_values_and_bytes_of_floats_do_not_matter(dtype, stands):
-    base, other = torch.zeros(4, dtype=torch.uint8).repeat(4).view(dtype), torch.ones(16, dtype=torch.uint8).view(dtype)
-    assert Contents([base], [VariedInput("x", "rolled")], 7, BASE_NUMBER).stands_for([[base], [other]]) is stands
+def test_calls_have_the_sets_of_inputs_by_turns_and_no_two_the_same():
+    bases = [torch.full((64,), 10.0**at) for at in range(3)]
+    dealt = DealtContents([Contents([base], [VariedInput("x", "scaled")], at, 1) for at, base in enumerate(bases)])
+    into = [torch.empty(64) for _ in range(12)]
+    dealt.write_all(range(12), [into], TorchWriter())
+    assert [dealt.set_of(number) for number in range(12)] == [0, 1, 2] * 4
+    assert [round(float(one.abs().log10().mean())) for one in into] == [0, 1, 2] * 4
+    assert [number for number in range(12) if dealt.is_base(number)] == [3, 4, 5]
+    assert all(torch.equal(into[number], bases[number - 3]) for number in (3, 4, 5))
+    assert all(torch.equal(dealt.make(number)[0], one) for number, one in enumerate(into))
+    assert len({one.numpy().tobytes() for one in into}) == 12
 
 
 def test_empty_inputs_vary_nothing(open_contents):

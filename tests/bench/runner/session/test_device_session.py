@@ -22,6 +22,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -90,7 +91,9 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
 def test_a_baseline_whose_time_is_known_from_an_earlier_run_is_made_beside_a_loaded_solution(arena, known, lacks):
     pool = FakePool(arena)
     kept = SimpleNamespace(find=lambda job, plan: known, keep=None)
-    hello = SimpleNamespace(isolated=False, baseline_budget_s=2.0, timing=None, device="cpu", compiles_ahead=False)
+    hello = SimpleNamespace(
+        isolated=False, baseline_budget_s=2.0, timing=TimingSettings(), device="cpu", compiles_ahead=False
+    )
     tools = SessionTools(arena, Readout(None), lambda: None)
     session = device_session.DeviceSession(hello, pool, tools, print, kept)
     definition = make_definition()
@@ -141,7 +144,7 @@ def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(aren
         tries.append(job.order.index)
         raise SlowContext if len(tries) == 1 else told
 
-    monkeypatch.setattr(session, "_judge_at_rest", judge)
+    monkeypatch.setattr(session, "_load_and_judge", judge)
     assert session.run_job(shared, JOB).outcome is told
     assert tries == [3, 3]
     assert pool.sizes == [0]
@@ -154,7 +157,7 @@ def test_a_second_kill_is_a_fault_if_the_kernel_ran_out_of_memory_meanwhile(aren
     kills = itertools.count(step=int(rises))
     monkeypatch.setattr(device_session, "count_memory_kills", lambda: next(kills))
     killed = WorkerKilled("the call", WorkerExit(None, signal.SIGKILL, 0, over_memory=False))
-    monkeypatch.setattr(session, "_judge_at_rest", lambda _job: (_ for _ in ()).throw(killed))
+    monkeypatch.setattr(session, "_load_and_judge", lambda _job: (_ for _ in ()).throw(killed))
     monkeypatch.setattr(session, "_recovers", lambda _failure: False)
     shared = open_empty_block(session)
     shared.solutions[JOB.solution] = SimpleNamespace(digest="1")
@@ -179,7 +182,7 @@ def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_j
         raise SlowReference if len(steps) == 1 else told
 
     session._sound = {"slow", "sound"}
-    monkeypatch.setattr(session, "_judge_at_rest", judge)
+    monkeypatch.setattr(session, "_load_and_judge", judge)
     monkeypatch.setattr(session, "end_workers", lambda: steps.append("end"))
     monkeypatch.setattr(session, "prepare", lambda block, order: steps.append(("prepare", dict(block.kept))))
     monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=lambda: {"slow"}))
@@ -198,7 +201,7 @@ def test_a_reference_that_fails_when_it_is_timed_again_is_the_fault_of_the_job(a
         judged.append(job)
         raise SlowReference
 
-    monkeypatch.setattr(session, "_judge_at_rest", judge)
+    monkeypatch.setattr(session, "_load_and_judge", judge)
     monkeypatch.setattr(session, "end_workers", lambda: None)
     monkeypatch.setattr(session, "prepare", lambda *_: session._broken_workloads.update(w0="it divides by zero"))
     monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=set))

@@ -25,7 +25,7 @@ from tests.kit import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 STORED = {"x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "x"}}
-PLAN = MeasurePlan(10, 50, 1.0, total_s=2.0)
+PLAN = MeasurePlan(10, 50, 2.0)
 MEASURED = Measured(2.0, [2.0], RECORD)
 SETTINGS = GpuSettings(700.0, 1980, 3201, 1980, 3201)
 STATE = GpuState(1980, 3201, 400.0, 40, (), 0)
@@ -83,7 +83,7 @@ OTHER = {
     "iterations": lambda here: (make_kept(here), make_job(here), replace(PLAN, iterations=20)),
     "trials": lambda here: (make_kept(here), make_job(here, num_trials=1)),
     "evaluator": lambda here: (make_kept(here), make_job(here, evaluator=OtherEvaluator)),
-    "budget": lambda here: (make_kept(here), make_job(here), replace(PLAN, total_s=1.0)),
+    "budget": lambda here: (make_kept(here), make_job(here), replace(PLAN, budget_s=1.0)),
     "timing": lambda here: (make_kept(here), make_job(here), replace(PLAN, timing=TimingSettings("warm"))),
     "device": lambda here: (make_kept(here, device="GPU-2"), make_job(here)),
     "power limit": lambda here: (make_kept(here, gpu="300 W"), make_job(here)),

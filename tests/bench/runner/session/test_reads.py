@@ -141,14 +141,14 @@ def judge_slow(monkeypatch, call_s, found, *, is_right=lambda call: True):
     block = SimpleNamespace(
         definition=None, reference=reference, evaluator=SimpleNamespace(judge_reads=judge_calls, needs_expected=True)
     )
-    job = SimpleNamespace(block=block, config=None, notes={"measurement": {"confirmed": True, "flags": ["noisy"]}})
+    job = SimpleNamespace(block=block, config=None, notes={"measurement": {"bound": "chain", "flags": ["noisy"]}})
     rejected = judge_reads(job, found, Baseline([], [[torch.zeros(1)]] * TRIALS, None, None), None)
     ways = {id(read.inputs): read.way for of_trial in found for read in of_trial}
     return rejected, Counter(ways[id(call.inputs)] for call in compared), job.notes["measurement"], clock[0]
 
 
-CONFIRMED = {"confirmed": True, "flags": ["noisy"]}
-WITHDRAWN = {"confirmed": False, "not_confirmed": TOO_SLOW, "flags": ["noisy", "unconfirmed"]}
+CONFIRMED = {"bound": "chain", "flags": ["noisy"]}
+WITHDRAWN = {"bound": "chain", "why_unconfirmed": TOO_SLOW, "flags": ["noisy", "unconfirmed"]}
 
 
 @pytest.mark.parametrize("way", ["relay", "burst"])
@@ -183,10 +183,10 @@ def test_where_too_few_can_be_compared_a_latency_is_not_confirmed(monkeypatch, c
 
 
 def test_what_was_not_confirmed_stays_so_for_its_own_reason(monkeypatch):
-    notes = {"measurement": {"confirmed": False, "not_confirmed": "why", "flags": ["unconfirmed"]}}
+    notes = {"measurement": {"bound": "batch", "why_unconfirmed": "why", "flags": ["unconfirmed"]}}
     reads_module.withdraw_confirmation(notes)
     reads_module.withdraw_confirmation({})  # an evaluator of someone else's notes nothing
-    assert notes == {"measurement": {"confirmed": False, "not_confirmed": "why", "flags": ["unconfirmed"]}}
+    assert notes == {"measurement": {"bound": "batch", "why_unconfirmed": "why", "flags": ["unconfirmed"]}}
 
 
 def test_of_a_relay_and_a_burst_enough_of_each_are_needed(monkeypatch):
@@ -198,33 +198,6 @@ def test_of_a_relay_and_a_burst_enough_of_each_are_needed(monkeypatch):
 def test_where_requests_settled_the_latency_readings_are_needed(monkeypatch):
     _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of())
     assert (compared["reading"], record) == (ENOUGH_READS, CONFIRMED)
-
-
-@pytest.mark.parametrize("way", ["relay", "burst", None])
-def test_of_turns_with_the_reference_enough_are_needed_beside(monkeypatch, way):
-    ways = {"turn": 9} | ({way: 12} if way else {})
-    _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of(**ways))
-    assert (compared["turn"], record) == (ENOUGH_READS, CONFIRMED)
-    assert compared[way or "reading"] == ENOUGH_READS
-
-
-@pytest.mark.parametrize(("call_s", "tells"), [(6.0, True), (7.0, False)])
-def test_where_too_few_of_turns_can_be_compared_they_tell_nothing(monkeypatch, call_s, tells):
-    notes = {"measurement": {"confirmed": True, "turns": {"ratio": 2.0}}}
-    found = [[ReadCall([at], [torch.zeros(1)], False, "turn") for at in range(9)]]
-    clock = [0.0]
-
-    def reference(inputs):
-        clock[0] += call_s
-        return [torch.zeros(1)]
-
-    monkeypatch.setattr(reads_module.time, "monotonic", lambda: clock[0])
-    judged = SimpleNamespace(judge_reads=lambda *_arguments: Accepted(Correctness()), needs_expected=True)
-    job = SimpleNamespace(
-        block=SimpleNamespace(definition=None, reference=reference, evaluator=judged), config=None, notes=notes
-    )
-    assert judge_reads(job, found, Baseline([], [[]], None, None), None) is None
-    assert notes["measurement"]["turns"] == ({"ratio": 2.0} if tells else {"why_not": TOO_SLOW})
 
 
 def test_of_few_calls_all_are_needed(monkeypatch):

@@ -49,7 +49,6 @@ def open_kernel(template, tmp_path):
             SharedArena(torch.device("cpu")) as arena,
         ):
             worker.wait_ready()
-            worker.time_empty_bursts(lambda: None)
             tools = SessionTools(arena, Readout(None), lambda: None)
             fields = {"timeout_seconds": 60.0, "plan": PLAN, "vary": vary(), **task}
             asked = KernelTask(["x"], list(outputs), **fields)

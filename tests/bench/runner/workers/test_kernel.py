@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from flashinfer_bench.bench.runner.workers.kernel import HUGE_SHARE
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.linux import tree_below
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -319,54 +319,14 @@ def test_a_worker_maps_the_memory_once_for_all_its_jobs_until_that_is_other_memo
         assert asked.count("bind") == 3
 
 
-def test_the_clock_is_on_from_the_first_trial_to_the_last_and_off_for_what_confirms_them(open_kernel, monkeypatch):
+@pytest.mark.parametrize(("share", "wanted"), [(LARGE_SHARE, 6), (LARGE_SHARE - 1, 3), (HUGE_SHARE - 1, 1)])
+def test_of_calls_that_take_much_memory_the_first_few_are_stress_calls(open_kernel, monkeypatch, share, wanted):
+    stress = SimpleNamespace(free=[True], calls=list("abcdef"))
     with open_kernel("def run(x):\n    return x * 2") as kernel:
-        asked, ask = [], kernel.worker.ask
-        monkeypatch.setattr(
-            kernel.worker, "ask", lambda verb, *given, **fields: asked.append(verb) or ask(verb, *given, **fields)
-        )
-        kernel.measure([[torch.ones(4)], [torch.zeros(4)]])
-        order = [verb for verb in asked if verb in ("start", "stop", "relay", "burst")]
-        assert order[:3] == ["start", "stop", order[2]]
-        assert {*order[2:]} <= {"relay", "burst"}
-
-
-def test_of_calls_that_take_much_memory_one_of_a_trial_is_on_another_regime(open_kernel, monkeypatch):
-    names = ["larger", "offset", "smaller"]
-    regimes = SimpleNamespace(free=[True], choose=lambda trial, trials: names)
-    with open_kernel("def run(x):\n    return x * 2") as kernel:
-        kernel.task = replace(kernel.task, regimes=regimes)
-        remote = kernel._open_trial(0, [torch.ones(4)], kernel._lay_out([torch.ones(4)]), 3)
-        stride = remote.places.stride
-        for memory, left in (
-            (LARGE_SHARE * stride, [3, 3]),
-            (LARGE_SHARE * stride - 1, [1, 1]),
-            (HUGE_SHARE * stride, [1, 1]),
-        ):
-            monkeypatch.setattr(kernel_module, "total_bytes", lambda _device, memory=memory: memory)
-            for trial, count in enumerate(left):
-                kernel._schedule_regimes(remote, 3 + trial, trials=3)
-                assert sorted(remote.schedule.left) == names[:count]
-
-
-def test_of_calls_that_take_more_one_of_a_job_is_on_another_regime_in_any_trial(open_kernel, monkeypatch):
-    regimes = SimpleNamespace(free=[True], choose=lambda trial, trials: ["larger", "offset"])
-    kept = Counter()
-    with open_kernel("def run(x):\n    return x * 2") as kernel:
-        kernel.task = replace(kernel.task, regimes=regimes)
-        remote = kernel._open_trial(0, [torch.ones(4)], kernel._lay_out([torch.ones(4)]), 3)
-        memory = HUGE_SHARE * remote.places.stride - 1
-        monkeypatch.setattr(kernel_module, "total_bytes", lambda _device: memory)
-        for _ in range(300):
-            kernel.regime_calls = []
-            for trial in range(3):
-                kernel._schedule_regimes(remote, 6 + trial, trials=3)
-                kernel.regime_calls += [trial] * len(remote.schedule.left)
-                assert len(kernel.regime_calls) == 1
-            kept[kernel.regime_calls[0]] += 1
-        kernel._schedule_regimes(remote, 9, trials=3)
-        assert remote.schedule.left == []  # turns have none beside it
-    assert all(60 < kept[trial] < 140 for trial in range(3))
+        kernel.task = replace(kernel.task, stress=stress)
+        places = kernel._lay_out([torch.ones(4)])
+        monkeypatch.setattr(kernel_module, "total_bytes", lambda _device: share * places.stride)
+        assert kernel._schedule_stress(places, 3).left == list("abcdef")[:wanted]
 
 
 @pytest.mark.parametrize(
@@ -382,7 +342,8 @@ def test_timed_calls_are_looked_at_but_for_those_of_a_reference_on_a_gpu(is_ours
 def test_a_trial_has_an_idle_reader_where_nobody_looks(open_kernel, monkeypatch, is_ours):
     with open_kernel("def run(x):\n    return x * 2", is_ours=is_ours) as kernel:
         monkeypatch.setattr(KernelTask, "is_looked_at", lambda task, device_type: not task.is_ours)
-        assert kernel._open_trial(0, [torch.ones(4)], kernel._lay_out([torch.ones(4)]), 3).reader.is_idle is is_ours
+        kernel.measure([[torch.ones(4)]])
+        assert (kernel.reads == [[]]) is is_ours
 
 
 def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
@@ -415,3 +376,36 @@ def test_the_compilers_error_comes_first_where_an_import_builds_an_extension(ope
         pass
     assert failure.value.status == "COMPILE_ERROR"
     assert failure.value.message.startswith("main.cpp:7: error: no such type\nRuntimeError in the import: ")
+
+
+def test_the_clock_is_on_from_the_first_trial_to_the_last(open_kernel, monkeypatch):
+    with open_kernel("def run(x):\n    return x * 2") as kernel:
+        asked, ask = [], kernel.worker.ask
+        monkeypatch.setattr(
+            kernel.worker, "ask", lambda verb, *given, **fields: asked.append(verb) or ask(verb, *given, **fields)
+        )
+        kernel.measure([[torch.ones(4)], [torch.zeros(4)]])
+    assert [verb for verb in asked if verb not in ("calls", "bind", "lay_out")] == ["start", "stop"]
+
+
+def test_a_worker_that_rests_is_stopped_with_what_it_has_started_until_it_is_asked(open_kernel):
+    source = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\ndef run(x):\n    return x * 2"
+    with open_kernel(source) as kernel:
+        pids = tree_below(kernel.worker.guard_pid)
+        assert len(pids) == 2
+
+        def are_stopped(wanted):
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                states = {Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in pids}
+                if (states == {"T"}) is wanted and ("T" in states) is wanted:
+                    return True
+            return False
+
+        with kernel.worker.resting():
+            kernel.worker.rest_all()
+            assert are_stopped(True)
+            assert torch.equal(kernel(torch.ones(4))[0], torch.full((4,), 2.0))
+            assert are_stopped(False)
+            kernel.worker.rest_all()
+        assert are_stopped(False)

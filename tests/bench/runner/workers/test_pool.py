@@ -15,7 +15,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
     UNKNOWN_SOLUTION,
     ContextTraits,
 )
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.timing.driver import CONNECTIONS
 from flashinfer_bench.timing.settings import TimingSettings
@@ -37,7 +37,7 @@ class FakeWorker:
         self.unbound, self.is_deaf = 0, False
         self.is_on_another_gpu = chain_gap_ns == ELSEWHERE
         self.log = BoundedLog()
-        self.overhead = BurstOverhead()
+        self.overhead = BatchOverhead()
         self.clock = SimpleNamespace(sees_operations=True)
 
     def look(self, deadline):
@@ -53,7 +53,7 @@ class FakeWorker:
 
     def time_empty_bursts(self, touch_device):
         assert self.is_ready
-        self.overhead = BurstOverhead(request=100.0 * self.chain_gap_ns)
+        self.overhead = BatchOverhead(request=100.0 * self.chain_gap_ns)
 
     def unbind(self):
         self.unbound += 1
@@ -427,12 +427,6 @@ def test_without_walls_any_spare_will_do_and_none_serves_two_solutions(open_pool
     first, second = pool.worker_for(ONE)[0], pool.worker_for(TWO)[0]
     assert [first, second] == made[:2]
     assert first.is_ended
-
-
-def test_on_a_cpu_no_more_is_taken_off_bursts_than_they_took_in_any_worker(open_pool):
-    pool, _, _ = open_pool(SLOW, FAST, SLOW, walled=False)
-    taken = [pool._take_fresh(solution) for solution in (ONE, TWO, THREE)]
-    assert [worker.overhead.request for worker in taken] == [100 * SLOW, 100 * FAST, 100 * FAST]
 
 
 def test_a_measurement_waits_on_a_cpu_for_what_starts_and_ends_and_on_a_gpu_for_what_ends(open_pool):

@@ -34,17 +34,19 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import Slot
 
 MOST_PLACES: Final = 8
-"""Places that timed calls take in turn."""
+"""Places that timed calls take in turn, at the least where there is memory for them."""
 GPU_PLACES: Final = 16
 """The same on a GPU. A request makes so many calls at the most, and takes some milliseconds beside them."""
 MORE_PLACES: Final = 64
-"""As many on a GPU where they are small: then a trial of the usual length has one request for its readings."""
-SMALL_BYTES: Final = 1 << 30
-"""Places beyond GPU_PLACES take no more than this together."""
+"""As many where they are small. Of yet more a kernel would meet most addresses for the first time while it is timed;
+some keep what they prepare by address."""
+CPU_SMALL_BYTES: Final = 8 << 20
+GPU_SMALL_BYTES: Final = 1 << 30
+"""Places beyond the fewest take no more than this together."""
 GRAPH_PLACES: Final = 16
 """Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""
-MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 640}
-"""Places of the calls of a burst at the most, by the kind of device."""
+MOST_BURST_PLACES: Final = 640
+"""Places of the calls of a burst at the most."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""
 GPU_BYTES: Final = 8 << 30
@@ -143,9 +145,9 @@ def usual_places(size: int, device: torch.device) -> int:
         size: bytes of the inputs and outputs of one call.
         device: where they lie.
     """
-    if device.type != "cuda":
-        return MOST_PLACES
-    return min(MORE_PLACES, max(GPU_PLACES, SMALL_BYTES // max(size, 1)))
+    is_gpu = device.type == "cuda"
+    fewest, small_bytes = (GPU_PLACES, GPU_SMALL_BYTES) if is_gpu else (MOST_PLACES, CPU_SMALL_BYTES)
+    return min(MORE_PLACES, max(fewest, small_bytes // max(size, 1)))
 
 
 class CallPlaces:
@@ -258,10 +260,6 @@ class CallPlaces:
     def rows_of_outputs(self) -> torch.Tensor:
         """Return the same of all output slots."""
         return self._held_bytes(self._count, self._inputs_end, self.stride)
-
-    def output_spans(self) -> list[tuple[int, int]]:
-        """Return where each output begins in a row of `output_bytes`, and its bytes."""
-        return [(slot.offset - self._inputs_end, slot.nbytes) for slot in self._first_outputs]
 
     def _held_bytes(self, count: int, begin: int, end: int) -> torch.Tensor:
         return self.arena.block.as_strided((count, end - begin), (self.stride, 1), begin)

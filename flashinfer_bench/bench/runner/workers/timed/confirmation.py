@@ -14,11 +14,14 @@ LEAST_SHARE: Final = 0.75
 """A claimed latency below this share of a burst's is not confirmed: a GPU that computes without a pause spends its
 power and is up to a quarter slower than one that rests before each call."""
 REFUSED_SHARE: Final = 0.5
-"""Below this share it is refused. Honest calls of many operations came to 0.63 on a GPU, since the operations of a long
-graph start later than those of one call's graph; honest calls of several threads came to 0.67 on a busy CPU."""
-BUSY_LEAST_SHARE: Final = 0.4
-"""Below this share a claim is refused where other processes took the processors meanwhile: they hold up a burst more
-than a median reading."""
+"""Below this share it is refused. Honest calls of many operations came to 0.63, since the operations of a long graph
+start later than those of one call's graph."""
+RELAY_REFUSED_SHARE: Final = 0.25
+"""A claim below this share of what a call costs in a relay, or in bursts after it, is refused. Inputs are cold in a
+relay. Relays and bursts raise the latency all the same."""
+SLACK_NS: Final = 10_000
+"""A claim that is no more than this below what a call costs in a relay is doubted, and never refused: another program
+may hold up the handovers. The latency is told by the relay all the same."""
 FORGED_SHARE: Final = 0.1
 """Below this share nothing is measured again: no machine changes its speed tenfold between readings and bursts."""
 SLOW_NS: Final = 1_000_000
@@ -26,10 +29,6 @@ SLOW_NS: Final = 1_000_000
 takes beside its calls is little then."""
 FEWEST_SEEN: Final = 9
 """Calls that this needs."""
-
-
-BUSY_SHARE: Final = 0.1
-"""A worker was held up where its threads waited for a processor for this share of the time or longer."""
 
 
 class ClaimContradicted(SolutionFailure):
@@ -58,8 +57,6 @@ class Outside:
     """What they were: "burst" or "relay"."""
     call_ns: float
     """What one call costs in the best of them."""
-    is_busy: bool
-    """The worker was held up by others meanwhile."""
     refused_share: float = REFUSED_SHARE
     """Below this share of it a claim is refused."""
     slack_ns: float = 0.0
@@ -92,17 +89,24 @@ class Confirmation:
         """What a latency is told as at the least, as far as relays say."""
         return self.relay_share * (self.relay_ns or 0.0)
 
+    @property
+    def bound(self) -> str:
+        """What bounds the latency from outside: "batch", "chain", or "samples", the requests that took its readings."""
+        if self.calls or self.burst_ns is not None:
+            return "batch"
+        return "chain" if self.relay_ns is not None else "samples"
+
     def to_record(self) -> dict[str, Any]:
         """Return it as fields of a measurement's record."""
         times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns}
         times_ns |= {"request": self.request_ns, "relay": self.relay_ns}
-        record: dict[str, Any] = {"confirmed": self.why_not is None}
+        record: dict[str, Any] = {"bound": self.bound}
         if self.relay_ns is not None:
             record["relay_calls"] = self.relay_calls
         if self.relay_ns is None or self.calls:
             record["burst_calls"] = self.calls
         record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
-        return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
+        return record if self.why_not is None else {**record, "why_unconfirmed": self.why_not}
 
 
 def find_doubt(
@@ -115,7 +119,7 @@ def find_doubt(
         outside: what a call takes from outside.
         tried: how often that was taken, for the message.
         refused: why the host may be what takes the time; None where it is not.
-        is_believed: the claim is not refused: the call is a reference's, or another look has confirmed it.
+        is_believed: the claim is not refused: another look has confirmed it.
 
     Raises:
         ClaimContradicted: RUNTIME_ERROR; the calls take far longer than the claim allows.
@@ -126,8 +130,6 @@ def find_doubt(
     told = f"a call in a {outside.way} takes {outside.call_ns / 1e6:.6g} ms"
     if refused is not None:
         return f"{told}, and the host may be what holds it up: {refused}"
-    if outside.is_busy and claimed_ns >= BUSY_LEAST_SHARE * outside.call_ns:
-        return f"{told}, while other processes held the processors"
     if is_believed or claimed_ns >= min(outside.refused_share * outside.call_ns, outside.call_ns - outside.slack_ns):
         return told
     failure = SolutionFailure if claimed_ns < FORGED_SHARE * outside.call_ns else ClaimContradicted
@@ -135,7 +137,7 @@ def find_doubt(
     raise failure("RUNTIME_ERROR", f"{claimed}; {told}, as timed from outside ({tried})")
 
 
-def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float], device_type: str) -> Confirmation | None:
+def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirmation | None:
     """Hold a claimed latency against what the session saw timed calls take; None where only bursts can tell.
 
     A request makes calls one by one, and its time holds all that goes before each, such as flush and spin, which a
@@ -145,16 +147,10 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float], device_type
     Args:
         claimed_ns: latency of one call, `setup` included.
         costs_ns: the share of each timed call.
-        device_type: cpu or cuda.
     """
     if claimed_ns < SLOW_NS or len(costs_ns) < FEWEST_SEEN:
         return None
     usual_ns = median(costs_ns)
-    if claimed_ns < least_share(device_type) * usual_ns:
+    if claimed_ns < CREDITED_SHARE * usual_ns:
         return None
     return Confirmation(None, None, request_ns=usual_ns)
-
-
-def least_share(device_type: str) -> float:
-    """Return the share of an outside time from which on a claim is confirmed, and is the latency that is told."""
-    return max(LEAST_SHARE, CREDITED_SHARE[device_type])

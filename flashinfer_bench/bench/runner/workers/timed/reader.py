@@ -1,7 +1,7 @@
-"""Which calls of a trial are compared: chosen after they were made, and kept as they were left. It judges nothing.
+"""Which timed calls are compared: chosen after they were made, and kept as they were left. It judges nothing.
 
-Some calls are kept by chance, the one on the evaluator's own inputs always, and a few that look odd: an output was not
-written, or repeats another call's. `session/reads.py` judges them when the trials are over.
+Some calls are kept by chance, those on the evaluator's own inputs always, and a few that look odd: an output was not
+written, or repeats another call's. `session/reads.py` judges them when all are over.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, digest_rows
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.errors import SolutionFailure
 
 MOST_ODD: Final = 4
-"""Odd calls of a trial that are compared: honest outputs may repeat, as masks do, so this is bounded."""
+"""Odd calls on each set of inputs that are compared: honest outputs may repeat, as masks do, so this is bounded."""
 LARGE_BYTES: Final = 1 << 26
 """Of calls whose inputs and outputs take more, no inputs are copied."""
 TOGETHER_BYTES: Final = 1 << 22
@@ -47,6 +47,8 @@ class ReadCall:
     way: Way | None = None
     """Chance chose it among all calls of this way; None for the base, and where it merely looks odd: a solution may
     tell the one, and make the other."""
+    trial: int = 0
+    """Which of the evaluator's sets of inputs its own were made of."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +60,23 @@ class LeftCall:
     """One row of bytes, which begins with them. Empty for a large call, whose inputs are checked at once; None where
     they were spoiled before anybody looked."""
     given: list[Any] | None = None
-    """What a large call was given; of others it is made again when the trial is over."""
+    """What a large call was given; of others it is made again when all calls are over."""
 
 
 @dataclass
 class Reader:
-    """Chooses, after the fact and at random, which calls of a trial are compared.
+    """Chooses, after the fact and at random, which timed calls are compared.
 
     Args:
         places: where the calls' inputs and outputs lie.
         contents: what each call was given.
-        wanted: calls to keep, beside the base and those that look odd.
+        wanted: calls to keep, beside those on a base and those that look odd.
         check_inputs: raises where one of some calls has changed its inputs.
         chance: the source of the choice; no worker can know its state.
     """
 
     places: CallPlaces
-    contents: Contents
+    contents: DealtContents
     wanted: int
     check_inputs: Callable[[Sequence[Inspected]], None]
     chance: random.Random = field(default_factory=lambda: random.Random(random.SystemRandom().getrandbits(256)))
@@ -83,7 +85,7 @@ class Reader:
     _kept: dict[int, LeftCall | None] = field(default_factory=dict)
     """The number of each call that is kept by chance; None until it is over."""
     _odd: dict[int, LeftCall] = field(default_factory=dict)
-    _base: LeftCall | None = None
+    _bases: dict[int, LeftCall] = field(default_factory=dict)
     _seen: int = 0
     _looks: set[int] = field(default_factory=set)
     """A digest of what was seen of each call's outputs."""
@@ -124,14 +126,14 @@ class Reader:
             looks_odd = unwritten[at] or repeated[at]
             if not looks_odd and index not in chosen:
                 continue
-            is_base = number == self.contents.base_number
-            is_odd = looks_odd and not is_base and len(self._odd) < MOST_ODD
+            is_base = self.contents.is_base(number)
+            is_odd = looks_odd and not is_base and len(self._odd) < MOST_ODD * len(self.contents)
             if index not in chosen and not is_odd:
                 continue
             copied = copies.get(index) or self._copy([index], outputs, has_inputs=has_inputs)[index]
             left = self._check_large(index, number, copied)
             if is_base:
-                self._base = left
+                self._bases[number] = left
                 continue
             if is_odd:
                 self._odd[number] = left
@@ -164,11 +166,11 @@ class Reader:
             )
 
     def _choose(self, indices: Sequence[int], numbers: Sequence[int]) -> set[int]:
-        """Return the places whose calls are kept: the base, and some by chance, which may displace earlier ones."""
+        """Return the places whose calls are kept: the bases, and some by chance, which may displace earlier ones."""
         places = dict(zip(numbers, indices, strict=True))
-        chosen = {places[number] for number in numbers if number == self.contents.base_number}
+        bases = {number for number in numbers if self.contents.is_base(number)}
         for number in numbers:
-            if number == self.contents.base_number:
+            if number in bases:
                 continue
             self._seen += 1
             if len(self._kept) < self.wanted:
@@ -176,7 +178,7 @@ class Reader:
             elif self.wanted and self.chance.random() < self.wanted / self._seen:
                 del self._kept[self.chance.choice(list(self._kept))]
                 self._kept[number] = None
-        return chosen | {places[number] for number in numbers if number in self._kept}
+        return {places[number] for number in numbers if number in bases or number in self._kept}
 
     def _find_repeated(self, seen: Sequence[Seen], count: int) -> list[bool]:
         """Say of each of so many calls whether it gave what another call with other inputs gave."""
@@ -232,16 +234,14 @@ class Reader:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
         """
         self.check_unchanged()
-        left = {number: call for number, call in self._kept.items() if call is not None} | self._odd
-        if self._base is not None:
-            left[self.contents.base_number] = self._base
+        left = {number: call for number, call in self._kept.items() if call is not None} | self._odd | self._bases
         given = self._make_again({number: call for number, call in left.items() if call.given is None})
-        base = self.contents.base_number
         found = []
         for number, call in left.items():
             inputs = given[number] if call.given is None else call.given
-            found.append(ReadCall(inputs, call.outputs(), number == base, way if number in self._kept else None))
-        self._kept, self._odd, self._base = {}, {}, None  # what makes views of copies may know this reader
+            chosen, trial = way if number in self._kept else None, self.contents.set_of(number)
+            found.append(ReadCall(inputs, call.outputs(), number in self._bases, chosen, trial))
+        self._kept, self._odd, self._bases = {}, {}, {}  # what makes views of copies may know this reader
         self.chance.shuffle(found)
         return found
 

@@ -1,13 +1,15 @@
 """What a worker claims of its readings, held against what the session knows itself. Pure.
 
 A worker that a solution has taken over can claim any reading. So a claim has to fit the clock that was asked for and
-the time that passed outside. Whether a latency can be is settled by bursts that the session times (`bursts.py`).
+the time that passed outside. Whether a latency can be is settled on a GPU by what the session times (`gpu_relay.py`,
+`bursts.py`); on a CPU that time stands beside it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from flashinfer_bench.errors import SolutionFailure
@@ -16,16 +18,18 @@ from flashinfer_bench.timing.settings import USUAL, TimingSettings
 from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
-EMPTY_CALL_NS: Final = 50
-"""Two looks at the clock and a call of a Python function that does nothing take longer."""
+DOUBTED_SHARE: Final = 1 / 3
+"""On a CPU a latency below this share of the mean time of a call from outside is flagged."""
+LEAST_OUTSIDE_MS: Final = 0.2
+"""Where that time is shorter, nothing is flagged: most of it is what the request itself takes."""
 
-CREDITED_SHARE: Final = {"cpu": 0.9, "cuda": 0.79}
-"""A latency is told as no less than this share of what a call costs in a burst, by the kind of device: a claim below
-earns nothing. A GPU that computes without a pause may be a quarter slower than one that rests before each call."""
-RELAY_SHARE: Final = {"cpu": 0.97, "cuda": 0.95}
+CREDITED_SHARE: Final = 0.79
+"""A latency is told as no less than this share of what a call costs in a burst: a claim below earns nothing. A GPU that
+computes without a pause may be a quarter slower than one that rests before each call."""
+RELAY_SHARE: Final = 0.95
 """The same share of what a call costs in a relay, which is timed more exactly."""
 HOST_RELAY_SHARE: Final = 0.85
-"""The same on a GPU where the host launches each call in its turn: what the host takes varies. Honest calls of 0.4 ms
+"""The same where the host launches each call in its turn: what the host takes varies. Honest calls of 0.4 ms
 and more came to 1.09 times what they claimed, on one host of two to 1.6 (H100); with a smaller share who says so gains
 more."""
 
@@ -92,34 +96,48 @@ def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: 
     return readings.samples()
 
 
-def check_trial(trial: Trial, asked: ReadingsAsked) -> Trial:
-    """Hold a trial's latency against what an empty call takes; return the trial.
+def check_trial(trial: Trial) -> Trial:
+    """Return the trial.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where it is below that.
+        SolutionFailure: RUNTIME_ERROR where its latency is nothing.
     """
-    floor_ns = 1 if asked.device_type == "cuda" else EMPTY_CALL_NS
     typical_ns = median(latency_ns(sample, 0) for sample in trial.samples)
-    if typical_ns < floor_ns:
+    if typical_ns < 1:
         raise _refused(f"the worker claims {typical_ns:g} ns a call, which is less than an empty call takes")
     return trial
 
 
-def raise_claim(claimed_ms: float, record: dict[str, Any], device_type: str, least_ms: float = 0.0) -> float:
+def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]) -> None:
+    """Put into a measurement's record what stands beside a latency on a CPU. It bounds nothing.
+
+    Args:
+        claimed_ms: latency of one call, `setup` included.
+        record: the measurement's.
+        costs_ns: the share that each timed call has of the time from its request to the answer.
+    """
+    outside_ms = fmean(costs_ns) / 1e6
+    record |= {"bound": "none", "outside_ms": outside_ms}
+    add_flags(record, unconfirmed=outside_ms >= LEAST_OUTSIDE_MS and claimed_ms < DOUBTED_SHARE * outside_ms)
+
+
+def raise_claim(claimed_ms: float, record: dict[str, Any], least_ms: float = 0.0, floor_ms: float = 0.0) -> float:
     """Return the latency that a claim is told as; where that is more, the record gets the claim as `claimed_ms`.
 
     Args:
         claimed_ms: latency of one call, `setup` included.
-        record: the measurement's; `burst_ms` is what a call costs in a burst, as far as bursts tell.
-        device_type: cpu or cuda.
-        least_ms: what it is told as at the least, as far as relays and the least call that can be right say.
+        record: the measurement's; `burst_ms` is what a call costs in a burst, as far as bursts tell. Its `bound` says
+            "floor" where that is what raises the claim.
+        least_ms: what it is told as at the least, as far as relays say.
+        floor_ms: no call that is right takes less.
     """
-    burst_ms: float = record.get("burst_ms", 0.0)
-    least_ms = max(CREDITED_SHARE[device_type] * burst_ms, least_ms)
-    if claimed_ms >= least_ms:
-        return claimed_ms
-    record["claimed_ms"] = claimed_ms
-    return least_ms
+    outside_ms: float = max(CREDITED_SHARE * record.get("burst_ms", 0.0), least_ms)
+    told_ms = max(claimed_ms, outside_ms, floor_ms)
+    if told_ms > claimed_ms:
+        record["claimed_ms"] = claimed_ms
+    if told_ms > max(claimed_ms, outside_ms):
+        record["bound"] = "floor"
+    return told_ms
 
 
 def _refuse_what_holds(holds: dict[str, bool]) -> None:

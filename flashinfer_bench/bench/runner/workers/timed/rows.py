@@ -16,14 +16,10 @@ from flashinfer_bench.worker.arena import Slot
 
 WORD: Final = 8
 """Rows are copied and compared in words of so many bytes where they are made of such."""
-FEW: Final = 4
-"""So many rows are copied without telling the device their numbers first."""
 
 
 def copy_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """Return a copy of some rows, in the order of the indices; nobody waits for it."""
-    if 0 < len(indices) <= FEW:
-        return torch.stack([held[index] for index in indices])
     chosen = torch.tensor(indices, dtype=torch.int64).to(held.device, non_blocking=True)
     if not _is_made_of_words(held):
         return held.index_select(0, chosen)

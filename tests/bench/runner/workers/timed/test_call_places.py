@@ -111,7 +111,11 @@ def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(
 @pytest.mark.parametrize(("size", "count"), [(0, 64), (16 * MIB, 64), (32 * MIB, 32), (64 * MIB, 16), (1 << 40, 16)])
 def test_small_calls_on_a_gpu_take_more_places_in_turn(size, count):
     assert usual_places(size, torch.device("cuda")) == count
-    assert usual_places(size, CPU) == MOST_PLACES
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 64), (128 << 10, 64), (1 << 20, 8), (1 << 40, 8)])
+def test_small_calls_on_a_cpu_take_more_places_in_turn(size, count):
+    assert usual_places(size, CPU) == count
 
 
 def test_no_two_places_share_memory(arena):
@@ -126,7 +130,7 @@ def test_a_worker_is_told_of_places_and_of_numbers(arena):
     where = lay_out(arena).describe(["x", "scale"], [torch.zeros(16), 0.5])
     assert where["arguments"] == {"x": {"offset": 0, "shape": [16], "dtype": "float32"}, "scale": {"scalar": 0.5}}
     assert where["slots"] == [{"offset": 256, "shape": [16], "dtype": "float32"}]
-    assert (where["count"], where["stride"]) == (MOST_PLACES, 512)
+    assert (where["count"], where["stride"]) == (64, 512)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

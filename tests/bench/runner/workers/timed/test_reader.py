@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.runner.workers.timed import reader as reader_module
 from flashinfer_bench.bench.runner.workers.timed.reader import MOST_ODD
 from flashinfer_bench.errors import SolutionFailure
@@ -93,7 +93,7 @@ def test_outputs_repeat_without_suspicion_where_inputs_do(arena):
 def test_whether_inputs_differ_is_found_out_only_where_outputs_repeat(arena, monkeypatch):
     """It takes up to a second of large inputs, and may fall within a reading's request."""
     asked = []
-    monkeypatch.setattr(Contents, "differs", property(lambda contents: asked.append(contents) or True))
+    monkeypatch.setattr(DealtContents, "differs", property(lambda contents: asked.append(contents) or True))
     trial = make_trial(arena)
     run_calls(trial, range(4))
     assert not asked

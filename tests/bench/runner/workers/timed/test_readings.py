@@ -3,12 +3,12 @@
 import pytest
 
 from flashinfer_bench.bench.runner.workers.timed.readings import (
-    EMPTY_CALL_NS,
     ReadingsAsked,
     check_clock,
     check_readings,
     check_trial,
     raise_claim,
+    tell_outside,
 )
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
@@ -91,27 +91,48 @@ def test_readings_may_add_up_to_the_time_outside_and_not_to_more():
         check_readings(called(ON_CPU, ON_CPU), 2, WALL, wall_ns=1_900)
 
 
-@pytest.mark.parametrize(("asked", "span_ns"), [(CPU, EMPTY_CALL_NS - 1), (GPU, 0)])
-def test_a_latency_of_less_than_an_empty_call_is_refused(asked, span_ns):
-    trial = Trial((Sample(span_ns=span_ns, enqueue_ns=0),) * 3, "count")
-    with pytest.raises(SolutionFailure, match=f"claims {span_ns} ns a call, which is less than an empty call takes"):
-        check_trial(trial, asked)
-    honest = Trial((Sample(span_ns=EMPTY_CALL_NS, enqueue_ns=0),) * 3, "count")
-    assert check_trial(honest, asked) is honest
+def test_a_latency_of_nothing_is_refused():
+    nothing, honest = (Trial((Sample(span_ns=span_ns, enqueue_ns=0),) * 3, "count") for span_ns in (0, 1))
+    with pytest.raises(SolutionFailure, match="claims 0 ns a call, which is less than an empty call takes"):
+        check_trial(nothing)
+    assert check_trial(honest) is honest
 
 
 @pytest.mark.parametrize(
-    ("claimed_ms", "record", "device", "told_ms"),
+    ("claimed_ms", "record", "least_ms", "told_ms"),
     [
-        (0.55, {"burst_ms": 1.0}, "cpu", 0.9),
-        (0.95, {"burst_ms": 1.0}, "cpu", 0.95),
-        (0.55, {}, "cpu", 0.55),
-        (0.55, {"burst_ms": 1.0, "burst_resolution_ms": 2.0}, "cuda", 0.79),
-        (0.8, {"burst_ms": 1.0, "burst_resolution_ms": 0.1}, "cuda", 0.8),
+        (0.55, {"burst_ms": 1.0, "burst_resolution_ms": 2.0}, 0.0, 0.79),
+        (0.8, {"burst_ms": 1.0, "burst_resolution_ms": 0.1}, 0.0, 0.8),
+        (0.55, {}, 0.0, 0.55),
+        (0.55, {"burst_ms": 1.0}, 0.9, 0.9),
     ],
-    ids=["below", "near", "not_resolved", "gpu_below", "gpu_near"],
+    ids=["below", "near", "no bursts", "below the least call"],
 )
-def test_a_claim_below_what_bursts_cost_earns_nothing(claimed_ms, record, device, told_ms):
+def test_a_claim_on_a_gpu_below_what_bursts_cost_earns_nothing(claimed_ms, record, least_ms, told_ms):
     record = dict(record)
-    assert raise_claim(claimed_ms, record, device) == pytest.approx(told_ms)
+    assert raise_claim(claimed_ms, record, least_ms) == pytest.approx(told_ms)
     assert record.get("claimed_ms", told_ms) == claimed_ms
+
+
+@pytest.mark.parametrize(
+    ("claimed_ms", "floor_ms", "told_ms", "bound"),
+    [(0.5, 0.9, 0.9, "floor"), (0.85, 0.9, 0.9, "floor"), (0.95, 0.9, 0.95, "chain"), (0.5, 0.7, 0.8, "chain")],
+    ids=["below all", "above the chain", "above the floor", "a floor below the chain"],
+)
+def test_a_claim_below_the_floor_is_told_as_the_floor_and_the_trace_says_so(claimed_ms, floor_ms, told_ms, bound):
+    record = {"bound": "chain"}
+    assert raise_claim(claimed_ms, record, 0.8, floor_ms) == told_ms
+    assert record == {"bound": bound} | ({"claimed_ms": claimed_ms} if told_ms > claimed_ms else {})
+
+
+@pytest.mark.parametrize(("claimed_ms", "flags"), [(2.1, ["noisy"]), (1.9, ["noisy", "unconfirmed"])])
+def test_on_a_cpu_the_mean_time_from_outside_stands_beside_a_latency(claimed_ms, flags):
+    record = {"flags": ["noisy"]}
+    tell_outside(claimed_ms, record, [3e6, 9e6])
+    assert record == {"bound": "none", "outside_ms": 6.0, "flags": flags}
+
+
+def test_a_short_call_on_a_cpu_is_not_flagged_for_what_its_request_takes():
+    record = {}
+    tell_outside(0.01, record, [1.9e5])
+    assert record == {"bound": "none", "outside_ms": 0.19}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.rows import FEW, copy_rows, find_changed, find_differing, slots_in
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, find_differing, slots_in
 from flashinfer_bench.worker.arena import Slot
 from tests.kit.operations import counting_operations
 
@@ -26,7 +26,7 @@ def test_rows_are_copied_in_the_order_that_is_asked_for(indices, size, step):
     assert size == 0 or not (copied == 1).all(dim=1).any()
 
 
-@pytest.mark.parametrize("count", [1, FEW, FEW + 1, 8])
+@pytest.mark.parametrize("count", [1, 4, 8])
 def test_however_many_rows_are_copied_by_one_operation(count):
     held = make_rows()
     with counting_operations() as counted:

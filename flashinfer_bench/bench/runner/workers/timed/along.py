@@ -1,0 +1,18 @@
+"""What goes along with a request to a worker: descriptors, and what the session does until the answer comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+
+class Along(NamedTuple):
+    """What goes along with a request."""
+
+    fds: Sequence[int] = ()
+    """Descriptors for the worker."""
+    meanwhile: Callable[[Callable[[], bool]], object] | None = None
+    """Called once the request is sent, with what tells whether an answer has come, or none will."""
+
+
+NOTHING_ALONG: Final = Along()

@@ -1,0 +1,418 @@
+"""The gated chain: calls on a GPU, each of which can read its inputs when the call before is over.
+
+The calls of a batch lie in memory at the same time, so a worker may compute all of them in one operation, or side by
+side, where one call leaves most of a GPU idle. In a chain their inputs are masked, each by a key of its own. A call's
+key comes when the call before has committed to its outputs, by a digest that nobody knows who has not all of them:
+
+    one call = median(from its key to its digest) - an empty call - START_NS + launch gap
+
+A latency is told as no less than RELAY_SHARE of that. Where the host launches each call, it is HOST_RELAY_SHARE of
+as much without START_NS taken off. What an empty call takes, the session measures in a chain of its own, in the same
+places: no worker has a hand in it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from secrets import randbits
+from statistics import median
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.bench.runner.workers.arena import open_memory_file
+from flashinfer_bench.bench.runner.workers.timed.along import Along
+from flashinfer_bench.bench.runner.workers.timed.batches import FEW_READS
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.confirmation import (
+    RELAY_REFUSED_SHARE,
+    SLACK_NS,
+    Claimed,
+    Confirmation,
+    Outside,
+    find_doubt,
+)
+from flashinfer_bench.bench.runner.workers.timed.readings import (
+    CREDITED_SHARE,
+    HOST_RELAY_SHARE,
+    RELAY_SHARE,
+)
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing import driver
+from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first
+from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_CALLS, MOST_OUTPUTS, GpuBoard, MappedBoard
+from flashinfer_bench.worker.gpu_relay.kernels import (
+    WORD_BYTES,
+    Piece,
+    RelayKernels,
+    count_groups,
+    piece_of,
+    relay_image,
+)
+from flashinfer_bench.worker.protocol import Relayed
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.runner.workers.timed.reader import Outputs
+    from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
+    from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+
+LONGEST_NS: Final = 1_000_000_000
+"""Calls beyond this are in no chain: each is timed by itself. An empty chain that takes longer is given up."""
+CHAIN_NS: Final = 20_000_000
+CHAIN_BYTES: Final = 2 << 30
+"""A chain has fewer than MOST_CALLS, and FEWEST_PLACES at the least, where more would take longer than the first of
+these together, or more bytes than the second. Of calls of which FEWEST_PLACES take more than CHAIN_BYTES it has as many
+as there are places for."""
+MOST_CHAINS: Final = 4
+"""Chains that are run at the most; those after the first one only while the best so far would raise the latency. As
+many empty ones are."""
+LAUNCH_NS: Final = 50_000_000
+WAITING_LAUNCH_NS: Final = 300_000
+"""A call gets its key when all of it is launched, or after this: one that waits for the GPU inside goes on then."""
+LONGEST_PAUSE_NS: Final = 10_000_000
+"""Between a call that waits and its key passes as long as the call before took, up to this: a GPU that computes
+without a pause spends its power and slows down."""
+START_NS: Final = 1_250.0
+"""Taken off each call: 0.9 us lie between the usual empty call and the least, for a GPU looks for its key once in a
+microsecond, and in some contexts operations start later than in the session's. What is left is a span as readings have
+it, so the launch gap is added as it is to theirs."""
+HIDDEN_NS: Final = 2_000.0
+"""So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
+who does all in one kernel. Of calls that take no longer than an empty one nothing is known so."""
+CACHED_BYTES: Final = 24 << 20
+DIRTY_BYTES: Final = 32 << 20
+BYTES_PER_NS: Final = 3_000
+"""Of calls with more bytes than the first of these less is told by a chain: unmasked inputs are written back while the
+call runs, up to as many as a cache holds, and what that takes is taken off. One that moves 96 MB took 38 to 42 us in
+place of 31 (H100)."""
+UNCACHED_SHARE: Final = 0.9
+"""A latency of such calls is told as no less than this share: honest ones came to 0.54 to 1.04 of readings (H100)."""
+
+now_ns = time.perf_counter_ns
+
+
+def count_chain_calls(claimed_ns: float, size: int, outputs: int) -> int:
+    """Return how many calls a chain has; 0 where none is run.
+
+    Args:
+        claimed_ns: latency of one call.
+        size: bytes of the inputs and outputs of one call.
+        outputs: of one call.
+    """
+    fewest = min(FEWEST_PLACES, GPU_BYTES // max(size, 1))
+    if claimed_ns > LONGEST_NS or fewest < FEWEST_CALLS or not 0 < outputs <= MOST_OUTPUTS:
+        return 0
+    return max(fewest, int(min(MOST_CALLS, CHAIN_NS / max(claimed_ns, 1.0), CHAIN_BYTES // max(size, 1))))
+
+
+def count_chain_reads(calls: int, size: int) -> int:
+    """Return how many calls of a chain are compared; of large ones more than half: who leaves out half meets one.
+
+    Args:
+        calls: of the chain.
+        size: bytes of the inputs and outputs of one call.
+    """
+    return FEW_READS if size * FEWEST_PLACES <= CHAIN_BYTES else calls // 2 + 1
+
+
+class Committed(NamedTuple):
+    """Of one call of a chain."""
+
+    span_ns: int
+    """From its key to what it committed to."""
+    digest: list[int]
+    """What it committed to."""
+
+
+def draw_keys(count: int) -> list[int]:
+    """Return keys that nobody knows, none of them 0; each is a positive number of 64 bits with a sign."""
+    return [randbits(63) | 1 for _ in range(count)]
+
+
+def hand_out(
+    board: GpuBoard,
+    keys: Sequence[int],
+    groups: int,
+    is_over: Callable[[], bool],
+    launch_ns: int = LAUNCH_NS,
+) -> list[Committed]:
+    """Give calls their keys one by one; return what each took. They are fewer where the worker answers sooner.
+
+    Args:
+        board: cleared.
+        keys: of each call.
+        groups: a call commits to its outputs in so many groups.
+        is_over: tells whether the worker has answered, or is gone, or late.
+        launch_ns: no call's launch is waited for longer.
+    """
+    found: list[Committed] = []
+    for at, key in enumerate(keys):
+        while not board.await_ready(at + 1):
+            if is_over():
+                return found
+        begin = now_ns()
+        while not board.is_launched(at + 1) and now_ns() - begin < launch_ns:
+            continue
+        pause_ns = min(found[-1].span_ns if found else 0, LONGEST_PAUSE_NS)
+        begin = now_ns()
+        while now_ns() - begin < pause_ns:
+            continue
+        start = now_ns()
+        board.give(at, key)
+        while not board.await_told(at, groups):
+            if is_over() and not board.await_told(at, groups):
+                return found
+        found.append(Committed(now_ns() - start, board.told(at, groups)))
+    return found
+
+
+def is_late_after(limit_s: float) -> Callable[[], bool]:
+    """Return what tells, from now on, whether so many seconds have passed."""
+    deadline = time.monotonic() + limit_s
+    return lambda: time.monotonic() > deadline
+
+
+@contextmanager
+def open_gpu_board() -> Iterator[tuple[GpuBoard, int, int]]:
+    """Give a board, its memory file for a worker, and the bytes of that; the kernels' code stands behind the board."""
+    image = relay_image()
+    size = BOARD_BYTES + -(-len(image) // BOARD_BYTES) * BOARD_BYTES
+    fd = open_memory_file(size)
+    try:
+        os.pwrite(fd, image, BOARD_BYTES)
+        yield GpuBoard(fd, size), fd, size
+    finally:
+        os.close(fd)
+
+
+class ChainDesk:
+    """A session's own kernels and board for chains on a GPU.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kernels = RelayKernels(relay_image(), device)
+        self._empty: dict[tuple[int, ...], int] = {}
+        """Bytes of the inputs and of each output to what a call takes that computes nothing."""
+        self._least_ns = math.inf
+        fd = open_memory_file(BOARD_BYTES)
+        try:
+            self._board = MappedBoard(fd)
+        finally:
+            os.close(fd)
+        self._board.give(0, 1)
+        self._kernels.warm_up(self._board.key_at(0))
+        self._board.clear()
+        capture_first(device)
+
+    def mask(self, rows: Sequence[Piece], keys: Sequence[int]) -> None:
+        """Mask the inputs of each call by its key."""
+        told = torch.tensor(keys, dtype=torch.int64).to(self._device)
+        for at, row in enumerate(rows):
+            self._kernels.unmask(row, told.data_ptr() + at * told.itemsize)
+        torch.cuda.synchronize(self._device)
+
+    def digests(self, outputs: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
+        """Return what a call commits to that left these outputs, for each of some calls."""
+        told = torch.zeros(len(outputs), 2 * count_groups(len(outputs[0])), dtype=torch.int64).to(self._device)
+        for row, own in zip(told, outputs, strict=True):
+            self._kernels.commit([piece_of(one) for one in own], row.data_ptr())
+        return [[number % (1 << 64) for number in row] for row in told.tolist()]
+
+    def find_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> tuple[int, int]:
+        """Return the least that a call takes in a chain which computes nothing, in nanoseconds, and one of a few bytes.
+
+        It is measured once for inputs and outputs of some sizes: whatever a worker has left on the GPU makes it longer.
+        Both are 0 where something holds the GPU up: then nothing is taken off.
+
+        Args:
+            rows: where the inputs of each call lie; they are overwritten.
+            outputs: of each call.
+        """
+        key = (rows[0].nbytes, *(one.nbytes for one in outputs[0]))
+        if key not in self._empty:
+            few = [Piece(row.address, min(row.nbytes, WORD_BYTES)) for row in rows]
+            least = [[one.view(-1)[:1].view(torch.uint8) for one in own[:1]] for own in outputs]
+            taken = self._take_empty(few, least), self._take_empty(rows, outputs)
+            if not all(taken):
+                return 0, 0
+            self._least_ns, self._empty[key] = min(self._least_ns, taken[0]), taken[1]
+        return self._empty[key], int(self._least_ns)
+
+    def _take_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
+        """Return the least that a call takes in a chain, in nanoseconds, which unmasks, computes nothing, and commits.
+
+        The least of all calls counts: whatever a worker has left on the GPU makes some of them take longer.
+        """
+        keys, groups = draw_keys(len(rows)), count_groups(len(outputs[0]))
+        spans: list[int] = []
+
+        def launch_all() -> None:
+            for at, (row, own) in enumerate(zip(rows, outputs, strict=True)):
+                self._kernels.await_and_unmask(self._board.key_at(at), row, self._board.ready_at, at + 1)
+                self._kernels.commit([piece_of(one) for one in own], self._board.told_at(at))
+
+        try:
+            replay = capture(launch_all)  # as the worker's calls are
+        except CaptureRefused:
+            return 0
+        for _ in range(MOST_CHAINS):
+            self._board.clear()
+            replay()
+            self._board.tell_launched(len(rows))
+            is_over = is_late_after(LONGEST_NS / 1e9)
+            spans += [one.span_ns for one in hand_out(self._board, keys, groups, is_over)]
+            for at, key in enumerate(keys):
+                self._board.give(at, key)
+            torch.cuda.synchronize(self._device)
+        return min(spans) if len(spans) == MOST_CHAINS * len(rows) else 0
+
+
+@cache
+def open_desk(device: torch.device) -> ChainDesk | None:
+    """Return a session's desk for a GPU; None where this machine cannot run chains there.
+
+    Session and worker need a core each.
+    """
+    if usable_cores() < 2:
+        return None
+    try:
+        torch.cuda.current_stream(device)
+        return ChainDesk(device)
+    except (OSError, driver.DriverError):
+        return None
+
+
+class Chain(NamedTuple):
+    """What one chain came to."""
+
+    numbers: list[int]
+    """Of its calls."""
+    cost_ns: float
+    """What one of them costs."""
+    share: float
+    """A latency is told as no less than this share of that."""
+    is_joined: bool
+    """The worker says that all were one graph."""
+
+
+class ChainTimer:
+    """Times chains of a job's calls.
+
+    Args:
+        ask: asks the worker.
+        trial: where the calls lie and what they are given.
+        desk: the session's kernels.
+        claimed: what the worker says of a call: no graph can hold one that waits for the GPU.
+        calls: of a chain; they lie in the first places.
+        gap_ns: the launch gap, which is a part of each reading.
+
+    `most_ns` is what a call costs at the most.
+    """
+
+    def __init__(
+        self, ask: Ask, trial: RemoteTrial, desk: ChainDesk, claimed: Claimed, *, calls: int, gap_ns: float
+    ) -> None:
+        self._ask = ask
+        self._trial = trial
+        self._desk = desk
+        self._gap_ns = gap_ns
+        operations = None if claimed.waits_inside or trial.has_setup else claimed.operations
+        self._launch_ns = WAITING_LAUNCH_NS if operations is None else LAUNCH_NS
+        self._fields = {"operations": operations, "settles": claimed.uses_side_stream}
+        places = trial.places
+        self._count = calls
+        self._held = places.input_bytes(self._count)
+        self._rows = rows_of(self._held)
+        self._given, self._own = places.own_inputs(self._count)
+        self._groups = count_groups(len(places.outputs(0)))
+        self._empty_ns, least_ns = desk.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
+        self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
+        self.most_ns = self._best_ns = math.inf
+
+    def leaves_open(self, told_ns: float) -> bool:
+        """Tell whether batches could raise what a call is told as."""
+        if self._best_ns <= self._empty_ns:
+            return True
+        return CREDITED_SHARE * (self._best_ns + self._hidden_ns) > told_ns
+
+    def confirm(self, claimed_ns: float) -> Confirmation:
+        """Hold a claimed latency against chains.
+
+        Args:
+            claimed_ns: latency of one call, `setup` included.
+
+        Raises:
+            ClaimContradicted: RUNTIME_ERROR; chains take longer than the claim allows, each time.
+            SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
+        """
+        best: Chain | None = None
+        chains = 0
+        with open_gpu_board() as (board, fd, size):
+            while best is None or (chains < MOST_CHAINS and best.share * best.cost_ns > claimed_ns):
+                one, outputs = self._run_one(board, fd, size)
+                is_best = best is None or one.cost_ns <= best.cost_ns
+                if is_best:
+                    best = one
+                    self._trial.reader.begin()
+                self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=outputs)
+                del outputs  # as much memory as those of the next chain take
+                chains += 1
+        self.most_ns = best.cost_ns + self._empty_ns
+        self._best_ns = best.cost_ns
+        outside = Outside("chain", best.cost_ns, RELAY_REFUSED_SHARE, SLACK_NS)
+        refused = None if best.is_joined else "the host launches each call in its turn"
+        doubt = find_doubt(claimed_ns, outside, f"{chains} chains", refused=refused)
+        calls = chains * self._count
+        return Confirmation(None, None, doubt, relay_ns=best.cost_ns, relay_calls=calls, relay_share=best.share)
+
+    def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[Chain, Outputs]:
+        """Run a chain; return what it came to, and place → what its call gave.
+
+        Raises:
+            SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
+        """
+        places = self._trial.places
+        # A worker's GPU is not held still: what comes into its places has to be masked.
+        numbers, keys = self._trial.write(range(self._count), self._own), draw_keys(self._count)
+        self._desk.mask(rows_of(self._given), keys)
+        self._held.copy_(self._given)
+        places.synchronize()
+        board.clear()
+        found: list[Committed] = []
+        groups, launch_ns = self._groups, self._launch_ns
+        along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, groups, is_over, launch_ns)))
+        fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
+        fields |= {"stride": places.stride, "inputs": self._rows[0].nbytes}
+        done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
+        # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
+        rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
+        outputs = [places.outputs_in(row) for row in rows]
+        if len(found) < self._count or [one.digest for one in found] != self._desk.digests(outputs):
+            raise SolutionFailure(
+                "RUNTIME_ERROR",
+                "an output was written after its call had ended; what a call starts has to be done when it returns",
+            )
+        # To bring results to where outputs lie is a part of the work, but not of readings.
+        share = RELAY_SHARE if done.joined and not done.strided else HOST_RELAY_SHARE
+        cost_ns = median(one.span_ns for one in found) - self._empty_ns - (START_NS if done.joined else 0.0)
+        if places.stride > CACHED_BYTES:
+            share = min(share, UNCACHED_SHARE)
+            cost_ns -= min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS
+        cost_ns = max(0.0, cost_ns) + self._gap_ns
+        return Chain(numbers, cost_ns, share, done.joined), outputs.__getitem__
+
+
+def rows_of(held: torch.Tensor) -> list[Piece]:
+    """Return where each row of a matrix of bytes lies."""
+    begin, step = held.data_ptr(), held.stride(0)
+    return [Piece(begin + at * step, held.shape[1]) for at in range(held.shape[0])]

@@ -1,0 +1,84 @@
+"""Calls on inputs of stress cases, hidden among the timed calls of a job.
+
+A request has some of them beside its usual calls, at secret positions. Their readings are dropped: no time comes of
+them. The worker is asked for them like for any other call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+
+UNTOUCHED: Final = 2
+"""The first calls of a job keep their inputs: they tell how long a call takes."""
+
+
+@dataclass(frozen=True)
+class StressCall:
+    """A call on inputs of a stress case: what it was given, and what it gave."""
+
+    case: str
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+
+
+@dataclass
+class StressSchedule:
+    """When the calls on inputs of stress cases come.
+
+    Args:
+        plan: changes the inputs.
+        names: their cases, in the order in which they come.
+        calls: how many calls the job is expected to have.
+    """
+
+    plan: StressPlan
+    names: Sequence[str]
+    calls: int
+    chance: random.Random = field(default_factory=random.SystemRandom)
+    made: list[StressCall] = field(default_factory=list)
+    _due: list[tuple[int, str]] = field(default_factory=list)
+    """The number of a call among all that are made, and a case."""
+    _calls: int = 0
+    """All calls that were made."""
+
+    def __post_init__(self) -> None:
+        """Choose the calls."""
+        self.spread(self.names, self.calls)
+
+    def spread(self, names: Sequence[str], calls: int) -> None:
+        """Have these come, in this order, at random among so many calls that follow."""
+        first = self._calls + min(UNTOUCHED, max(calls - len(names), 0))
+        numbers = range(first, max(self._calls + calls, first + len(names)))
+        self._due = list(zip(sorted(self.chance.sample(numbers, len(names))), names, strict=True))
+
+    @property
+    def left(self) -> list[str]:
+        """The cases that no call was made on yet."""
+        return [name for _, name in self._due]
+
+    def due(self, calls: int, most: int) -> list[str]:
+        """Return the cases that a request has.
+
+        Args:
+            calls: usual calls that are to be made.
+            most: calls of a request at the most.
+        """
+        count = -1
+        found: list[str] = []
+        while count < len(found):
+            count = len(found)
+            end = self._calls + min(calls + count, most)
+            found = [name for number, name in self._due if number < end][:most]
+        return found
+
+    def pass_by(self, calls: int, taken: int) -> None:
+        """Count the calls of a request, and take off what was due in it."""
+        self._calls += calls
+        self._due = self._due[taken:]

@@ -1,0 +1,98 @@
+"""Which inputs a reference provably reads whole."""
+
+import pytest
+
+from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
+from tests.kit import make_definition, make_workload
+
+pytestmark = pytest.mark.cpu
+AXES = {"n": None, "d": 8, "k": 4}
+X, W, R = {"x": "bfloat16[n, d]"}, {"w": "bfloat16[d, k]"}, {"r": "bfloat16[n, d]"}
+V, INDICES = {"v": "bfloat16[d]"}, {"i": "int32[n]"}
+WHOLE = {
+    "matmul": (X | W, "x @ w", "x w"),
+    "linear": (X | {"w": "bfloat16[k, d]"}, "torch.nn.functional.linear(x, w)", "x w"),
+    "norm": (X | V, "(x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6) * v).to(x.dtype)", "v x"),
+    "two outputs": (X | R | V, "(x + r, x * v)", "r v x"),
+    "transposed": (X | W, "(w.T @ x.T).T.contiguous()", "w x"),
+    "in several shapes": (X | V, "(x.view(-1, 2, 4)[:, :, None] * v.view(2, 4)[None, :, None]).flatten(1)", "v x"),
+    "unused": (X | W | R, "x @ w", "w x"),
+    "its shape is used": (X | R, "x * (2 + r.shape[1])", "x"),
+}
+NOT = {
+    "sliced": (X | W, "x[:, :4] @ w[:4]"),
+    "one row": (X, "x[0] * 2"),
+    "gathered": (X | INDICES, "x[i.long()] * 2"),
+    "gathered by its row": (X | INDICES, "x.index_select(0, i) * 2"),
+    "embedding": (X | INDICES, "torch.nn.functional.embedding(i, x) * 2"),
+    "masked by numbers": (X | INDICES, "x * i[:, None]"),
+    "masked by itself": (X | R, "torch.where(r > 0, x, 0.0)"),
+    "masked below the diagonal": (X, "torch.tril(x * 2)"),
+    "gated": (X | R, "torch.nn.functional.silu(r) * x"),
+    "attention": (X | R, "torch.softmax((x @ r.T).float(), -1).to(x.dtype) @ r"),
+    "times nothing": (X | R, "x * 0.0"),
+    "to the power of nothing": (X, "x ** 0"),
+    "over infinity": (X, "x / float('inf')"),
+    "cancelled": (X, "x - x"),
+    "cancelled in part": (X, "(x * 2) / x"),
+    "given back": (X, "x"),
+    "given back in another layout": (X, "x.T.contiguous().float()"),
+    "a branch on values": (X, "x * 2 if x.sum() > 0 else x * 3"),
+    "a length on values": (X | INDICES, "x[: int(i[0])] * 2"),
+    "written in place": (X, "x.clone().mul_(2)"),
+    "a random mask": (X, "x * (torch.rand(x.shape, device=x.device) > 0.5)"),
+    "with constants made inside": (X, "x * torch.zeros(8, device=x.device)"),
+    "largest": (X, "x.amax(-1)"),
+    "chosen": (X, "torch.topk(x, 2).values"),
+    "a loop without end": (X, "sum((x * 2 for _ in range(10_000)), x)"),
+    "no torch": (X, "torch.from_numpy(x.numpy() * 2)"),
+}
+
+
+def find(inputs, expression, *, given=None, **workload):
+    source = f"import torch\ndef run({', '.join(inputs)}):\n    return {expression}\n"
+    definition = make_definition(axes=AXES, inputs=inputs, outputs={"y": "bfloat16[n, d]"}, reference=source)
+    given = {name: {"type": "random"} for name in inputs} | (given or {})
+    return find_read_whole(definition, make_workload("w", axes={"n": workload.get("n", 3)}, inputs=given))
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_what_changes_an_output_with_each_element_is_read_whole(case):
+    inputs, expression, names = WHOLE[case]
+    assert sorted(find(inputs, expression)) == sorted(names.split())
+
+
+@pytest.mark.parametrize("case", NOT)
+def test_what_may_be_left_unread_counts_for_nothing(case):
+    assert find(*NOT[case]) == {}
+
+
+def test_of_a_sum_what_cancels_is_left_out_alone():
+    assert list(find(X | R, "(x + r) - r")) == ["x"]
+
+
+def test_bytes_are_those_that_are_stored():
+    assert find(X | W, "x @ w", n=5) == {"x": 5 * 8 * 2, "w": 8 * 4 * 2}
+
+
+def test_an_input_without_elements_lets_go_of_the_others():
+    assert find(X | W, "x @ w", n=0) == {}
+
+
+@pytest.mark.parametrize(("factor", "names"), [(2.0, ["x"]), (0.0, []), (float("inf"), [])])
+def test_a_number_that_is_given_counts_by_its_value(factor, names):
+    found = find(X | {"factor": "float32"}, "x * factor", given={"factor": {"type": "scalar", "value": factor}})
+    assert list(found) == names
+
+
+def test_stored_inputs_count_for_nothing_nor_does_what_they_may_mask():
+    stored = {"type": "safetensors", "path": "blob/w.safetensors", "tensor_key": "v"}
+    assert find(X | V, "x * v", given={"v": stored}) == {}
+    assert list(find(X | W | V, "(x @ w, x * v)", given={"v": stored})) == ["w", "x"]
+
+
+def test_a_reference_that_keeps_tensors_keeps_none_of_these():
+    source = "import torch\nkept = []\ndef run(x):\n    kept.append(x)\n    return kept[0] * 2\n"
+    definition = make_definition(inputs={"x": "float32[n]"}, reference=source)
+    workload = make_workload("w", axes={"n": 4}, inputs={"x": {"type": "random"}})
+    assert [find_read_whole(definition, workload) for _ in range(2)] == [{"x": 16.0}] * 2
