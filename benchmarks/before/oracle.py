@@ -164,26 +164,29 @@ class Oracle:
         """
         made = make(self.empty("set"))
         before = ("--quick", "--workloads", "w00") if quick else ("--quick",) if own else ()
-        checkouts = [("this", self.asked.checkout)]
-        checkouts += [("other", self.asked.against)] if self.asked.against else []
-        caches = {label: None if own else self.empty("cache") for label, _ in checkouts}
-        for label, checkout in checkouts:
-            first = self.run(made.root, *before, cache=caches[label], checkout=checkout)
+        ways: list[tuple[str, Path, tuple[str, ...]]] = [("this", self.asked.checkout, ())]
+        ways += [("full", self.asked.checkout, ("--assurance", "full"))] if self.asked.both_levels else []
+        ways += [("other", self.asked.against, ())] if self.asked.against else []
+        caches = {checkout: None if own else self.empty("cache") for _, checkout, _ in ways}
+        for label, checkout, _ in ways:
+            if label == "full":
+                continue
+            first = self.run(made.root, *before, cache=caches[checkout], checkout=checkout)
             if first.error:
                 self.write(f"{name} before, {label}", first.wall_s, "s", first.details(), odd=[first.error])
-        taken: dict[str, list[float]] = {label: [] for label, _ in checkouts}
-        for _ in range(self.asked.turns if self.asked.against else 1):
-            for label, checkout in checkouts:
-                done = self.run(made.root, "--fresh-baselines", cache=caches[label], checkout=checkout)
+        taken: dict[str, list[float]] = {label: [] for label, _, _ in ways}
+        for _ in range(self.asked.turns if len(ways) > 1 else 1):
+            for label, checkout, flags in ways:
+                done = self.run(made.root, "--fresh-baselines", *flags, cache=caches[checkout], checkout=checkout)
                 odd = done.odd(made)
                 taken[label] += [] if odd else [done.wall_s]
-                said = name if len(checkouts) == 1 else f"{name} {label}"
+                said = name if len(ways) == 1 else f"{name} {label}"
                 over_s = round(done.wall_s - self.import_s, 2)
                 self.write(said, done.wall_s, "s", {"over_import_s": over_s, **done.details()}, odd=odd)
-            checkouts.reverse()
-        if self.asked.against and all(taken.values()):
-            share = median(taken["this"]) / median(taken["other"])
-            self.write(f"{name} in turns", share, "of the other's seconds", taken)
+            ways.reverse()
+        for label in set(taken) - {"other"} if self.asked.against and all(taken.values()) else ():
+            share = median(taken[label]) / median(taken["other"])
+            self.write(f"{name} {label} in turns", share, "of the other's seconds", taken)
 
     def slow_reference(self) -> None:
         """A reference of 24 ms on 47 workloads; then once more with the baselines that were kept."""
@@ -441,6 +444,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="file to append JSON lines to")
     parser.add_argument("--checkout", type=Path, default=HOME, help="whose engine is judged (default: this one's)")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="take the rows of cost in turns with another")
+    parser.add_argument("--both-levels", action="store_true", help="take each row of cost at full assurance, too")
     parser.add_argument("--turns", type=int, default=2, help="with --against: pairs of each row (default: %(default)s)")
     parser.add_argument("--commit", help="name of the checkout's commit, where there is no git")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
