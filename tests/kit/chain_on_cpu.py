@@ -39,7 +39,7 @@ class PlayedBoard(GpuBoard):
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.seen))
 
     def release(self):
-        self.gpu.log.append("release")
+        self.gpu.log.append(("released", 1))
 
     def give(self, call, key):
         super().give(call, key)
@@ -55,6 +55,10 @@ class PlayedBoard(GpuBoard):
 
     def is_launched(self, count):
         return self.gpu.now >= self.gpu.launched_at and super().is_launched(count)
+
+    def tell_launched(self, count):
+        super().tell_launched(count)
+        self.gpu.log.append(("launched", count))
 
     def tell_ready(self, count):
         super().tell_ready(count)
