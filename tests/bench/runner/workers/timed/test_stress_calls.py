@@ -1,6 +1,7 @@
 """Calls on inputs of stress cases: hidden among the timed ones, dropped from the readings, kept for the judge."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,73 +18,35 @@ from tests.kit.operations import counting_operations
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
+CASES = ["few_large", "larger"]
+MARK = 1e6
+"""What cases write: a number that no usual input has."""
 
 
-class Marking:
-    """Cases that write a number that no usual input has."""
-
-    free = (True,)
-
-    def change(self, name, number, values):
-        values[0].fill_(1e6)
+def make_schedule(names=CASES, calls=20, seed=0):
+    """Return a schedule whose cases number their calls."""
+    marks = iter(range(99))
+    plan = SimpleNamespace(free=(True,), change=lambda name, number, values: values[0].fill_(MARK + next(marks)))
+    return StressSchedule(plan, names, calls, chance=random.Random(seed))
 
 
-class Numbering(Marking):
-    """Cases that number their calls."""
-
-    calls = 0
-
-    def change(self, name, number, values):
-        values[0].fill_(1e6 + self.calls)
-        self.calls += 1
-
-
-def make_schedule(*names, calls=20, plan=None, seed=0):
-    return StressSchedule(plan or Marking(), names, calls, chance=random.Random(seed))
-
-
-@pytest.fixture
-def sampled(arena):
-    """Return a trial after 20 calls, with the readings and the worker."""
-
-    def run(schedule, **options):
-        trial = make_trial(arena, base_number=5, **options)
-        trial.schedule = schedule
-        worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
-        with RemoteClock(worker, WALL, trial) as clock:
-            samples = clock.sample([trial.supply(index) for index in range(20)], Lead())
-        return trial, samples, worker
-
-    return run
-
-
-def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(sampled):
-    trial, samples, worker = sampled(make_schedule("few_large", "larger"))
-    assert len(samples) == 20
-    assert [call.case for call in trial.schedule.made] == ["few_large", "larger"]
-    assert all((call.inputs[0] == 1e6).all() for call in trial.schedule.made)
-    assert trial.schedule.left == []
-    assert sum(len(fields["indices"]) for fields in worker.fields_of("calls")) == 22
-
-
-def test_a_hidden_call_comes_beside_the_usual_ones_of_its_request_where_there_is_a_place(arena):
-    trial = make_trial(arena, base_number=5)
-    places = len(trial.places)
-    trial.schedule = make_schedule("few_large", "larger", calls=places - 2)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("usual", "expected"), [(20, 20), (20, 8), (6, 6)])
+def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected):
+    """It comes beside the usual ones of its request where there is a place."""
+    trial = make_trial(arena, base_number=5, wanted=99)
+    trial.schedule = make_schedule(calls=expected, seed=seed)
     worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
     with RemoteClock(worker, WALL, trial) as clock:
-        assert len(clock.sample([trial.supply(index) for index in range(places - 2)], Lead())) == places - 2
-    assert [sorted(fields["indices"]) for fields in worker.fields_of("calls")] == [list(range(places))]
-    assert trial.schedule.left == []
-
-
-def test_usual_calls_are_looked_at_and_the_base_keeps_its_inputs(sampled):
-    for seed in range(5):
-        trial, _, _ = sampled(make_schedule("few_large", "larger", calls=8, seed=seed), wanted=99)
-        reads = trial.reader.reads()
-        assert len(reads) == 20
-        assert [read.is_base for read in reads].count(True) == 1
-        assert not any((read.inputs[0] == 1e6).any() for read in reads)
+        samples = clock.sample([trial.supply(index) for index in range(usual)], Lead())
+    calls = [fields["indices"] for fields in worker.fields_of("calls")]
+    assert (len(samples), sum(map(len, calls)), max(map(len, calls))) == (usual, usual + 2, 8)
+    assert all(len(set(indices)) == len(indices) for indices in calls)
+    made, reads = trial.schedule.made, trial.reader.reads()
+    assert ([call.case for call in made], trial.schedule.left) == (CASES, [])
+    assert [call.inputs[0].unique().tolist() for call in made] == [[MARK], [MARK + 1]]
+    assert (len(reads), [read.is_base for read in reads].count(True)) == (usual, 1)
+    assert not any((read.inputs[0] >= MARK).any() for read in reads)
 
 
 @pytest.mark.parametrize("together", [0, TOGETHER_BYTES])
@@ -91,10 +54,9 @@ def test_usual_calls_are_looked_at_and_the_base_keeps_its_inputs(sampled):
 def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(arena, monkeypatch, together, size):
     monkeypatch.setattr(trial_module, "TOGETHER_BYTES", together)
     checked = []
-    trial = make_trial(
-        arena, size=size, check_inputs=lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))
-    )
-    trial.schedule = make_schedule("few_large", "larger", calls=0, plan=Numbering())
+    check = lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))  # noqa: E731
+    trial = make_trial(arena, size=size, check_inputs=check)
+    trial.schedule = make_schedule(calls=0)
     request = trial.prepare([trial.supply(index) for index in range(2)])
     for index in request.indices:
         trial.places.outputs(index)[0].copy_(trial.places.inputs(index)[0] * 2)
@@ -103,10 +65,9 @@ def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(are
         trial.finish(request, [], 0.0)
     assert checked == [False] if together else [True, False]
     assert counted.waits() == 3  # the look's, and those of `check_inputs` here
-    assert [call.case for call in trial.schedule.made] == ["few_large", "larger"]
-    for at, call in enumerate(trial.schedule.made):
-        assert call.inputs[0].tolist() == [1e6 + at] * size
-        assert call.outputs[0].tolist() == [2e6 + 2 * at] * size
+    for at, (name, call) in enumerate(zip(CASES, trial.schedule.made, strict=True)):
+        found = call.case, call.inputs[0].tolist(), call.outputs[0].tolist()
+        assert found == (name, [MARK + at] * size, [2 * (MARK + at)] * size)
 
 
 def come(schedule, requests, most=8):
@@ -114,68 +75,51 @@ def come(schedule, requests, most=8):
     found = []
     for calls in requests:
         names = schedule.due(calls, most)
-        total = min(calls + len(names), most)
-        schedule.pass_by(total, len(names))
-        found.append((names, total))
+        found.append((names, min(calls + len(names), most)))
+        schedule.pass_by(found[-1][1], len(names))
     return found
 
 
 @pytest.mark.parametrize("calls", [2, 3, 4, 50])
-def test_the_first_calls_keep_their_inputs_where_there_are_others(calls):
-    for seed in range(20):
-        schedule = make_schedule("few_large", "larger", calls=calls, seed=seed)
-        found = come(schedule, [1] * calls)
-        assert [names for names, _ in found[: min(2, calls - 2)]] == [[]] * min(2, calls - 2)
-        assert [name for names, _ in found for name in names] == ["few_large", "larger"]
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_calls_keep_their_inputs_where_there_are_others(calls, seed):
+    names = [names for names, _ in come(make_schedule(calls=calls, seed=seed), [1] * calls)]
+    first = min(2, calls - 2)
+    assert (names[:first], sum(names, [])) == ([[]] * first, CASES)  # noqa: RUF017
 
 
 def test_a_request_has_no_more_calls_than_places_and_all_that_is_due_comes():
-    schedule = make_schedule(*"abcdefghij", calls=0)
+    schedule = make_schedule("abcdefghij", calls=0)
     assert come(schedule, [1, 8, 8]) == [(list("abcdefgh"), 8), (["i", "j"], 8), ([], 8)]
 
 
 def test_calls_that_are_left_come_among_those_that_follow():
-    schedule = make_schedule("few_large", "larger", calls=50)
+    schedule = make_schedule(calls=50)
     come(schedule, [1, 1])
     left = schedule.left
     schedule.spread(left, 6)
-    found = come(schedule, [1, 1, 4])
-    assert [names for names, _ in found] == [[], [], left]
+    assert [names for names, _ in come(schedule, [1, 1, 4])] == [[], [], left]
 
 
-def test_a_worker_makes_the_hidden_calls_like_others(open_kernel):
-    definition = make_definition()
-    stress = StressPlan(definition, make_workload(), seed=3)
-    plan = MeasurePlan(2, 20, 1.0, reads=3)
-    with open_kernel("def run(x):\n    return x * 2", plan=plan, stress=stress) as kernel:
-        measured = kernel.measure([[torch.arange(1.0, 5.0)]])
-    assert measured.record["samples"] == 20
-    assert sorted(call.case for call in kernel.stress_calls) == sorted(stress.calls)
+SLOW = "import time\ndef run(x):\n    time.sleep(0.006)\n    return x * 2"
+
+
+@pytest.mark.parametrize(
+    ("plan", "source", "cases"),
+    [
+        (MeasurePlan(2, 20, 1.0, reads=3), None, "all"),
+        (MeasurePlan(0, 50, 0.0, reads=1), SLOW, "one"),
+        (MeasurePlan(0, 50, 0.0, reads=1), None, "all"),
+        (MeasurePlan(2, 20, 1.0, facts={"meaningful": False}), None, "none"),
+    ],
+    ids=["among the timed ones", "slow calls", "a short trial is made up for", "an interpreted kernel"],
+)
+def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, cases):
+    stress = StressPlan(make_definition(), make_workload(), seed=3)
+    with open_kernel(source or "def run(x):\n    return x * 2", plan=plan, stress=stress) as kernel:
+        measured = kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
+    made = sorted(call.case for call in kernel.stress_calls)
+    assert made == {"all": sorted(stress.calls), "one": made[:1], "none": []}[cases]
+    assert (len(made) > 0) is (cases != "none")
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.stress_calls)
-
-
-def test_a_job_of_slow_calls_has_one_call_of_a_case(open_kernel):
-    stress = StressPlan(make_definition(), make_workload(), seed=3)
-    plan = MeasurePlan(0, 50, 0.0, reads=1)
-    source = "import time\ndef run(x):\n    time.sleep(0.006)\n    return x * 2"
-    with open_kernel(source, plan=plan, stress=stress) as kernel:
-        kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
-    (call,) = kernel.stress_calls
-    assert torch.equal(call.outputs[0], call.inputs[0] * 2)
-
-
-def test_a_short_trial_of_quick_calls_is_made_up_for_by_calls_that_look_timed(open_kernel):
-    stress = StressPlan(make_definition(), make_workload(), seed=3)
-    plan = MeasurePlan(0, 50, 0.0, reads=1)
-    with open_kernel("def run(x):\n    return x * 2", plan=plan, stress=stress) as kernel:
-        kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
-    assert sorted(call.case for call in kernel.stress_calls) == sorted(stress.calls)
-    assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.stress_calls)
-
-
-def test_a_kernel_that_is_interpreted_has_none(open_kernel):
-    stress = StressPlan(make_definition(), make_workload(), seed=3)
-    plan = MeasurePlan(2, 20, 1.0, facts={"meaningful": False})
-    with open_kernel("def run(x):\n    return x * 2", plan=plan, stress=stress) as kernel:
-        kernel.measure([[torch.arange(1.0, 5.0)]])
-    assert kernel.stress_calls == []
+    assert plan.warmup_runs == 0 or measured.record["samples"] == 40
