@@ -48,19 +48,14 @@ def set_free(monkeypatch, free):
     ("device", "size", "free", "held", "count"),
     [
         (CPU, 0, 0, None, 99),
-        (CPU, 4 * MIB, 0, None, 8),
         (CPU, 5 * MIB, 0, None, 6),
-        (CPU, 32 * MIB, 0, None, 1),
         (CPU, TIB, 0, None, 1),
-        (GPU, 5 * MIB, 50 * MIB, None, 1),
         (GPU, 5 * MIB, 80 * MIB, None, 2),
         (GPU, 2_000 * MIB, TIB, None, 4),
         (GPU, 10 * MIB, 150 * MIB, 0, 5),  # five calls may take a third of what is free
         (GPU, 10 * MIB, 149 * MIB, 0, 4),
-        (GPU, 10 * MIB, 300 * MIB, 0, 5),
         (GPU, 10 * MIB, 500 * MIB, 0, 6),
         (GPU, 60 * MIB, 100 * MIB, 0, 1),
-        (GPU, 2_000 * MIB, 30_000 * MIB, 0, 4),
         (GPU, 10 * MIB, 0, 150 * MIB, 5),
     ],
 )
@@ -99,11 +94,8 @@ def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(
     ("device", "size", "count"),
     [
         (GPU, 0, 64),
-        (GPU, 16 * MIB, 64),
         (GPU, 32 * MIB, 32),
         (GPU, TIB, 16),
-        (CPU, 0, 64),
-        (CPU, 128 * KIB, 64),
         (CPU, 256 * KIB, 32),
         (CPU, TIB, 8),
     ],
@@ -139,12 +131,12 @@ def test_places_on_a_cpu_lie_at_eight_offsets_of_a_page_at_the_least(arena, size
 def test_inputs_are_written_where_calls_find_them(arena, indices):
     inputs = [torch.zeros(5), 0.5, torch.zeros(0), torch.zeros(3, 4, dtype=torch.float64), torch.zeros(7).bfloat16()]
     places = CallPlaces(arena, inputs, [OutputSpec("y", (9,), torch.float32)])
-    targets = places.input_targets(indices)
-    assert [own is None for own in targets] == [False, True, False, False, False]
-    for at in (0, 3, 4):
-        own, found = targets[at], [places.inputs(index)[at] for index in indices]
-        assert addresses_of(own).tolist() == [one.data_ptr() for one in own] == [one.data_ptr() for one in found]
-        assert {(one.shape, one.dtype) for one in own} == {(inputs[at].shape, inputs[at].dtype)}
+    for value, own, *found in zip(inputs, places.input_targets(indices), *map(places.inputs, indices), strict=True):
+        if not isinstance(value, torch.Tensor):
+            assert own is None
+        elif value.numel():
+            assert addresses_of(own).tolist() == [one.data_ptr() for one in own] == [one.data_ptr() for one in found]
+            assert {(one.shape, one.dtype) for one in own} == {(value.shape, value.dtype)}
 
 
 F8 = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -156,7 +148,7 @@ FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 def test_an_output_that_was_not_written_is_found_and_a_float_reads_as_nan(arena, dtype, size):
     """Floats of 8 bits hold now NaN, now a number."""
     places, nans = lay_out(arena, size, dtype=dtype), set()
-    for _ in range(40 if dtype in F8 else 1):
+    for _ in range(20 if dtype in F8 else 1):
         places.poison([0, 2])
         nans |= {bool(places.outputs(index)[0].float().isnan().all()) for index in (0, 2)}
         assert look(places, [0, 1, 2], 12345)[1] == [True, False, True]
@@ -201,19 +193,16 @@ def test_looks_are_at_other_bytes_for_another_secret_and_are_few_and_stay_as_the
     assert len(first) <= 8_192
 
 
-@pytest.mark.parametrize(
-    "indices", [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], [3], []], ids=str
-)
+@pytest.mark.parametrize("indices", [[*range(8)], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], []], ids=str)
 @pytest.mark.parametrize("size", [0, 3, 1000])
-def test_several_places_are_poisoned_and_looked_at_each_for_itself(arena, indices, size):
+def test_several_places_are_poisoned_and_looked_at_each_for_itself_with_one_wait(arena, indices, size):
     places = lay_out(arena, size, outputs=2)
     for index in range(len(places)):
         for at, output in enumerate(places.outputs(index)):
             output.fill_(10 * index + at)
     with counting_operations() as counted:
         seen, unwritten = look(places, indices)
-    assert counted.waits() <= 1  # all outputs come to the host in one transfer
-    assert counted.launches() <= 6
+    assert (counted.waits() == (size > 0), counted.launches() <= 6) == (True, True)
     assert unwritten == [False] * len(indices) * (size > 0)
     for index, held in zip(indices, seen, strict=True):
         assert held == [torch.full((size,), 10.0 * index + at).numpy().tobytes() for at in range(2) if size]

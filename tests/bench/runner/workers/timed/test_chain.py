@@ -10,16 +10,16 @@ import torch
 from flashinfer_bench.bench.runner.workers.timed import chain
 from flashinfer_bench.bench.runner.workers.timed.chain import ChainDesk, count_chain_calls, count_chain_reads, open_desk
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
-from flashinfer_bench.bench.runner.workers.timed.readings import raise_claim
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.driver import DriverError
 from flashinfer_bench.worker.gpu_relay.kernels import Piece
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, LEAST_NS, TICK_NS, PlayedGpu, open_timer
 
 pytestmark = pytest.mark.cpu
-GAP_NS = 1_100
+GAP_NS, GIB = 1_100, 1 << 30
 HOST_COST_NS = CALL_NS - EMPTY_NS
 COST_NS = HOST_COST_NS - 1_250
+WRITTEN_NS = 256 / 3_000
 BY_HOST = {"operations": None}
 JUST_IN_TIME = "just in time"
 
@@ -37,23 +37,29 @@ def check_reads(worker, count):
 
 
 @pytest.mark.parametrize(
-    ("how", "cost_ns"),
+    ("how", "cached_bytes", "cost_ns", "share"),
     [
-        ({}, COST_NS),
-        ({"gap_ns": GAP_NS}, COST_NS + GAP_NS),
-        ({"gap_ns": GAP_NS, **BY_HOST}, HOST_COST_NS + GAP_NS),
-        ({"plain": False}, COST_NS + COPY_NS),
-        ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, COST_NS),
-        ({"takes_ns": [EMPTY_NS + 1_000] * CALLS, "gap_ns": GAP_NS}, GAP_NS),
-        ({"takes_ns": [EMPTY_NS + 1_300] * CALLS, "gap_ns": GAP_NS}, 50 + GAP_NS),
+        ({}, GIB, COST_NS, 0.95),
+        ({"gap_ns": GAP_NS}, GIB, COST_NS + GAP_NS, 0.95),
+        ({"gap_ns": GAP_NS, **BY_HOST}, GIB, HOST_COST_NS + GAP_NS, 0.85),
+        ({"plain": False}, GIB, COST_NS + COPY_NS, 0.95),
+        ({"answer": {"strided": True}}, GIB, COST_NS, 0.85),
+        ({}, 511, COST_NS - WRITTEN_NS, 0.9),  # no cache holds what was unmasked
+        (BY_HOST, 511, HOST_COST_NS - WRITTEN_NS, 0.85),
+        ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, 512, COST_NS, 0.95),
+        ({"takes_ns": [EMPTY_NS + 1_000] * CALLS, "gap_ns": GAP_NS}, GIB, GAP_NS, 0.95),
+        ({"takes_ns": [EMPTY_NS + 1_300] * CALLS, "gap_ns": GAP_NS}, GIB, 50 + GAP_NS, 0.95),
     ],
-    ids=["usual", "a gap", "the host launches", "copied results", "the median", "empty", "nearly empty"],
 )
-def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, how, cost_ns):
+def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, monkeypatch, how, cached_bytes, cost_ns, share):
+    """A latency is told as no less than a share of that. A claim of so much is believed after one chain."""
+    monkeypatch.setattr(chain, "CACHED_BYTES", cached_bytes)
     timer, worker = open_timer(gpu, arena, **how)
-    found = timer.confirm(cost_ns)
-    assert (found.relay_ns, found.relay_calls, found.bound, found.why_not) == (cost_ns, CALLS, "chain", None)
-    assert timer.most_ns == cost_ns + EMPTY_NS
+    found = timer.confirm(1.001 * share * cost_ns)
+    assert (found.relay_calls, found.bound, found.why_not) == (CALLS, "chain", None)
+    assert found.relay_ns == pytest.approx(cost_ns)
+    assert found.least_ns == pytest.approx(share * cost_ns, rel=1e-6)
+    assert timer.most_ns == found.relay_ns + EMPTY_NS
     check_reads(worker, 2)
 
 
@@ -61,7 +67,7 @@ def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, how, cost_ns
 def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena, best):
     takes_ns = [CALL_NS + (at != best) for at in range(4) for _ in range(CALLS)]
     timer, worker = open_timer(gpu, arena, takes_ns=takes_ns, wanted=CALLS)
-    found = timer.confirm(0.5 * COST_NS)
+    found = timer.confirm(0.949 * COST_NS)
     assert (found.relay_ns, found.relay_calls) == (COST_NS, 4 * CALLS)
     assert check_reads(worker, CALLS) == sorted(worker.sums[best * CALLS :][:CALLS])
     assert len({*worker.sums}) == 4 * CALLS
@@ -126,27 +132,6 @@ def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu,
     assert len(gpu.given_at) - given == (at + 1 if how == "lost" else CALLS)
 
 
-@pytest.mark.parametrize(
-    ("how", "is_large", "share"),
-    [
-        ({}, False, 0.95),
-        ({}, True, 0.9),
-        (BY_HOST, False, 0.85),
-        (BY_HOST, True, 0.85),
-        ({"answer": {"strided": True}}, False, 0.85),
-    ],
-)
-def test_a_latency_is_told_as_no_less_than_a_share_after_several_chains(gpu, arena, monkeypatch, how, is_large, share):
-    cost_ns = HOST_COST_NS if how is BY_HOST else COST_NS
-    for claimed_ns, chains in ((1.01 * share * cost_ns, 1), (0.99 * share * cost_ns, 4)):
-        timer, worker = open_timer(gpu, arena, **how)
-        monkeypatch.setattr(chain, "CACHED_BYTES", worker.trial.places.stride - is_large)
-        found = timer.confirm(claimed_ns)
-        told_ms = raise_claim(claimed_ns / 1e6, found.to_record(), found.least_ns / 1e6)
-        assert told_ms * 1e6 == pytest.approx(max(claimed_ns, share * cost_ns), rel=1e-3)
-        assert len(worker.asked) == chains
-
-
 TAKES = "a call in a chain takes 0.07475 ms"
 
 
@@ -192,33 +177,25 @@ def test_batches_follow_where_a_chain_leaves_more_open_than_it_tells(gpu, arena,
     assert (timer.leaves_open(min(most_ns, 1e12) - 1), timer.leaves_open(most_ns + 1)) == (True, most_ns == math.inf)
 
 
-FEW, WHOLE = [5_000, 3_000, 4_000, 9_000, 9_000], [8_000, 7_000, 7_500, 9_000, 9_000]
-
-
-def find_empty(gpu, desk, size, *takes_ns):
-    """Return what an empty call takes, where calls of a few bytes, and whole ones, take so long in turn."""
-    gpu.empties = iter([ns for own in takes_ns for _ in range(4) for ns in own])
-    held, outputs = torch.zeros(CALLS, size).byte(), [[torch.zeros(8), torch.zeros(9, 9)] for _ in range(CALLS)]
-    return desk.find_empty([Piece(row.data_ptr(), size) for row in held], outputs)
-
-
-def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_calls_of_a_size(gpu):
-    """What a worker leaves on the GPU makes it longer."""
-    desk = ChainDesk(torch.device("cpu"))
-    for _ in range(2):
-        assert find_empty(gpu, desk, 1_024, FEW, WHOLE) == (7_000, 3_000)
-    assert find_empty(gpu, desk, 32, [3_500] * CALLS, [2_500] * CALLS) == (2_500, 3_000)
-    assert gpu.captures == 4
-
-
-@pytest.mark.parametrize(("lost", "refused"), [([1, 2, 3, 4], ()), ([4], ()), ((), [1]), ((), [2])])
-def test_where_a_gpu_is_held_up_nothing_is_taken_off_and_nothing_kept(gpu, monkeypatch, lost, refused):
+@pytest.mark.parametrize(("lost", "refused"), [((), ()), ([1, 2, 3, 4], ()), ([4], ()), ((), [1]), ((), [2])])
+def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_calls_of_a_size(
+    gpu, monkeypatch, lost, refused
+):
+    """What a worker leaves on the GPU makes it longer. Where it holds the GPU up nothing is taken off or kept."""
     desk = ChainDesk(torch.device("cpu"))
     monkeypatch.setattr(chain, "LONGEST_NS", 1_000)
     gpu.lost, gpu.refused = lost, refused
-    assert find_empty(gpu, desk, 32, [10**6] * CALLS, [10**6] * CALLS) == (0, 0)
-    gpu.lost, gpu.refused = (), ()
-    assert find_empty(gpu, desk, 32, FEW, WHOLE) == (7_000, 3_000)
+
+    def find_empty(size, few, whole):
+        gpu.empties = iter(few * 4 + whole * 4)
+        held, outputs = torch.zeros(CALLS, size).byte(), [[torch.zeros(8), torch.zeros(9, 9)] for _ in range(CALLS)]
+        return desk.find_empty([Piece(row.data_ptr(), size) for row in held], outputs)
+
+    first = find_empty(1_024, [5_000, 3_000, 4_000, 9_000, 9_000], [8_000, 7_000, 7_500, 9_000, 9_000])
+    assert first == ((0, 0) if lost or refused else (7_000, 3_000))
+    gpu.lost, gpu.refused, kept = (), (), first if any(first) else (5_500, 4_500)
+    assert find_empty(1_024, [4_500] * CALLS, [5_500] * CALLS) == kept
+    assert find_empty(32, [3_500] * CALLS, [2_500] * CALLS) == (2_500, min(kept[1], 3_500))
 
 
 @pytest.mark.parametrize(
@@ -239,21 +216,15 @@ def test_chains_need_two_cores_and_a_driver_that_takes_the_kernels(gpu, monkeypa
     open_desk.cache_clear()
 
 
-GIB = 1 << 30
-
-
 @pytest.mark.parametrize(
     ("claimed_ns", "size", "outputs", "calls", "reads"),
     [
         (5_000, 1_000, 1, 17, 6),
-        (0.0, 0, 16, 17, 6),
         (2_000_000, 1_000, 1, 10, 6),
         (10**9, 1_000, 1, 5, 6),
         (10**9 + 1, 1_000, 1, 0, None),
-        (5_000, 1_000, 0, 0, None),
         (5_000, 1_000, 17, 0, None),
         (1_000_000, 2 * GIB // 7, 1, 7, 6),
-        (10_000_000, 2 * GIB // 5 + 1, 1, 5, 3),
         (3_000_000, 8 * GIB // 5 + 1, 1, 4, 3),
         (3_000_000, 4 * GIB, 1, 2, 2),
         (3_000_000, 4 * GIB + 1, 1, 0, None),

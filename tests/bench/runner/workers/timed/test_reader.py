@@ -111,14 +111,6 @@ def test_whether_inputs_differ_is_found_out_only_where_outputs_repeat(arena, mon
     assert asked == [trial.contents]
 
 
-def test_no_two_calls_of_a_trial_have_the_same_inputs(arena):
-    trial, seen = make_trial(arena, base_number=2), set()
-    for _ in range(10):
-        numbers = trial.write([0, 1, 2])
-        seen |= {trial.places.inputs(index)[0].numpy().tobytes() for index in range(3)}
-    assert (numbers, len(seen)) == ([27, 28, 29], 30)
-
-
 @pytest.mark.parametrize("is_last", [True, False])
 def test_an_output_that_is_written_after_its_call_is_refused(arena, is_last):
     trial = make_trial(arena, wanted=0)
@@ -148,92 +140,75 @@ def test_what_is_compared_is_copied_by_one_operation_before_anything_else_is_loo
     assert kinds_of(trial.reader.reads())["right"] == 6
 
 
-@pytest.mark.parametrize("wanted", [0, 3, 8])
-def test_a_look_waits_once_however_many_calls_it_has_and_keeps(arena, wanted):
+@pytest.mark.parametrize(("wanted", "is_idle"), [(0, False), (3, False), (8, False), (8, True)])
+def test_a_look_waits_once_however_many_calls_it_has_and_keeps_and_never_where_nobody_compares(arena, wanted, is_idle):
     trial = make_trial(arena, wanted=wanted)
-    run_calls(trial, range(8))
-    trial.reader.begin()
-    numbers = trial.write(range(8))
+    trial.reader.is_idle = is_idle
+    moved = trial.moved_to(trial.places, wanted)
+    run_calls(moved, range(8))
+    moved.reader.begin()
+    numbers = moved.write(range(8))
     for index in range(8):
         trial.places.outputs(index)[0].fill_(float(index))
-    for look, launches in ((lambda: trial.reader.look(range(8), numbers), 2), (trial.reader.check_unchanged, 1)):
+    for look, launches in ((lambda: moved.reader.look(range(8), numbers), 2), (moved.reader.check_unchanged, 1)):
         with counting_operations() as counted:
             look()
-        assert counted.waits() == 1
-        assert counted.launches() <= launches
-
-
-def test_calls_that_nobody_compares_are_not_looked_at_where_they_lie_now_or_later(arena):
-    trial = make_trial(arena, wanted=3)
-    trial.reader.is_idle = True
-    for idle in (trial, trial.moved_to(trial.places, 5)):
-        numbers = idle.write(range(8))
-        with counting_operations() as counted:
-            idle.reader.look(range(8), numbers)
-            idle.reader.check_unchanged()
-        assert (counted.waits(), counted.launches(), idle.reader.reads()) == (0, 0, [])
+        assert counted.waits() == (not is_idle)
+        assert counted.launches() <= launches * (not is_idle)
+    assert len(moved.reader.reads()) == wanted * (not is_idle)
 
 
 @pytest.fixture
-def checked():
-    """The calls that were checked: whether each has added 1 to its inputs."""
-    return []
+def checking(arena):
+    """Return a trial whose calls are checked, and of each call that is checked whether it has added 1 to its inputs."""
 
+    def opened(**traits):
+        checked = []
+        check = lambda inputs, now: checked.append(torch.equal(inputs[0] + 1, now[0]))  # noqa: E731
+        return make_trial(arena, **{"wanted": 8, **traits}, check_inputs=check), checked
 
-@pytest.fixture
-def checking(arena, checked):
-    """Return a trial whose calls are checked for changes of their inputs."""
-    check = lambda inputs, now: checked.append(torch.equal(inputs[0] + 1, now[0]))  # noqa: E731
-    return lambda **traits: make_trial(arena, **{"wanted": 8, **traits}, check_inputs=check)
+    return opened
 
 
 @pytest.mark.parametrize(
-    ("together_bytes", "at"), [(None, []), (None, [5]), (0, [2, 5])], ids=["none", "one", "in portions"]
+    ("limit", "at", "checked_at"),
+    [
+        (None, [], ([], [])),
+        (None, [5], ([], [True])),
+        ("TOGETHER_BYTES", [2, 5], ([], [True] * 2)),
+        ("LARGE_BYTES", [1], ([False, True, *[False] * 6], [])),
+    ],
+    ids=["none", "one", "in portions", "large ones, at once"],
 )
-def test_only_calls_that_have_changed_their_inputs_are_looked_into(checking, checked, monkeypatch, together_bytes, at):
-    if together_bytes is not None:
-        monkeypatch.setattr(reader_module, "TOGETHER_BYTES", together_bytes)
-    trial = checking()
+def test_only_calls_that_have_changed_their_inputs_are_looked_into(checking, monkeypatch, limit, at, checked_at):
+    if limit is not None:
+        monkeypatch.setattr(reader_module, limit, 0)
+    trial, checked = checking()
     run_each(trial, [changes if index in at else right for index in range(8)])
+    before = [*checked]
     with counting_operations() as counted:
         reads = trial.reader.reads()
-    assert kinds_of(reads) == {"right": 8 - len(at)} | ({"wrong": len(at)} if at else {})
-    assert checked == [True] * len(at)
+    assert kinds_of(reads)["wrong"] == 8 - kinds_of(reads)["right"] == len(at)
+    assert (before, checked[len(before) :]) == checked_at
     assert at or counted.waits() == 2  # the other one is for outputs that have changed
 
 
-def test_inputs_of_large_calls_are_checked_at_once_and_not_copied(checking, checked, monkeypatch):
-    monkeypatch.setattr(reader_module, "LARGE_BYTES", 0)
-    trial = checking()
-    run_each(trial, [right, changes])
-    assert checked == [False, True]
-    assert kinds_of(trial.reader.reads()) == {"right": 1, "wrong": 1}
-    assert len(checked) == 2
-
-
-def test_calls_whose_inputs_were_spoiled_are_not_checked_and_others_beside_them_are(checking, checked):
-    trial = checking()
+@pytest.mark.parametrize("size", [3, 16])
+def test_inputs_that_were_spoiled_and_bytes_between_inputs_are_not_checked(checking, size):
+    trial, checked = checking(size=size)
     numbers = run_calls(trial, range(4))
     trial.reader.begin()
     trial.places.spoil_inputs(4)
     trial.reader.look(range(4), numbers, has_inputs=False)
-    run_each(trial, [*[right] * 3, changes])
+    calls = iter(range(4))
+
+    def call(x):
+        trial.places.input_bytes(4)[:, 4 * size :].fill_(9)
+        return x.add_(1) if next(calls) == 3 else x * 2
+
+    run_calls(trial, range(4), call)
     assert kinds_of(trial.reader.reads()) == {"right": 7, "wrong": 1}
     assert checked == [True]
-
-
-def test_bytes_between_the_inputs_of_a_call_are_nobodys(checking, checked):
-    trial = checking(size=3)
-    numbers = trial.write([0])
-    trial.places.input_bytes(1)[0, 12:].fill_(9)
-    trial.reader.look([0], numbers)
-    assert (len(trial.reader.reads()), checked) == (1, [])
-
-
-def test_outputs_that_were_copied_already_are_what_is_compared(arena):
-    trial = make_trial(arena)
-    trial.reader.look([0, 1], trial.write([0, 1]), outputs=lambda index: [torch.full((16,), float(index))])
-    assert sorted(read.outputs[0][0].item() for read in trial.reader.reads()) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("is_read", [True, False])
