@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, open_memory_file
-from flashinfer_bench.timing.driver import DriverError
 from flashinfer_bench.worker.gpu_relay import calls as calls_module
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_CALLS, GpuBoard
 from tests.kit.chain_on_cpu import CALLS, CODE, PlayedGpu, PlayedWorker
@@ -32,10 +31,6 @@ def ends(fd):
     return GpuBoard(fd, 3 * BOARD_BYTES), GpuBoard(fd, 3 * BOARD_BYTES)
 
 
-def write(fd, at, words):
-    os.pwrite(fd, b"".join(word.to_bytes(8, "little") for word in words), at)
-
-
 def read_keys(fd, board, calls=MOST_CALLS):
     return [int.from_bytes(os.pread(fd, 8, board.key_at(at)), "little") for at in range(calls)]
 
@@ -48,34 +43,30 @@ def test_a_key_is_for_one_call_and_none_takes_the_place_of_another(fd, ends, cal
     for at in (call, 3):
         theirs.give_if_missing(at)
     assert read_keys(fd, ours) == [LARGEST if at == call else int(at == 3) for at in range(MOST_CALLS)]
+    ours.clear()
+    assert os.pread(fd, BOARD_BYTES, 0) == bytes(BOARD_BYTES)
+    assert theirs.text(BOARD_BYTES, 3 * BOARD_BYTES).rstrip(b"\0") == CODE
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("call", [0, 2, MOST_CALLS - 1])
 def test_a_call_is_over_when_all_that_it_commits_to_is_there(fd, ends, call, groups):
     board, words = ends[0], [LARGEST - at for at in range(2 * groups)]
-    for part in ([], words[:-1], [0, *words[1:]]):
-        write(fd, board.told_at(call), part)
-        assert not board.await_told(call, groups)
-    write(fd, board.told_at(call), words)
-    assert (board.await_told(call, groups), board.told(call, groups)) == (True, words)
+    for told in ([], words[:-1], [0, *words[1:]], words):
+        os.pwrite(fd, b"".join(word.to_bytes(8, "little") for word in told), board.told_at(call))
+        assert board.await_told(call, groups) is (told == words)
+    assert board.told(call, groups) == words
     assert not any(any(board.told(other, 4)) for other in range(MOST_CALLS) if other != call)
     assert not any(read_keys(fd, board))
 
 
-def test_who_waits_and_who_is_launched_is_told_apart_until_the_board_is_cleared(fd, ends):
+@pytest.mark.parametrize(("ready", "launched"), [(2, 0), (2, 3)])
+def test_who_waits_and_who_is_launched_is_told_apart(ends, ready, launched):
     ours, theirs = ends
-    for ready, launched in ((2, 0), (2, 3)):
-        theirs.tell_ready(ready)
-        theirs.tell_launched(launched)
-        assert [ours.await_ready(count) for count in range(5)] == [count <= ready for count in range(5)]
-        assert [ours.is_launched(count) for count in range(5)] == [count <= launched for count in range(5)]
-    for at in range(MOST_CALLS):
-        ours.give(at, LARGEST)
-        write(fd, ours.told_at(at), [LARGEST] * 8)
-    ours.clear()
-    assert os.pread(fd, BOARD_BYTES, 0) == bytes(BOARD_BYTES)
-    assert theirs.text(BOARD_BYTES, 3 * BOARD_BYTES).rstrip(b"\0") == CODE
+    theirs.tell_ready(ready)
+    theirs.tell_launched(launched)
+    found = [(ours.await_ready(count), ours.is_launched(count)) for count in range(5)]
+    assert found == [(count <= ready, count <= launched) for count in range(5)]
 
 
 def test_what_the_gpu_writes_has_cache_lines_of_its_own_and_all_is_on_the_board(ends):
@@ -141,44 +132,39 @@ def test_calls_are_a_graph_where_one_can_hold_them_and_are_launched_or_waited_fo
     assert all(call.result is None for call in worker.calls)
 
 
-def test_calls_are_captured_once_until_they_are_forgotten(gpu, run_chain):
-    worker, answers = None, []
+@pytest.mark.parametrize("refused", [(), [1]])
+def test_calls_are_captured_once_until_they_are_forgotten(gpu, run_chain, refused):
+    """Those that no graph holds are launched."""
+    worker, gpu.refused = None, refused
     for keys in (KEYS, [7, 8, 9, 10, 11]):
         worker, answer = run_chain(worker, keys)
-        answers.append((answer["joined"], gpu.keys[-CALLS:] == keys, gpu.captures))
-    assert answers == [(True, True, 1)] * 2
-    assert (worker.relays.forget(), worker.relays.forget()) == (True, False)
-    assert gpu.log.count(("released", 1)) == 1
+        assert (answer["joined"], gpu.keys[-CALLS:], gpu.captures) == (not refused, keys, 1)
+    assert [one for one in gpu.log if one[0] in ("call", "copy")] == 2 * RUN
+    assert (worker.relays.forget(), worker.relays.forget(), gpu.log.count(("released", 1))) == (True, False, 1)
     assert run_chain(worker)[1]["joined"]
     assert gpu.captures == 2
 
 
-def test_calls_that_no_graph_holds_are_launched_and_not_captured_again(gpu, run_chain):
-    worker, gpu.refused = None, [1]
-    for _ in range(2):
-        worker, answer = run_chain(worker)
-        assert (answer["joined"], gpu.captures) == (False, 1)
-    assert [one for one in gpu.log if one[0] != "launched"] == 2 * RUN
+def fail(*given):
+    raise RuntimeError("an illegal memory access")
 
 
 @pytest.mark.parametrize("raises", range(CALLS))
 @pytest.mark.parametrize(("fields", "keys"), [({}, []), (BY_HOST, []), (SETTLED, KEYS)])
-def test_where_a_call_raises_no_kernel_waits_for_a_key_any_more(gpu, fd, ends, run_chain, fields, keys, raises):
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_where_a_call_raises_no_kernel_waits_for_a_key_any_more(
+    gpu, fd, ends, run_chain, monkeypatch, fields, keys, raises, is_broken
+):
+    """What it raised is told even where it has broken the device."""
     worker = PlayedWorker(gpu, make_trial(run_chain.arena, most=CALLS), raising=[raises])
+    if is_broken and not keys:
+        monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(ZeroDivisionError, match=str(raises)):
         run_chain(worker, keys, **fields)
     given = keys[: raises + 1]
     assert read_keys(fd, ends[0], CALLS + 1) == [*given, *[1] * (CALLS - len(given)), 0]
-    assert [at for what, at in gpu.log if what == "call"] == list(range(raises))  # the device was waited for
-
-
-def test_what_a_call_raised_is_told_where_it_has_broken_the_device(gpu, run_chain, monkeypatch):
-    def fail(device):
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    with pytest.raises(ZeroDivisionError):
-        run_chain(PlayedWorker(gpu, make_trial(run_chain.arena, most=CALLS), raising=[0]))
+    if not is_broken:
+        assert [at for what, at in gpu.log if what == "call"] == list(range(raises))  # the device was waited for
 
 
 def test_a_settled_call_does_not_wait_for_its_key_for_ever(gpu, run_chain, monkeypatch):
@@ -188,11 +174,8 @@ def test_a_settled_call_does_not_wait_for_its_key_for_ever(gpu, run_chain, monke
 
 
 def test_where_the_board_cannot_be_mapped_its_memory_is_given_up(gpu, run_chain, monkeypatch):
-    def fail(fd, size):
-        raise DriverError("mapping the board failed")
-
     monkeypatch.setattr(calls_module, "MappedBoard", fail)
     worker = PlayedWorker(gpu, make_trial(run_chain.arena, most=CALLS))
-    with pytest.raises(DriverError, match="mapping the board"):
+    with pytest.raises(RuntimeError, match="illegal memory access"):
         run_chain(worker)
     assert not worker.relays.forget()
