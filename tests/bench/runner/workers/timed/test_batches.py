@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from flashinfer_bench.bench.runner.workers.timed import batches
 from flashinfer_bench.bench.runner.workers.timed.batches import (
@@ -33,8 +34,9 @@ STRIDED = {"burst": {"copied": True, "strided": True}}
 def open_timer(arena, monkeypatch):
     """Return a timer whose clock is the scripted worker's, and the worker."""
 
-    def opened(*, operations=0, most_ns=math.inf, has_setup=False, wanted=2, byte_ns=0.0, **worker):
+    def opened(*, operations=0, most_ns=math.inf, has_setup=False, wanted=2, byte_ns=0.0, may_return=False, **worker):
         trial = make_trial(arena, device_type="cuda", most=CALLS, has_setup=has_setup, wanted=wanted)
+        trial.may_return_inputs = may_return
         scripted = ScriptedWorker(trial, **{"call_ns": CALL_NS, "request_ns": 50_000, **worker})
         monkeypatch.setattr(batches, "touch", scripted.touch)
         monkeypatch.setattr(batches, "byte_ns", lambda device: byte_ns)
@@ -43,15 +45,10 @@ def open_timer(arena, monkeypatch):
     return opened
 
 
-def check_reads(worker, *, are_right=True):
-    reads = worker.trial.reader.reads()
-    assert len(reads) >= 2
-    assert all(bool((read.outputs[0] == read.inputs[0] * 2).all()) is are_right for read in reads)
-
-
 LAUNCH_NS = CALL_NS / 8
 FETCH_NS = 300_000 + 4_000 * CALLS
 SPENT_NS = 50_000 + CALLS * CALL_NS
+LAZY = {"is_lazy": True}
 AT_ONCE = {"call_ns": 0, "touch_ns": 30_000}
 
 
@@ -59,6 +56,8 @@ AT_ONCE = {"call_ns": 0, "touch_ns": 30_000}
     ("how", "overhead", "cost_ns"),
     [
         ({}, {}, COST_NS),
+        (LAZY, {}, COST_NS),
+        ({**LAZY, "may_return": True}, {}, COST_NS),
         ({"most_ns": 0.9 * CALL_NS}, {}, 0.9 * CALL_NS),
         ({"has_setup": True, "setup_ns": 200_000}, {}, COST_NS + 200_000),
         ({"answers": COPIED}, {"call": LAUNCH_NS}, COST_NS - LAUNCH_NS),
@@ -84,7 +83,8 @@ AT_ONCE = {"call_ns": 0, "touch_ns": 30_000}
     ],
 )
 def test_what_a_call_costs(open_timer, how, overhead, cost_ns):
-    """Who answers at once keeps the GPU from the session. Who saves the inputs computes when results are fetched."""
+    """Who answers at once keeps the GPU from the session. Who saves the inputs computes when results are fetched: they
+    are gone then, unless results may lie there."""
     timer, worker = open_timer(**how)
     found = timer.confirm(CALL_NS, replace(OVERHEAD, **overhead))
     assert found.burst_ns == (cost_ns and pytest.approx(cost_ns))
@@ -95,15 +95,9 @@ def test_what_a_call_costs(open_timer, how, overhead, cost_ns):
         not has_setup and "operations" not in how,
     )
     assert ("collect" in worker.verbs()) is ("answers" not in how)
-    check_reads(worker)
-
-
-@pytest.mark.parametrize("may_return_inputs", [False, True])
-def test_results_are_fetched_when_the_inputs_are_gone_unless_they_may_lie_there(open_timer, may_return_inputs):
-    timer, worker = open_timer(is_lazy=True)
-    worker.trial.may_return_inputs = may_return_inputs
-    timer.confirm(CALL_NS, OVERHEAD)
-    check_reads(worker, are_right=may_return_inputs)
+    reads = worker.trial.reader.reads()
+    assert len(reads) >= 2
+    assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) is (how is not LAZY) for read in reads)
 
 
 TAKES = "a call in a batch takes 0.36725 ms"
@@ -145,28 +139,26 @@ UNRESOLVED = "the call is shorter than a batch resolves"
 
 
 @pytest.mark.parametrize(
-    ("costs_us", "why_not", "best_us"),
+    ("costs_us", "why_not", "best"),
     [
-        ([400], None, 400),
-        ([900, 400], None, 400),
-        ([900] * 30 + [400], None, 400),  # the second series
+        ([400], None, 0),
+        ([900, 400], None, 1),
+        ([900] * 30 + [400], None, 30),  # the second series
         ([900, 1, 900], UNRESOLVED, 1),
-        ([1, 400], UNRESOLVED, 1),
+        ([1, 400], UNRESOLVED, 0),
     ],
 )
-def test_a_series_ends_when_a_batch_settles_the_claim(open_timer, costs_us, why_not, best_us):
+def test_a_series_ends_when_a_batch_settles_the_claim_and_the_calls_of_the_best_are_compared(
+    open_timer, costs_us, why_not, best
+):
     calls_ns = [1_000 * cost + BEGIN_NS / CALLS + 1_500 * (cost > 1) for cost in costs_us]
     timer, worker = open_timer(calls_ns=[0, *calls_ns])  # nobody reads the first
     found = timer.confirm(400_000, OVERHEAD)
-    assert (found.why_not, found.burst_ns) == (why_not, pytest.approx(best_us * 1_000))
+    assert (found.why_not, found.burst_ns) == (why_not, pytest.approx(costs_us[best] * 1_000))
     assert len(worker.fields_of("burst")) == 1 + len(costs_us)
-
-
-def test_the_calls_that_are_compared_are_those_of_the_best_batch(open_timer):
-    timer, worker = open_timer(wanted=3, calls_ns=[CALL_NS * many for many in (5, 5, 3, 4, *[5] * 99)])
-    timer.confirm(2 * CALL_NS, OVERHEAD)
-    best = {worker.trial.contents.make(number)[0].sum().item() for number in range(2 * CALLS, 3 * CALLS)}
-    assert {read.inputs[0].sum().item() for read in worker.trial.reader.reads()} <= best
+    numbers = range((1 + best) * CALLS, (2 + best) * CALLS)
+    best_sums = {worker.trial.contents.make(number)[0].sum().item() for number in numbers}
+    assert {read.inputs[0].sum().item() for read in worker.trial.reader.reads()} <= best_sums
 
 
 @pytest.mark.parametrize(("returns", "refuses"), [(False, None), (True, None), (True, "it waits")])

@@ -1,5 +1,6 @@
 """Where calls lie, and what is seen of an output that was not written, or that was given before."""
 
+import math
 from contextlib import nullcontext
 
 import numpy as np
@@ -7,7 +8,6 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import memory
-from flashinfer_bench.bench.evaluators.inputs.targets import addresses_of
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed import call_places as places_module
 from flashinfer_bench.bench.runner.workers.timed.call_places import (
@@ -69,7 +69,6 @@ def test_there_are_as_many_places_as_a_cache_or_a_share_of_free_memory_holds(
 @pytest.mark.parametrize(
     ("before", "now", "held", "total", "is_refused"),
     [
-        (100, 98, 0, 80_000, True),
         (100, 100, 0, 80_000, False),
         (100, 90, 8, 80_000, True),
         (100, 90, 10, 80_000, False),  # what calls may lie in counts as free
@@ -104,39 +103,16 @@ def test_small_calls_take_more_places_in_turn(device, size, count):
     assert usual_places(size, device) == count
 
 
-def test_places_share_no_memory_and_a_worker_is_told_of_them_and_of_numbers(arena):
-    places = lay_out(arena, outputs=2)
+@pytest.mark.parametrize("size", [16, 64, 192, 256, 512, 768, 1024, 1088, 4096, 4160, LARGE])
+def test_places_share_no_memory_and_lie_on_a_cpu_at_eight_offsets_of_a_page_at_the_least(arena, size):
+    places = lay_out(arena, size, outputs=2)
     for index in range(len(places)):
         for slot in [*places.inputs(index)[:1], *places.outputs(index)]:
             assert not slot.any()
             slot.fill_(1)
-    slot = {"offset": 0, "shape": [16], "dtype": "float32"}
-    assert places.describe(["x", "scale"], [torch.zeros(16), 0.5]) == {
-        "arguments": {"x": slot, "scale": {"scalar": 0.5}},
-        "slots": [{**slot, "offset": 256}, {**slot, "offset": 512}],
-        "count": 64,
-        "stride": 768,
-    }
-
-
-@pytest.mark.parametrize("size", [64, 192, 256, 512, 768, 1024, 1088, 4096, 4160, LARGE])
-def test_places_on_a_cpu_lie_at_eight_offsets_of_a_page_at_the_least(arena, size):
-    places = lay_out(arena, size, outputs=0)
-    assert 4 * size <= places.stride <= 4 * size + 512
+    assert 12 * size <= places.stride <= max(12 * size, 768) + 512
     assert places.stride % 256 == 0
     assert len({place * places.stride % 4096 for place in range(8)}) == 8
-
-
-@pytest.mark.parametrize("indices", [[0, 1, 2], [2, 0], [1]])
-def test_inputs_are_written_where_calls_find_them(arena, indices):
-    inputs = [torch.zeros(5), 0.5, torch.zeros(0), torch.zeros(3, 4, dtype=torch.float64), torch.zeros(7).bfloat16()]
-    places = CallPlaces(arena, inputs, [OutputSpec("y", (9,), torch.float32)])
-    for value, own, *found in zip(inputs, places.input_targets(indices), *map(places.inputs, indices), strict=True):
-        if not isinstance(value, torch.Tensor):
-            assert own is None
-        elif value.numel():
-            assert addresses_of(own).tolist() == [one.data_ptr() for one in own] == [one.data_ptr() for one in found]
-            assert {(one.shape, one.dtype) for one in own} == {(value.shape, value.dtype)}
 
 
 F8 = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -159,19 +135,24 @@ def test_an_output_that_was_not_written_is_found_and_a_float_reads_as_nan(arena,
         if nans == expected:
             break
     assert nans == expected
-    places.outputs(0)[0].fill_(1)
+    places.outputs(0)[0].fill_(math.nan if dtype in FLOATS and size < LARGE else 1)  # it may be NaN by right
     assert look(places, [0], 12345)[1] == [False]
 
 
 @pytest.mark.parametrize("secret", [0, 1, 77, 2**32 - 1])
-def test_a_stretch_that_was_left_out_is_found_in_a_large_output_and_single_nans_are_no_poison(arena, secret):
+def test_few_bytes_of_a_large_output_are_seen_and_others_for_another_secret(arena, secret):
+    """A stretch that was left out is found all the same."""
     places = lay_out(arena, LARGE)
     (output,) = places.outputs(0)
     places.poison([0])
     output[: -(1 << 13)] = 1.0
     assert look(places, secret=secret)[1] == [True]
-    output.fill_(1.0)[::2] = float("nan")
-    assert look(places, secret=secret)[1] == [False]
+    output.copy_(torch.randn(LARGE))
+    ((first,),), unwritten = look(places, secret=secret)
+    ((other,),), _ = look(places, secret=secret + 1)
+    (seen,) = places.glance([0], secret)
+    output.zero_()
+    assert (seen[0].tobytes() == first != other, len(first) <= 8_192, unwritten) == (True, True, [False])
 
 
 @pytest.mark.parametrize("size", [4, 5, 15, 16, 17, 40])
@@ -187,16 +168,6 @@ def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dt
             held[:start] = held[start + run :] = 1
             held[start + run // 2] += index == 2
         assert look(places, range(4))[1] == [True, True, False, True]
-
-
-def test_looks_are_at_other_bytes_for_another_secret_and_are_few_and_stay_as_they_were(arena):
-    places = lay_out(arena, LARGE)
-    places.outputs(0)[0].copy_(torch.randn(LARGE))
-    (first,), (again,), (other,) = (look(places, secret=secret)[0][0] for secret in (1, 1, 2))
-    (seen,) = places.glance([0], 1)
-    places.outputs(0)[0].zero_()
-    assert seen[0].tobytes() == first == again != other
-    assert len(first) <= 8_192
 
 
 @pytest.mark.parametrize("indices", [[*range(8)], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], []], ids=str)
@@ -221,11 +192,10 @@ def test_several_places_are_poisoned_and_looked_at_each_for_itself_with_one_wait
 @pytest.mark.parametrize("sizes", [(64,), (3,), (1,), (16, 5), ()])
 def test_a_digest_tells_all_rows_apart_that_differ_in_a_byte(sizes):
     rows = [np.zeros((1 + 8 * sum(sizes), size), np.uint8) for size in sizes]
-    bits = [(output, column, bit) for output in rows for column in range(output.shape[1]) for bit in range(8)]
+    bits = [(output, column, 1 << bit) for output in rows for column in range(output.shape[1]) for bit in range(8)]
     for at, (output, column, bit) in enumerate(bits):
-        output[at, column] = 1 << bit
+        output[at, column] = bit
     told = digest_rows(rows, 7)
     assert len(set(told)) == len(told) == (1 + len(bits) if sizes else 0)
     assert digest_rows([output[::-1] for output in rows], 7) == told[::-1]
-    assert digest_rows([output.copy() for output in rows], 7) == told
-    assert not set(digest_rows(rows, 8)[:-1]) & set(told[:-1])
+    assert not {*digest_rows(rows, 8)[:-1]} & {*told[:-1]}

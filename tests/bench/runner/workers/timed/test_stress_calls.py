@@ -14,7 +14,6 @@ from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressSchedule
 from flashinfer_bench.timing.clocks import Lead
 from tests.kit.make import make_definition, make_workload
-from tests.kit.operations import counting_operations
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
@@ -30,75 +29,77 @@ def make_schedule(names=CASES, calls=20, seed=0):
     return StressSchedule(plan, names, calls, chance=random.Random(seed))
 
 
+@pytest.fixture
+def sample(arena):
+    """Return what makes usual calls and hidden ones: it gives the trial, and the calls and readings of each request."""
+
+    def sampled(usual, *, hook=lambda places, fields: None, expected=20, seed=0, **traits):
+        trial = make_trial(arena, **traits)
+        trial.schedule = make_schedule(calls=expected, seed=seed)
+        worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
+        compute = worker._compute
+        worker._compute = lambda fields: (compute(fields), hook(trial.places, fields))
+        with RemoteClock(worker, WALL, trial) as clock:
+            samples = clock.sample([trial.supply(index) for index in range(usual)], Lead())
+        return trial, samples, [fields["indices"] for fields in worker.fields_of("calls")]
+
+    return sampled
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("usual", "expected"), [(20, 20), (20, 8), (6, 6)])
-def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected):
+def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(sample, seed, usual, expected):
     """It comes beside the usual ones of its request where there is a place."""
-    trial = make_trial(arena, base_number=5, wanted=99)
-    trial.schedule = make_schedule(calls=expected, seed=seed)
-    worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
-    with RemoteClock(worker, WALL, trial) as clock:
-        samples = clock.sample([trial.supply(index) for index in range(usual)], Lead())
-    calls = [fields["indices"] for fields in worker.fields_of("calls")]
+    trial, samples, calls = sample(usual, expected=expected, seed=seed, base_number=5, wanted=99)
     assert (len(samples), sum(map(len, calls)), max(map(len, calls))) == (usual, usual + 2, 8)
     assert all(len(set(indices)) == len(indices) for indices in calls)
-    made, reads = trial.schedule.made, trial.reader.reads()
-    assert ([call.case for call in made], trial.schedule.left) == (CASES, [])
-    assert [call.inputs[0].unique().tolist() for call in made] == [[MARK], [MARK + 1]]
+    assert ([call.case for call in trial.schedule.made], trial.schedule.left) == (CASES, [])
+    reads = trial.reader.reads()
     assert (len(reads), [read.is_base for read in reads].count(True)) == (usual, 1)
     assert not any((read.inputs[0] >= MARK).any() for read in reads)
 
 
 @pytest.mark.parametrize("together", [0, TOGETHER_BYTES])
 @pytest.mark.parametrize("size", [3, 16])
-def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(arena, monkeypatch, together, size):
+def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(sample, monkeypatch, together, size):
     monkeypatch.setattr(trial_module, "TOGETHER_BYTES", together)
     checked = []
+
+    def change(places, fields):
+        for (x,) in map(places.inputs, fields["indices"]):
+            x[-1].add_(x[0] == MARK + 1)
+
     check = lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))  # noqa: E731
-    trial = make_trial(arena, size=size, check_inputs=check)
-    trial.schedule = make_schedule(calls=0)
-    request = trial.prepare([trial.supply(index) for index in range(2)])
-    for index in request.indices:
-        trial.places.outputs(index)[0].copy_(trial.places.inputs(index)[0] * 2)
-    trial.places.inputs(request.indices[request.hidden[1]])[0][-1].add_(1)
-    with counting_operations() as counted:
-        trial.finish(request, [], 0.0)
+    trial, _, _ = sample(2, expected=0, size=size, check_inputs=check, hook=change)
     assert checked == [False] if together else [True, False]
-    assert counted.waits() == 3  # the look's, and those of `check_inputs` here
-    for at, (name, call) in enumerate(zip(CASES, trial.schedule.made, strict=True)):
-        found = call.case, call.inputs[0].tolist(), call.outputs[0].tolist()
-        assert found == (name, [MARK + at] * size, [2 * (MARK + at)] * size)
+    assert [(call.inputs[0].tolist(), call.outputs[0].tolist()) for call in trial.schedule.made] == [
+        ([MARK + at] * size, [2 * (MARK + at)] * size) for at in range(2)
+    ]
 
 
-def come(schedule, requests, most=8):
-    """Return for each request of so many usual calls which cases come in it, and how many calls it has."""
+def come(schedule, requests):
+    """Return for each request of so many usual calls, and eight places, which cases come in it."""
     found = []
     for calls in requests:
-        names = schedule.due(calls, most)
-        found.append((names, min(calls + len(names), most)))
-        schedule.pass_by(found[-1][1], len(names))
+        found.append(schedule.due(calls, 8))
+        schedule.pass_by(min(calls + len(found[-1]), 8), len(found[-1]))
     return found
 
 
 @pytest.mark.parametrize("calls", [2, 3, 4, 50])
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_calls_keep_their_inputs_where_there_are_others(calls, seed):
-    names = [names for names, _ in come(make_schedule(calls=calls, seed=seed), [1] * calls)]
-    first = min(2, calls - 2)
-    assert (names[:first], sum(names, [])) == ([[]] * first, CASES)  # noqa: RUF017
+    found, first = come(make_schedule(calls=calls, seed=seed), [1] * calls), min(2, calls - 2)
+    assert (found[:first], [name for names in found for name in names]) == ([[]] * first, CASES)
 
 
-def test_a_request_has_no_more_calls_than_places_and_all_that_is_due_comes():
-    schedule = make_schedule("abcdefghij", calls=0)
-    assert come(schedule, [1, 8, 8]) == [(list("abcdefgh"), 8), (["i", "j"], 8), ([], 8)]
-
-
-def test_calls_that_are_left_come_among_those_that_follow():
+def test_a_request_has_no_more_calls_than_places_and_what_is_left_comes_among_those_that_follow():
+    assert come(make_schedule("abcdefghij", calls=0), [1, 8, 8]) == [list("abcdefgh"), ["i", "j"], []]
     schedule = make_schedule(calls=50)
     come(schedule, [1, 1])
     left = schedule.left
     schedule.spread(left, 6)
-    assert [names for names, _ in come(schedule, [1, 1, 4])] == [[], [], left]
+    assert come(schedule, [1, 1, 4]) == [[], [], left] == [[], [], CASES]
 
 
 QUICK = "def run(x):\n    return x * 2"
