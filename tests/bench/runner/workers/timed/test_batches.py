@@ -20,7 +20,7 @@ from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
-OVERHEAD = BatchOverhead(request=50_000.0, noise=1_000.0)
+OVERHEAD = BatchOverhead(request=50_000.0, noise=1_000.0, touch=30_000.0)
 CALLS = 8
 CALL_NS, BEGIN_NS = 400_000, 250_000
 SHORTER_NS = BEGIN_NS / CALLS + 1_500
@@ -37,7 +37,7 @@ def open_timer(arena, monkeypatch):
     def opened(*, operations=0, most_ns=math.inf, has_setup=False, wanted=2, byte_ns=0.0, may_return=False, **worker):
         trial = make_trial(arena, device_type="cuda", most=CALLS, has_setup=has_setup, wanted=wanted)
         trial.may_return_inputs = may_return
-        scripted = ScriptedWorker(trial, **{"call_ns": CALL_NS, "request_ns": 50_000, **worker})
+        scripted = ScriptedWorker(trial, **{"call_ns": CALL_NS, "request_ns": 50_000, "touch_ns": 30_000, **worker})
         monkeypatch.setattr(batches, "touch", scripted.touch)
         monkeypatch.setattr(batches, "byte_ns", lambda device: byte_ns)
         return BatchTimer(scripted, trial, operations=operations, most_ns=most_ns, now_ns=scripted.now_ns), scripted
@@ -46,54 +46,42 @@ def open_timer(arena, monkeypatch):
 
 
 LAUNCH_NS = CALL_NS / 8
-FETCH_NS = 300_000 + 4_000 * CALLS
+LATE_NS = (50_000 + 30_000) / CALLS
+"""What hides the request, and the touch behind it, counts as the calls'."""
+FETCHED_NS = (50_000 - 300_000 - 4_000 * CALLS) / CALLS
 SPENT_NS = 50_000 + CALLS * CALL_NS
 LAZY = {"is_lazy": True}
-AT_ONCE = {"call_ns": 0, "touch_ns": 30_000}
 
 
 @pytest.mark.parametrize(
-    ("how", "overhead", "cost_ns"),
+    ("how", "cost_ns"),
     [
-        ({}, {}, COST_NS),
-        (LAZY, {}, COST_NS),
-        ({**LAZY, "may_return": True}, {}, COST_NS),
-        ({"most_ns": 0.9 * CALL_NS}, {}, 0.9 * CALL_NS),
-        ({"has_setup": True, "setup_ns": 200_000}, {}, COST_NS + 200_000),
-        ({"answers": COPIED}, {"call": LAUNCH_NS}, COST_NS - LAUNCH_NS),
-        ({"operations": None}, {"call": LAUNCH_NS}, COST_NS - LAUNCH_NS),
-        ({}, {"call": LAUNCH_NS}, COST_NS),
-        ({"call_ns": 0}, {}, None),
-        (
-            {"call_ns": 0, "collect_ns": CALLS * CALL_NS},
-            {},
-            CALL_NS + (50_000 - FETCH_NS) / CALLS - SHORTER_NS,
-        ),
-        ({"answers": COPIED, "byte_ns": 1e9}, {}, (0.4 * SPENT_NS - 50_000) / CALLS - SHORTER_NS),
-        ({"answers": STRIDED, "byte_ns": 1e9}, {}, COST_NS),
-        ({"touch_ns": 30_000}, {"touch": 30_000.0}, COST_NS),
-        ({"touch_ns": 130_000}, {"touch": 30_000.0}, COST_NS + 100_000 / CALLS),
-        ({**AT_ONCE, "late": {"burst": [CALLS * CALL_NS]}}, {"touch": 30_000.0}, COST_NS + 80_000 / CALLS),
-        ({**AT_ONCE, "late": {"burst": [CALLS * CALL_NS / 3] * 3}}, {"touch": 30_000.0}, COST_NS + 80_000 / CALLS),
-        (
-            {**AT_ONCE, "late": {"collect": [CALLS * CALL_NS]}},
-            {"touch": 30_000.0},
-            COST_NS + (130_000 - FETCH_NS) / CALLS,
-        ),
+        ({}, COST_NS),
+        (LAZY, COST_NS),
+        ({**LAZY, "may_return": True}, COST_NS),
+        ({"most_ns": 0.9 * CALL_NS}, 0.9 * CALL_NS),
+        ({"has_setup": True, "setup_ns": 200_000}, COST_NS + 200_000 - LAUNCH_NS),
+        ({"answers": COPIED}, COST_NS - LAUNCH_NS),
+        ({"operations": None}, COST_NS - LAUNCH_NS),
+        ({"call_ns": 0}, None),
+        ({"call_ns": 0, "collect_ns": CALLS * CALL_NS}, COST_NS + FETCHED_NS),
+        ({"answers": COPIED, "byte_ns": 1e9}, (0.4 * SPENT_NS - 50_000) / CALLS - SHORTER_NS - LAUNCH_NS),
+        ({"answers": STRIDED, "byte_ns": 1e9}, COST_NS - LAUNCH_NS),
+        ({"touch_ns": 130_000}, COST_NS + 100_000 / CALLS),
+        ({"call_ns": 0, "late": {"burst": [CALLS * CALL_NS]}}, COST_NS + LATE_NS),
+        ({"call_ns": 0, "late": {"burst": [CALLS * CALL_NS / 3] * 3}}, COST_NS + LATE_NS),
+        ({"call_ns": 0, "late": {"collect": [CALLS * CALL_NS]}}, COST_NS + LATE_NS + FETCHED_NS),
     ],
 )
-def test_what_a_call_costs(open_timer, how, overhead, cost_ns):
+def test_what_a_call_costs(open_timer, how, cost_ns):
     """Who answers at once keeps the GPU from the session. Who saves the inputs computes when results are fetched: they
     are gone then, unless results may lie there."""
     timer, worker = open_timer(**how)
-    found = timer.confirm(CALL_NS, replace(OVERHEAD, **overhead))
+    found = timer.confirm(CALL_NS, replace(OVERHEAD, call=LAUNCH_NS))
     assert found.burst_ns == (cost_ns and pytest.approx(cost_ns))
     assert (found.bound, found.calls) == ("batch", worker.trial.write([0])[0])
-    asked, has_setup = worker.fields_of("burst")[-1], "has_setup" in how
-    assert (asked["part"], asked["together"]) == (
-        "both" if has_setup else "run",
-        not has_setup and "operations" not in how,
-    )
+    asked, is_one_by_one = worker.fields_of("burst")[-1], "has_setup" in how or "operations" in how
+    assert (asked["part"] == "both", asked["together"]) == ("has_setup" in how, not is_one_by_one)
     assert ("collect" in worker.verbs()) is ("answers" not in how)
     reads = worker.trial.reader.reads()
     assert len(reads) >= 2
@@ -108,7 +96,6 @@ TAKES = "a call in a batch takes 0.36725 ms"
     [
         (0.76, 0.5, {}, None),
         (0.74, 0.5, {}, TAKES),
-        (0.51, 0.5, {}, TAKES),
         (0.49, 0.5, {}, ClaimContradicted),
         (0.09, 0.5, {}, SolutionFailure),
         (0.49, 0.25, {}, TAKES),
@@ -193,7 +180,7 @@ def test_a_batch_is_so_long_that_what_is_taken_off_is_little_beside_it(claimed_u
     assert count_batch_reads(size) == reads
 
 
-@pytest.mark.parametrize(("cost_us", "held_us"), [(100, 0), (50, 0), (45, 0), (32, 2.8), (25, 2.5), (0.001, 0.0001)])
+@pytest.mark.parametrize(("cost_us", "held_us"), [(100, 0), (45, 0), (32, 2.8), (25, 2.5)])
 def test_a_call_that_memory_holds_up_waits_for_what_the_one_before_wrote(cost_us, held_us):
     """Its bytes are read or written in 30 us; 6 us of that are in the cache when a call alone ends."""
     assert held_up_ns(cost_us * 1_000, 60_000_000, 12_000_000, 0.0005) == pytest.approx(held_us * 1_000)
