@@ -1,13 +1,12 @@
 """What bounds a claim on a GPU: a chain, batches where a chain leaves something open or has no room, or the floor."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
-from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.timed.confirmation import Confirmation
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit.trials import make_trial
@@ -15,56 +14,45 @@ from tests.kit.trials import make_trial
 pytestmark = pytest.mark.cpu
 USUAL = {"assurance": "full", "desk": "a desk", "is_open": True, "room": 99, "most": 1, "has_setup": False}
 USUAL |= {"doubt": None, "batch_doubt": None, "floor_ms": 0.0, "costs_ns": [], "replayed": ()}
-GIVEN = {"timeout_seconds": 1.0, "is_ours": False, "work_ahead": None}
 IN_DOUBT = "a call in a chain takes 2 ms"
-
-
-class PlayedTimer:
-    """Times chains or batches; `asked` are all of them."""
-
-    most_ns = 7_000.0
-
-    def __init__(self, how, found, trial, given):
-        self.how, self.found, self.trial, self.given = how, found, trial, given
-        how.asked.append(self)
-
-    def leaves_open(self, told_ns):
-        self.told_ns = told_ns
-        return self.how.is_open
-
-    def confirm(self, claimed_ns, *given, **how):
-        self.numbers, self.given = self.trial.write([0]), {**self.given, **how}
-        return self.found
 
 
 @pytest.fixture
 def bound(arena, monkeypatch):
-    """Return what bounds a claim of 2 us: what it is told as in ms, its record, and what happened."""
+    """Return what bounds a claim: what it is told as in ms, its record, and the timers that were asked."""
 
     def bounded(claimed_ms=0.002, **changes):
-        how = SimpleNamespace(**USUAL, asked=[], checks=[])
-        vars(how).update(changes)
-        chain = Confirmation(None, None, how.doubt, relay_ns=4_000.0, relay_calls=10, relay_share=0.75)
-        batch = Confirmation(1_500.0, 20.0, how.batch_doubt, calls=6)
-        played = {
-            "open_desk": lambda device: how.desk,
-            "ChainTimer": lambda ask, trial, desk, claimed, **given: PlayedTimer(how, chain, trial, given),
-            "BatchTimer": lambda ask, trial, **given: PlayedTimer(how, batch, trial, given),
-            "check_room": lambda *given: how.checks.append(given),
-        }
-        for name, value in played.items():
-            monkeypatch.setattr(kernel_module, name, value)
-        plan = SimpleNamespace(timing=TimingSettings(assurance=how.assurance))
-        task = SimpleNamespace(**GIVEN, plan=plan, floor_ms=lambda claimed_ms: how.floor_ms)
-        tools = SimpleNamespace(arena=SimpleNamespace(device=torch.device("cuda"), size=7), readout=Readout(None))
-        tools.readout.add_launch_gap(1_100)
-        worker, metadata = SimpleNamespace(overhead=None), SimpleNamespace(destination_passing_style=True)
-        kernel = RemoteKernel(worker, tools, task, metadata)
+        how = SimpleNamespace(**{**USUAL, **changes}, asked=[], numbers=[], record={}, check_room=Mock())
+        by_chain = Confirmation(None, None, how.doubt, relay_ns=4_000.0, relay_calls=10, relay_share=0.75)
+
+        def open_timer(found, trial, given):
+            timer = Mock(most_ns=7_000.0, trial=trial, given=given)
+            timer.leaves_open.return_value = how.is_open
+            timer.confirm.side_effect = lambda *_, **more: (
+                given.update(more) or how.numbers.extend(trial.write([0])) or found
+            )
+            how.asked.append(timer)
+            return timer
+
+        def open_batches(ask, trial, **given):
+            return open_timer(Confirmation(1_500.0, 20.0, how.batch_doubt, calls=6), trial, given)
+
+        monkeypatch.setattr(kernel_module, "open_desk", lambda device: how.desk)
+        monkeypatch.setattr(kernel_module, "check_room", how.check_room)
+        monkeypatch.setattr(
+            kernel_module, "ChainTimer", lambda _, trial, *__, **given: open_timer(by_chain, trial, given)
+        )
+        monkeypatch.setattr(kernel_module, "BatchTimer", open_batches)
+        task = Mock(timeout_seconds=1.0, is_ours=False, work_ahead=None)
+        task.plan.timing, task.floor_ms.return_value = TimingSettings(assurance=how.assurance), how.floor_ms
+        tools = Mock(
+            readout=Mock(launch_gap_ns=1_100, least_call_ns=0), arena=Mock(device=torch.device("cuda"), size=7)
+        )
+        kernel = kernel_module.RemoteKernel(Mock(), tools, task, Mock())
         kernel.reads = [[]]
         kernel._lay_out = lambda inputs, most: make_trial(arena, most=min(most, how.room)).places
         how.remote = make_trial(arena, device_type="cuda", most=how.most, has_setup=how.has_setup)
         how.remote.places.replayed.update(how.replayed)
-        how.record = {}
         how.told_ms = kernel._bound(how.remote, claimed_ms, how.record, how.costs_ns)
         assert how.record["assurance"] == how.assurance
         return how
@@ -87,12 +75,12 @@ def test_at_full_assurance_batches_follow_a_chain_that_leaves_something_open(bou
     found = bound(claimed_ms, **how)
     assert (found.told_ms, found.record.get("why_unconfirmed")) == (max(claimed_ms, 0.003), why_not)
     assert found.record["bound"] == ("batch" if follows else "chain")
-    assert "assurance" in how or found.asked[0].told_ns == 1e6 * found.told_ms
-    given = {"operations": 1, "most_ns": 7_000.0, "is_believed": "doubt" not in how}
-    assert [(one.given, one.numbers, one.trial.reader.wanted) for one in found.asked] == [
-        ({"calls": 17, "gap_ns": 1_100}, [0], 6),
-        *[(given, [1], 16)] * follows,  # no content comes again
-    ]
+    given = [{"calls": 17, "gap_ns": 1_100}, {"operations": 1, "most_ns": 7_000.0, "is_believed": "doubt" not in how}]
+    assert [one.given for one in found.asked] == given[: 1 + follows]
+    assert [one.trial.reader.wanted for one in found.asked] == [6, 16][: 1 + follows]
+    assert found.numbers == [0, 1][: 1 + follows]  # no content comes again
+    if "assurance" not in how:
+        found.asked[0].leaves_open.assert_called_with(1e6 * found.told_ms)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +104,7 @@ def test_a_chain_needs_a_desk_and_room_for_two_calls(bound, claimed_ms, how, cal
     for timer in found.asked:
         assert timer.given.get("calls") == calls
         assert (timer.trial.places is not found.remote.places) is is_anew
-    assert found.checks == [(found.remote.places.stride, torch.device("cuda"), 7)] * (found.room == 1)
+    assert found.check_room.called is (found.room == 1)
 
 
 @pytest.mark.parametrize("has_setup", [False, True])
