@@ -236,7 +236,7 @@ def test_inputs_are_unmasked_by_philox_of_key_and_place_when_the_key_has_come(
 @needs_compiler
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 4_096, 70_000])
 def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_cpu, size):
-    held, chosen = make_bytes(size + 1), random.Random(size).sample(range(8 * size), min(8 * size, 24))
+    held, chosen = make_bytes(size + 1), random.Random(size).sample(range(8 * size), min(8 * size, 16))
     own, other, bits = held[:size], make_bytes(5, 1), {0, 8 * size - 1, *chosen}
     usual = take_digest(on_cpu, own)
     seen = {*usual}

@@ -63,6 +63,7 @@ LAZY = {"is_lazy": True}
         ({"has_setup": True, "setup_ns": 200_000}, COST_NS + 200_000 - LAUNCH_NS),
         ({"answers": COPIED}, COST_NS - LAUNCH_NS),
         ({"operations": None}, COST_NS - LAUNCH_NS),
+        ({"refuses": "it waits"}, COST_NS - LAUNCH_NS),
         ({"call_ns": 0}, None),
         ({"call_ns": 0, "collect_ns": CALLS * CALL_NS}, COST_NS + FETCHED_NS),
         ({"answers": COPIED, "byte_ns": 1e9}, (0.4 * SPENT_NS - 50_000) / CALLS - SHORTER_NS - LAUNCH_NS),
@@ -80,7 +81,7 @@ def test_what_a_call_costs(open_timer, how, cost_ns):
     found = timer.confirm(CALL_NS, replace(OVERHEAD, call=LAUNCH_NS))
     assert found.burst_ns == (cost_ns and pytest.approx(cost_ns))
     assert (found.bound, found.calls) == ("batch", worker.trial.write([0])[0])
-    asked, is_one_by_one = worker.fields_of("burst")[-1], "has_setup" in how or "operations" in how
+    asked, is_one_by_one = worker.fields_of("burst")[-1], not {"has_setup", "operations", "refuses"}.isdisjoint(how)
     assert (asked["part"] == "both", asked["together"]) == ("has_setup" in how, not is_one_by_one)
     assert ("collect" in worker.verbs()) is ("answers" not in how)
     reads = worker.trial.reader.reads()
@@ -148,16 +149,14 @@ def test_a_series_ends_when_a_batch_settles_the_claim_and_the_calls_of_the_best_
     assert {read.inputs[0].sum().item() for read in worker.trial.reader.reads()} <= best_sums
 
 
-@pytest.mark.parametrize(("returns", "refuses"), [(False, None), (True, None), (True, "it waits")])
-def test_what_is_done_meanwhile_is_beside_no_batch_that_counts(open_timer, returns, refuses):
-    """Calls that cannot be captured are made one by one."""
-    timer, worker = open_timer(operations=3, refuses=refuses)
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_is_done_meanwhile_is_beside_no_batch_that_counts(open_timer, returns):
+    timer, worker = open_timer(operations=3)
     worker.trial.returns, seen = returns, []
     timer.meanwhile = lambda is_over: seen.append(worker.verbs()[-1])
     timer.confirm(CALL_NS, OVERHEAD)
-    assert seen == ["burst", "collect"][: 1 + (returns and not refuses)]
-    asked = [(fields["together"], fields["operations"]) for fields in worker.fields_of("burst")]
-    assert asked == ([(True, 3), (False, 3), (False, 3)] if refuses else [(True, 3)] * 2)
+    assert seen == ["burst", "collect"][: 1 + returns]
+    assert [fields["operations"] for fields in worker.fields_of("burst")] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -165,10 +164,9 @@ def test_what_is_done_meanwhile_is_beside_no_batch_that_counts(open_timer, retur
     [
         (3, 1, 1 << 10, 500, 16),  # 1.5 ms
         (1, 1, 1 << 10, 640, 16),
-        (12, 1, 1 << 25, 128, 8),
+        (12, 1, 1 << 10, 128, 16),
         (40, 1, 1 << 10, 100, 16),  # 4 ms
-        (5, 4, 1 << 10, 160, 16),
-        (20, 6, 1 << 10, 106, 16),
+        (20, 6, 1 << 25, 106, 8),
         (20, 1_000, 1 << 10, 50, 16),  # 1 ms
         (40, 1, 1 << 30, 8, 6),
         (10_000, 1, 1 << 33, 2, 6),

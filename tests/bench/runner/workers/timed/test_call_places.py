@@ -49,13 +49,11 @@ def set_free(monkeypatch, free):
     [
         (CPU, 0, 0, None, 99),
         (CPU, 5 * MIB, 0, None, 6),
-        (CPU, TIB, 0, None, 1),
         (GPU, 5 * MIB, 80 * MIB, None, 2),
         (GPU, 2_000 * MIB, TIB, None, 4),
         (GPU, 10 * MIB, 150 * MIB, 0, 5),  # five calls may take a third of what is free
         (GPU, 10 * MIB, 149 * MIB, 0, 4),
         (GPU, 10 * MIB, 500 * MIB, 0, 6),
-        (GPU, 60 * MIB, 100 * MIB, 0, 1),
         (GPU, 10 * MIB, 0, 150 * MIB, 5),
     ],
 )
@@ -93,7 +91,6 @@ def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(
     ("device", "size", "count"),
     [
         (GPU, 0, 64),
-        (GPU, 32 * MIB, 32),
         (GPU, TIB, 16),
         (CPU, 256 * KIB, 32),
         (CPU, TIB, 8),
@@ -120,23 +117,25 @@ FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *F8, torch.int32, torch.bool, torch.uint8], ids=str)
-@pytest.mark.parametrize("size", [1, 16, LARGE])
-def test_an_output_that_was_not_written_is_found_and_a_float_reads_as_nan(arena, dtype, size):
-    """Floats of 8 bits hold now NaN, now a number."""
-    places, nans, expected = (
-        lay_out(arena, size, dtype=dtype),
-        set(),
-        {True, False} if dtype in F8 else {dtype in FLOATS},
-    )
-    for _ in range(100):
-        places.poison([0, 2])
-        nans |= {bool(places.outputs(index)[0].float().isnan().all()) for index in (0, 2)}
-        assert look(places, [0, 1, 2], 12345)[1] == [True, False, True]
-        if nans == expected:
-            break
-    assert nans == expected
-    places.outputs(0)[0].fill_(math.nan if dtype in FLOATS and size < LARGE else 1)  # it may be NaN by right
-    assert look(places, [0], 12345)[1] == [False]
+@pytest.mark.parametrize("size", [0, 1, 16, 1_000])
+@pytest.mark.parametrize("indices", [[*range(8)], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], []], ids=str)
+def test_outputs_that_were_not_written_are_found_each_for_itself_with_one_wait(arena, dtype, size, indices):
+    """Poison reads as NaN; floats of 8 bits hold now NaN, now a number. What is NaN by right is none."""
+    places = lay_out(arena, size, dtype=dtype, outputs=2)
+    for index in range(8):
+        places.outputs(index)[0].fill_(math.nan if dtype in FLOATS else index)
+        places.outputs(index)[1].fill_(index)
+    with counting_operations() as counted:
+        seen, unwritten = look(places, indices)
+    assert (counted.waits() == (size > 0), counted.launches() <= 6) == (True, True)
+    assert unwritten == [False] * len(indices) * (size > 0)
+    held = [[one.view(torch.uint8).numpy().tobytes() for one in places.outputs(at)] * (size > 0) for at in indices]
+    assert seen == held
+    places.poison(indices)
+    assert look(places, range(8))[1] == [index in indices for index in range(8)] * (size > 0)
+    for index in range(8):
+        assert dtype not in FLOATS or index not in indices or bool(places.outputs(index)[1].isnan().all())
+        assert not places.inputs(index)[0].any()
 
 
 @pytest.mark.parametrize("secret", [0, 1, 77, 2**32 - 1])
@@ -168,25 +167,6 @@ def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dt
             held[:start] = held[start + run :] = 1
             held[start + run // 2] += index == 2
         assert look(places, range(4))[1] == [True, True, False, True]
-
-
-@pytest.mark.parametrize("indices", [[*range(8)], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], []], ids=str)
-@pytest.mark.parametrize("size", [0, 3, 1000])
-def test_several_places_are_poisoned_and_looked_at_each_for_itself_with_one_wait(arena, indices, size):
-    places = lay_out(arena, size, outputs=2)
-    for index in range(len(places)):
-        for at, output in enumerate(places.outputs(index)):
-            output.fill_(10 * index + at)
-    with counting_operations() as counted:
-        seen, unwritten = look(places, indices)
-    assert (counted.waits() == (size > 0), counted.launches() <= 6) == (True, True)
-    assert unwritten == [False] * len(indices) * (size > 0)
-    for index, held in zip(indices, seen, strict=True):
-        assert held == [torch.full((size,), 10.0 * index + at).numpy().tobytes() for at in range(2) if size]
-    places.poison(indices)
-    for index in range(len(places)):
-        assert all(bool(output.isnan().all()) is (index in indices or size == 0) for output in places.outputs(index))
-        assert not places.inputs(index)[0].any()
 
 
 @pytest.mark.parametrize("sizes", [(64,), (3,), (1,), (16, 5), ()])

@@ -45,7 +45,6 @@ def check_reads(worker, count):
         ({"plain": False}, GIB, COST_NS + COPY_NS, 0.95),
         ({"answer": {"strided": True}}, GIB, COST_NS, 0.85),
         ({}, 511, COST_NS - WRITTEN_NS, 0.9),  # no cache holds what was unmasked
-        (BY_HOST, 511, HOST_COST_NS - WRITTEN_NS, 0.85),
         ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, 512, COST_NS, 0.95),
         ({"takes_ns": [EMPTY_NS + 1_000] * CALLS, "gap_ns": GAP_NS}, GIB, GAP_NS, 0.95),
         ({"takes_ns": [EMPTY_NS + 1_300] * CALLS, "gap_ns": GAP_NS}, GIB, 50 + GAP_NS, 0.95),
@@ -140,7 +139,6 @@ TAKES = "a call in a chain takes 0.07475 ms"
     [
         (0.76 * COST_NS, {}, "None"),
         (0.74 * COST_NS, {}, TAKES),
-        (0.26 * COST_NS, {}, TAKES),
         (0.24 * COST_NS, {}, ClaimContradicted),
         (0.05 * COST_NS, {}, SolutionFailure),
         (0.05 * COST_NS, BY_HOST, "0.076 ms, and the host may be what holds it up: .* each call in its turn"),

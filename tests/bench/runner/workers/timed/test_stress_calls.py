@@ -29,52 +29,40 @@ def make_schedule(names=CASES, calls=20, seed=0):
     return StressSchedule(plan, names, calls, chance=random.Random(seed))
 
 
-@pytest.fixture
-def sample(arena):
-    """Return what makes usual calls and hidden ones: it gives the trial, and the calls and readings of each request."""
-
-    def sampled(usual, *, hook=lambda places, fields: None, expected=20, seed=0, **traits):
-        trial = make_trial(arena, **traits)
-        trial.schedule = make_schedule(calls=expected, seed=seed)
-        worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
-        compute = worker._compute
-        worker._compute = lambda fields: (compute(fields), hook(trial.places, fields))
-        with RemoteClock(worker, WALL, trial) as clock:
-            samples = clock.sample([trial.supply(index) for index in range(usual)], Lead())
-        return trial, samples, [fields["indices"] for fields in worker.fields_of("calls")]
-
-    return sampled
-
-
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("usual", "expected"), [(20, 20), (20, 8), (6, 6)])
-def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(sample, seed, usual, expected):
-    """It comes beside the usual ones of its request where there is a place."""
-    trial, samples, calls = sample(usual, expected=expected, seed=seed, base_number=5, wanted=99)
-    assert (len(samples), sum(map(len, calls)), max(map(len, calls))) == (usual, usual + 2, 8)
+@pytest.mark.parametrize(
+    ("usual", "expected", "size", "together"),
+    [(20, 20, 16, TOGETHER_BYTES), (20, 8, 3, TOGETHER_BYTES), (6, 6, 16, 0), (2, 0, 3, 0)],
+)
+def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(
+    arena, monkeypatch, seed, usual, expected, size, together
+):
+    """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found."""
+    monkeypatch.setattr(trial_module, "TOGETHER_BYTES", together)
+    checked = []
+    check = lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))  # noqa: E731
+    trial = make_trial(arena, size=size, check_inputs=check, base_number=1, wanted=99)
+    trial.schedule = make_schedule(calls=expected, seed=seed)
+    worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
+    compute = worker._compute
+
+    def change(fields):
+        compute(fields)
+        for (x,) in map(trial.places.inputs, fields["indices"]):
+            x[-1].add_(x[0] == MARK + 1)
+
+    worker._compute = change
+    with RemoteClock(worker, WALL, trial) as clock:
+        samples = clock.sample([trial.supply(index) for index in range(usual)], Lead())
+    calls = [fields["indices"] for fields in worker.fields_of("calls")]
+    assert (len(samples), sum(map(len, calls)), max(map(len, calls))) == (usual, usual + 2, min(8, usual + 2))
     assert all(len(set(indices)) == len(indices) for indices in calls)
-    assert ([call.case for call in trial.schedule.made], trial.schedule.left) == (CASES, [])
+    assert (checked, trial.schedule.left) == ([False] if together else [True, False], [])
+    made = [(call.case, call.inputs[0].tolist(), call.outputs[0].tolist()) for call in trial.schedule.made]
+    assert made == [(case, [MARK + at] * size, [2 * (MARK + at)] * size) for at, case in enumerate(CASES)]
     reads = trial.reader.reads()
     assert (len(reads), [read.is_base for read in reads].count(True)) == (usual, 1)
     assert not any((read.inputs[0] >= MARK).any() for read in reads)
-
-
-@pytest.mark.parametrize("together", [0, TOGETHER_BYTES])
-@pytest.mark.parametrize("size", [3, 16])
-def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(sample, monkeypatch, together, size):
-    monkeypatch.setattr(trial_module, "TOGETHER_BYTES", together)
-    checked = []
-
-    def change(places, fields):
-        for (x,) in map(places.inputs, fields["indices"]):
-            x[-1].add_(x[0] == MARK + 1)
-
-    check = lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))  # noqa: E731
-    trial, _, _ = sample(2, expected=0, size=size, check_inputs=check, hook=change)
-    assert checked == [False] if together else [True, False]
-    assert [(call.inputs[0].tolist(), call.outputs[0].tolist()) for call in trial.schedule.made] == [
-        ([MARK + at] * size, [2 * (MARK + at)] * size) for at in range(2)
-    ]
 
 
 def come(schedule, requests):
