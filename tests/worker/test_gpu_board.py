@@ -12,66 +12,60 @@ from tests.kit.chain_on_cpu import CALLS, CODE, PlayedGpu, PlayedWorker
 from tests.kit.trials import make_trial
 
 pytestmark = pytest.mark.cpu
-LARGEST = (1 << 64) - 1
+SIZE, LARGEST = 3 * BOARD_BYTES, (1 << 64) - 1
 KEYS = [101, 102, 103, 104, 105]
 
 
 @pytest.fixture
 def fd():
     """The memory file of a board, and of what stands behind it."""
-    fd = open_memory_file(3 * BOARD_BYTES)
+    fd = open_memory_file(SIZE)
     os.pwrite(fd, CODE, BOARD_BYTES)
     yield fd
     os.close(fd)
 
 
-@pytest.fixture
-def ends(fd):
-    """Two views of a board."""
-    return GpuBoard(fd, 3 * BOARD_BYTES), GpuBoard(fd, 3 * BOARD_BYTES)
-
-
-def read_keys(fd, board, calls=MOST_CALLS):
-    return [int.from_bytes(os.pread(fd, 8, board.key_at(at)), "little") for at in range(calls)]
+def read_keys(fd, calls=MOST_CALLS):
+    return [int.from_bytes(os.pread(fd, 8, GpuBoard(fd).key_at(at)), "little") for at in range(calls)]
 
 
 @pytest.mark.parametrize("call", [0, 1, MOST_CALLS - 1])
-def test_a_key_is_for_one_call_and_none_takes_the_place_of_another(fd, ends, call):
-    ours, theirs = ends
+def test_a_key_is_for_one_call_and_none_takes_the_place_of_another(fd, call):
+    ours, theirs = GpuBoard(fd), GpuBoard(fd, SIZE)
     ours.give(call, LARGEST)
     assert [at for at in range(MOST_CALLS) if theirs.has_key(at)] == [call]
     for at in (call, 3):
         theirs.give_if_missing(at)
-    assert read_keys(fd, ours) == [LARGEST if at == call else int(at == 3) for at in range(MOST_CALLS)]
+    assert read_keys(fd) == [LARGEST if at == call else int(at == 3) for at in range(MOST_CALLS)]
     ours.clear()
     assert os.pread(fd, BOARD_BYTES, 0) == bytes(BOARD_BYTES)
-    assert theirs.text(BOARD_BYTES, 3 * BOARD_BYTES).rstrip(b"\0") == CODE
+    assert theirs.text(BOARD_BYTES, SIZE).rstrip(b"\0") == CODE
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("call", [0, 2, MOST_CALLS - 1])
-def test_a_call_is_over_when_all_that_it_commits_to_is_there(fd, ends, call, groups):
-    board, words = ends[0], [LARGEST - at for at in range(2 * groups)]
+def test_a_call_is_over_when_all_that_it_commits_to_is_there(fd, call, groups):
+    board, words = GpuBoard(fd), [LARGEST - at for at in range(2 * groups)]
     for told in ([], words[:-1], [0, *words[1:]], words):
         os.pwrite(fd, b"".join(word.to_bytes(8, "little") for word in told), board.told_at(call))
         assert board.await_told(call, groups) is (told == words)
     assert board.told(call, groups) == words
     assert not any(any(board.told(other, 4)) for other in range(MOST_CALLS) if other != call)
-    assert not any(read_keys(fd, board))
+    assert not any(read_keys(fd))
 
 
 @pytest.mark.parametrize(("ready", "launched"), [(2, 0), (2, 3)])
-def test_who_waits_and_who_is_launched_is_told_apart(ends, ready, launched):
-    ours, theirs = ends
+def test_who_waits_and_who_is_launched_is_told_apart(fd, ready, launched):
+    ours, theirs = GpuBoard(fd), GpuBoard(fd)
     theirs.tell_ready(ready)
     theirs.tell_launched(launched)
     found = [(ours.await_ready(count), ours.is_launched(count)) for count in range(5)]
     assert found == [(count <= ready, count <= launched) for count in range(5)]
 
 
-def test_what_the_gpu_writes_has_cache_lines_of_its_own_and_all_is_on_the_board(ends):
+def test_what_the_gpu_writes_has_cache_lines_of_its_own_and_all_is_on_the_board(fd):
     """The session reads one while the GPU writes the other."""
-    board, last = ends[0], MOST_CALLS - 1
+    board, last = GpuBoard(fd), MOST_CALLS - 1
     begins = board.ready_at, board.key_at(0), board.key_at(last), board.told_at(0), board.told_at(last) + 64
     assert [*begins] == sorted(begins)
     assert begins[-1] <= BOARD_BYTES
@@ -84,20 +78,17 @@ def gpu(monkeypatch):
 
 
 @pytest.fixture
-def run_chain(gpu, fd, ends):
-    """Return what has a worker answer a request for a chain whose keys are there ahead."""
+def open_worker(gpu):
     with SharedArena(torch.device("cpu")) as arena:
+        yield lambda size=16, **traits: PlayedWorker(gpu, make_trial(arena, most=CALLS, size=size), **traits)
 
-        def run(worker=None, keys=KEYS, *, size=16, **changes):
-            worker = worker or PlayedWorker(gpu, make_trial(arena, most=CALLS, size=size))
-            ends[0].clear()
-            gpu.ahead, places = iter(keys), worker.trial.places
-            fields = {"size": 3 * BOARD_BYTES, "indices": range(CALLS), "operations": 5, "settles": False, **changes}
-            fields |= {"stride": places.stride, "inputs": places.input_bytes(1).shape[1]}
-            return worker, worker.relay(fd, **fields)
 
-        run.arena = arena
-        yield run
+def run_chain(worker, fd, keys=KEYS, **changes):
+    """Have a worker answer a request for a chain whose keys are there ahead."""
+    GpuBoard(fd).clear()
+    worker.gpu.ahead, places = iter(keys), worker.trial.places
+    fields = {"size": SIZE, "indices": range(CALLS), "operations": 5, "settles": False, **changes}
+    return worker.relay(fd, stride=places.stride, inputs=places.input_bytes(1).shape[1], **fields)
 
 
 BY_HOST, SETTLED = {"operations": None}, {"settles": True}
@@ -109,39 +100,35 @@ def steps(*names):
 
 
 RUN = steps("call", "copy")
-AT_ONCE = [("launched", CALLS), *RUN]
 
 
 @pytest.mark.parametrize(
-    ("fields", "log"),
+    ("size", "fields", "log"),
     [
-        ({}, [("operations", 6), *AT_ONCE]),
-        ({"size": 1 << 13}, [("operations", 6), *AT_ONCE]),
-        ({"size": (1 << 13) + 1}, [("operations", 7), *AT_ONCE]),  # another kernel unmasks what is large
-        (BY_HOST, steps("call", "copy", "launched")),
-        (SETTLED, steps("launched", "call", "copy")),
+        (1 << 13, {}, [("operations", 6), ("launched", CALLS), *RUN]),
+        ((1 << 13) + 1, {}, [("operations", 7), ("launched", CALLS), *RUN]),  # another kernel unmasks what is large
+        (16, BY_HOST, steps("call", "copy", "launched")),
+        (16, SETTLED, steps("launched", "call", "copy")),
     ],
-    ids=["a graph", "small", "large", "launches", "settled"],
 )
 def test_calls_are_a_graph_where_one_can_hold_them_and_are_launched_or_waited_for_otherwise(
-    gpu, run_chain, fields, log
+    gpu, fd, open_worker, size, fields, log
 ):
-    worker, answer = run_chain(**fields)
-    assert (gpu.log, gpu.keys) == (log, KEYS)
-    assert answer == {"relayed": CALLS, "joined": log[0] in (("operations", 6), ("operations", 7))}
-    assert all(call.result is None for call in worker.calls)
+    worker = open_worker(size)
+    assert run_chain(worker, fd, **fields) == {"relayed": CALLS, "joined": not fields}
+    assert (gpu.log, gpu.keys, {call.result for call in worker.calls}) == (log, KEYS, {None})
 
 
 @pytest.mark.parametrize("refused", [(), [1]])
-def test_calls_are_captured_once_until_they_are_forgotten(gpu, run_chain, refused):
+def test_calls_are_captured_once_until_they_are_forgotten(gpu, fd, open_worker, refused):
     """Those that no graph holds are launched."""
-    worker, gpu.refused = None, refused
+    worker, gpu.refused = open_worker(), refused
     for keys in (KEYS, [7, 8, 9, 10, 11]):
-        worker, answer = run_chain(worker, keys)
-        assert (answer["joined"], gpu.keys[-CALLS:], gpu.captures) == (not refused, keys, 1)
-    assert [one for one in gpu.log if one[0] in ("call", "copy")] == 2 * RUN
+        assert run_chain(worker, fd, keys)["joined"] is not bool(refused)
+        assert (gpu.keys[-CALLS:], gpu.captures) == (keys, 1)
+    assert [one for one in gpu.log if one in RUN] == 2 * RUN
     assert (worker.relays.forget(), worker.relays.forget(), gpu.log.count(("released", 1))) == (True, False, 1)
-    assert run_chain(worker)[1]["joined"]
+    assert run_chain(worker, fd)["joined"]
     assert gpu.captures == 2
 
 
@@ -153,29 +140,28 @@ def fail(*given):
 @pytest.mark.parametrize(("fields", "keys"), [({}, []), (BY_HOST, []), (SETTLED, KEYS)])
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_where_a_call_raises_no_kernel_waits_for_a_key_any_more(
-    gpu, fd, ends, run_chain, monkeypatch, fields, keys, raises, is_broken
+    gpu, fd, open_worker, monkeypatch, fields, keys, raises, is_broken
 ):
     """What it raised is told even where it has broken the device."""
-    worker = PlayedWorker(gpu, make_trial(run_chain.arena, most=CALLS), raising=[raises])
     if is_broken and not keys:
         monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(ZeroDivisionError, match=str(raises)):
-        run_chain(worker, keys, **fields)
+        run_chain(open_worker(raising=[raises]), fd, keys, **fields)
     given = keys[: raises + 1]
-    assert read_keys(fd, ends[0], CALLS + 1) == [*given, *[1] * (CALLS - len(given)), 0]
+    assert read_keys(fd, CALLS + 1) == [*given, *[1] * (CALLS - len(given)), 0]
     if not is_broken:
         assert [at for what, at in gpu.log if what == "call"] == list(range(raises))  # the device was waited for
 
 
-def test_a_settled_call_does_not_wait_for_its_key_for_ever(gpu, run_chain, monkeypatch):
+def test_a_settled_call_does_not_wait_for_its_key_for_ever(gpu, fd, open_worker, monkeypatch):
     monkeypatch.setattr(calls_module, "LIMIT_S", 0.01)
-    run_chain(keys=(), **SETTLED)
+    run_chain(open_worker(), fd, (), **SETTLED)
     assert gpu.keys == [0] * CALLS
 
 
-def test_where_the_board_cannot_be_mapped_its_memory_is_given_up(gpu, run_chain, monkeypatch):
+def test_where_the_board_cannot_be_mapped_its_memory_is_given_up(fd, open_worker, monkeypatch):
     monkeypatch.setattr(calls_module, "MappedBoard", fail)
-    worker = PlayedWorker(gpu, make_trial(run_chain.arena, most=CALLS))
+    worker = open_worker()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        run_chain(worker)
+        run_chain(worker, fd)
     assert not worker.relays.forget()
