@@ -125,13 +125,14 @@ class ScriptedWorker:
 
     def _start(self, fields):
         if fields["fall_back"] is not None:
-            return {"clock": EVENTS.model_dump(), "lost": None}
+            self.clock, self.lost = EVENTS, None
         return {"clock": self.clock.model_dump(), "lost": self.lost}
 
     def _calls(self, fields):
         spent_ns = self._spend(fields)
         self._compute(fields)
-        samples = [Sample(span_ns=spent_ns, enqueue_ns=spent_ns)] * len(fields["indices"])
+        seen = {"busy_ns": 1, "operations": 1, "lead_ns": 1} if self.clock.sees_operations else {}
+        samples = [Sample(span_ns=spent_ns, enqueue_ns=spent_ns, **seen)] * len(fields["indices"])
         return {"readings": answer_readings(samples), "facts": {}, "returned": None}
 
     def _burst(self, fields):

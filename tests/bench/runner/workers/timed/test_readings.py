@@ -71,13 +71,10 @@ def test_readings_that_contradict_what_was_asked_for_are_refused(traits, samples
         assert [(one.span_ns, one.operations) for one in found] == [(1_000, samples[0].operations)] * 2
 
 
-@pytest.mark.parametrize(
-    ("span_ns", "said"), [(0, "claims 0 ns a call, which is less than an empty call takes"), (1, None)]
-)
-def test_a_latency_of_nothing_is_refused(span_ns, said):
-    trial = Trial((Sample(span_ns=span_ns, enqueue_ns=0),) * 3, "count")
-    with refusing(said):
-        assert check_trial(trial) is trial
+def test_a_latency_of_nothing_is_refused():
+    for span_ns, said in ((0, "claims 0 ns a call, which is less than an empty call takes"), (1, None)):
+        with refusing(said):
+            check_trial(Trial((Sample(span_ns, 0),) * 3, "count"))
 
 
 BY_BATCH, BY_CHAIN, BY_FLOOR = {"bound": "batch", "burst_ms": 1.0}, {"bound": "chain"}, {"bound": "floor"}

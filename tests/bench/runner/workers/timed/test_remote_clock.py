@@ -17,8 +17,6 @@ from tests.kit.trials import CUPTI, EVENTS, WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
 RECIPE = Recipe(warmup_runs=3, iterations=20, budget_s=10.0)
-ON_GPU = Sample(span_ns=1, enqueue_ns=1, busy_ns=1, operations=1, lead_ns=1)
-
 TOO_LONG = answer_readings([Sample(span_ns=1_900, enqueue_ns=1)])
 
 
@@ -76,7 +74,6 @@ def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_repl
     assert replays(9) == PlaceLaunch(1, replay=True)
     with clock:
         for launches in ([trial.supply(0)], [replays(0)], [replays(index) for index in range(1, 8)]):
-            worker.answers["calls"] = {"readings": answer_readings([ON_GPU] * len(launches))}
             clock.sample(launches, Lead())
             fresh.append(clock.fresh_graphs)
     assert fresh == [8, 8, 8, 0]
