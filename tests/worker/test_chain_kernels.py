@@ -170,20 +170,17 @@ def on_cpu(library, monkeypatch):
     """The launches of a GPU with three processors, done at once on a CPU; `launched` has the shape of each."""
     launched = []
 
-    class Launcher:
-        def __init__(self, kernel, *, blocks, threads, arguments):
-            self.shape = kernel, blocks, threads
-            self.arguments = arguments
-
-        def __call__(self, stream, *arguments):
-            name, blocks, threads = self.shape
-            assert len(arguments) == self.arguments == PARAMETERS[name]
-            launched.append(self.shape)
-            numbers = (ctypes.c_uint64 * len(arguments))(*arguments)
+    def open_launcher(name, *, blocks, threads, arguments):
+        def launch(stream, *given):
+            assert len(given) == arguments == PARAMETERS[name]
+            launched.append((name, blocks, threads))
+            numbers = (ctypes.c_uint64 * arguments)(*given)
             assert library.launch(name.encode(), blocks, threads, numbers), "threads wait for others that do not come"
 
+        return launch
+
     monkeypatch.setattr(kernels.driver, "Module", lambda image: SimpleNamespace(kernel=lambda name: name))
-    monkeypatch.setattr(kernels.driver, "Launcher", Launcher)
+    monkeypatch.setattr(kernels.driver, "Launcher", open_launcher)
     found = SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))

@@ -22,7 +22,7 @@ from tests.kit.operations import counting_operations
 
 pytestmark = pytest.mark.cpu
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-KIB, MIB, TIB = 1 << 10, 1 << 20, 1 << 40
+MIB, TIB = 1 << 20, 1 << 40
 LARGE = 1 << 16
 
 
@@ -87,17 +87,9 @@ def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(
         check_room(100 * MIB // 6, GPU, held * MIB)
 
 
-@pytest.mark.parametrize(
-    ("device", "size", "count"),
-    [
-        (GPU, 0, 64),
-        (GPU, TIB, 16),
-        (CPU, 256 * KIB, 32),
-        (CPU, TIB, 8),
-    ],
-)
-def test_small_calls_take_more_places_in_turn(device, size, count):
-    assert usual_places(size, device) == count
+@pytest.mark.parametrize(("device", "small", "fewest"), [(GPU, 16 * MIB, 16), (CPU, 128 << 10, 8)])
+def test_small_calls_take_more_places_in_turn(device, small, fewest):
+    assert [usual_places(size, device) for size in (0, small, 2 * small, TIB)] == [64, 64, 32, fewest]
 
 
 @pytest.mark.parametrize("size", [16, 64, 192, 256, 512, 768, 1024, 1088, 4096, 4160, LARGE])
