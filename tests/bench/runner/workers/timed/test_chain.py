@@ -3,6 +3,7 @@
 import math
 import re
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,22 +38,23 @@ def check_reads(worker, count):
 
 
 @pytest.mark.parametrize(
-    ("how", "cached_bytes", "cost_ns", "share"),
+    ("how", "cost_ns", "share"),
     [
-        ({}, GIB, COST_NS, 0.95),
-        ({"gap_ns": GAP_NS}, GIB, COST_NS + GAP_NS, 0.95),
-        ({"gap_ns": GAP_NS, **BY_HOST}, GIB, HOST_COST_NS + GAP_NS, 0.85),
-        ({"plain": False}, GIB, COST_NS + COPY_NS, 0.95),
-        ({"answer": {"strided": True}}, GIB, COST_NS, 0.85),
-        ({}, 511, COST_NS - WRITTEN_NS, 0.9),  # no cache holds what was unmasked
-        ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, 512, COST_NS, 0.95),
-        ({"takes_ns": [EMPTY_NS + 1_000] * CALLS, "gap_ns": GAP_NS}, GIB, GAP_NS, 0.95),
-        ({"takes_ns": [EMPTY_NS + 1_300] * CALLS, "gap_ns": GAP_NS}, GIB, 50 + GAP_NS, 0.95),
+        ({}, COST_NS, 0.95),
+        ({"gap_ns": GAP_NS}, COST_NS + GAP_NS, 0.95),
+        ({"gap_ns": GAP_NS, **BY_HOST}, HOST_COST_NS + GAP_NS, 0.85),
+        ({"plain": False}, COST_NS + COPY_NS, 0.95),
+        ({"answer": {"strided": True}}, COST_NS, 0.85),
+        ({"cached_bytes": 511}, COST_NS - WRITTEN_NS, 0.9),  # no cache holds what was unmasked
+        ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, COST_NS, 0.95),
+        ({"takes_ns": [EMPTY_NS + 1_000] * CALLS, "gap_ns": GAP_NS}, GAP_NS, 0.95),
+        ({"takes_ns": [EMPTY_NS + 1_300] * CALLS, "gap_ns": GAP_NS}, 50 + GAP_NS, 0.95),
     ],
 )
-def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, monkeypatch, how, cached_bytes, cost_ns, share):
+def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, monkeypatch, how, cost_ns, share):
     """A latency is told as no less than a share of that. A claim of so much is believed after one chain."""
-    monkeypatch.setattr(chain, "CACHED_BYTES", cached_bytes)
+    how = {**how}
+    monkeypatch.setattr(chain, "CACHED_BYTES", how.pop("cached_bytes", 512))
     timer, worker = open_timer(gpu, arena, **how)
     found = timer.confirm(1.001 * share * cost_ns)
     assert (found.relay_calls, found.bound, found.why_not) == (CALLS, "chain", None)
@@ -196,14 +198,10 @@ def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_call
     assert find_empty(32, [3_500] * CALLS, [2_500] * CALLS) == (2_500, min(kept[1], 3_500))
 
 
-@pytest.mark.parametrize(("cores", "error"), [(2, None), (1, None), (2, OSError), (2, DriverError)])
+@pytest.mark.parametrize(("cores", "error"), [(2, None), (1, None), (2, OSError("no")), (2, DriverError("no"))])
 def test_chains_need_two_cores_and_a_driver_that_takes_the_kernels(gpu, monkeypatch, cores, error):
-    def synchronize(device):
-        if error is not None:
-            raise error("no")
-
     monkeypatch.setattr(chain, "usable_cores", lambda: cores)
-    monkeypatch.setattr(torch.cuda, "current_stream", synchronize)
+    monkeypatch.setattr(torch.cuda, "current_stream", Mock(side_effect=error))
     open_desk.cache_clear()
     assert (open_desk(torch.device("cpu")) is not None) is (cores == 2 and error is None)
     open_desk.cache_clear()

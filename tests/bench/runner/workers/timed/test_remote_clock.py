@@ -94,18 +94,18 @@ def test_a_lost_clock_is_replaced_by_what_the_worker_falls_back_to(open_clock):
 
 
 @pytest.mark.parametrize(
-    ("answers", "clock", "failure", "said", "verbs"),
+    ("verb", "answer", "failure", "said", "verbs"),
     [
-        ({"calls": {"readings": None, "lost": "3 dropped"}}, CUPTI, ClockLost, "3 dropped", ["calls", "stop"]),
-        ({"calls": {"readings": None, "refused": "it waits"}}, CUPTI, CaptureRefused, "it waits", ["calls", "stop"]),
-        ({"calls": {"readings": TOO_LONG}}, WALL, SolutionFailure, "more than the time that passed", ["calls"]),
-        ({"start": {"clock": CUPTI.model_dump()}}, WALL, SolutionFailure, "the method 'cupti'", []),
+        ("calls", {"readings": None, "lost": "3 dropped"}, ClockLost, "3 dropped", ["calls", "stop"]),
+        ("calls", {"readings": None, "refused": "it waits"}, CaptureRefused, "it waits", ["calls", "stop"]),
+        ("calls", {"readings": TOO_LONG}, SolutionFailure, "more than the time that passed", ["calls"]),
+        ("start", {"clock": CUPTI.model_dump()}, SolutionFailure, "the method 'cupti'", []),
     ],
 )
 def test_a_clock_that_is_lost_or_refuses_is_switched_off_and_a_worker_that_lies_is_asked_nothing_more(
-    open_clock, answers, clock, failure, said, verbs
+    open_clock, verb, answer, failure, said, verbs
 ):
-    trial, worker, own = open_clock(clock, answers=answers)
+    trial, worker, clock = open_clock(answers={verb: answer})
     with pytest.raises(failure, match=said):
-        sample(trial, own)
+        sample(trial, clock)
     assert worker.verbs() == ["start", *verbs]
