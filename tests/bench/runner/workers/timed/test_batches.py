@@ -80,7 +80,7 @@ def test_what_a_call_costs(open_timer, how, cost_ns):
     timer, worker = open_timer(**how)
     found = timer.confirm(CALL_NS, replace(OVERHEAD, call=LAUNCH_NS))
     assert found.burst_ns == (cost_ns and pytest.approx(cost_ns))
-    assert (found.bound, found.calls) == ("batch", worker.trial.write([0])[0])
+    assert (found.bound, found.calls, found.resolution_ns) == ("batch", worker.trial.write([0])[0], 160_000 / CALLS)
     asked, is_one_by_one = worker.fields_of("burst")[-1], not {"has_setup", "operations", "refuses"}.isdisjoint(how)
     assert (asked["part"] == "both", asked["together"]) == ("has_setup" in how, not is_one_by_one)
     assert ("collect" in worker.verbs()) is ("answers" not in how)
@@ -141,8 +141,9 @@ def test_a_series_ends_when_a_batch_settles_the_claim_and_the_calls_of_the_best_
 ):
     calls_ns = [1_000 * cost + BEGIN_NS / CALLS + 1_500 * (cost > 1) for cost in costs_us]
     timer, worker = open_timer(calls_ns=[0, *calls_ns])  # nobody reads the first
-    found = timer.confirm(400_000, OVERHEAD)
+    found = timer.confirm(400_000, replace(OVERHEAD, noise=50_000.0))
     assert (found.why_not, found.burst_ns) == (why_not, pytest.approx(costs_us[best] * 1_000))
+    assert found.resolution_ns == 200_000 / CALLS
     assert len(worker.fields_of("burst")) == 1 + len(costs_us)
     numbers = range((1 + best) * CALLS, (2 + best) * CALLS)
     best_sums = {worker.trial.contents.make(number)[0].sum().item() for number in numbers}
