@@ -243,6 +243,7 @@ def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_c
         held[bit // 8] ^= 1 << bit % 8
     joined, empty = torch.cat([own, other]), held[:0]
     orders = [held], [held, other], [own, other], [other, held], [other, own], [joined], [empty], [empty, own]
+    orders += [own, empty, other], [own, empty, empty, other]
     for pieces in orders:
         seen |= {*take_digest(on_cpu, *pieces)}
     assert len(seen) == 2 * (1 + len(bits) + len(orders))
