@@ -54,7 +54,7 @@ class PlayedBoard(GpuBoard):
         return super().await_told(call, groups)
 
     def is_launched(self, count):
-        return self.gpu.now >= self.gpu.launched_at and super().is_launched(count)
+        return count < 1 or (self.gpu.now >= self.gpu.launched_at and super().is_launched(count))
 
     def tell_launched(self, count):
         super().tell_launched(count)

@@ -49,6 +49,7 @@ def set_free(monkeypatch, free):
     [
         (CPU, 0, 0, None, 99),
         (CPU, 5 * MIB, 0, None, 6),
+        (CPU, TIB, 0, None, 1),
         (GPU, 5 * MIB, 80 * MIB, None, 2),
         (GPU, 2_000 * MIB, TIB, None, 4),
         (GPU, 10 * MIB, 150 * MIB, 0, 5),  # five calls may take a third of what is free
