@@ -55,9 +55,10 @@ RESOLVED: Final = 4.0
 LEAST_NOISE_NS: Final = 40_000.0
 """A batch resolves its calls when they take the first of these times what empty batches differ by, and that is no less
 than the second, however alike they were."""
-BEGIN_NS: Final = 250_000.0
-"""Taken off a batch as a whole: a GPU that comes back to a process has none of its addresses and
-programs at hand. Honest batches of 8 to 128 calls took up to 500 us more than their calls and an empty one (H200)."""
+BEGIN_NS: Final = 150_000.0
+"""Taken off a batch as a whole: a GPU that comes back to a process has none of its addresses and programs at hand.
+Honest batches of 8 to 128 calls took up to 500 us more than their calls and an empty one (H200). What is not taken off
+is less than a claim may lie below its batch."""
 SLACK_NS: Final = 150_000.0
 """Once a batch is answered the session uses the GPU for a moment. What that takes beyond what it takes after
 an empty batch counts as the calls'. Where it is more than this, the worker has answered before its calls were over:
