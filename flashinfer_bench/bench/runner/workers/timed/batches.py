@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed.along import NOTHING_ALONG, Along
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, GPU_BYTES, MOST_BURST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     REFUSED_SHARE,
     Confirmation,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 LONG_NS: Final = 4_000_000
 USUAL_CALLS: Final = 128
+MOST_CALLS: Final = 640
 SHORT_NS: Final = 1_500_000
 """A batch has as many calls as take the first of these, up to USUAL_CALLS, or as many as take the last. A GPU that
 comes back to a process has a start-up that a short batch would be made of, and what is taken off a batch as a
@@ -180,7 +181,7 @@ def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
         size: bytes of the inputs and outputs of one call.
         operations: that one call launches.
     """
-    few = MOST_BURST_PLACES // max(operations, 1)
+    few = MOST_CALLS // max(operations, 1)
     long, quarter, short = (math.ceil(time_ns / max(claimed_ns, 1.0)) for time_ns in (LONG_NS, LONG_NS / 4, SHORT_NS))
     calls = min(long, max(USUAL_CALLS, min(few, short)), max(few, quarter), GPU_BYTES // max(size, 1))
     return max(FEWEST_CALLS, calls)

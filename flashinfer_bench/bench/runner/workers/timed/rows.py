@@ -71,13 +71,3 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _is_made_of_words(rows: torch.Tensor) -> bool:
     step, next_to = rows.stride()
     return next_to == 1 and step % WORD == rows.shape[1] % WORD == rows.storage_offset() % WORD == 0
-
-
-def slots_in(block: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> list[Slot | None]:
-    """Return where tensors lie that are views of a block of bytes; None for what is no tensor."""
-    begin = block.data_ptr()
-
-    def place(tensor: torch.Tensor) -> Slot:
-        return Slot(tensor.data_ptr() - begin if tensor.numel() else 0, tuple(tensor.shape), tensor.dtype)
-
-    return [None if tensor is None else place(tensor) for tensor in tensors]
