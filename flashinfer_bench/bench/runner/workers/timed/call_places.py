@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.fills import fill_words
+from flashinfer_bench.bench.evaluators.inputs.fills import WORD, fill_words
 from flashinfer_bench.bench.evaluators.inputs.memory import (
     cached_bytes,
     look_at_free_bytes,
@@ -29,7 +29,7 @@ from flashinfer_bench.bench.evaluators.inputs.targets import Targets
 from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.rows import WORD, copy_rows
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import Slot
 
@@ -40,9 +40,8 @@ GPU_PLACES: Final = 16
 MORE_PLACES: Final = 64
 """As many where they are small. Of yet more a kernel would meet most addresses for the first time while it is timed;
 some keep what they prepare by address."""
-CPU_SMALL_BYTES: Final = 8 << 20
-GPU_SMALL_BYTES: Final = 1 << 30
-"""Places beyond the fewest take no more than this together."""
+SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
+"""Places beyond the fewest take no more bytes than these together."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""
 GPU_BYTES: Final = 8 << 30
@@ -130,9 +129,8 @@ def usual_places(size: int, device: torch.device) -> int:
         size: bytes of the inputs and outputs of one call.
         device: where they lie.
     """
-    is_gpu = device.type == "cuda"
-    fewest, small_bytes = (GPU_PLACES, GPU_SMALL_BYTES) if is_gpu else (MOST_PLACES, CPU_SMALL_BYTES)
-    return min(MORE_PLACES, max(fewest, small_bytes // max(size, 1)))
+    fewest = GPU_PLACES if device.type == "cuda" else MOST_PLACES
+    return min(MORE_PLACES, max(fewest, SMALL_BYTES[device.type] // max(size, 1)))
 
 
 class CallPlaces:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.fills import WORD
 from flashinfer_bench.worker.arena import Slot
-
-WORD: Final = 8
-"""Rows are copied and compared in words of so many bytes where they are made of such."""
 
 
 def copy_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:

@@ -173,6 +173,11 @@ class RemoteTrial:
         return PlaceLaunch(index % len(self.places), inputs=index % len(self.contents))
 
     @property
+    def part(self) -> str:
+        """What a request asks for that makes whole calls, each with its `setup`."""
+        return "both" if self.has_setup else "run"
+
+    @property
     def setup_ns(self) -> float | None:
         """The usual time of `setup`, its warm-up calls among it; None where the solution has none."""
         spans = [sample.span_ns for sample in self.setup_samples]
