@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import cache
 from secrets import randbits
 from statistics import median
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -336,8 +336,9 @@ class ChainTimer:
         self._empty_ns, least_ns = desk.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
         self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
         self.most_ns = self._best_ns = math.inf
-        self._fields = {"operations": operations, "settles": claimed.uses_side_stream, "part": trial.part}
-        self._fields |= {"indices": [*range(calls)], "stride": places.stride, "inputs": places.inputs_end}
+        self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
+        self._fields |= {"part": trial.part, "indices": [*range(calls)]}
+        self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
 
     def leaves_open(self, told_ns: float) -> bool:
         """Tell whether batches could raise what a call is told as."""
