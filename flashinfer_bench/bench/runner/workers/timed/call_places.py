@@ -26,7 +26,7 @@ from flashinfer_bench.bench.evaluators.inputs.memory import (
     total_bytes,
 )
 from flashinfer_bench.bench.evaluators.inputs.targets import Targets
-from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
+from flashinfer_bench.bench.evaluators.inputs.writer import Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows
@@ -172,11 +172,12 @@ class CallPlaces:
         self.inputs_end = self._first_outputs[0].offset if self._first_outputs else size
         self._input_makers = [None if slot is None else self._maker(slot) for slot in self.input_slots]
         self._output_makers = [self._maker(slot) for slot in self._first_outputs]
-        self._bytes = [
-            arena.block.as_strided((self._count, slot.nbytes), (self.stride, 1), slot.offset) if slot.nbytes else None
+        self._written = [
+            (slot.dtype, self.held_bytes(self._count, slot.offset, slot.offset + slot.nbytes))
             for slot in self._first_outputs
+            if slot.nbytes
         ]
-        """Of each output the bytes in all places, as one tensor."""
+        """The dtype of each output that has elements, and its bytes in all places."""
 
     def _maker(self, slot: Slot) -> Callable[[int], torch.Tensor]:
         """Return what gives the tensor of a place, given where it lies in the first one; it is made once."""
@@ -249,19 +250,12 @@ class CallPlaces:
             writer: is told what to write, and has to be finished by the caller; where none is given, all is launched.
         """
         told = writer or open_writer(self.arena.device)
-        for output, held in zip(self._first_outputs, self._bytes, strict=True):
-            if held is None:
-                continue
-            usual, *others = fill_words(output.dtype)
+        for dtype, held in self._written:
+            usual, *others = fill_words(dtype)
             second = [at for at in indices if others and self._chance.random() < SECOND_SHARE]
-            first = [at for at in indices if at not in second]
-            for word, some in ((usual, first), *((other, second) for other in others)):
-                if isinstance(told, KernelWriter):
-                    told.fill_rows(held, some, word)
-                    continue
-                is_one = isinstance(told, TorchWriter) and _is_run(some)
-                for slot in [_rows(held, some)] if is_one else [held[index] for index in some]:
-                    told.fill(slot, word)
+            told.fill_rows(held, [at for at in indices if at not in second], usual)
+            for other in others:
+                told.fill_rows(held, second, other)
         if writer is None:
             told.finish()
 
@@ -286,13 +280,13 @@ class CallPlaces:
 
         They come to the host together, since each wait for a GPU takes as long as several copies.
         """
-        looked_at = [_rows(held[:, self._places_of(held, secret)], indices) for held in self._bytes if held is not None]
+        looked_at = [_rows(held[:, self._places_of(held, secret)], indices) for _, held in self._written]
         if not looked_at:
             return []
         together = looked_at[0] if len(looked_at) == 1 else torch.cat(looked_at, dim=1)
         rows: Seen = together.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
-        ends = accumulate(one.shape[1] for one in looked_at)
-        return [rows[:, end - one.shape[1] : end] for one, end in zip(looked_at, ends, strict=True)]
+        *ends, _ = accumulate(one.shape[1] for one in looked_at)
+        return np.split(rows, ends, axis=1)
 
     @staticmethod
     def _places_of(held: torch.Tensor, secret: int) -> slice:
@@ -307,11 +301,8 @@ class CallPlaces:
         takes a sixth of the time of a search for a run.
         """
         found = [False] * (len(seen[0]) if seen else 0)
-        held = [
-            (slot.dtype, one) for slot, one in zip(self._first_outputs, self._bytes, strict=True) if one is not None
-        ]
-        for output, (dtype, one) in zip(seen, held, strict=False):
-            looked_at = self._places_of(one, secret)
+        for output, (dtype, held) in zip(seen, self._written, strict=False):
+            looked_at = self._places_of(held, secret)
             of_word = (looked_at.start + looked_at.step * np.arange(output.shape[1])) % WORD
             for word in fill_words(dtype):
                 poison = np.frombuffer(word.to_bytes(WORD, "little"), np.uint8)
@@ -331,13 +322,10 @@ def _find_suspects(marks: Seen) -> Iterable[int]:
     return found
 
 
-def _is_run(indices: Sequence[int]) -> bool:
-    return len(indices) > 0 and list(indices) == list(range(indices[0], indices[0] + len(indices)))
-
-
 def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Return some rows; a view where they lie one behind the other."""
-    return held[indices[0] : indices[0] + len(indices)] if _is_run(indices) else copy_rows(held, indices)
+    """Return some rows; a view if they lie one behind the other."""
+    begin, end = min(indices, default=0), max(indices, default=-1) + 1
+    return held[begin:end] if list(indices) == list(range(begin, end)) else copy_rows(held, indices)
 
 
 def digest_rows(seen: Sequence[Seen], secret: int) -> list[int]:
