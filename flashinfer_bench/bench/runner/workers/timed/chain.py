@@ -36,12 +36,12 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     Confirmation,
     find_doubt,
 )
+from flashinfer_bench.bench.runner.workers.timed.reader import written_late
 from flashinfer_bench.bench.runner.workers.timed.readings import (
     CHAIN_SHARE,
     CREDITED_SHARE,
     HOST_CHAIN_SHARE,
 )
-from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_CALLS, MOST_OUTPUTS, GpuBoard, MappedBoard
@@ -56,7 +56,6 @@ from flashinfer_bench.worker.gpu_relay.kernels import (
 from flashinfer_bench.worker.protocol import Relayed
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.timed.reader import Outputs
     from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
     from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 
@@ -294,12 +293,10 @@ def open_desk(device: torch.device) -> ChainDesk | None:
 class Chain(NamedTuple):
     """What one chain came to."""
 
-    numbers: list[int]
-    """Of its calls."""
     cost_ns: float
-    """What one of them costs."""
+    """What one of its calls costs."""
     share: float
-    """A latency is told as no less than this share of that."""
+    """A latency is reported as no less than this share of that."""
     is_joined: bool
     """The worker says that all were one graph."""
 
@@ -313,9 +310,7 @@ class ChainTimer:
         desk: the session's kernels.
         claimed: what the worker says of a call: no graph can hold one that waits for the GPU.
         calls: of a chain; they lie in the first places.
-        gap_ns: the launch gap, which is a part of each reading.
-
-    `most_ns` is what a call costs at the most.
+        gap_ns: the launch gap, which is a part of each sample.
     """
 
     def __init__(
@@ -335,16 +330,20 @@ class ChainTimer:
         self._groups = count_groups(len(places.outputs(0)))
         self._empty_ns, least_ns = desk.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
         self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
-        self.most_ns = self._best_ns = math.inf
+        self._best = Chain(math.inf, 1.0, False)
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
         self._fields |= {"part": trial.part, "indices": [*range(calls)]}
         self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
 
-    def leaves_open(self, told_ns: float) -> bool:
-        """Tell whether batches could raise what a call is told as."""
-        if self._best_ns <= self._empty_ns:
-            return True
-        return CREDITED_SHARE * (self._best_ns + self._hidden_ns) > told_ns
+    @property
+    def most_ns(self) -> float:
+        """What a call costs at most."""
+        return self._best.cost_ns + self._empty_ns
+
+    def leaves_open(self, reported_ns: float) -> bool:
+        """Tell whether batches could raise what a call is reported as."""
+        cost_ns = self._best.cost_ns
+        return cost_ns <= self._empty_ns or CREDITED_SHARE * (cost_ns + self._hidden_ns) > reported_ns
 
     def confirm(self, claimed_ns: float) -> Confirmation:
         """Hold a claimed latency against chains.
@@ -356,31 +355,23 @@ class ChainTimer:
             ClaimContradicted: RUNTIME_ERROR; chains take longer than the claim allows, each time.
             SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
         """
-        best: Chain | None = None
         chains = 0
         with open_gpu_board() as (board, fd, size):
-            while best is None or (chains < MOST_CHAINS and best.share * best.cost_ns > claimed_ns):
-                one, outputs = self._run_one(board, fd, size)
-                is_best = best is None or one.cost_ns <= best.cost_ns
-                if is_best:
-                    best = one
-                    self._trial.reader.begin()
-                self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=outputs)
-                del outputs  # as much memory as those of the next chain take
+            while chains < MOST_CHAINS and self._best.share * self._best.cost_ns > claimed_ns:
+                self._run_one(board, fd, size)
                 chains += 1
-        cost_ns = self._best_ns = best.cost_ns
-        self.most_ns = cost_ns + self._empty_ns
-        host = None if best.is_joined else "the host launches each call in its turn"
+        cost_ns, share, is_joined = self._best
+        host = None if is_joined else "the host launches each call in its turn"
         below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
         doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
         calls = chains * self._count
-        return Confirmation(None, None, doubt, relay_ns=cost_ns, relay_calls=calls, relay_share=best.share)
+        return Confirmation(None, None, doubt, relay_ns=cost_ns, relay_calls=calls, relay_share=share)
 
-    def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[Chain, Outputs]:
-        """Run a chain; return what it came to, and place → what its call gave.
+    def _run_one(self, board: GpuBoard, fd: int, size: int) -> None:
+        """Run a chain; if its calls cost the least so far, some of them are compared.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
+            SolutionFailure: RUNTIME_ERROR; outputs are not those that the calls committed to.
         """
         places = self._trial.places
         # A worker's GPU is not held still: what comes into its places has to be masked.
@@ -397,10 +388,7 @@ class ChainTimer:
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
         outputs = [places.outputs_in(row) for row in rows]
         if len(found) < self._count or [one.digest for one in found] != self._desk.digests(outputs):
-            raise SolutionFailure(
-                "RUNTIME_ERROR",
-                "an output was written after its call had ended; what a call starts has to be done when it returns",
-            )
+            raise written_late()
         # To bring results to where outputs lie is a part of the work, but not of samples.
         share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE
         cost_ns = median(one.span_ns for one in found) - self._empty_ns - (START_NS if done.joined else 0.0)
@@ -409,7 +397,11 @@ class ChainTimer:
             share = min(share, UNCACHED_SHARE)
             cost_ns -= min(places.inputs_end, most_bytes) / bytes_per_ns
         cost_ns = max(0.0, cost_ns) + self._gap_ns
-        return Chain(numbers, cost_ns, share, done.joined), outputs.__getitem__
+        is_best = cost_ns <= self._best.cost_ns
+        if is_best:
+            self._best = Chain(cost_ns, share, done.joined)
+            self._trial.reader.begin()
+        self._trial.reader.look(range(self._count), numbers, chooses=is_best, outputs=outputs.__getitem__)
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:

@@ -62,6 +62,12 @@ class LeftCall:
     """What a large call was given, whose inputs are checked at once. Inputs of others are made again at the end."""
 
 
+def written_late() -> SolutionFailure:
+    """Return the failure of a solution whose call has left work that writes an output."""
+    said = "an output was written after its call had ended; what a call starts has to be done when it returns"
+    return SolutionFailure("RUNTIME_ERROR", said)
+
+
 @dataclass
 class Reader:
     """Chooses, after the fact and at random, which timed calls are compared.
@@ -120,13 +126,15 @@ class Reader:
         copies = self._copy(kept, outputs, has_inputs=has_inputs)
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
-        unwritten = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
-        repeated = self._find_repeated(seen, len(indices))
+        looks_odd = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
+        for at, digest in enumerate(digest_rows(seen, self._look_secret)):
+            # A call gave what another call with other inputs gave. To find out whether they differ may take a second.
+            looks_odd[at] |= digest in self._looks and self.contents.differs
+            self._looks.add(digest)
         is_checked = has_inputs and not self._takes_inputs  # a copy of them would take too much memory
         for at, (index, number) in enumerate(zip(indices, numbers, strict=True)):
             is_base = self.contents.is_base(number)
-            is_odd = (unwritten[at] or repeated[at]) and not is_base
-            is_odd = is_odd and len(self._odd) < MOST_ODD * len(self.contents)
+            is_odd = looks_odd[at] and not is_base and len(self._odd) < MOST_ODD * len(self.contents)
             if number not in chosen and not is_odd:
                 continue
             left = copies.get(index) or self._copy([index], outputs, has_inputs=has_inputs)[index]
@@ -161,10 +169,7 @@ class Reader:
             return
         now = self.places.glance(latest[0], self._look_secret)
         if not all(np.array_equal(one, then) for one, then in zip(now, latest[1], strict=True)):
-            raise SolutionFailure(
-                "RUNTIME_ERROR",
-                "an output was written after its call had ended; what a call starts has to be done when it returns",
-            )
+            raise written_late()
 
     def _choose(self, numbers: Sequence[int]) -> set[int]:
         """Return the calls that are kept: the bases, and some by chance, which may displace earlier ones."""
@@ -179,14 +184,6 @@ class Reader:
                 del self._kept[self.chance.choice(list(self._kept))]
             self._kept[number] = None
         return bases | self._kept.keys() & {*numbers}
-
-    def _find_repeated(self, seen: Sequence[Seen], count: int) -> list[bool]:
-        """Say of each of so many calls whether it gave what another call with other inputs gave."""
-        found = [False] * count
-        for at, look in enumerate(digest_rows(seen, self._look_secret)):
-            found[at] = look in self._looks and self.contents.differs  # to find that out may take a second
-            self._looks.add(look)
-        return found
 
     def _copy(self, indices: Sequence[int], made: Outputs | None, *, has_inputs: bool) -> dict[int, LeftCall]:
         """Copy what lies in some places; return place → what its call left."""

@@ -59,11 +59,6 @@ class RemoteClock:
         self.sees_operations = traits.sees_operations
 
     @property
-    def places(self) -> int:
-        """How many calls have places."""
-        return len(self._trial.places)
-
-    @property
     def fresh_graphs(self) -> int:
         """How many graphs replays take in turn, where one of them was not replayed since the calls were laid out."""
         graphs = count_taken(self._trial.places, replay=True)
