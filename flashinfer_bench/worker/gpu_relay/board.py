@@ -18,8 +18,6 @@ MOST_CALLS: Final = 17
 MOST_OUTPUTS: Final = 16
 """Calls with more outputs are in no chain."""
 BOARD_BYTES: Final = 4096
-LOOKS: Final = 2_000
-"""Looks at the board before anything else is looked at."""
 
 Word = ctypes.c_uint64
 Line = Word * 16
@@ -117,7 +115,8 @@ class GpuBoard:
 
 
 def _is_at_least(words: ctypes.Array[ctypes.c_uint64], at: int, least: int) -> bool:
-    for _ in range(LOOKS):  # noqa: SIM110 - any() takes longer than a short call
+    """Read a word 2,000 times at most before anything else is looked at."""
+    for _ in range(2_000):  # noqa: SIM110 - any() takes longer than a short call
         if words[at] >= least:
             return True
     return False

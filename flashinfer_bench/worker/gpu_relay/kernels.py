@@ -16,6 +16,7 @@ import torch
 from flashinfer_bench.timing import driver
 
 WORD_BYTES: Final = 16
+"""Bytes that kernels read at once."""
 SMALL_BYTES: Final = 1 << 15
 """Inputs up to this are unmasked by the block that waits for the key: another kernel would start later."""
 UNMASK_THREADS: Final = 256

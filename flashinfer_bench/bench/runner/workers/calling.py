@@ -23,7 +23,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.reader import Inspected
-from flashinfer_bench.bench.runner.workers.timed.rows import find_differing, slots_in
+from flashinfer_bench.bench.runner.workers.timed.rows import find_differing
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import RanOut, SolutionFailure
@@ -215,7 +215,7 @@ class CallableKernel:
         places, told = self._make_calls(inputs, count)
         outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(told))]
         held = places.input_bytes(len(told))
-        slots = slots_in(held, places.inputs(0))
+        slots = places.input_slots
         rows = [None if slot is None else held[:, slot.offset : slot.offset + slot.nbytes] for slot in slots]
         changed = self._find_changed(inputs, rows, len(told))
         for returned, name in zip(told, changed, strict=True):

@@ -40,7 +40,7 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     open_desk,
 )
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
-    RELAY_REFUSED_SHARE,
+    CHAIN_REFUSED_SHARE,
     ClaimContradicted,
     Claimed,
     Confirmation,
@@ -369,7 +369,7 @@ class RemoteKernel(CallableKernel):
         operations = None if claimed.waits_inside else claimed.operations
         timer = BatchTimer(self._ask, remote, operations=operations, most_ns=most_ns)
         if by_relays is not None:
-            timer.refused_share = RELAY_REFUSED_SHARE
+            timer.refused_share = CHAIN_REFUSED_SHARE
         if self.task.work_ahead is not None:
             given = [call.inputs for call in self.stress_calls]
             given += [call.inputs for reads in self.reads for call in reads if not call.is_base]

@@ -6,8 +6,8 @@ key comes when the call before has committed to its outputs, by a digest that no
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch gap
 
-A latency is told as no less than RELAY_SHARE of that. Where the host launches each call, it is HOST_RELAY_SHARE of
-as much without START_NS taken off. What an empty call takes, the session measures in a chain of its own, in the same
+A latency is reported as no less than CHAIN_SHARE of that. If the host launches each call, it is HOST_CHAIN_SHARE of
+as much without START_NS taken off. The session measures an empty call in a chain of its own, in the same
 places: no worker has a hand in it.
 """
 
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import cache
 from secrets import randbits
 from statistics import median
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -31,19 +31,17 @@ from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.batches import FEW_READS
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
-    RELAY_REFUSED_SHARE,
-    SLACK_NS,
+    CHAIN_REFUSED_SHARE,
     Claimed,
     Confirmation,
-    Outside,
     find_doubt,
 )
+from flashinfer_bench.bench.runner.workers.timed.reader import written_late
 from flashinfer_bench.bench.runner.workers.timed.readings import (
+    CHAIN_SHARE,
     CREDITED_SHARE,
-    HOST_RELAY_SHARE,
-    RELAY_SHARE,
+    HOST_CHAIN_SHARE,
 )
-from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_CALLS, MOST_OUTPUTS, GpuBoard, MappedBoard
@@ -58,7 +56,6 @@ from flashinfer_bench.worker.gpu_relay.kernels import (
 from flashinfer_bench.worker.protocol import Relayed
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.timed.reader import Outputs
     from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
     from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 
@@ -72,27 +69,28 @@ as there are places for."""
 MOST_CHAINS: Final = 4
 """Chains that are run at the most; those after the first one only while the best so far would raise the latency. As
 many empty ones are."""
-LAUNCH_NS: Final = 50_000_000
-WAITING_LAUNCH_NS: Final = 300_000
-"""A call gets its key when all of it is launched, or after this: one that waits for the GPU inside goes on then."""
+LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
+"""A call gets its key when all of it is launched, or after this, if it waits for the GPU inside or not: one that does
+goes on then."""
 LONGEST_PAUSE_NS: Final = 10_000_000
 """Between a call that waits and its key passes as long as the call before took, up to this: a GPU that computes
 without a pause spends its power and slows down."""
 START_NS: Final = 1_250.0
-"""Taken off each call: 0.9 us lie between the usual empty call and the least, for a GPU looks for its key once in a
-microsecond, and in some contexts operations start later than in the session's. What is left is a span as readings have
-it, so the launch gap is added as it is to theirs."""
+"""Taken off each call: a GPU looks for its key once in a microsecond, so the usual empty call is longer than the least,
+and in some contexts operations start later than in the session's. The rest is a span as samples have it, so the launch
+gap is added as it is to theirs."""
 HIDDEN_NS: Final = 2_000.0
-"""So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
-who does all in one kernel. Of calls that take no longer than an empty one nothing is known so."""
+"""A solution that does all in one kernel saves this much of a call, and what unmasking and committing take longer than
+they do for a few bytes. Of calls that take no longer than an empty one a chain tells nothing."""
 CACHED_BYTES: Final = 24 << 20
-DIRTY_BYTES: Final = 32 << 20
-BYTES_PER_NS: Final = 3_000
-"""Of calls with more bytes than the first of these less is told by a chain: unmasked inputs are written back while the
-call runs, up to as many as a cache holds, and what that takes is taken off. One that moves 96 MB took 38 to 42 us in
-place of 31 (H100)."""
+"""Of calls with more bytes a chain tells less: their unmasked inputs are written back while the call runs."""
+WRITTEN_BACK: Final = 32 << 20, 3_000
+"""Bytes of these that a cache holds at most, and bytes that are written back in a nanosecond: that is taken off."""
 UNCACHED_SHARE: Final = 0.9
-"""A latency of such calls is told as no less than this share: honest ones came to 0.54 to 1.04 of readings (H100)."""
+"""A latency of such calls is reported as no less than this share."""
+SLACK_NS: Final = 10_000
+"""A claim that is no more than this below the cost of a call is doubted, and never refused: another program may hold up
+the keys. The chain raises the latency all the same."""
 
 now_ns = time.perf_counter_ns
 
@@ -140,7 +138,7 @@ def hand_out(
     keys: Sequence[int],
     groups: int,
     is_over: Callable[[], bool],
-    launch_ns: int = LAUNCH_NS,
+    launch_ns: int = LAUNCH_NS[False],
 ) -> list[Committed]:
     """Give calls their keys one by one; return what each took. They are fewer where the worker answers sooner.
 
@@ -295,12 +293,10 @@ def open_desk(device: torch.device) -> ChainDesk | None:
 class Chain(NamedTuple):
     """What one chain came to."""
 
-    numbers: list[int]
-    """Of its calls."""
     cost_ns: float
-    """What one of them costs."""
+    """What one of its calls costs."""
     share: float
-    """A latency is told as no less than this share of that."""
+    """A latency is reported as no less than this share of that."""
     is_joined: bool
     """The worker says that all were one graph."""
 
@@ -314,9 +310,7 @@ class ChainTimer:
         desk: the session's kernels.
         claimed: what the worker says of a call: no graph can hold one that waits for the GPU.
         calls: of a chain; they lie in the first places.
-        gap_ns: the launch gap, which is a part of each reading.
-
-    `most_ns` is what a call costs at the most.
+        gap_ns: the launch gap, which is a part of each sample.
     """
 
     def __init__(
@@ -327,8 +321,7 @@ class ChainTimer:
         self._desk = desk
         self._gap_ns = gap_ns
         operations = None if claimed.waits_inside or trial.has_setup else claimed.operations
-        self._launch_ns = WAITING_LAUNCH_NS if operations is None else LAUNCH_NS
-        self._fields = {"operations": operations, "settles": claimed.uses_side_stream}
+        self._launch_ns = LAUNCH_NS[operations is None]
         places = trial.places
         self._count = calls
         self._held = places.input_bytes(self._count)
@@ -337,13 +330,20 @@ class ChainTimer:
         self._groups = count_groups(len(places.outputs(0)))
         self._empty_ns, least_ns = desk.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
         self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
-        self.most_ns = self._best_ns = math.inf
+        self._best = Chain(math.inf, 1.0, False)
+        self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
+        self._fields |= {"part": trial.part, "indices": [*range(calls)]}
+        self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
 
-    def leaves_open(self, told_ns: float) -> bool:
-        """Tell whether batches could raise what a call is told as."""
-        if self._best_ns <= self._empty_ns:
-            return True
-        return CREDITED_SHARE * (self._best_ns + self._hidden_ns) > told_ns
+    @property
+    def most_ns(self) -> float:
+        """What a call costs at most."""
+        return self._best.cost_ns + self._empty_ns
+
+    def leaves_open(self, reported_ns: float) -> bool:
+        """Tell whether batches could raise what a call is reported as."""
+        cost_ns = self._best.cost_ns
+        return cost_ns <= self._empty_ns or CREDITED_SHARE * (cost_ns + self._hidden_ns) > reported_ns
 
     def confirm(self, claimed_ns: float) -> Confirmation:
         """Hold a claimed latency against chains.
@@ -355,31 +355,23 @@ class ChainTimer:
             ClaimContradicted: RUNTIME_ERROR; chains take longer than the claim allows, each time.
             SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
         """
-        best: Chain | None = None
         chains = 0
         with open_gpu_board() as (board, fd, size):
-            while best is None or (chains < MOST_CHAINS and best.share * best.cost_ns > claimed_ns):
-                one, outputs = self._run_one(board, fd, size)
-                is_best = best is None or one.cost_ns <= best.cost_ns
-                if is_best:
-                    best = one
-                    self._trial.reader.begin()
-                self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=outputs)
-                del outputs  # as much memory as those of the next chain take
+            while chains < MOST_CHAINS and self._best.share * self._best.cost_ns > claimed_ns:
+                self._run_one(board, fd, size)
                 chains += 1
-        self.most_ns = best.cost_ns + self._empty_ns
-        self._best_ns = best.cost_ns
-        outside = Outside("chain", best.cost_ns, RELAY_REFUSED_SHARE, SLACK_NS)
-        refused = None if best.is_joined else "the host launches each call in its turn"
-        doubt = find_doubt(claimed_ns, outside, f"{chains} chains", refused=refused)
+        cost_ns, share, is_joined = self._best
+        host = None if is_joined else "the host launches each call in its turn"
+        below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
+        doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
         calls = chains * self._count
-        return Confirmation(None, None, doubt, relay_ns=best.cost_ns, relay_calls=calls, relay_share=best.share)
+        return Confirmation(None, None, doubt, relay_ns=cost_ns, relay_calls=calls, relay_share=share)
 
-    def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[Chain, Outputs]:
-        """Run a chain; return what it came to, and place → what its call gave.
+    def _run_one(self, board: GpuBoard, fd: int, size: int) -> None:
+        """Run a chain; if its calls cost the least so far, some of them are compared.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
+            SolutionFailure: RUNTIME_ERROR; outputs are not those that the calls committed to.
         """
         places = self._trial.places
         # A worker's GPU is not held still: what comes into its places has to be masked.
@@ -391,25 +383,25 @@ class ChainTimer:
         found: list[Committed] = []
         groups, launch_ns = self._groups, self._launch_ns
         along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, groups, is_over, launch_ns)))
-        fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
-        fields |= {"stride": places.stride, "inputs": self._rows[0].nbytes}
-        done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
+        done = self._ask("relay", Relayed, "the measurement", along=along, size=size, **self._fields)
         # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
         outputs = [places.outputs_in(row) for row in rows]
         if len(found) < self._count or [one.digest for one in found] != self._desk.digests(outputs):
-            raise SolutionFailure(
-                "RUNTIME_ERROR",
-                "an output was written after its call had ended; what a call starts has to be done when it returns",
-            )
-        # To bring results to where outputs lie is a part of the work, but not of readings.
-        share = RELAY_SHARE if done.joined and not done.strided else HOST_RELAY_SHARE
+            raise written_late()
+        # To bring results to where outputs lie is a part of the work, but not of samples.
+        share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE
         cost_ns = median(one.span_ns for one in found) - self._empty_ns - (START_NS if done.joined else 0.0)
         if places.stride > CACHED_BYTES:
+            most_bytes, bytes_per_ns = WRITTEN_BACK
             share = min(share, UNCACHED_SHARE)
-            cost_ns -= min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS
+            cost_ns -= min(places.inputs_end, most_bytes) / bytes_per_ns
         cost_ns = max(0.0, cost_ns) + self._gap_ns
-        return Chain(numbers, cost_ns, share, done.joined), outputs.__getitem__
+        is_best = cost_ns <= self._best.cost_ns
+        if is_best:
+            self._best = Chain(cost_ns, share, done.joined)
+            self._trial.reader.begin()
+        self._trial.reader.look(range(self._count), numbers, chooses=is_best, outputs=outputs.__getitem__)
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:

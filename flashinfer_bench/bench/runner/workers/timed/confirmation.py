@@ -11,28 +11,22 @@ from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
 from flashinfer_bench.errors import SolutionFailure
 
 LEAST_SHARE: Final = 0.75
-"""A claimed latency below this share of a burst's is not confirmed: a GPU that computes without a pause spends its
-power and is up to a quarter slower than one that rests before each call."""
+"""A claimed latency below this share of a batch's is not confirmed: a GPU that computes without a pause spends its
+power, and is up to a quarter slower than one that idles before each call."""
 REFUSED_SHARE: Final = 0.5
-"""Below this share it is refused. Honest calls of many operations came to 0.63, since the operations of a long graph
-start later than those of one call's graph."""
-RELAY_REFUSED_SHARE: Final = 0.25
-"""A claim below this share of what a call costs in a relay, or in bursts after it, is refused. Inputs are cold in a
-relay. Relays and bursts raise the latency all the same."""
-SLACK_NS: Final = 10_000
-"""A claim that is no more than this below what a call costs in a relay is doubted, and never refused: another program
-may hold up the handovers. The latency is told by the relay all the same."""
+"""Below this share it is refused. Honest calls of many operations come near it: the operations of a long graph start
+later than those of one call's graph."""
+CHAIN_REFUSED_SHARE: Final = 0.25
+"""The same for a chain, where inputs are cold, and for batches after it. Both raise the latency all the same."""
 FORGED_SHARE: Final = 0.1
-"""Below this share nothing is measured again: no machine changes its speed tenfold between readings and bursts."""
-SLOW_NS: Final = 1_000_000
-"""A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
-takes beside its calls is little then."""
-FEWEST_SEEN: Final = 9
-"""Calls that this needs."""
+"""Below this share nothing is measured again: no machine changes its speed tenfold between samples and batches."""
+SETTLED: Final = 1_000_000, 9
+"""Claimed nanoseconds and timed calls from which on the calls' own requests can confirm a claim: what a request takes
+beside its calls is little then."""
 
 
 class ClaimContradicted(SolutionFailure):
-    """Bursts take longer than a claim allows. A machine whose speed changes does this to an honest claim, too."""
+    """Batches take longer than a claim allows. A machine whose speed changes does this to an honest claim, too."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +38,9 @@ class Claimed:
     waits_inside: bool = False
     """It waits for the GPU."""
     operations: int = 1
-    """It launches so many on a GPU."""
+    """Operations that it launches on a GPU."""
     uses_side_stream: bool = False
     """Nothing waits for the streams that it uses."""
-
-
-@dataclass(frozen=True)
-class Outside:
-    """What several bursts or relays came to, by the session's clock."""
-
-    way: str
-    """What they were: "burst" or "relay"."""
-    call_ns: float
-    """What one call costs in the best of them."""
-    refused_share: float = REFUSED_SHARE
-    """Below this share of it a claim is refused."""
-    slack_ns: float = 0.0
-    """By so much another program may have held up each call: a claim that is no further below is not refused."""
 
 
 @dataclass(frozen=True)
@@ -110,31 +90,32 @@ class Confirmation:
 
 
 def find_doubt(
-    claimed_ns: float, outside: Outside, tried: str, *, refused: str | None = None, is_believed: bool = False
+    claimed_ns: float, call_ns: float, where: str, tried: str, *, host: str | None, refused_below_ns: float
 ) -> str | None:
-    """Return why a claimed latency is not confirmed by an outside time; None where it is.
+    """Return why a claimed latency is not confirmed by an outside time; None if it is.
 
     Args:
         claimed_ns: latency of one call, `setup` included.
-        outside: what a call takes from outside.
-        tried: how often that was taken, for the message.
-        refused: why the host may be what takes the time; None where it is not.
-        is_believed: the claim is not refused: another look has confirmed it.
+        call_ns: cost of one call, as timed from outside.
+        where: a "batch" or a "chain".
+        tried: how often that was timed, for the message.
+        host: why the host may be what takes the time; None if it does not.
+        refused_below_ns: a claim below this is refused.
 
     Raises:
         ClaimContradicted: RUNTIME_ERROR; the calls take far longer than the claim allows.
         SolutionFailure: the same, and no machine changes its speed so much.
     """
-    if claimed_ns >= LEAST_SHARE * outside.call_ns:
+    if claimed_ns >= LEAST_SHARE * call_ns:
         return None
-    told = f"a call in a {outside.way} takes {outside.call_ns / 1e6:.6g} ms"
-    if refused is not None:
-        return f"{told}, and the host may be what holds it up: {refused}"
-    if is_believed or claimed_ns >= min(outside.refused_share * outside.call_ns, outside.call_ns - outside.slack_ns):
-        return told
-    failure = SolutionFailure if claimed_ns < FORGED_SHARE * outside.call_ns else ClaimContradicted
+    cost = f"a call in a {where} takes {call_ns / 1e6:.6g} ms"
+    if host is not None:
+        return f"{cost}, and the host may be what holds it up: {host}"
+    if claimed_ns >= refused_below_ns:
+        return cost
+    failure = SolutionFailure if claimed_ns < FORGED_SHARE * call_ns else ClaimContradicted
     claimed = f"the worker claims {claimed_ns / 1e6:.6g} ms a call"
-    raise failure("RUNTIME_ERROR", f"{claimed}; {told}, as timed from outside ({tried})")
+    raise failure("RUNTIME_ERROR", f"{claimed}; {cost}, as timed from outside ({tried})")
 
 
 def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirmation | None:
@@ -148,9 +129,7 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirma
         claimed_ns: latency of one call, `setup` included.
         costs_ns: the share of each timed call.
     """
-    if claimed_ns < SLOW_NS or len(costs_ns) < FEWEST_SEEN:
+    slow_ns, fewest = SETTLED
+    if claimed_ns < slow_ns or len(costs_ns) < fewest or claimed_ns < CREDITED_SHARE * median(costs_ns):
         return None
-    usual_ns = median(costs_ns)
-    if claimed_ns < CREDITED_SHARE * usual_ns:
-        return None
-    return Confirmation(None, None, request_ns=usual_ns)
+    return Confirmation(None, None, request_ns=median(costs_ns))

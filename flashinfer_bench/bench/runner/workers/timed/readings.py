@@ -1,8 +1,8 @@
-"""What a worker claims of its readings, held against what the session knows itself. Pure.
+"""What a worker claims of its samples, held against what the session knows itself. Pure.
 
-A worker that a solution has taken over can claim any reading. So a claim has to fit the clock that was asked for and
-the time that passed outside. Whether a latency can be is settled on a GPU by what the session times (`gpu_relay.py`,
-`bursts.py`); on a CPU that time stands beside it.
+A worker that a solution has taken over can claim any sample. So a claim has to fit the clock that was asked for and
+the time that passed outside. On a GPU what the session times bounds a latency (`chain.py`, `batches.py`); on a CPU that
+time stands beside it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from flashinfer_bench.timing.settings import USUAL, TimingSettings
 from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
-DOUBTED_SHARE: Final = 1 / 3
-"""On a CPU a latency below this share of the mean time of a call from outside is flagged."""
-LEAST_OUTSIDE_MS: Final = 0.2
-"""Where that time is shorter, nothing is flagged: most of it is what the request itself takes."""
+DOUBTED: Final = 1 / 3, 0.2
+"""On a CPU a latency below this share of the mean time of a call from outside is flagged, if that is as many
+milliseconds: most of a shorter time is what the request itself takes."""
 
 CREDITED_SHARE: Final = 0.79
-"""A latency is told as no less than this share of what a call costs in a burst: a claim below earns nothing. A GPU that
-computes without a pause may be a quarter slower than one that rests before each call."""
-RELAY_SHARE: Final = 0.95
-"""The same share of what a call costs in a relay, which is timed more exactly."""
-HOST_RELAY_SHARE: Final = 0.85
-"""The same where the host launches each call in its turn: what the host takes varies. Honest calls of 0.4 ms
-and more came to 1.09 times what they claimed, on one host of two to 1.6 (H100); with a smaller share who says so gains
-more."""
+"""A latency is reported as no less than this share of the cost of a call in a batch: a claim below earns nothing. A GPU
+that computes without a pause may be a quarter slower than one that idles before each call."""
+CHAIN_SHARE: Final = 0.95
+"""The same share of the cost of a call in a chain, which is timed more exactly."""
+HOST_CHAIN_SHARE: Final = 0.85
+"""The same if the host launches each call in its turn: what the host takes varies. With a smaller share a worker that
+says so gains more."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,9 @@ def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[f
         record: the measurement's.
         costs_ns: the share that each timed call has of the time from its request to the answer.
     """
-    outside_ms = fmean(costs_ns) / 1e6
+    (share, least_ms), outside_ms = DOUBTED, fmean(costs_ns) / 1e6
     record |= {"bound": "none", "outside_ms": outside_ms}
-    add_flags(record, unconfirmed=outside_ms >= LEAST_OUTSIDE_MS and claimed_ms < DOUBTED_SHARE * outside_ms)
+    add_flags(record, unconfirmed=outside_ms >= least_ms and claimed_ms < share * outside_ms)
 
 
 def raise_claim(claimed_ms: float, record: dict[str, Any], least_ms: float = 0.0, floor_ms: float = 0.0) -> float:

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from flashinfer_bench.bench.runner.workers.timed.readings import check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial, count_taken
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
-
-NO_GRAPH_BESIDE_SETUP: Final = "what setup prepares belongs to the inputs of one call, and a graph would keep it"
 
 
 class Ask(Protocol):
@@ -59,11 +57,6 @@ class RemoteClock:
         self.cache_state: str = traits.cache_state
         self.fills_queue = traits.fills_queue
         self.sees_operations = traits.sees_operations
-
-    @property
-    def places(self) -> int:
-        """How many calls have places."""
-        return len(self._trial.places)
 
     @property
     def fresh_graphs(self) -> int:
@@ -118,7 +111,7 @@ class RemoteClock:
     def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a supplier of replays: the worker captures the call of each place once."""
         if self._trial.has_setup:
-            raise CaptureRefused(NO_GRAPH_BESIDE_SETUP)
+            raise CaptureRefused("what setup prepares belongs to the inputs of one call, and a graph would keep it")
         if not self.sees_operations:
             return supply
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.fills import WORD
 from flashinfer_bench.worker.arena import Slot
-
-WORD: Final = 8
-"""Rows are copied and compared in words of so many bytes where they are made of such."""
 
 
 def copy_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
@@ -71,13 +68,3 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _is_made_of_words(rows: torch.Tensor) -> bool:
     step, next_to = rows.stride()
     return next_to == 1 and step % WORD == rows.shape[1] % WORD == rows.storage_offset() % WORD == 0
-
-
-def slots_in(block: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> list[Slot | None]:
-    """Return where tensors lie that are views of a block of bytes; None for what is no tensor."""
-    begin = block.data_ptr()
-
-    def place(tensor: torch.Tensor) -> Slot:
-        return Slot(tensor.data_ptr() - begin if tensor.numel() else 0, tuple(tensor.shape), tensor.dtype)
-
-    return [None if tensor is None else place(tensor) for tensor in tensors]

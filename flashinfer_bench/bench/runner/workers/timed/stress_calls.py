@@ -70,12 +70,11 @@ class StressSchedule:
             calls: usual calls that are to be made.
             most: calls of a request at the most.
         """
-        count = -1
         found: list[str] = []
-        while count < len(found):
-            count = len(found)
-            end = self._calls + min(calls + count, most)
-            found = [name for number, name in self._due if number < end][:most]
+        for number, name in self._due:  # each makes the request longer, so that more may be due
+            if len(found) == most or number >= self._calls + min(calls + len(found), most):
+                break
+            found.append(name)
         return found
 
     def pass_by(self, calls: int, taken: int) -> None:

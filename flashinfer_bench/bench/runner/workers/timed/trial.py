@@ -7,25 +7,22 @@ call had before, and any of them may be compared afterwards.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
-from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces
-from flashinfer_bench.bench.runner.workers.timed.reader import TOGETHER_BYTES, Reader
+from flashinfer_bench.bench.runner.workers.arena import copy_of
+from flashinfer_bench.bench.runner.workers.timed.call_places import GPU_PLACES, CallPlaces
+from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
-from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall, StressSchedule
 from flashinfer_bench.timing.measurement import Sample
-
-HIDDEN_NUMBERS: Final = 1 << 30
-"""The first number of a call on inputs of a stress case: no usual call has so large a one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class PlaceLaunch:
 
 def count_taken(places: Sized, *, replay: bool) -> int:
     """Return how many of a job's places its calls take in turn."""
-    return min(len(places), GRAPH_PLACES) if replay else len(places)
+    return min(len(places), GPU_PLACES) if replay else len(places)
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,17 @@ class Request:
     indices: list[int]
     """Their places."""
     numbers: list[int]
-    usual: list[int]
-    """The positions of the usual ones among them."""
     hidden: list[int]
-    """The positions of the others."""
+    """The positions of those on inputs of stress cases."""
     names: list[str]
-    """The cases of the others."""
-    rows: torch.Tensor | None = None
-    """What each of the others was given, one row of bytes for each; None where they are large."""
-    inputs: Sequence[list[Any]] = ()
-    """The same as tensors, and other values."""
+    """The cases of these."""
+    inputs: list[list[Any]]
+    """Copies of what these were given."""
+
+    @property
+    def usual(self) -> list[int]:
+        """The positions of the others."""
+        return [at for at in range(len(self.indices)) if at not in self.hidden]
 
 
 @dataclass
@@ -87,13 +85,15 @@ class RemoteTrial:
     schedule: StressSchedule | None = None
     """Which calls get inputs of stress cases; None where none does."""
     chance: random.Random = field(default_factory=random.SystemRandom)
+    _usual: list[Iterator[int]] = field(default_factory=list)
+    """The next numbers of calls on each set of inputs."""
+    _others: Iterator[int] = field(default_factory=lambda: count(1 << 30))
+    """Those of calls on inputs of stress cases: no usual call has so large a number."""
 
     def __post_init__(self) -> None:
-        """Number the calls."""
+        """Number the calls, unless they are moved."""
         sets = len(self.contents)
-        self._usual = [count(at, sets) for at in range(sets)]
-        """The next numbers of calls on each set of inputs."""
-        self._others = count(HIDDEN_NUMBERS)
+        self._usual = self._usual or [count(at, sets) for at in range(sets)]
 
     def write(
         self,
@@ -122,35 +122,21 @@ class RemoteTrial:
         most = count_taken(self.places, replay=launches[0].replay)
         names = [] if self.schedule is None else self.schedule.due(len(launches), most)
         launches = launches[: most - len(names)]
-        total = len(launches) + len(names)
-        hidden = sorted(self.chance.sample(range(total), len(names)))
-        usual = [at for at in range(total) if at not in hidden]
+        hidden = sorted(self.chance.sample(range(len(launches) + len(names)), len(names)))
         taken = {launch.index for launch in launches}
-        free = [index for index in range(most) if index not in taken]
-        calls = {
-            at: (launch.index, next(self._usual[launch.inputs])) for at, launch in zip(usual, launches, strict=True)
-        }
-        calls |= {at: (index, next(self._others)) for at, index in zip(hidden, free, strict=False)}
-        indices, numbers = [calls[at][0] for at in range(total)], [calls[at][1] for at in range(total)]
-        request = Request(indices, self.write(indices, numbers=numbers), usual, hidden, names)
-        return self._change(request) if names else request
-
-    def _change(self, request: Request) -> Request:
-        """Give the hidden calls of a request their inputs; return it with what they were given."""
-        assert self.schedule is not None
-        at = [request.indices[position] for position in request.hidden]
-        for name, index, position in zip(request.names, at, request.hidden, strict=True):
-            self.schedule.plan.change(name, request.numbers[position], self.places.inputs(index))
-        self.places.synchronize()
-        if self.places.stride > TOGETHER_BYTES:
-            clones = [[None if one is None else one.clone() for one in self.places.inputs(index)] for index in at]
-            return replace(request, inputs=[self._given_in(slots) for slots in clones])
-        rows = copy_rows(self.places.rows_of_inputs(), at)
-        return replace(request, rows=rows, inputs=[self._given_in(self.places.inputs_in(row)) for row in rows.unbind()])
-
-    def _given_in(self, slots: Sequence[torch.Tensor | None]) -> list[Any]:
-        """Return the inputs of a call, given those that are tensors."""
-        return [value if slot is None else slot for slot, value in zip(slots, self.contents.base, strict=True)]
+        free = (index for index in range(most) if index not in taken)
+        calls = [(launch.index, next(self._usual[launch.inputs])) for launch in launches]
+        for at in hidden:
+            calls.insert(at, (next(free), next(self._others)))
+        indices, numbers = [index for index, _ in calls], [number for _, number in calls]
+        self.write(indices, numbers=numbers)
+        if self.schedule is not None and names:
+            for name, at in zip(names, hidden, strict=True):
+                self.schedule.plan.change(name, numbers[at], self.places.inputs(indices[at]))
+            self.places.synchronize()
+        given = [zip(self.contents.base, self.places.inputs(indices[at]), strict=True) for at in hidden]
+        inputs = [[value if slot is None else copy_of(slot) for value, slot in own] for own in given]
+        return Request(indices, numbers, hidden, names, inputs)
 
     def finish(self, request: Request, setups: Sequence[Sample], spent_ns: float) -> None:
         """Keep what the calls of a request gave and took.
@@ -158,32 +144,17 @@ class RemoteTrial:
         Raises:
             SolutionFailure: INCORRECT_NUMERICAL; a hidden call has changed its inputs.
         """
-        calls = len(request.indices)
+        calls, usual = len(request.indices), request.usual
         self.costs_ns += [spent_ns / calls] * calls
         if self.schedule is not None:
             self.schedule.pass_by(calls, len(request.hidden))
-            self._take_hidden(request, self.schedule)
-        self.setup_samples += [setups[at] for at in request.usual if setups]
-        self.reader.look([request.indices[at] for at in request.usual], [request.numbers[at] for at in request.usual])
-
-    def _take_hidden(self, request: Request, schedule: StressSchedule) -> None:
-        """Keep what the hidden calls gave."""
-        places, at = self.places, [request.indices[position] for position in request.hidden]
-        if not at:
-            return
-        # What they gave is copied first: a thread may still be at work.
-        if request.rows is None:
-            gave = [[output.clone() for output in places.outputs(index)] for index in at]
-        else:
-            gave = [places.outputs_in(row) for row in copy_rows(places.rows_of_outputs(), at).unbind()]
-        schedule.made += map(StressCall, request.names, request.inputs, gave)
-        is_suspect = [True] * len(at)
-        if request.rows is not None:
-            held = places.rows_of_inputs()
-            slots = [slot for slot in slots_in(places.arena.block, places.inputs(0)) if slot is not None]
-            is_suspect = find_changed([held[index] for index in at], request.rows, slots, len(at))
-        now = zip(request.inputs, map(places.inputs, at), strict=True)
-        self.reader.check_inputs([one for one, looks_changed in zip(now, is_suspect, strict=True) if looks_changed])
+            hidden = [request.indices[at] for at in request.hidden]
+            # What they gave is copied first: a thread may still be at work.
+            gave = [[copy_of(output) for output in self.places.outputs(index)] for index in hidden]
+            self.schedule.made += map(StressCall, request.names, request.inputs, gave)
+            self.reader.check_inputs(list(zip(request.inputs, map(self.places.inputs, hidden), strict=True)))
+        self.setup_samples += [setups[at] for at in usual if setups]
+        self.reader.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
 
     def make_hidden(self, schedule: StressSchedule) -> tuple[str, list[Any]]:
         """Return the first case that no call was made on, and inputs of it."""
@@ -195,13 +166,16 @@ class RemoteTrial:
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
         """Return the calls in other places, with a reader of its own for so many of them; no content comes again."""
         reader = Reader(places, self.contents, wanted, self.reader.check_inputs, is_idle=self.reader.is_idle)
-        moved = replace(self, places=places, reader=reader)
-        moved._usual, moved._others = self._usual, self._others
-        return moved
+        return replace(self, places=places, reader=reader)
 
     def supply(self, index: int) -> PlaceLaunch:
         """Give the launch of the i-th call: in the places in turn, on the sets of inputs by turns."""
         return PlaceLaunch(index % len(self.places), inputs=index % len(self.contents))
+
+    @property
+    def part(self) -> str:
+        """What a request asks for that makes whole calls, each with its `setup`."""
+        return "both" if self.has_setup else "run"
 
     @property
     def setup_ns(self) -> float | None:

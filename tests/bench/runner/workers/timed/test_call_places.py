@@ -21,7 +21,6 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import (
     digest_rows,
     is_run,
     spread,
-    to_words,
     usual_places,
 )
 from flashinfer_bench.errors import SolutionFailure
@@ -239,15 +238,6 @@ def test_a_look_stays_as_it_was(arena):
     (before,) = places.glance([0], 0)
     places.outputs(0)[0].fill_(1.0)
     assert not before.any()
-
-
-@pytest.mark.parametrize("size", [3, 8, 19])
-def test_rows_are_filled_up_to_whole_words(size):
-    seen = np.arange(4 * size, dtype=np.uint8).reshape(4, size)
-    words = to_words(seen).view(np.uint8)
-    assert words.shape[1] % 8 == 0
-    assert (words[:, :size] == seen).all()
-    assert not words[:, size:].any()
 
 
 @pytest.mark.parametrize("indices", [[0], [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 3, 4, 5, 7]], ids=str)

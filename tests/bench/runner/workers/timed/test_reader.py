@@ -157,7 +157,7 @@ def test_inputs_of_large_calls_are_checked_at_once_and_not_copied(arena, monkeyp
     monkeypatch.setattr(reader_module, "LARGE_BYTES", 0)
     trial = make_trial(arena, check_inputs=refuse, wanted=3)
     run_calls(trial, [0])
-    assert [call.inputs for call in trial.reader._kept.values()] == [[]]
+    assert [call.inputs for call in trial.reader._kept.values()] == [None]
     (read,) = trial.reader.reads()
     assert is_right(read)
     with pytest.raises(SolutionFailure, match="it was changed"):

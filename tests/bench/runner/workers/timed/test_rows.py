@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, find_differing, slots_in
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, find_differing
 from flashinfer_bench.worker.arena import Slot
 from tests.kit.operations import counting_operations
 
@@ -75,10 +75,3 @@ def test_what_lies_between_slots_is_left_out(most):
     found[3][26] += 1
     found[7][15] += 1
     assert find_changed(found, given, slots, most) == [False, False, False, True, False, False, False, True]
-
-
-def test_slots_of_a_block_are_found_again():
-    block = torch.zeros(1024, dtype=torch.uint8)
-    slots = [Slot(256, (4, 2), torch.float16), Slot(0, (0,), torch.float32)]
-    found = slots_in(block, [slots[0].view(block), None, slots[1].view(block)])
-    assert found == [slots[0], None, slots[1]]

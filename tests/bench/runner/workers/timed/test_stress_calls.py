@@ -7,8 +7,6 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.timed import trial as trial_module
-from flashinfer_bench.bench.runner.workers.timed.reader import TOGETHER_BYTES
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressSchedule
 from flashinfer_bench.timing.clocks import Lead
@@ -86,10 +84,8 @@ def test_usual_calls_are_looked_at_and_the_base_keeps_its_inputs(sampled):
         assert not any((read.inputs[0] == 1e6).any() for read in reads)
 
 
-@pytest.mark.parametrize("together", [0, TOGETHER_BYTES])
 @pytest.mark.parametrize("size", [3, 16])
-def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(arena, monkeypatch, together, size):
-    monkeypatch.setattr(trial_module, "TOGETHER_BYTES", together)
+def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(arena, size):
     checked = []
     trial = make_trial(
         arena, size=size, check_inputs=lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))
@@ -101,7 +97,7 @@ def test_hidden_calls_that_change_their_inputs_are_found_and_others_are_kept(are
     trial.places.inputs(request.indices[request.hidden[1]])[0][-1].add_(1)
     with counting_operations() as counted:
         trial.finish(request, [], 0.0)
-    assert checked == [False] if together else [True, False]
+    assert checked == [True, False]
     assert counted.waits() == 3  # the look's, and those of `check_inputs` here
     assert [call.case for call in trial.schedule.made] == ["few_large", "larger"]
     for at, call in enumerate(trial.schedule.made):
