@@ -27,6 +27,7 @@ from flashinfer_bench.timing.clocks import (
     GraphMemory,
     Launch,
     Lead,
+    Leads,
     capture,
     capture_first,
     make_clock,
@@ -238,7 +239,7 @@ class Worker:
             return {"readings": None, "returned": None, "refused": str(refused)[:MOST_WORDS]}
         if request["lead"] is not None:
             try:
-                samples = self.clock.sample([*launches], Lead(**request["lead"]))
+                samples = self.clock.sample([*launches], read_leads(request["lead"]))
             except ClockLost as lost:
                 return {"readings": None, "returned": None, "lost": str(lost)[:MOST_WORDS]}
             return {"readings": answer_readings(samples), "facts": self.clock.facts(), "returned": None}
@@ -375,6 +376,11 @@ def make_no_call(device: torch.device) -> LaidCall:
     """Return a call that computes nothing, and gives back one number that is copied."""
     given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
     return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
+
+
+def read_leads(told: dict[str, Any] | list[dict[str, Any]]) -> Leads:
+    """Return how calls are led up to: all of them, or each."""
+    return Lead(**told) if isinstance(told, dict) else [Lead(**one) for one in told]
 
 
 def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drops: bool = False) -> Launch:

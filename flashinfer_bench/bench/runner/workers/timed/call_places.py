@@ -36,10 +36,12 @@ from flashinfer_bench.worker.arena import Slot
 MOST_PLACES: Final = 8
 """Places that timed calls take in turn, at the least where there is memory for them."""
 GPU_PLACES: Final = 16
-"""The same on a GPU. Calls that are timed as replays take no more: each place has a graph of its own."""
-MORE_PLACES: Final = 64
-"""As many where they are small. Of yet more a kernel would meet most addresses for the first time while it is timed;
-some keep what they prepare by address."""
+"""The same on a GPU."""
+GRAPH_PLACES: Final = 32
+"""Calls that are timed as replays take no more places: each has a graph of its own, which has to be captured."""
+MORE_PLACES: Final = 88
+"""As many where they are small: two requests hold the usual number of calls. Of yet more a kernel would meet most
+addresses for the first time while it is timed; some keep what they prepare by address."""
 SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
 """Places beyond the fewest take no more bytes than these together."""
 CPU_BYTES: Final = 32 << 20

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from flashinfer_bench.bench.runner.workers.timed.readings import check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial, count_taken
-from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead, Leads, lead_of_each
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
 
@@ -79,13 +79,16 @@ class RemoteClock:
         if error is None or isinstance(error, (ClockLost, CaptureRefused)):
             self._ask("stop", Stopped, "the measurement")
 
-    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+    def sample(self, launches: list[Launch], lead: Leads) -> list[Sample]:
         """Have the worker make the calls, and hidden ones that are due; no two of a request lie in one place."""
         samples: list[Sample] = []
         left = [launch for launch in launches if isinstance(launch, PlaceLaunch)]
+        leads = lead_of_each(lead, len(left))
         while left:
             request = self._trial.prepare(left)
-            fields = {"indices": request.indices, "lead": asdict(lead), "replay": left[0].replay}
+            of_each = [leads[len(samples) + at] for at in request.led_as]
+            told = asdict(lead) if isinstance(lead, Lead) else list(map(asdict, of_each))
+            fields = {"indices": request.indices, "lead": told, "replay": left[0].replay}
             self._spent_ns = 0.0
             setups = self._call(part="setup", **fields) if self._trial.has_setup else []
             made = self._call(part="run", **fields)

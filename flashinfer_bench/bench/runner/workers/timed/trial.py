@@ -7,6 +7,7 @@ call had before, and any of them may be compared afterwards.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,7 +19,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.arena import copy_of
-from flashinfer_bench.bench.runner.workers.timed.call_places import GPU_PLACES, CallPlaces
+from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall, StressSchedule
@@ -41,7 +42,7 @@ class PlaceLaunch:
 
 def count_taken(places: Sized, *, replay: bool) -> int:
     """Return how many of a job's places its calls take in turn."""
-    return min(len(places), GPU_PLACES) if replay else len(places)
+    return min(len(places), GRAPH_PLACES) if replay else len(places)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Request:
     def usual(self) -> list[int]:
         """The positions of the others."""
         return [at for at in range(len(self.indices)) if at not in self.hidden]
+
+    @property
+    def led_as(self) -> list[int]:
+        """Of each call, which of the usual ones it is led up to like: itself, or the one before it."""
+        return [max(0, bisect_right(self.usual, at) - 1) for at in range(len(self.indices))]
 
 
 @dataclass
