@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 from flashinfer_bench.bench.runner.workers.timed.readings import check_clock, check_readings
-from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial, count_taken
+from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
@@ -36,14 +37,7 @@ class RemoteClock:
         fall_back: why the worker is to use another clock than its own; None for its own.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        traits: ClockTraits,
-        trial: RemoteTrial,
-        *,
-        fall_back: str | None = None,
-    ) -> None:
+    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
         self._ask = ask
         self._trial = trial
         self._fall_back = fall_back
@@ -61,7 +55,7 @@ class RemoteClock:
     @property
     def fresh_graphs(self) -> int:
         """How many graphs replays take in turn, where one of them was not replayed since the calls were laid out."""
-        graphs = count_taken(self._trial.places, replay=True)
+        graphs = self._trial.count_in_turn(replay=True)
         return graphs if len(self._trial.places.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
@@ -112,15 +106,7 @@ class RemoteClock:
         """Return a supplier of replays: the worker captures the call of each place once."""
         if self._trial.has_setup:
             raise CaptureRefused("what setup prepares belongs to the inputs of one call, and a graph would keep it")
-        if not self.sees_operations:
-            return supply
-
-        places, sets = count_taken(self._trial.places, replay=True), len(self._trial.contents)
-
-        def give(index: int) -> Launch:
-            return PlaceLaunch(index % places, replay=True, inputs=index % sets)
-
-        return give
+        return partial(self._trial.supply, replay=True) if self.sees_operations else supply
 
     def fall_back(self, reason: str) -> Clock | None:
         """Return the clock that the worker uses instead; a wall clock has none."""

@@ -7,7 +7,7 @@ call had before, and any of them may be compared afterwards.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
@@ -37,11 +37,6 @@ class PlaceLaunch:
     def __call__(self) -> None:
         """It is never called here."""
         raise AssertionError("a remote call is launched by its worker")
-
-
-def count_taken(places: Sized, *, replay: bool) -> int:
-    """Return how many of a job's places its calls take in turn."""
-    return min(len(places), GPU_PLACES) if replay else len(places)
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ class RemoteTrial:
 
     def prepare(self, launches: Sequence[PlaceLaunch]) -> Request:
         """Write the inputs of a request: of as many launches as have room, and of the hidden calls that are due."""
-        most = count_taken(self.places, replay=launches[0].replay)
+        most = self.count_in_turn(replay=launches[0].replay)
         names = [] if self.schedule is None else self.schedule.due(len(launches), most)
         launches = launches[: most - len(names)]
         hidden = sorted(self.chance.sample(range(len(launches) + len(names)), len(names)))
@@ -168,9 +163,13 @@ class RemoteTrial:
         reader = Reader(places, self.contents, wanted, self.reader.check_inputs, is_idle=self.reader.is_idle)
         return replace(self, places=places, reader=reader)
 
-    def supply(self, index: int) -> PlaceLaunch:
-        """Give the launch of the i-th call: in the places in turn, on the sets of inputs by turns."""
-        return PlaceLaunch(index % len(self.places), inputs=index % len(self.contents))
+    def count_in_turn(self, *, replay: bool) -> int:
+        """Return how many of the places calls take in turn."""
+        return min(len(self.places), GPU_PLACES) if replay else len(self.places)
+
+    def supply(self, index: int, *, replay: bool = False) -> PlaceLaunch:
+        """Give the launch of the i-th call: in the places in turn, on the sets of inputs in turn."""
+        return PlaceLaunch(index % self.count_in_turn(replay=replay), replay, index % len(self.contents))
 
     @property
     def part(self) -> str:
