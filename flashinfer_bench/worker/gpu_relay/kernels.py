@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 @cache
-def relay_image() -> bytes:
+def chain_image() -> bytes:
     """Return the kernels' machine code for the current device.
 
     Raises:
@@ -46,7 +46,7 @@ def relay_image() -> bytes:
     return driver.assemble(Path(__file__).with_name("relay_kernels.ptx").read_bytes())
 
 
-class RelayKernels:
+class ChainKernels:
     """Launches the kernels on the current stream of a GPU.
 
     Args:

@@ -275,7 +275,7 @@ class CallPlaces:
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def glance(self, indices: Sequence[int], secret: int) -> list[Seen]:
+    def read_spots(self, indices: Sequence[int], secret: int) -> list[Seen]:
         """Return of each output that has elements some bytes from secret positions: a row for each of some places.
 
         They come to the host together, since each wait for a GPU takes as long as several copies.
@@ -295,7 +295,7 @@ class CallPlaces:
         return slice(secret % step, None, step)
 
     def find_unwritten(self, seen: Sequence[Seen], secret: int) -> list[bool]:
-        """Tell of each place whether an output was not written, by what `glance` returned for the same secret.
+        """Tell of each place whether an output was not written, by what `read_spots` returned for the same secret.
 
         RUN bytes in a row hold a whole word at a multiple of WORD. All places are searched for such words first, which
         takes a sixth of the time of a search for a run.
@@ -329,7 +329,7 @@ def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 
 
 def digest_rows(seen: Sequence[Seen], secret: int) -> list[int]:
-    """Return for each place a number of 64 bits that tells what `glance` returned of all outputs.
+    """Return for each place a number of 64 bits that tells what `read_spots` returned of all outputs.
 
     Equal outputs have equal numbers. Two others with one number make a call look odd, which costs a comparison.
     """

@@ -47,11 +47,11 @@ from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_firs
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_CALLS, MOST_OUTPUTS, GpuBoard, MappedBoard
 from flashinfer_bench.worker.gpu_relay.kernels import (
     WORD_BYTES,
+    ChainKernels,
     Piece,
-    RelayKernels,
+    chain_image,
     count_groups,
     piece_of,
-    relay_image,
 )
 from flashinfer_bench.worker.protocol import Relayed
 
@@ -179,7 +179,7 @@ def is_late_after(limit_s: float) -> Callable[[], bool]:
 @contextmanager
 def open_gpu_board() -> Iterator[tuple[GpuBoard, int, int]]:
     """Give a board, its memory file for a worker, and the bytes of that; the kernels' code stands behind the board."""
-    image = relay_image()
+    image = chain_image()
     size = BOARD_BYTES + -(-len(image) // BOARD_BYTES) * BOARD_BYTES
     fd = open_memory_file(size)
     try:
@@ -189,7 +189,7 @@ def open_gpu_board() -> Iterator[tuple[GpuBoard, int, int]]:
         os.close(fd)
 
 
-class ChainDesk:
+class ChainTools:
     """A session's own kernels and board for chains on a GPU.
 
     Args:
@@ -198,7 +198,7 @@ class ChainDesk:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kernels = RelayKernels(relay_image(), device)
+        self._kernels = ChainKernels(chain_image(), device)
         self._empty: dict[tuple[int, ...], int] = {}
         """Bytes of the inputs and of each output to what a call takes that computes nothing."""
         self._least_ns = math.inf
@@ -276,8 +276,8 @@ class ChainDesk:
 
 
 @cache
-def open_desk(device: torch.device) -> ChainDesk | None:
-    """Return a session's desk for a GPU; None where this machine cannot run chains there.
+def open_chain_tools(device: torch.device) -> ChainTools | None:
+    """Return a session's tools for a GPU; None where this machine cannot run chains there.
 
     Session and worker need a core each.
     """
@@ -285,7 +285,7 @@ def open_desk(device: torch.device) -> ChainDesk | None:
         return None
     try:
         torch.cuda.current_stream(device)
-        return ChainDesk(device)
+        return ChainTools(device)
     except (OSError, driver.DriverError):
         return None
 
@@ -307,18 +307,18 @@ class ChainTimer:
     Args:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
-        desk: the session's kernels.
+        tools: the session's kernels.
         claimed: what the worker says of a call: no graph can hold one that waits for the GPU.
         calls: of a chain; they lie in the first places.
         gap_ns: the launch gap, which is a part of each sample.
     """
 
     def __init__(
-        self, ask: Ask, trial: RemoteTrial, desk: ChainDesk, claimed: Claimed, *, calls: int, gap_ns: float
+        self, ask: Ask, trial: RemoteTrial, tools: ChainTools, claimed: Claimed, *, calls: int, gap_ns: float
     ) -> None:
         self._ask = ask
         self._trial = trial
-        self._desk = desk
+        self._tools = tools
         self._gap_ns = gap_ns
         operations = None if claimed.waits_inside or trial.has_setup else claimed.operations
         self._launch_ns = LAUNCH_NS[operations is None]
@@ -328,7 +328,7 @@ class ChainTimer:
         self._rows = rows_of(self._held)
         self._given, self._own = places.own_inputs(self._count)
         self._groups = count_groups(len(places.outputs(0)))
-        self._empty_ns, least_ns = desk.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
+        self._empty_ns, least_ns = tools.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
         self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
         self._best = Chain(math.inf, 1.0, False)
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
@@ -365,7 +365,7 @@ class ChainTimer:
         below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
         doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
         calls = chains * self._count
-        return Confirmation(None, None, doubt, relay_ns=cost_ns, relay_calls=calls, relay_share=share)
+        return Confirmation(None, None, doubt, chain_ns=cost_ns, chain_calls=calls, chain_share=share)
 
     def _run_one(self, board: GpuBoard, fd: int, size: int) -> None:
         """Run a chain; if its calls cost the least so far, some of them are compared.
@@ -376,7 +376,7 @@ class ChainTimer:
         places = self._trial.places
         # A worker's GPU is not held still: what comes into its places has to be masked.
         numbers, keys = self._trial.write(range(self._count), self._own), draw_keys(self._count)
-        self._desk.mask(rows_of(self._given), keys)
+        self._tools.mask(rows_of(self._given), keys)
         self._held.copy_(self._given)
         places.synchronize()
         board.clear()
@@ -387,7 +387,7 @@ class ChainTimer:
         # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
         outputs = [places.outputs_in(row) for row in rows]
-        if len(found) < self._count or [one.digest for one in found] != self._desk.digests(outputs):
+        if len(found) < self._count or [one.digest for one in found] != self._tools.digests(outputs):
             raise written_late()
         # To bring results to where outputs lie is a part of the work, but not of samples.
         share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE

@@ -47,7 +47,7 @@ class Claimed:
 class Confirmation:
     """What bursts or relays say of a claimed latency."""
 
-    burst_ns: float | None
+    batch_ns: float | None
     """What one call costs in a burst; None where bursts do not resolve it, or none was made."""
     resolution_ns: float | None
     """What a burst cannot tell from nothing, for one call; None where no burst was made."""
@@ -57,33 +57,33 @@ class Confirmation:
     """Calls that bursts made, the first one's among them, which is not timed."""
     request_ns: float | None = None
     """What one timed call took from outside, where that settled the claim."""
-    relay_ns: float | None = None
+    chain_ns: float | None = None
     """What one call costs in a relay; None where none was run."""
-    relay_calls: int = 0
+    chain_calls: int = 0
     """Calls that relays made."""
-    relay_share: float = 1.0
+    chain_share: float = 1.0
     """A latency is told as no less than this share of it."""
 
     @property
     def least_ns(self) -> float:
         """What a latency is told as at the least, as far as relays say."""
-        return self.relay_share * (self.relay_ns or 0.0)
+        return self.chain_share * (self.chain_ns or 0.0)
 
     @property
     def bound(self) -> str:
         """What bounds the latency from outside: "batch", "chain", or "samples", the requests that took its readings."""
-        if self.calls or self.burst_ns is not None:
+        if self.calls or self.batch_ns is not None:
             return "batch"
-        return "chain" if self.relay_ns is not None else "samples"
+        return "chain" if self.chain_ns is not None else "samples"
 
     def to_record(self) -> dict[str, Any]:
         """Return it as fields of a measurement's record."""
-        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns}
-        times_ns |= {"request": self.request_ns, "relay": self.relay_ns}
+        times_ns = {"burst": self.batch_ns, "burst_resolution": self.resolution_ns}
+        times_ns |= {"request": self.request_ns, "relay": self.chain_ns}
         record: dict[str, Any] = {"bound": self.bound}
-        if self.relay_ns is not None:
-            record["relay_calls"] = self.relay_calls
-        if self.relay_ns is None or self.calls:
+        if self.chain_ns is not None:
+            record["relay_calls"] = self.chain_calls
+        if self.chain_ns is None or self.calls:
             record["burst_calls"] = self.calls
         record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
         return record if self.why_not is None else {**record, "why_unconfirmed": self.why_not}

@@ -32,7 +32,7 @@ calls is dropped."""
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
 """What a call was given, and what lies in the place of its inputs since."""
 Outputs = Callable[[int], list[torch.Tensor]]
-Way = Literal["reading", "relay", "burst"]
+Way = Literal["reading", "chain", "batch"]
 """What a call that is compared was one of."""
 
 
@@ -124,7 +124,7 @@ class Reader:
         chosen = self._choose(numbers) if chooses else set()
         kept = [index for index, number in zip(indices, numbers, strict=True) if number in chosen]
         copies = self._copy(kept, outputs, has_inputs=has_inputs)
-        seen = self.places.glance(indices, self._look_secret)
+        seen = self.places.read_spots(indices, self._look_secret)
         self._latest = (list(indices), seen)
         looks_odd = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
         for at, digest in enumerate(digest_rows(seen, self._look_secret)):
@@ -167,7 +167,7 @@ class Reader:
         latest, self._latest = self._latest, None
         if latest is None:
             return
-        now = self.places.glance(latest[0], self._look_secret)
+        now = self.places.read_spots(latest[0], self._look_secret)
         if not all(np.array_equal(one, then) for one, then in zip(now, latest[1], strict=True)):
             raise written_late()
 
