@@ -177,7 +177,7 @@ def is_late_after(limit_s: float) -> Callable[[], bool]:
 
 @contextmanager
 def open_gpu_board() -> Iterator[tuple[GpuBoard, int, int]]:
-    """Give a board, its memory file for a worker, and the bytes of the file; the kernels' code lies behind the board."""
+    """Give a board, its memory file for a worker, and the file's bytes; the kernels' code lies behind the board."""
     image = chain_image()
     size = BOARD_BYTES + -(-len(image) // BOARD_BYTES) * BOARD_BYTES
     fd = open_memory_file(size)

@@ -1,7 +1,7 @@
 """A worker's clock as the session uses it: the recipe runs in the session, the calls run in the worker.
 
-Around each request the session writes new content into the places of its calls (`trial.py`), and looks at what they
-gave (`reader.py`).
+Around each request the session writes new content into the places of its calls (`trial.py`), and checks their outputs
+(`reader.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopp
 
 
 class Ask(Protocol):
-    """Asks the worker, within the solution's time; what goes wrong becomes a SolutionFailure."""
+    """Asks the worker, within the solution's time; its errors become a SolutionFailure."""
 
     def __call__(self, verb: str, expected: type[Any], what: str, **fields: Any) -> Any:
         """Return the checked answer."""
@@ -33,7 +33,7 @@ class RemoteClock:
     Args:
         ask: asks the worker.
         traits: the worker's clock, as it was before a solution was loaded.
-        trial: where calls lie, what they are given, who looks at what they gave.
+        trial: the places of the calls, their content, and the reader of their outputs.
         fall_back: why the worker is to use another clock than its own; None for its own.
     """
 
@@ -54,7 +54,7 @@ class RemoteClock:
 
     @property
     def fresh_graphs(self) -> int:
-        """How many graphs replays take in turn, where one of them was not replayed since the calls were laid out."""
+        """Graphs that replays take in turn, if one of them was not replayed since the calls were laid out; else 0."""
         graphs = self._trial.count_in_turn(replay=True)
         return graphs if len(self._trial.places.replayed) < graphs else 0
 
@@ -127,5 +127,5 @@ class RemoteClock:
         return 0
 
     def facts(self) -> Facts:
-        """Return what the worker's clock knows of its readings."""
+        """Return the facts that the worker's clock knows of its readings."""
         return self._facts

@@ -173,7 +173,7 @@ def test_looks_are_at_other_bytes_for_another_secret_and_are_few(arena):
     first, again, other = (look(places, [0], secret)[0][0] for secret in (1, 1, 2))
     assert first == again
     assert first != other
-    assert len(first) <= 2 * places_module.LOOKED_AT
+    assert len(first) <= 2 * places_module.SPOTS
 
 
 @pytest.mark.parametrize(
