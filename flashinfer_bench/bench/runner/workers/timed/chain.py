@@ -323,11 +323,10 @@ class ChainTimer:
         self._launch_ns = LAUNCH_NS[operations is None]
         places = trial.places
         self._count = calls
-        self._held = places.input_bytes(self._count)
-        self._rows = rows_of(self._held)
-        self._given, self._own = places.own_inputs(self._count)
-        self._groups = count_groups(len(places.outputs(0)))
-        self._empty_ns, least_ns = tools.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
+        self._held = places.input_bytes(calls)
+        self._given, self._own = places.own_inputs(calls)
+        outputs = [places.outputs(at) for at in range(calls)]
+        self._empty_ns, least_ns = tools.find_empty(rows_of(self._held), outputs)
         self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
         self._best = Chain(math.inf, 1.0, False)
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
@@ -380,7 +379,7 @@ class ChainTimer:
         places.synchronize()
         board.clear()
         found: list[Committed] = []
-        groups, launch_ns = self._groups, self._launch_ns
+        groups, launch_ns = count_groups(len(places.outputs(0))), self._launch_ns
         along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, groups, is_over, launch_ns)))
         done = self._ask("relay", Relayed, "the measurement", along=along, size=size, **self._fields)
         # Outputs are judged as they were committed to: a worker may exchange them behind a check.
