@@ -11,7 +11,7 @@ from flashinfer_bench.timing.clocks import CaptureRefused
 from flashinfer_bench.timing.driver import DriverError
 from flashinfer_bench.worker.gpu_relay import calls as calls_module
 from flashinfer_bench.worker.gpu_relay.board import GpuBoard
-from flashinfer_bench.worker.gpu_relay.calls import GpuRelays
+from flashinfer_bench.worker.gpu_relay.calls import GpuChains
 from flashinfer_bench.worker.gpu_relay.kernels import Piece
 
 pytestmark = pytest.mark.cpu
@@ -211,11 +211,11 @@ def gpu(monkeypatch):
     with opened(2 * BOARD_BYTES, CODE) as (_, _, fd):
         played = PlayedGpu(fd)
         monkeypatch.setattr(calls_module, "MappedBoard", played.map_board)
-        monkeypatch.setattr(calls_module, "RelayKernels", played.load)
+        monkeypatch.setattr(calls_module, "ChainKernels", played.load)
         monkeypatch.setattr(calls_module, "capture", played.capture)
         monkeypatch.setattr(calls_module, "see_operations", played.seen.append)
         monkeypatch.setattr(torch.cuda, "synchronize", played.synchronize)
-        played.relays = GpuRelays(torch.device("cuda"))
+        played.relays = GpuChains(torch.device("cuda"))
         yield played
 
 
@@ -227,7 +227,7 @@ def run_chain(gpu, calls, keys=KEYS, **changes):
     request = {"size": BOARD_BYTES + len(CODE), "stride": 256, "inputs": 64, "operations": 5, "settles": False}
     copy = os.dup(gpu.fd)
     try:
-        return gpu.relays.relay({**request, "indices": range(len(calls)), **changes}, copy, calls, 4_096)
+        return gpu.relays.run({**request, "indices": range(len(calls)), **changes}, copy, calls, 4_096)
     finally:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(copy)

@@ -17,13 +17,13 @@ import torch
 from flashinfer_bench.timing.clocks import CaptureRefused, Launch, capture, see_operations
 from flashinfer_bench.worker.calls import CallLaunch
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MappedBoard
-from flashinfer_bench.worker.gpu_relay.kernels import Piece, RelayKernels, count_launches
+from flashinfer_bench.worker.gpu_relay.kernels import ChainKernels, Piece, count_launches
 
 LIMIT_S: Final = 20.0
 """A key is waited for no longer."""
 
 
-class GpuRelays:
+class GpuChains:
     """Gated chains of the calls that are laid out, all of them with one board.
 
     Args:
@@ -33,10 +33,10 @@ class GpuRelays:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._board: MappedBoard | None = None
-        self._kernels: RelayKernels | None = None
-        self._chain: GpuChain | None = None
+        self._kernels: ChainKernels | None = None
+        self._chain: CallChain | None = None
 
-    def relay(self, request: Mapping[str, Any], fd: int, calls: Sequence[CallLaunch], inputs: int) -> dict[str, Any]:
+    def run(self, request: Mapping[str, Any], fd: int, calls: Sequence[CallLaunch], inputs: int) -> dict[str, Any]:
         """Answer a request for a chain.
 
         Args:
@@ -50,13 +50,13 @@ class GpuRelays:
         finally:
             os.close(fd)
         if self._kernels is None:
-            self._kernels = RelayKernels(board.text(BOARD_BYTES, int(request["size"])), self._device)
+            self._kernels = ChainKernels(board.text(BOARD_BYTES, int(request["size"])), self._device)
             board.give(0, 1)
             self._kernels.warm_up(board.key_at(0))
             board.clear()
         if self._chain is None:
             rows = [Piece(inputs + index * request["stride"], request["inputs"]) for index in request["indices"]]
-            chain = self._chain = GpuChain(self._device, board, self._kernels, list(zip(calls, rows, strict=True)))
+            chain = self._chain = CallChain(self._device, board, self._kernels, list(zip(calls, rows, strict=True)))
             chain.choose_launch(request["operations"], is_settled=request["settles"])
         try:
             self._chain.launch()
@@ -78,7 +78,7 @@ class GpuRelays:
         return board is not None
 
 
-class GpuChain:
+class CallChain:
     """The chain of some calls.
 
     Args:
@@ -89,7 +89,7 @@ class GpuChain:
     """
 
     def __init__(
-        self, device: torch.device, board: MappedBoard, kernels: RelayKernels, calls: list[tuple[CallLaunch, Piece]]
+        self, device: torch.device, board: MappedBoard, kernels: ChainKernels, calls: list[tuple[CallLaunch, Piece]]
     ) -> None:
         self._device = device
         self._board = board

@@ -37,7 +37,7 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTimer,
     count_chain_calls,
     count_chain_reads,
-    open_desk,
+    open_chain_tools,
 )
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     CHAIN_REFUSED_SHARE,
@@ -304,7 +304,7 @@ class RemoteKernel(CallableKernel):
         if relays is not None:
             timer, relayed = relays
             by_relays = timer.confirm(claimed.latency_ns)
-            self._take_reads(relayed, "relay")
+            self._take_reads(relayed, "chain")
             is_full = self.task.plan.timing.assurance == "full"
             if not is_full or not timer.leaves_open(max(claimed.latency_ns, by_relays.least_ns)):
                 return by_relays
@@ -313,7 +313,7 @@ class RemoteKernel(CallableKernel):
             return replace(
                 by_relays,
                 why_not=why_not,
-                burst_ns=found.burst_ns,
+                batch_ns=found.batch_ns,
                 resolution_ns=found.resolution_ns,
                 calls=found.calls,
             )
@@ -329,7 +329,7 @@ class RemoteKernel(CallableKernel):
             remote: the timed calls.
             claimed: what the worker says of the call.
         """
-        size, desk = remote.places.stride, open_desk(self._arena.device)
+        size, desk = remote.places.stride, open_chain_tools(self._arena.device)
         calls = count_chain_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
         if desk is None or not calls:
             return None
@@ -376,7 +376,7 @@ class RemoteKernel(CallableKernel):
             timer.meanwhile = partial(self.task.work_ahead, iter(given))
         is_believed = by_relays is not None and by_relays.why_not is None
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
-        self._take_reads(remote, "burst")
+        self._take_reads(remote, "batch")
         return confirmation
 
     @property

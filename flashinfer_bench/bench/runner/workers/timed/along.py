@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 Meanwhile: TypeAlias = Callable[[Callable[[], bool]], object]
-"""Called once a request is sent, with what tells whether an answer has come, or none will."""
+"""Called once a request is sent, with a function that tells whether an answer has come, or none will."""
 
 
 class Along(NamedTuple):

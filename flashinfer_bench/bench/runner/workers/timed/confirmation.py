@@ -31,7 +31,7 @@ class ClaimContradicted(SolutionFailure):
 
 @dataclass(frozen=True)
 class Claimed:
-    """What a worker says of a call."""
+    """What a worker claims of a call."""
 
     latency_ns: float
     """`setup` included."""
@@ -40,50 +40,50 @@ class Claimed:
     operations: int = 1
     """Operations that it launches on a GPU."""
     uses_side_stream: bool = False
-    """Nothing waits for the streams that it uses."""
+    """It uses streams that nothing waits for."""
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What bursts or relays say of a claimed latency."""
+    """Result of holding a claimed latency against chains, batches, or requests."""
 
-    burst_ns: float | None
-    """What one call costs in a burst; None where bursts do not resolve it, or none was made."""
+    batch_ns: float | None
+    """Cost of one call in a batch; None if batches do not resolve it, or none was made."""
     resolution_ns: float | None
-    """What a burst cannot tell from nothing, for one call; None where no burst was made."""
+    """Least cost of a call that a batch resolves; None if no batch was made."""
     why_not: str | None = None
-    """Why the latency is not confirmed; None where it is."""
+    """Why the latency is not confirmed; None if it is."""
     calls: int = 0
-    """Calls that bursts made, the first one's among them, which is not timed."""
+    """Calls of all batches, those of the first one included, which is not timed."""
     request_ns: float | None = None
-    """What one timed call took from outside, where that settled the claim."""
-    relay_ns: float | None = None
-    """What one call costs in a relay; None where none was run."""
-    relay_calls: int = 0
-    """Calls that relays made."""
-    relay_share: float = 1.0
-    """A latency is told as no less than this share of it."""
+    """Time of one timed call from outside, if that confirmed the claim."""
+    chain_ns: float | None = None
+    """Cost of one call in a chain; None if none was run."""
+    chain_calls: int = 0
+    """Calls of all chains."""
+    chain_share: float = 1.0
+    """A latency is reported as no less than this share of that cost."""
 
     @property
     def least_ns(self) -> float:
-        """What a latency is told as at the least, as far as relays say."""
-        return self.relay_share * (self.relay_ns or 0.0)
+        """Least latency that is reported, as far as chains say."""
+        return self.chain_share * (self.chain_ns or 0.0)
 
     @property
     def bound(self) -> str:
-        """What bounds the latency from outside: "batch", "chain", or "samples", the requests that took its readings."""
-        if self.calls or self.burst_ns is not None:
+        """What bounds the latency from outside: "batch", "chain", or "samples", the requests that took its samples."""
+        if self.calls or self.batch_ns is not None:
             return "batch"
-        return "chain" if self.relay_ns is not None else "samples"
+        return "chain" if self.chain_ns is not None else "samples"
 
     def to_record(self) -> dict[str, Any]:
-        """Return it as fields of a measurement's record."""
-        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns}
-        times_ns |= {"request": self.request_ns, "relay": self.relay_ns}
+        """Return it as fields of a measurement's record, whose keys say burst for batch and relay for chain."""
+        times_ns = {"burst": self.batch_ns, "burst_resolution": self.resolution_ns}
+        times_ns |= {"request": self.request_ns, "relay": self.chain_ns}
         record: dict[str, Any] = {"bound": self.bound}
-        if self.relay_ns is not None:
-            record["relay_calls"] = self.relay_calls
-        if self.relay_ns is None or self.calls:
+        if self.chain_ns is not None:
+            record["relay_calls"] = self.chain_calls
+        if self.chain_ns is None or self.calls:
             record["burst_calls"] = self.calls
         record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
         return record if self.why_not is None else {**record, "why_unconfirmed": self.why_not}
@@ -119,11 +119,11 @@ def find_doubt(
 
 
 def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirmation | None:
-    """Hold a claimed latency against what the session saw timed calls take; None where only bursts can tell.
+    """Hold a claimed latency against the time of the requests that made timed calls; None if only batches can tell.
 
     A request makes calls one by one, and its time holds all that goes before each, such as flush and spin, which a
-    worker may leave out. So nothing is taken off, and no call can cost more than its share. A claim that is near the
-    usual share is settled.
+    worker may leave out. So nothing is taken off, and no call can cost more than its share. A claim near the
+    usual share is confirmed.
 
     Args:
         claimed_ns: latency of one call, `setup` included.

@@ -24,42 +24,43 @@ from flashinfer_bench.errors import SolutionFailure
 MOST_ODD: Final = 4
 """Odd calls on each set of inputs that are compared: honest outputs may repeat, as masks do, so this is bounded."""
 LARGE_BYTES: Final = 1 << 26
-"""Of calls whose inputs and outputs take more, no inputs are copied."""
+"""Bytes of a call's inputs and outputs from which on its inputs are not copied."""
 TOGETHER_BYTES: Final = 1 << 22
-"""Calls that are copied or compared together take no more. Larger copies gain little, and stay until the last of their
+"""Most bytes of calls that are copied or compared together. Larger copies gain little, and stay until the last of their
 calls is dropped."""
 
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
-"""What a call was given, and what lies in the place of its inputs since."""
+"""The inputs that a call was given, and those in its place since."""
 Outputs = Callable[[int], list[torch.Tensor]]
-Way = Literal["reading", "relay", "burst"]
-"""What a call that is compared was one of."""
+"""Place → copies of its outputs."""
+Way = Literal["reading", "chain", "batch"]
+"""How a call that is compared was timed."""
 
 
 @dataclass(frozen=True)
 class ReadCall:
-    """One call whose outputs are compared: what it was given, and what it gave."""
+    """One call whose outputs are compared."""
 
     inputs: list[Any]
     outputs: list[torch.Tensor]
     is_base: bool
     """Its inputs are the evaluator's own, whose expected outputs are known."""
     way: Way | None = None
-    """Chance chose it among all calls of this way; None for the base, and where it merely looks odd: a solution may
-    tell the one, and make the other."""
+    """Chance chose it among all calls that were timed in this way. None for the base, which a solution may recognise,
+    and for a call that merely looks odd, which a solution may make."""
     trial: int = 0
-    """Which of the evaluator's sets of inputs its own were made of."""
+    """Number of the evaluator's set of inputs that its own were made of."""
 
 
 @dataclass(frozen=True)
 class LeftCall:
-    """What a call left in its place: copies of its outputs, and of its inputs, which it may have changed."""
+    """Copies of a call's outputs, and of its inputs, which it may have changed."""
 
     outputs: Callable[[], list[torch.Tensor]]
     inputs: torch.Tensor | None
-    """A row of bytes, which begins with them; None for a large call, and where they were spoiled already."""
+    """A row of bytes, which begins with them; None for a large call, and if they were overwritten already."""
     given: list[Any] | None = None
-    """What a large call was given, whose inputs are checked at once. Inputs of others are made again at the end."""
+    """The inputs that a large call was given, which are checked at once. Those of others are made again at the end."""
 
 
 def written_late() -> SolutionFailure:
@@ -74,9 +75,9 @@ class Reader:
 
     Args:
         places: where the calls' inputs and outputs lie.
-        contents: what each call was given.
+        contents: the inputs of each call.
         wanted: calls to keep, beside those on a base and those that look odd.
-        check_inputs: raises where one of some calls has changed its inputs.
+        check_inputs: raises if one of some calls has changed its inputs.
         chance: the source of the choice; no worker can know its state.
     """
 
@@ -86,17 +87,17 @@ class Reader:
     check_inputs: Callable[[Sequence[Inspected]], None]
     chance: random.Random = field(default_factory=lambda: random.Random(random.SystemRandom().getrandbits(256)))
     is_idle: bool = False
-    """Nobody compares these calls: nothing is looked at, and nothing kept."""
+    """These calls are not compared: nothing is read, and nothing kept."""
     _kept: dict[int, LeftCall | None] = field(default_factory=dict)
     """The number of each call that is kept by chance; None until it is over."""
     _odd: dict[int, LeftCall] = field(default_factory=dict)
     _bases: dict[int, LeftCall] = field(default_factory=dict)
     _seen: int = 0
     _looks: set[int] = field(default_factory=set)
-    """A digest of what was seen of each call's outputs."""
+    """Digests of the bytes that were read of each call's outputs."""
     _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
     _latest: tuple[list[int], list[Seen]] | None = None
-    """The places of the latest calls, and what was seen there when they were over."""
+    """The places of the latest calls, and the bytes that were read there when they were over."""
 
     def look(
         self,
@@ -107,16 +108,16 @@ class Reader:
         outputs: Outputs | None = None,
         has_inputs: bool = True,
     ) -> None:
-        """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
+        """Check the outputs of the calls that some places just had; copy calls that are to be compared.
 
-        What is kept by chance is copied before anything else: a call is over when the worker answers, and a thread of
-        the solution may still be at work.
+        Calls that are kept by chance are copied before anything else: a call is over when the worker answers, and a
+        thread of the solution may still be at work.
 
         Args:
             indices: the places.
             numbers: the number of each place's call.
-            chooses: False keeps none of them by chance, only what looks odd.
-            outputs: place → copies of its outputs, where they were made already; else they are made now.
+            chooses: False keeps none of them by chance, only those that look odd.
+            outputs: copies that were made already; None to make them now.
             has_inputs: the places hold the calls' inputs still.
         """
         if self.is_idle:
@@ -124,11 +125,11 @@ class Reader:
         chosen = self._choose(numbers) if chooses else set()
         kept = [index for index, number in zip(indices, numbers, strict=True) if number in chosen]
         copies = self._copy(kept, outputs, has_inputs=has_inputs)
-        seen = self.places.glance(indices, self._look_secret)
+        seen = self.places.read_spots(indices, self._look_secret)
         self._latest = (list(indices), seen)
         looks_odd = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
         for at, digest in enumerate(digest_rows(seen, self._look_secret)):
-            # A call gave what another call with other inputs gave. To find out whether they differ may take a second.
+            # Outputs repeat that other inputs gave. To find out whether inputs differ may take a second.
             looks_odd[at] |= digest in self._looks and self.contents.differs
             self._looks.add(digest)
         is_checked = has_inputs and not self._takes_inputs  # a copy of them would take too much memory
@@ -151,23 +152,23 @@ class Reader:
 
     @property
     def missing(self) -> int:
-        """How many calls more are wanted than were there to be chosen from."""
+        """Number of calls that are wanted beyond those that were there to be chosen from."""
         return max(0, self.wanted - self._seen)
 
     def begin(self) -> None:
-        """Forget the calls that are kept by chance: only those that come from now on are chosen from."""
+        """Forget the calls that are kept by chance: only later calls are chosen from."""
         self._kept, self._seen = {}, 0
 
     def check_unchanged(self) -> None:
-        """Hold what lies in the places against what lay there when the latest calls were over.
+        """Check that the outputs of the latest calls are as they were when these were over.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR where an output has changed since.
+            SolutionFailure: RUNTIME_ERROR; an output has changed since.
         """
         latest, self._latest = self._latest, None
         if latest is None:
             return
-        now = self.places.glance(latest[0], self._look_secret)
+        now = self.places.read_spots(latest[0], self._look_secret)
         if not all(np.array_equal(one, then) for one, then in zip(now, latest[1], strict=True)):
             raise written_late()
 
@@ -186,7 +187,7 @@ class Reader:
         return bases | self._kept.keys() & {*numbers}
 
     def _copy(self, indices: Sequence[int], made: Outputs | None, *, has_inputs: bool) -> dict[int, LeftCall]:
-        """Copy what lies in some places; return place → what its call left."""
+        """Copy the calls of some places; return them by place."""
         if not indices:
             return {}
         places, takes_inputs = self.places, has_inputs and self._takes_inputs
@@ -214,7 +215,7 @@ class Reader:
         """Return the calls to compare, in a random order, and forget them: they may hold gigabytes.
 
         Args:
-            way: what the calls were.
+            way: how the calls were timed.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
@@ -227,7 +228,7 @@ class Reader:
             inputs = given[number] if call.given is None else call.given
             chosen, trial = way if number in self._kept else None, self.contents.set_of(number)
             found.append(ReadCall(inputs, call.outputs(), number in self._bases, chosen, trial))
-        self._kept, self._odd, self._bases = {}, {}, {}  # what makes views of copies may know this reader
+        self._kept, self._odd, self._bases = {}, {}, {}  # the functions that make outputs may refer to this reader
         self.chance.shuffle(found)
         return found
 

@@ -56,7 +56,7 @@ def check_clock(traits: ClockTraits, asked: ReadingsAsked) -> None:
     """Hold the clock that a worker says it uses against what was asked for.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where it is another.
+        SolutionFailure: RUNTIME_ERROR; it is another.
     """
     holds = {
         f"the method {traits.method!r}": traits.method not in asked.methods,
@@ -77,7 +77,7 @@ def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: 
         wall_ns: time from the request to its answer, by the session's clock.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where they cannot be.
+        SolutionFailure: RUNTIME_ERROR; they cannot be.
     """
     readings = called.readings
     if readings is None:
@@ -98,7 +98,7 @@ def check_trial(trial: Trial) -> Trial:
     """Return the trial.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where its latency is nothing.
+        SolutionFailure: RUNTIME_ERROR; its latency is nothing.
     """
     typical_ns = median(latency_ns(sample, 0) for sample in trial.samples)
     if typical_ns < 1:
@@ -107,12 +107,12 @@ def check_trial(trial: Trial) -> Trial:
 
 
 def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]) -> None:
-    """Put into a measurement's record what stands beside a latency on a CPU. It bounds nothing.
+    """Put the mean time of a call from outside into a measurement's record on a CPU. It bounds nothing.
 
     Args:
         claimed_ms: latency of one call, `setup` included.
         record: the measurement's.
-        costs_ns: the share that each timed call has of the time from its request to the answer.
+        costs_ns: share of each timed call in the time from its request to the answer.
     """
     (share, least_ms), outside_ms = DOUBTED, fmean(costs_ns) / 1e6
     record |= {"bound": "none", "outside_ms": outside_ms}
@@ -120,22 +120,22 @@ def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[f
 
 
 def raise_claim(claimed_ms: float, record: dict[str, Any], least_ms: float = 0.0, floor_ms: float = 0.0) -> float:
-    """Return the latency that a claim is told as; where that is more, the record gets the claim as `claimed_ms`.
+    """Return the latency that is reported for a claim; if that is more, the record gets the claim as `claimed_ms`.
 
     Args:
         claimed_ms: latency of one call, `setup` included.
-        record: the measurement's; `burst_ms` is what a call costs in a burst, as far as bursts tell. Its `bound` says
-            "floor" where that is what raises the claim.
-        least_ms: what it is told as at the least, as far as relays say.
-        floor_ms: no call that is right takes less.
+        record: the measurement's. Its `burst_ms` is the cost of a call in a batch, if batches resolve it. Its `bound`
+            becomes "floor" if that is what raises the claim.
+        least_ms: least latency that is reported, as far as chains say.
+        floor_ms: no right call takes less.
     """
     outside_ms: float = max(CREDITED_SHARE * record.get("burst_ms", 0.0), least_ms)
-    told_ms = max(claimed_ms, outside_ms, floor_ms)
-    if told_ms > claimed_ms:
+    reported_ms = max(claimed_ms, outside_ms, floor_ms)
+    if reported_ms > claimed_ms:
         record["claimed_ms"] = claimed_ms
-    if told_ms > max(claimed_ms, outside_ms):
+    if reported_ms > max(claimed_ms, outside_ms):
         record["bound"] = "floor"
-    return told_ms
+    return reported_ms
 
 
 def _refuse_what_holds(holds: dict[str, bool]) -> None:

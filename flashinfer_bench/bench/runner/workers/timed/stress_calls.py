@@ -1,7 +1,7 @@
 """Calls on inputs of stress cases, hidden among the timed calls of a job.
 
-A request has some of them beside its usual calls, at secret positions. Their readings are dropped: no time comes of
-them. The worker is asked for them like for any other call.
+A request has some of them beside its usual calls, at secret positions. Their samples are dropped. The worker is asked
+for them like for any other call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNTOUCHED: Final = 2
 
 @dataclass(frozen=True)
 class StressCall:
-    """A call on inputs of a stress case: what it was given, and what it gave."""
+    """A call on inputs of a stress case."""
 
     case: str
     inputs: list[Any]
@@ -35,7 +35,7 @@ class StressSchedule:
     Args:
         plan: changes the inputs.
         names: their cases, in the order in which they come.
-        calls: how many calls the job is expected to have.
+        calls: that the job is expected to have.
     """
 
     plan: StressPlan
@@ -53,7 +53,7 @@ class StressSchedule:
         self.spread(self.names, self.calls)
 
     def spread(self, names: Sequence[str], calls: int) -> None:
-        """Have these come, in this order, at random among so many calls that follow."""
+        """Have these come, in this order, at random among this many calls that follow."""
         first = self._calls + min(UNTOUCHED, max(calls - len(names), 0))
         numbers = range(first, max(self._calls + calls, first + len(names)))
         self._due = list(zip(sorted(self.chance.sample(numbers, len(names))), names, strict=True))
@@ -68,7 +68,7 @@ class StressSchedule:
 
         Args:
             calls: usual calls that are to be made.
-            most: calls of a request at the most.
+            most: calls of a request at most.
         """
         found: list[str] = []
         for number, name in self._due:  # each makes the request longer, so that more may be due

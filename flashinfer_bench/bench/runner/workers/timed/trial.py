@@ -1,4 +1,4 @@
-"""What the timed calls of a job share: their places, their content, who looks at what they gave, what they cost.
+"""What the timed calls of a job share: their places, their content, the reader of their outputs, their costs.
 
 Before the calls of a request are made, new content is written into their places. So each timed call has inputs that no
 call had before, and any of them may be compared afterwards.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
@@ -33,16 +33,11 @@ class PlaceLaunch:
     index: int
     replay: bool = False
     inputs: int = 0
-    """Which of the evaluator's sets of inputs its own are made of."""
+    """Number of the evaluator's set of inputs that its own are made of."""
 
     def __call__(self) -> None:
         """It is never called here."""
         raise AssertionError("a remote call is launched by its worker")
-
-
-def count_taken(places: Sized, *, replay: bool) -> int:
-    """Return how many of a job's places its calls take in turn."""
-    return min(len(places), GRAPH_PLACES) if replay else len(places)
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Request:
     names: list[str]
     """The cases of these."""
     inputs: list[list[Any]]
-    """Copies of what these were given."""
+    """Copies of their inputs."""
 
     @property
     def usual(self) -> list[int]:
@@ -80,16 +75,16 @@ class RemoteTrial:
     asked: ReadingsAsked
     has_setup: bool
     returns: bool = True
-    """What calls return is copied into their output slots."""
+    """Results of calls are copied into their output slots."""
     may_return_inputs: bool = False
-    """What calls return may lie in the memory of their inputs."""
+    """Results may lie in the memory of the inputs."""
     setup_samples: list[Sample] = field(default_factory=list)
-    """Readings of `setup`, where the solution has one."""
+    """Samples of `setup`, if the solution has one."""
     costs_ns: list[float] = field(default_factory=list)
-    """What each call took by the session's clock, `setup` and all that goes before a call included: its share of the
+    """Time of each call by the session's clock, `setup` and all that goes before a call included: its share of the
     time from a request to its answer."""
     schedule: StressSchedule | None = None
-    """Which calls get inputs of stress cases; None where none does."""
+    """Which calls get inputs of stress cases; None if none does."""
     chance: random.Random = field(default_factory=random.SystemRandom)
     _usual: list[Iterator[int]] = field(default_factory=list)
     """The next numbers of calls on each set of inputs."""
@@ -111,8 +106,8 @@ class RemoteTrial:
 
         Args:
             indices: the places.
-            into: of each input where it is written for each of the calls; None for the places themselves.
-            numbers: the calls'; None for the next ones on all sets of inputs by turns.
+            into: tensors of each input, one a call, to write to; None for the places themselves.
+            numbers: the calls'; None for the next ones on all sets of inputs in turn.
         """
         self.reader.check_unchanged()
         taken = list(numbers or (next(self._usual[at % len(self._usual)]) for at in range(len(indices))))
@@ -124,8 +119,8 @@ class RemoteTrial:
         return taken
 
     def prepare(self, launches: Sequence[PlaceLaunch]) -> Request:
-        """Write the inputs of a request: of as many launches as have room, and of the hidden calls that are due."""
-        most = count_taken(self.places, replay=launches[0].replay)
+        """Write the inputs of a request: of the first launches that have room, and of the hidden calls that are due."""
+        most = self.count_in_turn(replay=launches[0].replay)
         names = [] if self.schedule is None else self.schedule.due(len(launches), most)
         launches = launches[: most - len(names)]
         hidden = sorted(self.chance.sample(range(len(launches) + len(names)), len(names)))
@@ -145,7 +140,7 @@ class RemoteTrial:
         return Request(indices, numbers, hidden, names, inputs)
 
     def finish(self, request: Request, setups: Sequence[Sample], spent_ns: float) -> None:
-        """Keep what the calls of a request gave and took.
+        """Keep the costs of the calls of a request, and outputs that are to be compared.
 
         Raises:
             SolutionFailure: INCORRECT_NUMERICAL; a hidden call has changed its inputs.
@@ -155,7 +150,7 @@ class RemoteTrial:
         if self.schedule is not None:
             self.schedule.pass_by(calls, len(request.hidden))
             hidden = [request.indices[at] for at in request.hidden]
-            # What they gave is copied first: a thread may still be at work.
+            # Outputs are copied first: a thread may still be at work.
             gave = [[copy_of(output) for output in self.places.outputs(index)] for index in hidden]
             self.schedule.made += map(StressCall, request.names, request.inputs, gave)
             self.reader.check_inputs(list(zip(request.inputs, map(self.places.inputs, hidden), strict=True)))
@@ -170,21 +165,25 @@ class RemoteTrial:
         return name, inputs
 
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
-        """Return the calls in other places, with a reader of its own for so many of them; no content comes again."""
+        """Return the calls in other places, with a reader of its own that wants this many; no content comes again."""
         reader = Reader(places, self.contents, wanted, self.reader.check_inputs, is_idle=self.reader.is_idle)
         return replace(self, places=places, reader=reader)
 
-    def supply(self, index: int) -> PlaceLaunch:
-        """Give the launch of the i-th call: in the places in turn, on the sets of inputs by turns."""
-        return PlaceLaunch(index % len(self.places), inputs=index % len(self.contents))
+    def count_in_turn(self, *, replay: bool) -> int:
+        """Return how many of the places calls take in turn."""
+        return min(len(self.places), GRAPH_PLACES) if replay else len(self.places)
+
+    def supply(self, index: int, *, replay: bool = False) -> PlaceLaunch:
+        """Give the launch of the i-th call: in the places in turn, on the sets of inputs in turn."""
+        return PlaceLaunch(index % self.count_in_turn(replay=replay), replay, index % len(self.contents))
 
     @property
     def part(self) -> str:
-        """What a request asks for that makes whole calls, each with its `setup`."""
+        """The part of a call that a request asks for which makes whole calls, each with its `setup`."""
         return "both" if self.has_setup else "run"
 
     @property
     def setup_ns(self) -> float | None:
-        """The usual time of `setup`, its warm-up calls among it; None where the solution has none."""
+        """The usual time of `setup`, warm-up calls included; None if the solution has none."""
         spans = [sample.span_ns for sample in self.setup_samples]
         return median(spans[len(spans) // 4 :]) if spans else None

@@ -60,7 +60,7 @@ def check_reads(worker, *, are_right=True):
 def test_what_a_call_costs(open_timer, how, call_ns, cost_ns):
     timer, worker = open_timer(**how)
     found = timer.confirm(CALL_NS, replace(OVERHEAD, call=call_ns))
-    assert found.burst_ns == pytest.approx(cost_ns)
+    assert found.batch_ns == pytest.approx(cost_ns)
     assert (found.bound, found.calls) == ("batch", worker.trial.write([0])[0])
     asked = worker.fields_of("burst")[-1]
     assert asked["part"] == ("both" if "has_setup" in how else "run")
@@ -125,7 +125,7 @@ def test_a_series_ends_when_a_batch_settles_the_claim(open_timer, monkeypatch, c
     costs_us = list(costs_us)
     monkeypatch.setattr(timer, "_time_one", time_one)
     found = timer.confirm(400_000, OVERHEAD)
-    assert (found.why_not, found.burst_ns, costs_us) == (why_not, best_us * 1_000, [])
+    assert (found.why_not, found.batch_ns, costs_us) == (why_not, best_us * 1_000, [])
 
 
 def test_the_calls_that_are_compared_are_those_of_the_best_batch(open_timer):
@@ -166,7 +166,7 @@ def test_what_fetching_takes_beyond_copies_counts(open_timer, collect_ns, cost_n
 
     worker._collect = compute
     found = timer.confirm(CALL_NS, OVERHEAD)
-    assert found.burst_ns == (None if cost_ns is None else pytest.approx(cost_ns))
+    assert found.batch_ns == (None if cost_ns is None else pytest.approx(cost_ns))
 
 
 @pytest.mark.parametrize(("is_strided", "left"), [(False, 0.4), (True, 1.0)])
@@ -175,7 +175,7 @@ def test_copies_within_a_batch_take_no_more_than_a_share_of_it_off(open_timer, m
     timer, worker = open_timer(worker={"answers": {"burst": {"copied": True, "strided": is_strided}}})
     found = timer.confirm(left * CALL_NS, OVERHEAD)
     spent_ns = left * (50_000 + CALLS * CALL_NS) - 50_000 - 250_000
-    assert found.burst_ns == pytest.approx(spent_ns / CALLS - 1_500)
+    assert found.batch_ns == pytest.approx(spent_ns / CALLS - 1_500)
     assert worker.fields_of("collect") == []
 
 
@@ -195,7 +195,7 @@ def test_calls_that_go_on_after_the_answer_count(open_timer, monkeypatch, late, 
     monkeypatch.setattr(batches, "touch", wait_for_gpu)
     found = timer.confirm(CALL_NS, replace(OVERHEAD, touch=30_000.0))
     hidden_ns = 80_000 + (50_000 - 300_000 - 4_000 * CALLS if late == "collect" else 0)
-    assert found.burst_ns == pytest.approx(COST_NS + hidden_ns / CALLS)
+    assert found.batch_ns == pytest.approx(COST_NS + hidden_ns / CALLS)
 
 
 @pytest.mark.parametrize(("touch_ns", "counts_ns"), [(30_000, 0), (130_000, 100_000)])
@@ -203,7 +203,7 @@ def test_a_touch_counts_by_what_it_takes_beyond_one_after_an_empty_batch(open_ti
     timer, worker = open_timer()
     monkeypatch.setattr(batches, "touch", lambda device: setattr(worker, "now", worker.now + touch_ns))
     found = timer.confirm(CALL_NS, replace(OVERHEAD, touch=30_000.0))
-    assert found.burst_ns == pytest.approx(COST_NS + counts_ns / CALLS)
+    assert found.batch_ns == pytest.approx(COST_NS + counts_ns / CALLS)
 
 
 def test_a_gpu_that_is_kept_busy_for_ever_is_not_waited_for_for_ever(open_timer, monkeypatch):

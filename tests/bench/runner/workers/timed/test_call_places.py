@@ -38,11 +38,11 @@ def lay_out(arena, size=16, *, dtype=torch.float32, outputs=1):
 
 
 def is_unwritten(places, secret):
-    return places.find_unwritten(places.glance([0], secret), secret) == [True]
+    return places.find_unwritten(places.read_spots([0], secret), secret) == [True]
 
 
 def look(places, indices, secret):
-    seen = places.glance(indices, secret)
+    seen = places.read_spots(indices, secret)
     return [[output[at].tobytes() for output in seen] for at in range(len(indices))]
 
 
@@ -173,7 +173,7 @@ def test_looks_are_at_other_bytes_for_another_secret_and_are_few(arena):
     first, again, other = (look(places, [0], secret)[0][0] for secret in (1, 1, 2))
     assert first == again
     assert first != other
-    assert len(first) <= 2 * places_module.LOOKED_AT
+    assert len(first) <= 2 * places_module.SPOTS
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_floats_of_8_bits_are_poisoned_now_with_nan_and_now_with_a_number(arena,
     found = set()
     for _ in range(40):
         places.poison([0, 3])
-        assert all(places.find_unwritten(places.glance([0, 3], 0), 0))
+        assert all(places.find_unwritten(places.read_spots([0, 3], 0), 0))
         found |= {bool(places.outputs(index)[0].float().isnan().all()) for index in (0, 3)}
     assert found == {True, False}
 
@@ -217,7 +217,7 @@ def test_all_places_are_searched_for_a_run_of_poison(arena, size, dtype):
             held = places.outputs(index)[0].view(torch.uint8)
             held[:start] = held[start + run :] = 1
             held[start + run // 2] += index == 2
-        assert places.find_unwritten(places.glance(range(4), 0), 0) == [True, True, False, True]
+        assert places.find_unwritten(places.read_spots(range(4), 0), 0) == [True, True, False, True]
 
 
 def test_a_run_of_marks_is_found():
@@ -228,14 +228,14 @@ def test_a_run_of_marks_is_found():
 
 
 def test_no_places_are_looked_at_where_none_are_asked_for(arena):
-    seen = lay_out(arena, outputs=2).glance([], 0)
+    seen = lay_out(arena, outputs=2).read_spots([], 0)
     assert [output.shape for output in seen] == [(0, 64), (0, 64)]
     assert lay_out(arena, outputs=2).find_unwritten(seen, 0) == []
 
 
 def test_a_look_stays_as_it_was(arena):
     places = lay_out(arena)
-    (before,) = places.glance([0], 0)
+    (before,) = places.read_spots([0], 0)
     places.outputs(0)[0].fill_(1.0)
     assert not before.any()
 
@@ -244,7 +244,7 @@ def test_a_look_stays_as_it_was(arena):
 def test_all_outputs_come_to_the_host_in_one_transfer(arena, indices):
     places = lay_out(arena, 1000, outputs=3)
     with counting_operations() as counted:
-        places.glance(indices, 0)
+        places.read_spots(indices, 0)
     assert counted.waits() == 1
     assert counted.launches() <= 6
 

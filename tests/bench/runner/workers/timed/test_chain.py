@@ -15,14 +15,14 @@ import torch
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.bench.runner.workers.timed import chain
 from flashinfer_bench.bench.runner.workers.timed.chain import (
-    ChainDesk,
     ChainTimer,
+    ChainTools,
     count_chain_calls,
     count_chain_reads,
     draw_keys,
     hand_out,
     is_late_after,
-    open_desk,
+    open_chain_tools,
     open_gpu_board,
 )
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted, Claimed
@@ -155,7 +155,7 @@ def test_keys_are_new_and_none_is_0(monkeypatch):
 
 def test_the_kernels_code_stands_behind_the_board_that_a_worker_gets(monkeypatch):
     image = bytes(range(1, 256)) * 17
-    monkeypatch.setattr(chain, "relay_image", lambda: image)
+    monkeypatch.setattr(chain, "chain_image", lambda: image)
     with open_gpu_board() as (board, fd, size):
         theirs = GpuBoard(fd, size)
         board.give(0, 1)
@@ -202,12 +202,12 @@ def desk(monkeypatch):
         launch()
         return lambda: made._board.tell_ready(1)
 
-    monkeypatch.setattr(chain, "RelayKernels", PlayedKernels)
+    monkeypatch.setattr(chain, "ChainKernels", PlayedKernels)
     monkeypatch.setattr(chain, "MappedBoard", PlayedBoard)
-    monkeypatch.setattr(chain, "relay_image", lambda: b"")
+    monkeypatch.setattr(chain, "chain_image", lambda: b"")
     monkeypatch.setattr(chain, "capture", capture)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    made = ChainDesk(torch.device("cpu"))
+    made = ChainTools(torch.device("cpu"))
     made.captures, made.refused, made.launched = [], [], made._kernels.launched
     monkeypatch.setattr(chain, "now_ns", made._board.now_ns)
     assert not made._board.has_key(0)
@@ -274,12 +274,12 @@ def test_chains_need_two_cores_and_a_driver_that_takes_the_kernels(monkeypatch, 
             raise error
         return device
 
-    monkeypatch.setattr(chain, "ChainDesk", make)
+    monkeypatch.setattr(chain, "ChainTools", make)
     monkeypatch.setattr(chain, "usable_cores", lambda: cores)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    open_desk.cache_clear()
-    assert (open_desk(torch.device("cuda", 7)) is not None) is is_open
-    open_desk.cache_clear()
+    open_chain_tools.cache_clear()
+    assert (open_chain_tools(torch.device("cuda", 7)) is not None) is is_open
+    open_chain_tools.cache_clear()
 
 
 def read(piece):
@@ -401,7 +401,7 @@ def test_a_call_costs_what_it_takes_beyond_an_empty_one(open_timer, takes_ns, ga
     timer, worker = open_timer(takes_ns=takes_ns, gap_ns=gap_ns)
     worker.answer = {"joined": joined}
     found = timer.confirm(cost_ns)
-    assert (found.relay_ns, found.relay_calls, found.bound, found.why_not) == (cost_ns, CALLS, "chain", None)
+    assert (found.chain_ns, found.chain_calls, found.bound, found.why_not) == (cost_ns, CALLS, "chain", None)
     assert timer.most_ns == cost_ns + EMPTY_NS
 
 
@@ -410,11 +410,11 @@ def test_the_best_chain_counts_and_its_calls_are_compared(open_timer, best):
     takes_ns = [CALL_NS + (at != best) for at in range(4) for _ in range(CALLS)]
     timer, worker = open_timer(takes_ns=takes_ns, wanted=CALLS)
     found = timer.confirm(0.5 * COST_NS)
-    assert (found.relay_ns, found.relay_calls) == (COST_NS, 4 * CALLS)
-    reads = worker.trial.reader.reads("relay")
+    assert (found.chain_ns, found.chain_calls) == (COST_NS, 4 * CALLS)
+    reads = worker.trial.reader.reads("chain")
     sums = worker.sums[::2][best * CALLS :][:CALLS]
     assert sorted(float(one.inputs[0].sum()) for one in reads) == sorted(sums)
-    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "relay" for one in reads)
+    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "chain" for one in reads)
     assert len({*worker.desk.keys}) == len({*worker.sums}) == 4 * CALLS  # no key and no input comes again
 
 

@@ -16,7 +16,7 @@ from tests.kit.trials import make_trial
 
 pytestmark = pytest.mark.cpu
 CLAIMED = Claimed(5_000.0)
-BY_CHAIN = Confirmation(None, None, relay_ns=2_000.0, relay_calls=10, relay_share=0.5)
+BY_CHAIN = Confirmation(None, None, chain_ns=2_000.0, chain_calls=10, chain_share=0.5)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_at_full_assurance_batches_follow_a_chain_that_leaves_something_open(
     found = kernel._confirm(remote, Claimed(claimed_ns), [])
     assert asked[:2] == [claimed_ns, *([max(claimed_ns, 1_000.0)] if assurance == "full" else [])]
     assert asked[2:] == [([3], 7_000.0, BY_CHAIN)] * follows  # no content comes again
-    by_both = replace(BY_CHAIN, burst_ns=1_500.0, resolution_ns=20.0, why_not="too good", calls=6)
+    by_both = replace(BY_CHAIN, batch_ns=1_500.0, resolution_ns=20.0, why_not="too good", calls=6)
     assert found == (by_both if follows else BY_CHAIN)
 
 
@@ -91,7 +91,7 @@ def test_a_chain_needs_a_desk_and_room_for_two_calls(arena, open_idle, monkeypat
     kernel, remote = open_idle()
     kernel._tools.readout.add_launch_gap(1_100)
     checks = []
-    monkeypatch.setattr(kernel_module, "open_desk", lambda device: desk)
+    monkeypatch.setattr(kernel_module, "open_chain_tools", lambda device: desk)
     monkeypatch.setattr(kernel_module, "ChainTimer", lambda ask, *given, **how: (*given, how))
     monkeypatch.setattr(kernel_module, "check_room", lambda *given: checks.append(given))
     monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=min(most, places)).places)
@@ -111,7 +111,7 @@ def test_a_chain_lies_in_places_of_the_readings_where_there_are_enough_without_g
 ):
     kernel, remote = open_idle(most=most)
     remote.places.replayed |= replayed
-    monkeypatch.setattr(kernel_module, "open_desk", lambda device: "a desk")
+    monkeypatch.setattr(kernel_module, "open_chain_tools", lambda device: "a desk")
     monkeypatch.setattr(kernel_module, "ChainTimer", lambda *given, calls, gap_ns: calls)
     monkeypatch.setattr(kernel, "_lay_out", lambda inputs, most: make_trial(arena, most=most).places)
     calls, chained = kernel._open_relays(remote, CLAIMED)
@@ -129,7 +129,7 @@ def test_a_claim_is_told_as_no_less_than_its_inputs_take_to_be_read(
 ):
     kernel, remote = open_idle()
     kernel.task.floor_ms = lambda claimed_ms: floor_ms if claimed_ms == 0.002 else 0.0
-    monkeypatch.setattr(kernel, "_confirm", lambda *given: Confirmation(None, None, relay_ns=4_000.0, relay_calls=9))
+    monkeypatch.setattr(kernel, "_confirm", lambda *given: Confirmation(None, None, chain_ns=4_000.0, chain_calls=9))
     record = {}
     assert kernel._bound(replace(remote, has_setup=has_setup), 0.002, record, []) == told_ms
     assert (record["bound"], record["claimed_ms"], record["assurance"]) == (bound, 0.002, "full")

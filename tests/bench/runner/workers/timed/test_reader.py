@@ -106,7 +106,7 @@ def test_what_a_call_gave_are_all_of_its_outputs(arena):
     trial = make_trial(arena, wanted=0)
     masks, others = np.ones((4, 8), np.uint8), np.arange(32, dtype=np.uint8).reshape(4, 8)
     for seen, odd in (([masks, others], []), ([others + 32, masks], []), ([masks, others], [8, 9, 10, 11])):
-        trial.places.glance = lambda indices, secret, seen=seen: seen
+        trial.places.read_spots = lambda indices, secret, seen=seen: seen
         trial.reader.look(range(4), trial.write(range(4)))
         trial.reader._latest = None
         assert list(trial.reader._odd) == odd
@@ -133,8 +133,8 @@ def test_what_chance_chose_is_told_from_the_base_and_from_what_looks_odd(arena):
     trial.reader.begin()
     for _ in range(4):
         run_calls(trial, [0])
-    ways = Counter((read.way, read.is_base, is_right(read)) for read in trial.reader.reads("relay"))
-    assert ways == {("relay", False, True): 2, (None, True, True): 1, (None, False, False): 2}
+    ways = Counter((read.way, read.is_base, is_right(read)) for read in trial.reader.reads("chain"))
+    assert ways == {("chain", False, True): 2, (None, True, True): 1, (None, False, False): 2}
 
 
 def test_inputs_that_a_call_changed_are_found_where_it_is_read(arena):
@@ -166,7 +166,7 @@ def test_inputs_of_large_calls_are_checked_at_once_and_not_copied(arena, monkeyp
 
 def test_calls_whose_outputs_are_not_read_are_never_odd(arena):
     trial = make_trial(arena, wanted=0)
-    trial.places.glance = lambda indices, secret: []
+    trial.places.read_spots = lambda indices, secret: []
     trial.reader.look([0, 0], [0, 1])
     assert trial.reader.reads() == []
 
@@ -214,9 +214,9 @@ def test_what_is_compared_is_taken_before_anything_else_is_looked_at(arena):
 def test_what_is_kept_is_copied_by_one_operation_and_before_anything_is_looked_at(arena):
     trial = make_trial(arena, wanted=6)
     numbers = trial.write(range(8))
-    glance, seen_at = trial.places.glance, []
+    read_spots, seen_at = trial.places.read_spots, []
     with counting_operations() as counted:
-        trial.places.glance = lambda *given: seen_at.append(counted.launches()) or glance(*given)
+        trial.places.read_spots = lambda *given: seen_at.append(counted.launches()) or read_spots(*given)
         trial.reader.look(range(8), numbers)
     assert seen_at == [1]
 
