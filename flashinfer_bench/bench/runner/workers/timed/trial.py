@@ -52,7 +52,7 @@ class Request:
     names: list[str]
     """The cases of these."""
     inputs: list[list[Any]]
-    """Copies of their inputs."""
+    """Their inputs."""
 
     @property
     def usual(self) -> list[int]:
@@ -88,8 +88,6 @@ class RemoteTrial:
     chance: random.Random = field(default_factory=random.SystemRandom)
     _usual: list[Iterator[int]] = field(default_factory=list)
     """The next numbers of calls on each set of inputs."""
-    _others: Iterator[int] = field(default_factory=lambda: count(1 << 30))
-    """Those of calls on inputs of stress cases: no usual call has so large a number."""
 
     def __post_init__(self) -> None:
         """Number the calls, unless they are moved."""
@@ -127,17 +125,23 @@ class RemoteTrial:
         taken = {launch.index for launch in launches}
         free = (index for index in range(most) if index not in taken)
         calls = [(launch.index, next(self._usual[launch.inputs])) for launch in launches]
-        for at in hidden:
-            calls.insert(at, (next(free), next(self._others)))
+        made = [] if self.schedule is None else list(map(self.schedule.inputs.take, names))
+        for at, (number, _) in zip(hidden, made, strict=True):
+            calls.insert(at, (next(free), number))
         indices, numbers = [index for index, _ in calls], [number for _, number in calls]
         self.write(indices, numbers=numbers)
-        if self.schedule is not None and names:
-            for name, at in zip(names, hidden, strict=True):
-                self.schedule.plan.change(name, numbers[at], self.places.inputs(indices[at]))
-            self.places.synchronize()
-        given = [zip(self.contents.base, self.places.inputs(indices[at]), strict=True) for at in hidden]
-        inputs = [[value if slot is None else copy_of(slot) for value, slot in own] for own in given]
+        inputs = [own for _, own in made]
+        if self.schedule is not None and made:
+            self._bring([indices[at] for at in hidden], inputs, self.schedule.inputs.changed)
         return Request(indices, numbers, hidden, names, inputs)
+
+    def _bring(self, indices: Sequence[int], inputs: Sequence[list[Any]], changed: Sequence[bool]) -> None:
+        """Copy what stress cases have changed into the places of their calls."""
+        for at, is_changed in enumerate(changed):
+            slots = [self.places.inputs(index)[at] for index in indices]
+            if is_changed and slots and slots[0] is not None:
+                torch._foreach_copy_([slot for slot in slots if slot is not None], [own[at] for own in inputs])
+        self.places.synchronize()
 
     def finish(self, request: Request, setups: Sequence[Sample], spent_ns: float) -> None:
         """Keep the costs of the calls of a request, and outputs that are to be compared.
@@ -156,13 +160,6 @@ class RemoteTrial:
             self.reader.check_inputs(list(zip(request.inputs, map(self.places.inputs, hidden), strict=True)))
         self.setup_samples += [setups[at] for at in usual if setups]
         self.reader.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
-
-    def make_hidden(self, schedule: StressSchedule) -> tuple[str, list[Any]]:
-        """Return the first case that no call was made on, and inputs of it."""
-        name, number = schedule.left[0], next(self._others)
-        inputs = self.contents.make(number)
-        schedule.plan.change(name, number, [one if isinstance(one, torch.Tensor) else None for one in inputs])
-        return name, inputs
 
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
         """Return the calls in other places, with a reader of its own that wants this many; no content comes again."""
