@@ -49,7 +49,10 @@ def test_local_may_be_given_more_than_once():
         ("run --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
         ("run a --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
         ("run --iterations", "--iterations: expected one argument; see flashinfer-bench run --help"),
-        ("run --iterations x", "--iterations: needs a whole number or 'auto', not 'x'; see flashinfer-bench run --help"),
+        (
+            "run --iterations x",
+            "--iterations: needs a whole number or 'auto', not 'x'; see flashinfer-bench run --help",
+        ),
         ("run --rtol x", "--rtol: needs a number, not 'x'; see flashinfer-bench run --help"),
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("rnu", "unknown command rnu; did you mean run?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -34,12 +35,13 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
     Args:
         arena: shared memory on a CPU.
         base_number: the call that gets the base.
-        changes: size, most (places), way (how x differs), wanted (calls to keep), check_inputs (given what a call got
-            and what lies there now), device_type, has_setup.
+        changes: size, outputs (how many), most (places), way (how x differs), wanted (calls to keep), check_inputs
+            (given what a call got and what lies there now), device_type, has_setup.
     """
     size = changes.get("size", 16)
     base = [torch.arange(1.0, size + 1)]
-    places = CallPlaces(arena, base, [OutputSpec("y", (size,), torch.float32)], changes.get("most", MOST_PLACES))
+    specs = [OutputSpec(f"y{at}", (size,), torch.float32) for at in range(changes.get("outputs", 1))]
+    places = CallPlaces(arena, base, specs, changes.get("most", MOST_PLACES))
     contents = DealtContents([Contents(base, [VariedInput("x", changes.get("way", "scaled"))], 7, base_number)])
     check = changes.get("check_inputs", lambda inputs, now: None)
 
@@ -56,7 +58,7 @@ def run_calls(trial, indices, function=lambda x: x * 2):
     """Do in the test what a worker does: call a function in some places; the reader looks at what it gave."""
     numbers = trial.write(indices)
     for index in indices:
-        (x,), (y,) = trial.places.inputs(index), trial.places.outputs(index)
+        (x,), (y, *_) = trial.places.inputs(index), trial.places.outputs(index)
         result = function(x)
         if result is not None:
             y.copy_(result)
@@ -82,12 +84,28 @@ class ScriptedWorker:
     lost: str | None = None
     """Why the first clock is lost when it is switched on."""
     is_lazy: bool = False
+    calls_ns: Iterable[int] = ()
+    """What each call of a burst takes, burst by burst, before it is `call_ns`."""
+    collect_ns: int = 0
+    """What it takes to collect the results of a burst."""
+    refuses: str | None = None
+    """Why it makes no graph of the calls of a burst."""
+    touch_ns: int = 0
+    late: dict[str, list[float]] = field(default_factory=dict)
+    """Verb to what keeps the GPU from the session after the answer, time slice by time slice."""
     asked: list[tuple[str, dict]] = field(default_factory=list)
     now: int = 0
     kept: dict[int, torch.Tensor] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self.calls_ns, self.left = iter(self.calls_ns), []
+
     def now_ns(self):
         return self.now
+
+    def touch(self, device):
+        """Use the GPU in the session's place."""
+        self.now += self.touch_ns + (self.left.pop() if self.left else 0)
 
     def verbs(self):
         return [verb for verb, _ in self.asked]
@@ -99,6 +117,7 @@ class ScriptedWorker:
         along = fields.pop("along", Along())
         self.asked.append((verb, fields))
         self.now += self.request_ns
+        self.left = [*self.late.get(verb, ())]
         if along.meanwhile is not None:
             along.meanwhile(lambda: False)
         answer = {"id": 1, **getattr(self, f"_{verb}")(fields), **self.answers.get(verb, {})}
@@ -106,24 +125,27 @@ class ScriptedWorker:
 
     def _start(self, fields):
         if fields["fall_back"] is not None:
-            return {"clock": EVENTS.model_dump(), "lost": None}
+            self.clock, self.lost = EVENTS, None
         return {"clock": self.clock.model_dump(), "lost": self.lost}
 
     def _calls(self, fields):
         spent_ns = self._spend(fields)
         self._compute(fields)
-        samples = [Sample(span_ns=spent_ns, enqueue_ns=spent_ns)] * len(fields["indices"])
+        seen = {"busy_ns": 1, "operations": 1, "lead_ns": 1} if self.clock.sees_operations else {}
+        samples = [Sample(span_ns=spent_ns, enqueue_ns=spent_ns, **seen)] * len(fields["indices"])
         return {"readings": answer_readings(samples), "facts": {}, "returned": None}
 
     def _burst(self, fields):
+        self.call_ns = next(self.calls_ns, self.call_ns)
         self._spend(fields)
         if self.answers.get("burst", {}).get("copied"):
             self._compute(fields)
         elif not self.is_lazy:
             self.kept = {index: self.trial.places.inputs(index)[0] * 2 for index in fields["indices"]}
-        return {"refused": None, "copied": False}
+        return {"refused": self.refuses if fields["together"] else None, "copied": False}
 
     def _collect(self, fields):
+        self.now += self.collect_ns
         if self.is_lazy:
             self._compute(fields)
         for index, result in self.kept.items():

@@ -1,7 +1,10 @@
-"""Which claims of a worker are believed."""
+"""Which claims of a worker are believed, and what a latency is told as."""
+
+from contextlib import nullcontext
 
 import pytest
 
+from flashinfer_bench.bench.runner.workers.timed.confirmation import settle_by_requests
 from flashinfer_bench.bench.runner.workers.timed.readings import (
     ReadingsAsked,
     check_clock,
@@ -22,117 +25,111 @@ BY_EVENTS = ReadingsAsked("cuda", TimingSettings(clock="cuda_events"))
 WARM = ReadingsAsked("cuda", TimingSettings(l2_cache="warm"))
 ON_CPU = Sample(span_ns=1_000, enqueue_ns=1_000)
 ON_GPU = Sample(span_ns=1_000, enqueue_ns=500, busy_ns=900, operations=1, lead_ns=900)
+OTHER = "RUNTIME_ERROR: the process answered out of protocol .*"
 
 
-def called(*samples):
-    return Called(id=1, readings=answer_readings(samples), returned=None)
-
-
-@pytest.mark.parametrize(
-    ("asked", "traits"),
-    [
-        (CPU, WALL),
-        (GPU, CUPTI),
-        (GPU, EVENTS),
-        (BY_EVENTS, EVENTS),
-        (WARM, CUPTI.model_copy(update={"cache_state": "warm"})),
-    ],
-)
-def test_the_clock_of_an_honest_worker_is_believed(asked, traits):
-    check_clock(traits, asked)
+def refusing(said):
+    """Return a context in which a failure is told so; or none, where nothing is said."""
+    return nullcontext() if said is None else pytest.raises(SolutionFailure, match=said)
 
 
 @pytest.mark.parametrize(
-    ("asked", "traits", "said"),
+    ("asked", "traits", "changes", "said"),
     [
-        (CPU, CUPTI, "method 'cupti'"),
-        (CPU, WALL.model_copy(update={"cache_state": "cold"}), "cache state 'cold'"),
-        (CPU, WALL.model_copy(update={"sees_operations": True}), "contradicts its method"),
-        (GPU, WALL, "method 'wall'"),
-        (GPU, CUPTI.model_copy(update={"cache_state": "warm"}), "cache state 'warm'"),
-        (GPU, CUPTI.model_copy(update={"sees_operations": False}), "contradicts its method"),
-        (GPU, EVENTS.model_copy(update={"fills_queue": False}), "contradicts its method"),
-        (BY_EVENTS, CUPTI, "method 'cupti'"),
+        (CPU, WALL, {}, None),
+        (GPU, EVENTS, {}, None),
+        (WARM, CUPTI, {"cache_state": "warm"}, None),
+        (CPU, CUPTI, {}, "method 'cupti'"),
+        (CPU, WALL, {"cache_state": "cold"}, "cache state 'cold'"),
+        (CPU, WALL, {"sees_operations": True}, "contradicts its method"),
+        (GPU, WALL, {}, "method 'wall'"),
+        (GPU, CUPTI, {"cache_state": "warm"}, "cache state 'warm'"),
+        (GPU, CUPTI, {"sees_operations": False}, "contradicts its method"),
+        (BY_EVENTS, CUPTI, {}, "method 'cupti'"),
     ],
 )
-def test_a_clock_that_was_not_asked_for_is_found(asked, traits, said):
-    with pytest.raises(SolutionFailure, match="answered out of protocol") as failure:
-        check_clock(traits, asked)
-    assert said in failure.value.message
-    assert failure.value.status == "RUNTIME_ERROR"
-
-
-@pytest.mark.parametrize(("traits", "sample"), [(WALL, ON_CPU), (CUPTI, ON_GPU), (EVENTS, ON_CPU)])
-def test_readings_come_through_in_their_order(traits, sample):
-    found = check_readings(called(sample, sample), 2, traits, wall_ns=1e9)
-    assert [(one.span_ns, one.operations) for one in found] == [(sample.span_ns, sample.operations)] * 2
+def test_a_clock_that_was_not_asked_for_is_found(asked, traits, changes, said):
+    with refusing(said and OTHER + said):
+        check_clock(traits.model_copy(update=changes), asked)
 
 
 @pytest.mark.parametrize(
-    ("traits", "answer", "said"),
+    ("traits", "samples", "wall_ns", "said"),
     [
-        (WALL, called(ON_CPU), "1 readings of 2 calls"),
-        (WALL, called(ON_CPU, ON_CPU, ON_CPU), "3 readings of 2 calls"),
-        (WALL, called(ON_GPU, ON_GPU), "operations that the clock cannot see"),
-        (EVENTS, called(ON_GPU, ON_GPU), "operations that the clock cannot see"),
-        (CUPTI, called(ON_CPU, ON_CPU), "no operations"),
-        (WALL, Called(id=1, readings=None, returned=None), "there are no readings"),
+        (WALL, [ON_CPU] * 2, 2_000, None),
+        (WALL, [ON_CPU] * 2, 1_900, "more than the time that passed outside"),
+        (WALL, [ON_CPU] * 3, 1e9, OTHER + "3 readings of 2 calls"),
+        (EVENTS, [ON_GPU] * 2, 1e9, OTHER + "operations that the clock cannot see"),
+        (CUPTI, [ON_CPU] * 2, 1e9, OTHER + "no operations"),
+        (WALL, None, 1e9, OTHER + "there are no readings"),
     ],
 )
-def test_readings_that_contradict_what_was_asked_for_are_refused(traits, answer, said):
-    with pytest.raises(SolutionFailure, match="answered out of protocol") as failure:
-        check_readings(answer, 2, traits, wall_ns=1e9)
-    assert said in failure.value.message
-
-
-def test_readings_may_add_up_to_the_time_outside_and_not_to_more():
-    check_readings(called(ON_CPU, ON_CPU), 2, WALL, wall_ns=2_000)
-    with pytest.raises(SolutionFailure, match="more than the time that passed outside"):
-        check_readings(called(ON_CPU, ON_CPU), 2, WALL, wall_ns=1_900)
+def test_readings_that_contradict_what_was_asked_for_are_refused(traits, samples, wall_ns, said):
+    called = Called(id=1, readings=samples and answer_readings(samples), returned=None)
+    with refusing(said):
+        found = check_readings(called, 2, traits, wall_ns=wall_ns)
+        assert [(one.span_ns, one.operations) for one in found] == [(1_000, samples[0].operations)] * 2
 
 
 def test_a_latency_of_nothing_is_refused():
-    nothing, honest = (Trial((Sample(span_ns=span_ns, enqueue_ns=0),) * 3, "count") for span_ns in (0, 1))
-    with pytest.raises(SolutionFailure, match="claims 0 ns a call, which is less than an empty call takes"):
-        check_trial(nothing)
-    assert check_trial(honest) is honest
+    for span_ns, said in ((0, "claims 0 ns a call, which is less than an empty call takes"), (1, None)):
+        with refusing(said):
+            check_trial(Trial((Sample(span_ns, 0),) * 3, "count"))
+
+
+BY_BATCH, BY_CHAIN, BY_FLOOR = {"bound": "batch", "burst_ms": 1.0}, {"bound": "chain"}, {"bound": "floor"}
 
 
 @pytest.mark.parametrize(
-    ("claimed_ms", "record", "least_ms", "told_ms"),
+    ("claimed_ms", "record", "least_ms", "floor_ms", "told_ms"),
     [
-        (0.55, {"burst_ms": 1.0, "burst_resolution_ms": 2.0}, 0.0, 0.79),
-        (0.8, {"burst_ms": 1.0, "burst_resolution_ms": 0.1}, 0.0, 0.8),
-        (0.55, {}, 0.0, 0.55),
-        (0.55, {"burst_ms": 1.0}, 0.9, 0.9),
+        (0.55, BY_BATCH, 0.0, 0.0, 0.79),
+        (0.55, BY_BATCH, 0.9, 0.0, 0.9),
+        (0.5, BY_CHAIN, 0.8, 0.9, 0.9),
+        (0.85, BY_CHAIN, 0.8, 0.9, 0.9),
+        (0.95, BY_CHAIN, 0.8, 0.9, 0.95),
+        (0.5, BY_CHAIN, 0.8, 0.7, 0.8),
     ],
-    ids=["below", "near", "no bursts", "below the least call"],
 )
-def test_a_claim_on_a_gpu_below_what_bursts_cost_earns_nothing(claimed_ms, record, least_ms, told_ms):
-    record = dict(record)
-    assert raise_claim(claimed_ms, record, least_ms) == pytest.approx(told_ms)
-    assert record.get("claimed_ms", told_ms) == claimed_ms
+def test_a_claim_below_what_bounds_it_earns_nothing_and_the_trace_says_so(
+    claimed_ms, record, least_ms, floor_ms, told_ms
+):
+    found = dict(record)
+    assert raise_claim(claimed_ms, found, least_ms, floor_ms) == pytest.approx(told_ms)
+    bound = BY_FLOOR if told_ms == floor_ms else {}
+    assert found == {**record, **bound, **({"claimed_ms": claimed_ms} if told_ms > claimed_ms else {})}
 
 
 @pytest.mark.parametrize(
-    ("claimed_ms", "floor_ms", "told_ms", "bound"),
-    [(0.5, 0.9, 0.9, "floor"), (0.85, 0.9, 0.9, "floor"), (0.95, 0.9, 0.95, "chain"), (0.5, 0.7, 0.8, "chain")],
-    ids=["below all", "above the chain", "above the floor", "a floor below the chain"],
+    ("claimed_ms", "costs_ns", "outside_ms", "flags"),
+    [
+        (2.1, [3e6, 9e6], 6.0, ["noisy"]),
+        (1.9, [3e6, 9e6], 6.0, ["noisy", "unconfirmed"]),
+        (0.01, [1.9e5], 0.19, ["noisy"]),  # most of it is what the request takes
+    ],
 )
-def test_a_claim_below_the_floor_is_told_as_the_floor_and_the_trace_says_so(claimed_ms, floor_ms, told_ms, bound):
-    record = {"bound": "chain"}
-    assert raise_claim(claimed_ms, record, 0.8, floor_ms) == told_ms
-    assert record == {"bound": bound} | ({"claimed_ms": claimed_ms} if told_ms > claimed_ms else {})
-
-
-@pytest.mark.parametrize(("claimed_ms", "flags"), [(2.1, ["noisy"]), (1.9, ["noisy", "unconfirmed"])])
-def test_on_a_cpu_the_mean_time_from_outside_stands_beside_a_latency(claimed_ms, flags):
+def test_on_a_cpu_the_mean_time_from_outside_stands_beside_a_latency(claimed_ms, costs_ns, outside_ms, flags):
     record = {"flags": ["noisy"]}
-    tell_outside(claimed_ms, record, [3e6, 9e6])
-    assert record == {"bound": "none", "outside_ms": 6.0, "flags": flags}
+    tell_outside(claimed_ms, record, costs_ns)
+    assert record == {"bound": "none", "outside_ms": outside_ms, "flags": flags}
 
 
-def test_a_short_call_on_a_cpu_is_not_flagged_for_what_its_request_takes():
-    record = {}
-    tell_outside(0.01, record, [1.9e5])
-    assert record == {"bound": "none", "outside_ms": 0.19}
+SEEN = [2e6] * 50 + [9e6] * 10
+
+
+@pytest.mark.parametrize(
+    ("claimed_ns", "costs_ns", "request_ms"),
+    [
+        (1_590_000, SEEN, 2.0),
+        (1_570_000, SEEN, None),
+        (2_000_000, SEEN[:9], 2.0),
+        (2_000_000, SEEN[:8], None),
+        (1_000_000, [2e5] * 60, 0.2),
+        (999_999, [2e5] * 60, None),
+    ],
+)
+def test_a_slow_claim_that_is_near_what_timed_calls_took_outside_needs_no_batches(claimed_ns, costs_ns, request_ms):
+    found = settle_by_requests(claimed_ns, costs_ns)
+    assert (found and found.to_record()) == (
+        request_ms and {"bound": "samples", "burst_calls": 0, "request_ms": request_ms}
+    )

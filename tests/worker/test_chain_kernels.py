@@ -1,4 +1,4 @@
-"""The kernels of relays on a GPU, tried on a CPU: a C++ compiler takes their source, and coroutines are their threads.
+"""The kernels of gated chains, tried on a CPU: a C++ compiler takes their source, and coroutines are their threads.
 
 A thread runs until it waits for its warp or its block. So blocks run one by one, and all that they do can be told.
 """
@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -141,14 +142,9 @@ extern "C" bool launch(const char* name, unsigned blocks, unsigned threads, cons
 }
 """
 PROCESSORS = 3
-WORD_BYTES, AT_ONCE = 16, 4
-SMALL_BYTES = 1 << 15
-"""Inputs up to this are unmasked by one block."""
-COMMIT_BYTES = 1 << 16
-"""Bytes that a block commits to."""
+SMALL_BYTES, COMMIT_BYTES = 1 << 15, 1 << 16
+"""Inputs up to the first are unmasked by one block; each block commits to bytes up to the second."""
 KEY = 0x7EDC_BA98_7654_3211
-SIZES = [1, 15, 16, 17, 4_096, 70_000]
-SEVERAL = [17, 1, 4_096, 15, 70_000, 33]
 
 
 @pytest.fixture(scope="module")
@@ -174,20 +170,17 @@ def on_cpu(library, monkeypatch):
     """The launches of a GPU with three processors, done at once on a CPU; `launched` has the shape of each."""
     launched = []
 
-    class Launcher:
-        def __init__(self, kernel, *, blocks, threads, arguments):
-            self.shape = kernel, blocks, threads
-            self.arguments = arguments
-
-        def __call__(self, stream, *arguments):
-            name, blocks, threads = self.shape
-            assert len(arguments) == self.arguments == PARAMETERS[name]
-            launched.append(self.shape)
-            numbers = (ctypes.c_uint64 * len(arguments))(*arguments)
+    def open_launcher(name, *, blocks, threads, arguments):
+        def launch(stream, *given):
+            assert len(given) == arguments == PARAMETERS[name]
+            launched.append((name, blocks, threads))
+            numbers = (ctypes.c_uint64 * arguments)(*given)
             assert library.launch(name.encode(), blocks, threads, numbers), "threads wait for others that do not come"
 
+        return launch
+
     monkeypatch.setattr(kernels.driver, "Module", lambda image: SimpleNamespace(kernel=lambda name: name))
-    monkeypatch.setattr(kernels.driver, "Launcher", Launcher)
+    monkeypatch.setattr(kernels.driver, "Launcher", open_launcher)
     found = SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
@@ -199,18 +192,16 @@ def on_cpu(library, monkeypatch):
 
 
 def make_bytes(size, seed=0):
-    """Return random bytes, each of them at a multiple of WORD_BYTES, none of them 0."""
+    """Return random bytes, none of them 0."""
     return torch.randint(1, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def take_digest(on_cpu, held):
+def take_digest(on_cpu, *held):
     """Return what is committed to of some tensors of bytes."""
     told = torch.zeros(2 * count_groups(len(held)) + 1, dtype=torch.int64)
     on_cpu.commit([piece_of(one) for one in held], told.data_ptr())
-    assert int(on_cpu._count) == 0
     *words, behind = told.tolist()
-    assert behind == 0
-    assert all(words)
+    assert (int(on_cpu._count), behind, all(words)) == (0, 0, True)
     return words
 
 
@@ -221,172 +212,94 @@ def mask_of(words, key):
 
 
 @needs_compiler
-@pytest.mark.parametrize("words", [0, 1, 31, 33, SMALL_BYTES // WORD_BYTES, SMALL_BYTES // WORD_BYTES + 1])
-def test_inputs_are_unmasked_by_philox_of_key_and_place(on_cpu, words):
-    given = make_bytes((words + 1) * WORD_BYTES)
-    held, key, ready = given.clone(), torch.tensor([KEY]), torch.zeros(1, dtype=torch.int64)
-    inputs = Piece(held.data_ptr(), words * WORD_BYTES)
-    on_cpu.await_and_unmask(key.data_ptr(), inputs, ready.data_ptr(), 7)
-    assert int(ready) == 7
-    assert len(on_cpu.launched) == count_launches(inputs.nbytes)
-    assert torch.equal(held[: inputs.nbytes], given[: inputs.nbytes] ^ mask_of(words, KEY))
-    assert torch.equal(held[inputs.nbytes :], given[inputs.nbytes :])
-
-
-@needs_compiler
-def test_the_same_kernel_masks_and_unmasks(on_cpu):
-    given, key = make_bytes(SMALL_BYTES + WORD_BYTES), torch.tensor([KEY])
-    held = given.clone()
-    on_cpu.unmask(piece_of(held), key.data_ptr())
-    masked = held.clone()
-    assert torch.equal(masked, given ^ mask_of(len(given) // WORD_BYTES, KEY))
-    on_cpu.unmask(piece_of(held), key.data_ptr())
+@pytest.mark.parametrize("words", [0, 1, 31, 33, SMALL_BYTES // 16, SMALL_BYTES // 16 + 1])
+@pytest.mark.parametrize(("comes_after_s", "key", "takes_s"), [(0, KEY, 2), (5, KEY, 7), (99, 0, 22)])
+def test_inputs_are_unmasked_by_philox_of_key_and_place_when_the_key_has_come(
+    on_cpu, library, words, comes_after_s, key, takes_s
+):
+    """Nobody waits longer than 20 s for it. The same kernel masks and unmasks."""
+    given, slot, ready = make_bytes(16 * words + 16), torch.tensor([0, key]), torch.zeros(1, dtype=torch.int64)
+    held, begin = given.clone(), library.tell_time()
+    inputs = Piece(held.data_ptr(), 16 * words)
+    library.play(False, key, slot.data_ptr(), comes_after_s * 10**9)
+    on_cpu.await_and_unmask(slot.data_ptr(), inputs, ready.data_ptr(), 7)
+    assert takes_s - 2 <= (library.tell_time() - begin) / 1e9 <= takes_s
+    assert (int(ready), len(on_cpu.launched)) == (7, count_launches(inputs.nbytes))
+    assert torch.equal(held, given ^ torch.cat([mask_of(words, key), torch.zeros(16, dtype=torch.uint8)]))
+    on_cpu.unmask(inputs, slot[1:].data_ptr())
     assert torch.equal(held, given)
-    on_cpu.unmask(piece_of(held), (key + 1).data_ptr())
-    assert not torch.equal(held, masked)
 
 
 @needs_compiler
-@pytest.mark.parametrize("words", [3, SMALL_BYTES // WORD_BYTES + 1])
-def test_a_call_waits_until_its_key_comes(on_cpu, library, words):
-    given = make_bytes(words * WORD_BYTES)
-    held, slot, ready = given.clone(), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    library.play(False, KEY, slot.data_ptr(), 5_000_000_000)
-    on_cpu.await_and_unmask(slot.data_ptr(), piece_of(held), ready.data_ptr(), 1)
-    assert torch.equal(held, given ^ mask_of(words, KEY))
-
-
-@needs_compiler
-def test_nobody_waits_for_a_key_longer_than_20_seconds(on_cpu, library):
-    held, slot, ready = make_bytes(16), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    before_ns = library.tell_time()
-    on_cpu.await_and_unmask(slot.data_ptr(), piece_of(held), ready.data_ptr(), 1)
-    assert 20 <= (library.tell_time() - before_ns) / 1e9 <= 22
-    assert torch.equal(held, make_bytes(16) ^ mask_of(1, 0))
-
-
-def choose_bits(size):
-    """Return all bits of few bytes; of more some, among them the first and the last ones."""
-    bits = range(8 * size)
-    if size <= 17:
-        return bits
-    return sorted({*bits[:2], *bits[-2:], 128, 8 * COMMIT_BYTES % len(bits), *random.Random(size).sample(bits, 12)})
-
-
-@needs_compiler
-@pytest.mark.parametrize("size", SIZES)
-def test_a_digest_changes_with_any_bit(on_cpu, size):
-    held = make_bytes(size)
-    seen = {tuple(take_digest(on_cpu, [held]))}
-    bits = choose_bits(size)
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 4_096, 70_000])
+def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_cpu, size):
+    held, chosen = make_bytes(size + 1), random.Random(size).sample(range(8 * size), min(8 * size, 16))
+    own, other, bits = held[:size], make_bytes(5, 1), {0, 8 * size - 1, *chosen}
+    usual = take_digest(on_cpu, own)
+    seen = {*usual}
     for bit in bits:
         held[bit // 8] ^= 1 << bit % 8
-        seen.add(tuple(take_digest(on_cpu, [held])))
+        seen |= {*take_digest(on_cpu, own)}
         held[bit // 8] ^= 1 << bit % 8
-    assert len({word for words in seen for word in words}) == 2 * (1 + len(bits))
-    assert tuple(take_digest(on_cpu, [held])) in seen
-
-
-def draw_words(draws):
-    """Return four numbers of 32 bits."""
-    return [draws.getrandbits(32) for _ in range(4)]
+    joined, empty = torch.cat([own, other]), held[:0]
+    orders = [held], [held, other], [own, other], [other, held], [other, own], [joined], [empty], [empty, own]
+    for pieces in orders:
+        seen |= {*take_digest(on_cpu, *pieces)}
+    assert len(seen) == 2 * (1 + len(bits) + len(orders))
+    assert (take_digest(on_cpu, own, empty), take_digest(on_cpu)) == (usual, take_digest(on_cpu, empty))
+    moved = torch.full((size + 48,), 9, dtype=torch.uint8)[32:][:size].copy_(own)
+    assert take_digest(on_cpu, moved) == take_digest(on_cpu, own) == usual
+    assert take_digest(on_cpu, own, moved) == take_digest(on_cpu, moved, own)
 
 
 def absorb(library, state, word, place=5, segment=1):
     """Return the state that follows a state and a word."""
-    held = (ctypes.c_uint32 * 4)(*state)
-    library.absorb_word(held, (ctypes.c_uint32 * 4)(*word), place, segment)
-    return list(held)
+    held, word = np.array(state, np.uint32), np.array(word, np.uint32)
+    library.absorb_word(held.ctypes.data, word.ctypes.data, place, segment)
+    return held
 
 
 @needs_compiler
-@pytest.mark.parametrize("changed", [(0, 1, 2, 3), (0,), (1,), (2,), (3,), (0, 2), (1, 3)])
+@pytest.mark.parametrize("changed", [[0, 1, 2, 3], [0], [1], [2], [3], [0, 2], [1, 3]], ids=str)
 def test_what_an_earlier_word_changes_no_later_one_takes_back(library, changed):
     """The state that follows differs by no number that somebody knows who has not all of what came before."""
-    draws, differences = random.Random(len(changed)), []
+    draws, differences = np.random.default_rng(len(changed)), []
     for _ in range(50):
-        state, word, change = draw_words(draws), draw_words(draws), draw_words(draws)
-        change = [number if at in changed else 0 for at, number in enumerate(change)]
+        state, word, change = draws.integers(1 << 32, size=(3, 4), dtype=np.uint32)
+        change *= np.isin(range(4), changed).astype(np.uint32)
         usual = absorb(library, state, word)
-        for other_word in (
-            word,
-            [one ^ by for one, by in zip(word, change, strict=True)],
-            [(one - by) % (1 << 32) for one, by in zip(word, change, strict=True)],
-        ):
-            other = absorb(library, [one ^ by for one, by in zip(state, change, strict=True)], other_word)
-            differences += [tuple(one ^ was for one, was in zip(other, usual, strict=True))]
-            differences += [tuple((one - was) % (1 << 32) for one, was in zip(other, usual, strict=True))]
-            assert tuple(change) not in differences
-            assert tuple(-by % (1 << 32) for by in change) not in differences
-    assert len({*differences}) == 6 * 50
-    assert (0, 0, 0, 0) not in differences
+        for other_word in (word, word ^ change, word - change):
+            other = absorb(library, state ^ change, other_word)
+            differences += [tuple(other ^ usual), tuple(other - usual)]
+            assert not {tuple(change), tuple(-change)} & {*differences}
+    assert len({*differences} - {(0, 0, 0, 0)}) == 6 * 50
+    found = [absorb(library, state, word, place, segment) for place in (0, 1, 1 << 31) for segment in range(4)]
+    assert len(np.unique(found)) == 4 * 3 * 4  # where a word lies counts
 
 
 @needs_compiler
-def test_where_a_word_lies_counts_for_the_state_that_follows(library):
-    draws = random.Random(4)
-    state, word = draw_words(draws), draw_words(draws)
-    found = [absorb(library, state, word, place, segment) for place in (0, 1, 1 << 31) for segment in range(AT_ONCE)]
-    assert len({number for one in found for number in one}) == 4 * len(found)
-
-
-@needs_compiler
-@pytest.mark.parametrize("size", SIZES)
-def test_a_digest_changes_where_a_piece_grows_by_a_byte(on_cpu, size):
-    held = make_bytes(size + 1)
-    assert held[-1] != 0
-    for others in ([], [make_bytes(5, 1)]):
-        assert take_digest(on_cpu, [held, *others]) != take_digest(on_cpu, [held[:size], *others])
-        assert take_digest(on_cpu, [*others, held]) != take_digest(on_cpu, [*others, held[:size]])
-
-
-@needs_compiler
-@pytest.mark.parametrize("changed", range(len(SEVERAL)))
-def test_of_several_pieces_each_changes_the_digest_of_those_that_it_is_with(on_cpu, changed):
-    held = [make_bytes(size, seed) for seed, size in enumerate(SEVERAL)]
-    before = take_digest(on_cpu, held)
-    assert len(before) == 2 * count_groups(len(held)) == 4
+@pytest.mark.parametrize("changed", range(6))
+def test_each_piece_changes_the_digest_of_the_four_that_it_is_with(on_cpu, changed):
+    held = [make_bytes(size, seed) for seed, size in enumerate([17, 1, 4_096, 15, 70_000, 33])]
+    before = take_digest(on_cpu, *held)
     for at in {0, len(held[changed]) // 2, len(held[changed]) - 1}:
         held[changed][at] += 1
-        after = take_digest(on_cpu, held)
-        assert [one != other for one, other in zip(after, before, strict=True)] == [
-            at // 2 == changed // AT_ONCE for at in range(4)
-        ]
+        differs = np.not_equal(take_digest(on_cpu, *held), before)
+        assert differs.tolist() == [at // 2 == changed // 4 for at in range(4)]
         held[changed][at] -= 1
 
 
 @needs_compiler
-def test_which_piece_has_which_bytes_counts(on_cpu):
-    one, other, empty = make_bytes(40, 1), make_bytes(40, 2), make_bytes(0)
-    orders = [[one, other], [other, one], [one, other, empty], [empty, one, other], [torch.cat([one, other])], [empty]]
-    digests = [tuple(take_digest(on_cpu, held)) for held in orders]
-    assert digests[0] == digests[2]
-    assert len(set(digests)) == len(orders) - 1
-    assert take_digest(on_cpu, []) == take_digest(on_cpu, [empty])
-
-
-@needs_compiler
-@pytest.mark.parametrize("size", SIZES)
-def test_equal_bytes_have_one_digest_wherever_they_lie(on_cpu, size):
-    held = make_bytes(size)
-    elsewhere = torch.full((size + 3 * WORD_BYTES,), 9, dtype=torch.uint8)
-    moved = elsewhere[2 * WORD_BYTES :][:size]
-    moved.copy_(held)
-    assert take_digest(on_cpu, [held, moved]) == take_digest(on_cpu, [moved, held])
-    assert take_digest(on_cpu, [held]) == take_digest(on_cpu, [moved])
-
-
-@needs_compiler
-@pytest.mark.parametrize("blocks", [2, PROCESSORS])
+@pytest.mark.parametrize("blocks", [0, 2, PROCESSORS])
 def test_several_blocks_have_one_digest_whichever_of_them_ends_last(on_cpu, library, blocks):
-    held = make_bytes(blocks * COMMIT_BYTES - 5)
-    digest = take_digest(on_cpu, [held])
-    assert on_cpu.launched[-1] == ("flashinfer_bench_commit", blocks, 1_024)
+    held = make_bytes(max(33, blocks * COMMIT_BYTES - 5))
+    digest = take_digest(on_cpu, held)
     library.play(True, 0, None, 0)
-    assert take_digest(on_cpu, [held]) == digest
+    assert take_digest(on_cpu, held) == digest
+    assert on_cpu.launched == [("flashinfer_bench_commit", max(blocks, 1), 1_024 if blocks else 32)] * 2
     for at in range(0, len(held), COMMIT_BYTES // 2 + 9):
         held[at] ^= 4
-        assert not set(take_digest(on_cpu, [held])) & set(digest)
+        assert not {*take_digest(on_cpu, held)} & {*digest}
         held[at] ^= 4
 
 
@@ -397,13 +310,6 @@ def test_each_kernel_is_launched_once_ahead(on_cpu):
     on_cpu.warm_up(board.data_ptr())
     assert {name for name, _, _ in on_cpu.launched} == set(PARAMETERS)
     assert not board[4:].any()
-
-
-@needs_compiler
-@pytest.mark.parametrize(("size", "threads"), [(0, 32), (16 * 32, 32), (16 * 33, 64), (COMMIT_BYTES - 1, 1_024)])
-def test_a_block_has_whole_warps(on_cpu, size, threads):
-    take_digest(on_cpu, [make_bytes(size)])
-    assert on_cpu.launched == [("flashinfer_bench_commit", 1, threads)]
 
 
 def test_the_assembly_has_the_kernels_that_are_launched_for_cards_from_2017_on():
