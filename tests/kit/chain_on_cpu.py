@@ -225,7 +225,7 @@ class PlayedWorker:
         """Answer a request; the descriptor is closed afterwards, whatever happens."""
         copy, self.gpu.is_asked = os.dup(fd), True
         try:
-            return self.relays.relay(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
+            return self.relays.run(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
         finally:
             self.gpu.is_asked = self.gpu.gives_up = False
             with pytest.raises(OSError, match="Bad file descriptor"):

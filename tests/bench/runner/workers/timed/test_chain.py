@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed import chain
-from flashinfer_bench.bench.runner.workers.timed.chain import ChainTools, count_chain_calls, count_chain_reads, open_chain_tools
+from flashinfer_bench.bench.runner.workers.timed.chain import (
+    ChainTools,
+    count_chain_calls,
+    count_chain_reads,
+    open_chain_tools,
+)
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.driver import DriverError

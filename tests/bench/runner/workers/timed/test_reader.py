@@ -83,7 +83,7 @@ def test_what_chance_chose_since_it_began_anew_is_told_from_the_base_and_from_wh
     run_each(trial, [right] * 4, 1)
     reads = trial.reader.reads("chain")
     assert kinds_of(reads) == {"right": 2, "base right": 1, "wrong": 2}
-    assert kinds_of(read for read in reads if read.way == "relay") == {"right": 2}
+    assert kinds_of(read for read in reads if read.way == "chain") == {"right": 2}
     assert not trial.reader.reads()
 
 
