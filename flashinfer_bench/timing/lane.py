@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,15 @@ class Lead:
     see all work."""
     resets_lines: bool = False
     """Wait until the GPU is idle, and reset persisting lines of the L2, before the flush."""
+
+
+Leads = Lead | Sequence[Lead]
+"""How all of some calls are led up to, or each of them."""
+
+
+def lead_of_each(leads: Leads, count: int) -> Sequence[Lead]:
+    """Return how each of so many calls is led up to."""
+    return [leads] * count if isinstance(leads, Lead) else leads
 
 
 class Lane(Protocol):

@@ -60,12 +60,11 @@ def _is_slower_after_reset(trial: TrialUnderWay, count: int, made: list[Sample])
 
     The readings go to `made`.
     """
-    readings = []
-    for lead in (replace(trial.lead, waits_first=True), replace(trial.lead, resets_lines=True)):
-        before_s = trial.per_call_s
-        samples = trial.time_calls(count, lead=lead)
-        trial.per_call_s = min(before_s, trial.per_call_s)
-        made += samples
-        readings.append(sorted(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
-    kept, reset = readings
+    leads = replace(trial.lead, waits_first=True), replace(trial.lead, resets_lines=True)
+    before_s = trial.per_call_s
+    samples = trial.time_calls(2 * count, lead=[lead for lead in leads for _ in range(count)])
+    trial.per_call_s = min(before_s, trial.per_call_s)
+    made += samples
+    times_ns = [s.span_ns if s.busy_ns is None else s.busy_ns for s in samples]
+    kept, reset = sorted(times_ns[:count]), sorted(times_ns[count:])
     return median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS and quantile(reset, 0.25) > quantile(kept, 0.75)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
-from flashinfer_bench.timing.clocks import Clock, Launch, Lead
+from flashinfer_bench.timing.clocks import Clock, Launch, Lead, Leads
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.settings import PRECISION
 
@@ -76,13 +76,13 @@ class TrialUnderWay:
     enqueue_ns: int = 0
     """What the host needs to enqueue one call, when no graph is replayed."""
 
-    def make_calls(self, count: int, *, supply: Supplier | None = None, lead: Lead | None = None) -> list[Sample]:
+    def make_calls(self, count: int, *, supply: Supplier | None = None, lead: Leads | None = None) -> list[Sample]:
         """Make the next calls and return a reading of each.
 
         Args:
             count: the number of calls.
             supply: gives the launches, where they are not the call's own.
-            lead: what goes before each call, where it is not the trial's own.
+            lead: what goes before each call, or before all of them, where it is not the trial's own.
         """
         give = supply or self.supply
         launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs
@@ -90,7 +90,7 @@ class TrialUnderWay:
         self.calls += count
         return samples
 
-    def time_calls(self, count: int, *, supply: Supplier | None = None, lead: Lead | None = None) -> list[Sample]:
+    def time_calls(self, count: int, *, supply: Supplier | None = None, lead: Leads | None = None) -> list[Sample]:
         """Do as `make_calls` does, and note the wall time of one reading."""
         begin = self.now()
         samples = self.make_calls(count, supply=supply, lead=lead)

@@ -18,6 +18,7 @@ from flashinfer_bench.base.named_call import NamedCall, find_call
 from flashinfer_bench.timing.clocks import Launch, is_replay
 from flashinfer_bench.timing.places import held_bytes
 from flashinfer_bench.worker.arena import Slot
+from flashinfer_bench.worker.gpu_relay.kernels import WORD_BYTES
 
 elements_of_tuple = tuple.__iter__
 elements_of_list = list.__iter__
@@ -30,9 +31,6 @@ is_conjugated = torch.Tensor.is_conj
 data_of = torch.Tensor.data_ptr
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
-
-WORD_BYTES: Final = 16
-"""What kernels read at once."""
 
 NOWHERE: Final = 1
 """An address where nothing lies. Results of who may return inputs are held against it, as those of others are against

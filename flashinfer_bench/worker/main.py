@@ -27,6 +27,7 @@ from flashinfer_bench.timing.clocks import (
     GraphMemory,
     Launch,
     Lead,
+    Leads,
     capture,
     capture_first,
     make_clock,
@@ -47,7 +48,7 @@ from flashinfer_bench.worker.calls import (
 )
 from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.error_location import find_location, message_of
-from flashinfer_bench.worker.gpu_relay.calls import GpuRelays
+from flashinfer_bench.worker.gpu_relay.calls import GpuChains
 from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.linux import show_memory
@@ -148,7 +149,7 @@ class Worker:
         self._joins: dict[tuple[Any, ...], Launch] = {}
         self._memory = GraphMemory()
         """Of the latest burst's graph."""
-        self._gpu_relays = GpuRelays(device)
+        self._gpu_chains = GpuChains(device)
         self._running = ExitStack()
 
     def serve(self) -> None:
@@ -210,7 +211,7 @@ class Worker:
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
         self._laid, self._shelf, self._is_looked_at = [], Shelf(1, 0), False
-        has_graphs = self._gpu_relays.forget() or bool(self._replays or self._joins)
+        has_graphs = self._gpu_chains.forget() or bool(self._replays or self._joins)
         self._replays.clear()
         self._joins.clear()
         if has_graphs:
@@ -238,7 +239,7 @@ class Worker:
             return {"readings": None, "returned": None, "refused": str(refused)[:MOST_WORDS]}
         if request["lead"] is not None:
             try:
-                samples = self.clock.sample([*launches], Lead(**request["lead"]))
+                samples = self.clock.sample([*launches], read_leads(request["lead"]))
             except ClockLost as lost:
                 return {"readings": None, "returned": None, "lost": str(lost)[:MOST_WORDS]}
             return {"readings": answer_readings(samples), "facts": self.clock.facts(), "returned": None}
@@ -277,7 +278,7 @@ class Worker:
         assert self.arena is not None  # calls are laid out
         calls = [self._eager(index, request["part"]) for index in request["indices"]]
         (memory,) = self.reader.take_fds()
-        answer = self._gpu_relays.relay(request, memory, calls, self.arena.block.data_ptr())
+        answer = self._gpu_chains.run(request, memory, calls, self.arena.block.data_ptr())
         return {**answer, "strided": self._has_strided(request)}
 
     def _has_strided(self, request: dict[str, Any]) -> bool:
@@ -375,6 +376,11 @@ def make_no_call(device: torch.device) -> LaidCall:
     """Return a call that computes nothing, and gives back one number that is copied."""
     given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
     return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
+
+
+def read_leads(told: dict[str, Any] | list[dict[str, Any]]) -> Leads:
+    """Return how calls are led up to: all of them, or each."""
+    return Lead(**told) if isinstance(told, dict) else [Lead(**one) for one in told]
 
 
 def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drops: bool = False) -> Launch:

@@ -27,12 +27,12 @@ The session asks, one frame at a time; the worker answers each with one frame th
     exit      -                                               none; the process ends
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
-the calls of some places in order, each once, and reads the clock where a lead says how each is led up to. What a call
-gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst`,
-`collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one CUDA graph where
-`together` is true and it holds so many operations of each, and leaves what they gave where it is; `collect` brings that
-into the output slots, likewise. In a `relay` (`gpu_relay/`) the inputs of a call lie in its place, masked, and the
-board has its key when the call before has committed to its outputs by a digest.
+the calls of some places in order, each once, and reads the clock where a lead, or a list of one for each, says how they
+are led up to. What a call gave lies in its output slots when the answer comes. The session writes other inputs between
+two requests. `burst`, `collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one
+CUDA graph where `together` is true and it holds so many operations of each, and leaves what they gave where it is;
+`collect` brings that into the output slots, likewise. In a `relay` (`gpu_relay/`) the inputs of a call lie in its
+place, masked, and the board has its key when the call before has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
 `slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.

@@ -14,10 +14,10 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.worker.gpu_relay.kernels import (
     SMALL_BYTES,
     WORD_BYTES,
-    RelayKernels,
+    ChainKernels,
+    chain_image,
     count_groups,
     piece_of,
-    relay_image,
 )
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.philox import philox
@@ -36,7 +36,7 @@ MOST_CHANGES = 300
 def kernels():
     torch.cuda.set_device(DEVICE)
     torch.zeros(1, device=DEVICE)  # makes the context
-    return RelayKernels(relay_image(), DEVICE)
+    return ChainKernels(chain_image(), DEVICE)
 
 
 def make_bytes(size, seed=0):

@@ -80,10 +80,10 @@ class PlayedGpu:
         self.log, self.keys, self.given_at, self.is_asked, self.gives_up = [], [], [], False, False
         for module in (chain, calls):
             monkeypatch.setattr(module, "MappedBoard", lambda *given: PlayedBoard(self, *given))
-            monkeypatch.setattr(module, "RelayKernels", self.load)
+            monkeypatch.setattr(module, "ChainKernels", self.load)
             monkeypatch.setattr(module, "capture", self.capture)
         monkeypatch.setattr(chain, "GpuBoard", lambda *given: PlayedBoard(self, *given))
-        monkeypatch.setattr(chain, "relay_image", lambda: CODE)
+        monkeypatch.setattr(chain, "chain_image", lambda: CODE)
         monkeypatch.setattr(chain, "now_ns", self.now_ns)
         monkeypatch.setattr(calls, "see_operations", lambda least: self.log.append(("operations", least)))
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
@@ -218,14 +218,14 @@ class PlayedWorker:
         self.gpu, self.trial, self.takes_ns = gpu, trial, iter(takes_ns)
         self.plain, self.late, self.raising, self.answer = plain, late, raising, answer or {}
         self.asked, self.sums, self.then = [], [], lambda: None
-        self.relays = calls.GpuRelays(torch.device("cpu"))
+        self.relays = calls.GpuChains(torch.device("cpu"))
         self.calls = [PlayedCall(self, at) for at in range(CALLS)]
 
     def relay(self, fd, **fields):
         """Answer a request; the descriptor is closed afterwards, whatever happens."""
         copy, self.gpu.is_asked = os.dup(fd), True
         try:
-            return self.relays.relay(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
+            return self.relays.run(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
         finally:
             self.gpu.is_asked = self.gpu.gives_up = False
             with pytest.raises(OSError, match="Bad file descriptor"):
@@ -244,5 +244,5 @@ def open_timer(gpu, arena, *, operations=3, settles=False, gap_ns=0, wanted=2, h
     trial = make_trial(arena, most=CALLS, wanted=wanted, has_setup=has_setup, device_type="cuda")
     played = PlayedWorker(gpu, trial, **worker)
     claimed = Claimed(CALL_NS, operations is None, operations or 0, settles)
-    desk = chain.ChainDesk(torch.device("cpu"))
+    desk = chain.ChainTools(torch.device("cpu"))
     return chain.ChainTimer(played, trial, desk, claimed, calls=CALLS, gap_ns=gap_ns), played

@@ -10,7 +10,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.along import NOTHING_ALONG
+from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
@@ -114,7 +114,7 @@ class ScriptedWorker:
         return [fields for asked, fields in self.asked if asked == verb]
 
     def __call__(self, verb, expected, what, **fields):
-        along = fields.pop("along", NOTHING_ALONG)
+        along = fields.pop("along", Along())
         self.asked.append((verb, fields))
         self.now += self.request_ns
         self.left = [*self.late.get(verb, ())]

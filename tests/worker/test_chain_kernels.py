@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from flashinfer_bench.worker.gpu_relay import kernels
-from flashinfer_bench.worker.gpu_relay.kernels import Piece, RelayKernels, count_groups, count_launches, piece_of
+from flashinfer_bench.worker.gpu_relay.kernels import ChainKernels, Piece, count_groups, count_launches, piece_of
 from tests.kit.philox import philox
 
 pytestmark = pytest.mark.cpu
@@ -186,7 +186,7 @@ def on_cpu(library, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     library.play(False, 0, None, 0)
-    made = RelayKernels(b"", torch.device("cpu"))
+    made = ChainKernels(b"", torch.device("cpu"))
     made.launched = launched
     return made
 

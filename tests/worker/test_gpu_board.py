@@ -107,8 +107,8 @@ RUN = steps("call", "copy")
     [
         (1 << 13, {}, [("operations", 6), ("launched", CALLS), *RUN]),
         ((1 << 13) + 1, {}, [("operations", 7), ("launched", CALLS), *RUN]),  # another kernel unmasks what is large
-        (16, BY_HOST, steps("call", "copy", "launched")),
-        (16, SETTLED, steps("launched", "call", "copy")),
+        (16, BY_HOST, [*steps("call", "copy", "launched"), ("launched", CALLS)]),
+        (16, SETTLED, [*steps("launched", "call", "copy"), ("launched", CALLS)]),
     ],
 )
 def test_calls_are_a_graph_where_one_can_hold_them_and_are_launched_or_waited_for_otherwise(

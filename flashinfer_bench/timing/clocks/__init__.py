@@ -14,7 +14,7 @@ from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder, import_cupti
 from flashinfer_bench.timing.clocks.graphs import GraphMemory, capture, capture_first, see_operations
 from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
+from flashinfer_bench.timing.lane import GpuLane, Lane, Lead, Leads, lead_of_each
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
@@ -25,10 +25,12 @@ __all__ = [
     "GraphMemory",
     "Launch",
     "Lead",
+    "Leads",
     "capture",
     "capture_first",
     "import_cupti",
     "is_replay",
+    "lead_of_each",
     "make_clock",
     "see_operations",
 ]

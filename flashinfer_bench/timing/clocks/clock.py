@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Protocol, cast
 
-from flashinfer_bench.timing.lane import Lead
+from flashinfer_bench.timing.lane import Leads
 from flashinfer_bench.timing.measurement import Facts, Sample
 
 Launch = Callable[[], object]
@@ -83,7 +83,7 @@ class Clock(Protocol):
     ) -> None:
         """Switch off, whatever happened."""
 
-    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+    def sample(self, launches: list[Launch], lead: Leads) -> list[Sample]:
         """Call each once, in order; return a reading each. What a call leaves is put away after its reading.
 
         Raises:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from flashinfer_bench.timing.clocks.clock import Launch, WholeCallClock, put_away, puts_away
-from flashinfer_bench.timing.lane import Lane, Lead
+from flashinfer_bench.timing.lane import Lane, Lead, Leads, lead_of_each
 from flashinfer_bench.timing.measurement import Facts, Sample
 
 EMPTY_PAIRS: Final = 10
@@ -73,14 +73,14 @@ class CudaEventClock(WholeCallClock):
         if error is None:
             self._lane.synchronize()
 
-    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+    def sample(self, launches: list[Launch], lead: Leads) -> list[Sample]:
         """Time each call: nanoseconds between two events on the GPU.
 
         The GPU is idle before each call. If the next flush waited in the queue behind the second event, the events
         would lie further apart and scatter more than twice as much (softmax over 32 MB on an H200: 57.4 +- 0.45 us
         instead of 56.6 +- 0.17).
         """
-        return [self._sample_one(launch, lead) for launch in launches]
+        return [self._sample_one(*one) for one in zip(launches, lead_of_each(lead, len(launches)), strict=True)]
 
     def _sample_one(self, launch: Launch, lead: Lead) -> Sample:
         start, end = self._make_event(), self._make_event()

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch, Replay, is_replay, put_away, puts_away
-from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, SPIN_KERNEL, Lane, Lead
+from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, SPIN_KERNEL, Lane, Lead, Leads, lead_of_each
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.timing.timeline import HostCall, Operation, OurKernels, TimelineBroken, read_samples
 
@@ -103,22 +103,25 @@ class CuptiClock:
                 self._release()
             self._has_captured = False
 
-    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+    def sample(self, launches: list[Launch], lead: Leads) -> list[Sample]:
         """Time each call by the records of what it launched."""
         samples: list[Sample] = []
-        while len(samples) < len(launches):
+        calls = list(zip(launches, lead_of_each(lead, len(launches)), strict=True))
+        while len(samples) < len(calls):
             room = max(1, min(CALLS_IN_FLIGHT, OPERATIONS_IN_FLIGHT // (self._per_call + 2)))
-            taken = self._sample_together(launches[len(samples) : len(samples) + room], lead)
+            together = calls[len(samples) : len(samples) + room]
+            taken = self._sample_together(together)
             self._per_call = max(1, *(sample.operations or 0 for sample in taken))
-            samples += [replace(sample, late=False) for sample in taken] if lead.settled else taken  # nothing spins
+            for (_, own), sample in zip(together, taken, strict=True):
+                samples.append(replace(sample, late=False) if own.settled else sample)  # nothing spins
         self._leads_ns += [sample.lead_ns for sample in samples if sample.lead_ns is not None]
         return samples
 
-    def _sample_together(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+    def _sample_together(self, together: Sequence[tuple[Launch, Lead]]) -> list[Sample]:
         calls: list[HostCall] = []
-        flush = FLUSH_KERNEL if self._lane.l2_cache == "cold" and lead.flushes else None
+        flush = FLUSH_KERNEL if self._lane.l2_cache == "cold" and together[0][1].flushes else None
         now = self._recorder.now
-        for launch in launches:
+        for launch, lead in together:
             self._lane.lead_up(lead)
             begin_ns = now()
             launch()

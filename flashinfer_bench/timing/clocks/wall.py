@@ -6,7 +6,7 @@ from time import perf_counter_ns
 from types import TracebackType
 
 from flashinfer_bench.timing.clocks.clock import Launch, WholeCallClock, put_away, puts_away
-from flashinfer_bench.timing.lane import Lead
+from flashinfer_bench.timing.lane import Leads
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.timing.statistics import WALL
 
@@ -29,7 +29,7 @@ class WallClock(WholeCallClock):
     ) -> None:
         """There is nothing to switch off."""
 
-    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+    def sample(self, launches: list[Launch], lead: Leads) -> list[Sample]:
         """Time each call. The lead has no effect: there is no queue to fill."""
         del lead
         samples = []

@@ -1,7 +1,7 @@
 """The board of a gated chain: memory of the host's, which both the session's processor and the worker's GPU see.
 
 The session writes the key of a call, by which the GPU unmasks its inputs, and sees what the GPU commits to when the
-call is over. A handover takes two ways over the bus, 2 to 3 us (H100).
+call is over. From one call to the next that takes two ways over the bus.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from flashinfer_bench.timing import driver
 from flashinfer_bench.worker.gpu_relay.kernels import count_groups
 
 MOST_CALLS: Final = 17
-"""Calls of a chain. The median counts, so who wants to gain has to leave out half of them."""
+"""Most calls of a chain. The median counts, so a solution that wants to gain has to leave out half of them."""
 MOST_OUTPUTS: Final = 16
 """Calls with more outputs are in no chain."""
 BOARD_BYTES: Final = 4096
-LOOKS: Final = 2_000
-"""Looks at the board before anything else is looked at."""
 
 Word = ctypes.c_uint64
 Line = Word * 16
-"""Who reads one while the other side writes the next is not held up."""
+"""Words of one side, 128 bytes: reads of them are not held up by writes to the next line."""
 Told = Word * (2 * count_groups(MOST_OUTPUTS))
 
 
 class Layout(ctypes.Structure):
-    """What stands on a board."""
+    """The words of a board."""
 
     ready: ctypes.Array[ctypes.c_uint64]
     """The first word is the count of the call that waits."""
@@ -36,7 +34,7 @@ class Layout(ctypes.Structure):
     """The first word is the count of calls that are launched."""
     keys: ctypes.Array[ctypes.c_uint64]
     told: ctypes.Array[ctypes.Array[ctypes.c_uint64]]
-    """What each call has committed to."""
+    """The digests of each call."""
     _fields_ = (("ready", Line), ("launched", Line), ("keys", Word * 64), ("told", Told * MOST_CALLS))
 
 
@@ -49,14 +47,14 @@ class GpuBoard:
     """
 
     address = 0
-    """Where kernels find it; 0 where none of this process do."""
+    """Its address for kernels; 0 if no kernel of this process uses it."""
 
     def __init__(self, fd: int, size: int = BOARD_BYTES) -> None:
         self._held = mmap.mmap(fd, size)
         self._board = Layout.from_buffer(self._held)
 
     def clear(self) -> None:
-        """Begin a chain: nothing is given, nothing told."""
+        """Begin a chain: no key is given, and no digest told."""
         ctypes.memset(ctypes.addressof(self._board), 0, BOARD_BYTES)
 
     def give(self, call: int, key: int) -> None:
@@ -64,31 +62,31 @@ class GpuBoard:
         self._board.keys[call] = key
 
     def give_if_missing(self, call: int) -> None:
-        """Give a call a key that unmasks nothing, where it has none: nobody waits for it any more."""
+        """Give a call that has none a key that unmasks nothing, so that no kernel waits for it any more."""
         self._board.keys[call] = self._board.keys[call] or 1
 
     def await_ready(self, count: int) -> bool:
-        """Tell, after some looks at the most, whether a call waits for its key: the one of this number, from 1 on."""
+        """Poll for a while; tell whether a call waits for its key: the one of this number, from 1 on."""
         return _is_at_least(self._board.ready, 0, count)
 
     def is_launched(self, count: int) -> bool:
-        """Tell whether so many calls are launched."""
+        """Tell whether this many calls are launched."""
         return self._board.launched[0] >= count
 
     def await_told(self, call: int, groups: int) -> bool:
-        """Tell, after some looks at the most, whether all that a call commits to is there."""
+        """Poll for a while; tell whether all words of a call's digests are there."""
         return _is_at_least(self._board.told[call], 2 * groups - 1, 1) and all(self.told(call, groups))
 
     def told(self, call: int, groups: int) -> list[int]:
-        """Return what a call committed to."""
+        """Return the digests of a call."""
         return self._board.told[call][: 2 * groups]
 
     def tell_ready(self, count: int) -> None:
-        """Say in the GPU's place that a call waits."""
+        """Say instead of the GPU that a call waits."""
         self._board.ready[0] = count
 
     def tell_launched(self, count: int) -> None:
-        """Say that so many calls are launched."""
+        """Say that this many calls are launched."""
         self._board.launched[0] = count
 
     def has_key(self, call: int) -> bool:
@@ -96,20 +94,20 @@ class GpuBoard:
         return bool(self._board.keys[call])
 
     def text(self, begin: int, end: int) -> bytes:
-        """Return what stands behind the board."""
+        """Return bytes of the file, in which the kernels' code lies behind the board."""
         return self._held[begin:end]
 
     @property
     def ready_at(self) -> int:
-        """Where kernels say which call waits."""
+        """Address at which kernels say which call waits."""
         return self._at(self._board.ready)
 
     def key_at(self, call: int) -> int:
-        """Return where kernels find a call's key."""
+        """Return the address at which kernels find a call's key."""
         return self._at(self._board.keys) + call * ctypes.sizeof(Word)
 
     def told_at(self, call: int) -> int:
-        """Return where kernels tell what a call commits to."""
+        """Return the address at which kernels tell a call's digests."""
         return self._at(self._board.told[call])
 
     def _at(self, part: ctypes.Array[ctypes.c_uint64]) -> int:
@@ -117,7 +115,8 @@ class GpuBoard:
 
 
 def _is_at_least(words: ctypes.Array[ctypes.c_uint64], at: int, least: int) -> bool:
-    for _ in range(LOOKS):  # noqa: SIM110 - any() takes longer than a short call
+    """Poll a word 2,000 times at most."""
+    for _ in range(2_000):  # noqa: SIM110 - any() takes longer than a short call
         if words[at] >= least:
             return True
     return False

@@ -1,7 +1,7 @@
 """The kernels of a gated chain: wait for a call's key, unmask its inputs with it, commit to its outputs.
 
-The worker launches them around its calls; the session masks inputs, takes empty chains, and checks what was committed
-to, with the same ones.
+The worker launches them around its calls. The session uses the same kernels to mask inputs, to take empty chains, and
+to check digests.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 from flashinfer_bench.timing import driver
 
 WORD_BYTES: Final = 16
+"""Bytes that kernels read at once."""
 SMALL_BYTES: Final = 1 << 15
-"""Inputs up to this are unmasked by the block that waits for the key: another kernel would start later."""
+"""Most bytes of inputs that the block unmasks which waits for the key: another kernel would start later."""
 UNMASK_THREADS: Final = 256
 COMMIT_BYTES: Final = 1 << 16
 """Bytes for each block that commits to outputs, before there are as many blocks as processors."""
 AT_ONCE: Final = 4
 """Pieces of memory that one kernel commits to."""
 WARP: Final = 32
-"""Threads of a warp; a block has as many warps at the most."""
+"""Threads of a warp, and most warps of a block."""
 
 
 class Piece(NamedTuple):
@@ -36,7 +37,7 @@ class Piece(NamedTuple):
 
 
 @cache
-def relay_image() -> bytes:
+def chain_image() -> bytes:
     """Return the kernels' machine code for the current device.
 
     Raises:
@@ -45,7 +46,7 @@ def relay_image() -> bytes:
     return driver.assemble(Path(__file__).with_name("relay_kernels.ptx").read_bytes())
 
 
-class RelayKernels:
+class ChainKernels:
     """Launches the kernels on the current stream of a GPU.
 
     Args:
@@ -96,11 +97,11 @@ class RelayKernels:
         self._launch("flashinfer_bench_unmask", (blocks, UNMASK_THREADS), inputs.address, words, key)
 
     def commit(self, pieces: Sequence[Piece], told: int) -> None:
-        """Tell digests of pieces of memory from the address `told` on: two words of eight bytes for AT_ONCE pieces."""
+        """Write digests of pieces of memory to the address `told`: two words of eight bytes for AT_ONCE pieces."""
         self.committer([one.nbytes for one in pieces], told)([one.address for one in pieces])
 
     def committer(self, sizes: Sequence[int], told: int) -> Callable[[Sequence[int]], None]:
-        """Return what commits to pieces of so many bytes, given their addresses: it takes the host few microseconds."""
+        """Return a function that commits to pieces of these sizes, given their addresses. It is quick on the host."""
         end = self._parts.data_ptr(), self._count.data_ptr()
         launches: list[tuple[driver.Launcher, Sequence[int], int]] = []
         for at in range(count_groups(len(sizes))):
@@ -136,17 +137,17 @@ class RelayKernels:
 
 
 def count_launches(nbytes: int) -> int:
-    """Return how many kernels wait for a key and unmask so many bytes."""
+    """Return how many kernels wait for a key and unmask this many bytes."""
     return 1 if nbytes <= SMALL_BYTES else 2
 
 
 def count_groups(pieces: int) -> int:
-    """Return in how many groups so many pieces are committed to, one at the least; each tells two words."""
+    """Return in how many groups this many pieces are committed to, at least one; the digest of each has two words."""
     return max(1, -(-pieces // AT_ONCE))
 
 
 def threads_for(words: int) -> int:
-    """Return the threads of a block that has so many words to do: whole warps."""
+    """Return the threads of a block that has this many words to do: whole warps."""
     return WARP * max(1, min(WARP, -(-words // WARP)))
 
 

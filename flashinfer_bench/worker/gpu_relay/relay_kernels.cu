@@ -1,5 +1,5 @@
-// What goes around each call of a relay on a GPU: its inputs are unmasked once a key has come, and its outputs are
-// committed to. `kernels.py` launches it.
+// The kernels around each call of a gated chain: inputs are unmasked once a key has come, and outputs are committed
+// to. `kernels.py` launches them.
 //
 // To make relay_kernels.ptx of this file (any nvcc; the header is lowered so that older drivers take it):
 //   nvcc -ptx -O3 -arch=compute_75 relay_kernels.cu -o - | sed -e "s/^\.version.*/.version 7.0/" -e "s/sm_75/sm_70/" > relay_kernels.ptx
@@ -112,7 +112,7 @@ __device__ __noinline__ Four absorb_segment(Four state, const uint4* data, u64 b
   return state;
 }
 
-// Tells a digest of up to four pieces of memory, which nobody can tell who has not all of it. No word of it is 0.
+// Tells a digest of up to four pieces of memory, which takes all their bytes. No word of it is 0.
 // `parts` has room for a state of each block, and a count, which is 0 before and afterwards.
 extern "C" __global__ void __launch_bounds__(1024) flashinfer_bench_commit(
     const uint4* first, u64 first_bytes, const uint4* second, u64 second_bytes, const uint4* third, u64 third_bytes,

@@ -225,17 +225,7 @@ class Contents:
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Return the inputs of each of some calls; all are written together."""
-        into = [
-            [torch.empty_like(value) for _ in numbers] if isinstance(value, torch.Tensor) else None
-            for value in self.base
-        ]
-        writer = open_writer(self._device)
-        self.write_all(numbers, into, writer)
-        writer.finish()
-        return [
-            [value if targets is None else targets[at] for value, targets in zip(self.base, into, strict=True)]
-            for at in range(len(numbers))
-        ]
+        return write_together(self.base, numbers, self.write_all)
 
     def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
         """Have the inputs of some calls written.
@@ -324,6 +314,19 @@ class Contents:
         return torch.roll(value, 1 + secret % (size - 1), dims=dimension)
 
 
+def write_together(base: Sequence[Any], numbers: Sequence[int], write_all: Callable[..., None]) -> list[list[Any]]:
+    """Return the inputs of each of some calls, in memory of their own, as `write_all` writes them."""
+    into = [[torch.empty_like(one) for _ in numbers] if isinstance(one, torch.Tensor) else None for one in base]
+    device = next((one.device for one in base if isinstance(one, torch.Tensor)), torch.device("cpu"))
+    writer = open_writer(device)
+    write_all(numbers, into, writer)
+    writer.finish()
+    return [
+        [one if targets is None else targets[at] for one, targets in zip(base, into, strict=True)]
+        for at in range(len(numbers))
+    ]
+
+
 class DealtContents:
     """The inputs of a job's calls, which have the evaluator's sets of inputs by turns.
 
@@ -359,7 +362,11 @@ class DealtContents:
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of a call, in memory of their own where they differ from the base."""
-        return self._each[self.set_of(number)].make(number // len(self._each))
+        return self.make_all([number])[0]
+
+    def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
+        """Return the inputs of each of some calls, in memory of their own; all are written together."""
+        return write_together(self.base, numbers, self.write_all)
 
     def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
         """Have the inputs of some calls written, as `Contents.write_all` does."""

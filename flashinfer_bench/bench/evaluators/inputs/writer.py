@@ -89,8 +89,8 @@ class Writer(Protocol):
     """Writes tensors. What it was told is written after `finish`. All tensors are contiguous and on one device, and who
     told of them holds them until then."""
 
-    def fill(self, into: torch.Tensor, word: int) -> None:
-        """Fill bytes with a word of 64 bits, written over and over along the last dimension."""
+    def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
+        """Fill some rows of bytes, [rows, bytes], with a word of 64 bits, written over and over along each."""
 
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor's elements moved along by a number of them, for each target; what falls off comes first.
@@ -135,9 +135,11 @@ class Writer(Protocol):
 class TorchWriter:
     """Writes at once, with torch, on every device."""
 
-    def fill(self, into: torch.Tensor, word: int) -> None:
-        """Fill bytes."""
-        fill(into, word)
+    def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
+        """Fill some rows; all at once if they lie one behind the other."""
+        begin, end = min(rows, default=0), max(rows, default=-1) + 1
+        for some in [held[begin:end]] if list(rows) == list(range(begin, end)) else [held[row] for row in rows]:
+            fill(some, word)
 
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor's elements moved along, for each target."""
@@ -249,10 +251,7 @@ class KernelWriter:
         self._add(FILL, word, np.array([into.data_ptr()], np.uint64), into.numel())
 
     def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
-        """Fill some rows of bytes, [rows, bytes], whose elements lie one behind the other.
-
-        A view of each row, which `fill` would want, takes longer than all else that is done for it.
-        """
+        """Fill some rows. A view of each, which `fill` would want, takes longer than all else that is done for it."""
         first, step, count = held.data_ptr(), held.stride(0), held.shape[1]
         if first % 8 or step % 8 or held.stride(1) != 1:
             for row in rows:
@@ -363,7 +362,7 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
         source = value.to(place)  # it has to be there until all is written
         parts = torch.zeros(3 * count, dtype=dtype).to(place).view(3, count)
         writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
-        writer.fill(parts[2].view(torch.uint8), 0xF1E2D3C4B5A69788)
+        writer.fill_rows(parts[2].view(torch.uint8)[None], [0], 0xF1E2D3C4B5A69788)
         writer.finish()
         written.append(parts.view(torch.uint8).cpu())
     return tuple(written)

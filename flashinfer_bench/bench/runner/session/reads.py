@@ -132,7 +132,7 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[Found], list[F
     found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
     random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
     ways = {read.way for _, read in found}
-    ways = ways & {"relay", "burst"} or {"reading"}
+    ways = ways & {"chain", "batch"} or {"reading"}
     needed, others = [], []
     left = dict.fromkeys(ways, ENOUGH_READS)
     for trial, read in found:

@@ -26,7 +26,7 @@ from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.session.stress import plan_stress
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.chain import open_desk
+from flashinfer_bench.bench.runner.workers.timed.chain import open_chain_tools
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, find_differing
 from flashinfer_bench.worker.arena import ALIGNMENT, Slot
 
@@ -64,7 +64,7 @@ class Rehearsals:
             return ()
         self._done.add(key)
         calls = CallsRehearsed(job)
-        parts = calls.open_writer, calls.make, calls.change, calls.look, calls.open_desk
+        parts = calls.open_writer, calls.make, calls.change, calls.look, calls.open_chain_tools
         return partial(rehearse_judging, job, replace(context, notes={})), *(partial(_try, part) for part in parts)
 
 
@@ -96,11 +96,11 @@ class CallsRehearsed:
         """Load what writes inputs, and try it."""
         open_writer(_device_of(inputs))
 
-    def open_desk(self, inputs: list[Any]) -> None:
+    def open_chain_tools(self, inputs: list[Any]) -> None:
         """Load what masks inputs and tells digests of outputs."""
         device = _device_of(inputs)
         if device.type == "cuda":
-            open_desk(device)
+            open_chain_tools(device)
 
     def make(self, inputs: list[Any]) -> None:
         """Make inputs of calls; nothing where others may count the calls of their functions, or they are large."""

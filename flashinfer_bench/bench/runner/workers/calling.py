@@ -20,10 +20,10 @@ from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, 
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.along import Along
+from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.reader import Inspected
-from flashinfer_bench.bench.runner.workers.timed.rows import find_differing, slots_in
+from flashinfer_bench.bench.runner.workers.timed.rows import find_differing
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import RanOut, SolutionFailure
@@ -84,6 +84,8 @@ class CallableKernel:
         self.task = task
         self.meanwhile: Callable[[], object] | None = None
         """Done once, beside the next call that is no measurement."""
+        self.ahead: Meanwhile | None = None
+        """Done a part at a time, while places are laid out and beside calls that are no measurement."""
         self._tools = tools
         self._arena = tools.arena
         self._left_s = task.timeout_seconds
@@ -180,7 +182,7 @@ class CallableKernel:
         if self.worker.has_setup:
             self._ask("calls", Called, "setup", indices=indices, part="setup", lead=None, replay=False)
         step, self.meanwhile = self.meanwhile, None
-        along = Along() if step is None else Along(meanwhile=lambda _is_over: step())
+        along = Along(meanwhile=self.ahead if step is None else lambda _is_over: step())
         called = self._ask(
             "calls", Called, "the call", along=along, indices=indices, part="run", lead=None, replay=False
         )
@@ -215,7 +217,7 @@ class CallableKernel:
         places, told = self._make_calls(inputs, count)
         outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(told))]
         held = places.input_bytes(len(told))
-        slots = slots_in(held, places.inputs(0))
+        slots = places.input_slots
         rows = [None if slot is None else held[:, slot.offset : slot.offset + slot.nbytes] for slot in slots]
         changed = self._find_changed(inputs, rows, len(told))
         for returned, name in zip(told, changed, strict=True):
@@ -257,7 +259,7 @@ class CallableKernel:
             may_return = self.task.may_return_inputs or self.task.may_write_inputs
             names = [output.name for output in self.task.outputs]
             fields = {"style": self.style, "may_return_inputs": may_return, "outputs": names, **where}
-            self._ask("lay_out", LaidOut, "mapping its memory", **fields)
+            self._ask("lay_out", LaidOut, "mapping its memory", along=Along(meanwhile=self.ahead), **fields)
             self._laid_out = signature
         return places
 

@@ -37,10 +37,10 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTimer,
     count_chain_calls,
     count_chain_reads,
-    open_desk,
+    open_chain_tools,
 )
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
-    RELAY_REFUSED_SHARE,
+    CHAIN_REFUSED_SHARE,
     ClaimContradicted,
     Claimed,
     Confirmation,
@@ -55,7 +55,7 @@ from flashinfer_bench.bench.runner.workers.timed.readings import (
     tell_outside,
 )
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressInputs, StressSchedule
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.measurement import Measured, Trial
@@ -100,6 +100,33 @@ class RemoteKernel(CallableKernel):
         """The calls that are to be compared, by the set of inputs that theirs were made of: a list for each trial."""
         self.stress_calls: list[StressCall] = []
         """Calls on inputs of stress cases."""
+        self._expected: tuple[list[list[Any]], DealtContents, StressInputs | None] | None = None
+        """Inputs that will be measured on, and what was made of them ahead."""
+
+    def expect(self, input_sets: list[list[Any]]) -> None:
+        """Make inputs of stress cases beside the calls that come before the measurement: no GPU is timed then."""
+        chosen = self._choose(input_sets)
+        self._expected = chosen, *self._vary(0, chosen)
+        stress = self._expected[-1]
+        if stress is not None and self._arena.device.type == "cuda":
+            self.ahead = stress.make_ahead
+
+    def _choose(self, input_sets: list[list[Any]]) -> list[list[Any]]:
+        """Return the inputs of each trial, up to the first whose shapes or single values are not the first one's."""
+        form = describe_inputs(input_sets[0])
+        return list(takewhile(lambda inputs: describe_inputs(inputs) == form, input_sets[: self.task.plan.trials]))
+
+    def _vary(self, first: int, chosen: list[list[Any]]) -> tuple[DealtContents, StressInputs | None]:
+        """Return what timed calls are given, and what calls on stress cases are.
+
+        Args:
+            first: the number of the first trial.
+            chosen: the inputs of each.
+        """
+        contents = DealtContents([self.task.vary(first + at, inputs) for at, inputs in enumerate(chosen)])
+        stress = self.task.stress
+        is_tried = stress is not None and any(stress.free) and self.is_meaningful
+        return contents, StressInputs(stress, contents) if stress is not None and is_tried else None
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs; each call gets content of its own.
@@ -112,8 +139,8 @@ class RemoteKernel(CallableKernel):
         """
         self._tools.quiesce()
         self._arena.come_back()
-        form = describe_inputs(input_sets[0])
-        chosen = list(takewhile(lambda inputs: describe_inputs(inputs) == form, input_sets[: self.task.plan.trials]))
+        self.ahead = None
+        chosen = self._choose(input_sets)
         for attempt in range(MEASUREMENTS - 1):
             with suppress(ClaimContradicted):
                 return self._measure(chosen, attempt * len(chosen))
@@ -208,7 +235,9 @@ class RemoteKernel(CallableKernel):
         """
         plan, sets = self.task.plan, len(chosen)
         places = self._lay_out(chosen[0])
-        contents = DealtContents([self.task.vary(first + at, inputs) for at, inputs in enumerate(chosen)])
+        expected, self._expected = self._expected, None
+        is_expected = expected is not None and [*map(id, expected[0])] == [*map(id, chosen)]
+        contents, stress = expected[1:] if expected is not None and is_expected else self._vary(first, chosen)
         is_huge = places.stride > total_bytes(self._arena.device) // HUGE_SHARE
         reads = plan.reads if len(places) >= MOST_PLACES else min(plan.reads, 1 if is_huge else FEW_READS)
         is_idle = not self.task.is_looked_at(self._arena.device.type)
@@ -217,7 +246,7 @@ class RemoteKernel(CallableKernel):
         returns = self.style != "dps" and bool(self.task.outputs)
         remote = RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns)
         remote.may_return_inputs = self.task.may_return_inputs
-        remote.schedule = self._schedule_stress(places, sets)
+        remote.schedule = None if stress is None else self._schedule_stress(places, sets, stress)
         return remote
 
     def planned_stress(self) -> list[str]:
@@ -225,12 +254,9 @@ class RemoteKernel(CallableKernel):
         stress = self.task.stress
         return stress.names if stress is not None and any(stress.free) and self.is_meaningful else []
 
-    def _schedule_stress(self, places: CallPlaces, trials: int) -> StressSchedule | None:
+    def _schedule_stress(self, places: CallPlaces, trials: int, stress: StressInputs) -> StressSchedule:
         """Choose which of the timed calls get inputs of stress cases; of large calls fewer do."""
-        plan, stress = self.task.plan, self.task.stress
-        if stress is None or not any(stress.free) or not self.is_meaningful:
-            return None
-        memory, names = total_bytes(self._arena.device), stress.calls
+        plan, memory, names = self.task.plan, total_bytes(self._arena.device), stress.cases
         if places.stride > memory // LARGE_SHARE:
             names = names[: 1 if places.stride > memory // HUGE_SHARE else trials]
         return StressSchedule(stress, names, plan.warmup_runs + (plan.fewest or plan.iterations) * trials)
@@ -244,7 +270,8 @@ class RemoteKernel(CallableKernel):
         if schedule is None:
             return []
         if schedule.left and not schedule.made:
-            name, inputs = remote.make_hidden(schedule)
+            name = schedule.left[0]
+            _, inputs = schedule.inputs.take(name)
             schedule.made.append(StressCall(name, inputs, [output.clone() for output in self.call_once(inputs)]))
         return schedule.made
 
@@ -304,7 +331,7 @@ class RemoteKernel(CallableKernel):
         if relays is not None:
             timer, relayed = relays
             by_relays = timer.confirm(claimed.latency_ns)
-            self._take_reads(relayed, "relay")
+            self._take_reads(relayed, "chain")
             is_full = self.task.plan.timing.assurance == "full"
             if not is_full or not timer.leaves_open(max(claimed.latency_ns, by_relays.least_ns)):
                 return by_relays
@@ -313,7 +340,7 @@ class RemoteKernel(CallableKernel):
             return replace(
                 by_relays,
                 why_not=why_not,
-                burst_ns=found.burst_ns,
+                batch_ns=found.batch_ns,
                 resolution_ns=found.resolution_ns,
                 calls=found.calls,
             )
@@ -329,7 +356,7 @@ class RemoteKernel(CallableKernel):
             remote: the timed calls.
             claimed: what the worker says of the call.
         """
-        size, desk = remote.places.stride, open_desk(self._arena.device)
+        size, desk = remote.places.stride, open_chain_tools(self._arena.device)
         calls = count_chain_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
         if desk is None or not calls:
             return None
@@ -369,14 +396,14 @@ class RemoteKernel(CallableKernel):
         operations = None if claimed.waits_inside else claimed.operations
         timer = BatchTimer(self._ask, remote, operations=operations, most_ns=most_ns)
         if by_relays is not None:
-            timer.refused_share = RELAY_REFUSED_SHARE
+            timer.refused_share = CHAIN_REFUSED_SHARE
         if self.task.work_ahead is not None:
             given = [call.inputs for call in self.stress_calls]
             given += [call.inputs for reads in self.reads for call in reads if not call.is_base]
             timer.meanwhile = partial(self.task.work_ahead, iter(given))
         is_believed = by_relays is not None and by_relays.why_not is None
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
-        self._take_reads(remote, "burst")
+        self._take_reads(remote, "batch")
         return confirmation
 
     @property

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_memory
-from flashinfer_bench.bench.runner.workers.timed.along import NOTHING_ALONG, Along
+from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, hidden_memory, resident_memory, tree_below
@@ -334,7 +334,7 @@ class WorkerProcess:
         self.overhead = take_overhead(time_burst, touch_device)
 
     def ask(
-        self, verb: str, expected: type[Answer], limit_s: float, *, along: Along = NOTHING_ALONG, **fields: Any
+        self, verb: str, expected: type[Answer], limit_s: float, *, along: Along | None = None, **fields: Any
     ) -> Answer | Failed:
         """Send a request and wait for its answer.
 
@@ -351,6 +351,7 @@ class WorkerProcess:
             WireError: what came is no answer to this request.
         """
         self.watch_machine()
+        along = along or Along()
         deadline = self._now() + limit_s
         self._request_id += 1
         self._go_on()

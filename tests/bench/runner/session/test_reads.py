@@ -151,7 +151,7 @@ CONFIRMED = {"bound": "chain", "flags": ["noisy"]}
 WITHDRAWN = {"bound": "chain", "why_unconfirmed": TOO_SLOW, "flags": ["noisy", "unconfirmed"]}
 
 
-@pytest.mark.parametrize("way", ["relay", "burst"])
+@pytest.mark.parametrize("way", ["chain", "batch"])
 @pytest.mark.parametrize("call_s", [0.05, 1.5, 6.6])
 def test_of_a_slow_reference_the_calls_come_first_that_the_latency_was_held_against(monkeypatch, way, call_s):
     rejected, compared, record, spent_s = judge_slow(monkeypatch, call_s, reads_of(**{way: 12}))
@@ -163,7 +163,7 @@ def test_of_a_slow_reference_the_calls_come_first_that_the_latency_was_held_agai
     assert others == (TRIALS if call_s < 1 else 0)
 
 
-@pytest.mark.parametrize("way", ["relay", "burst"])
+@pytest.mark.parametrize("way", ["chain", "batch"])
 def test_who_leaves_out_half_of_the_calls_that_his_latency_was_held_against_is_found(monkeypatch, way):
     def is_computed(call):
         return call.inputs[0] != way or call.inputs[1] >= 7  # of twelve; readings are right
@@ -175,9 +175,9 @@ def test_who_leaves_out_half_of_the_calls_that_his_latency_was_held_against_is_f
 
 @pytest.mark.parametrize(("call_s", "relayed", "spent_s"), [(7.0, 8, 56.0), (25.0, 2, 50.0), (100.0, 1, 100.0)])
 def test_where_too_few_can_be_compared_a_latency_is_not_confirmed(monkeypatch, call_s, relayed, spent_s):
-    rejected, compared, record, found_s = judge_slow(monkeypatch, call_s, reads_of(relay=12))
+    rejected, compared, record, found_s = judge_slow(monkeypatch, call_s, reads_of(chain=12))
     assert rejected is None
-    assert (compared["relay"], compared["reading"], compared[None]) == (relayed, 0, TRIALS)
+    assert (compared["chain"], compared["reading"], compared[None]) == (relayed, 0, TRIALS)
     assert record == WITHDRAWN
     assert found_s == pytest.approx(spent_s)
 
@@ -190,9 +190,9 @@ def test_what_was_not_confirmed_stays_so_for_its_own_reason(monkeypatch):
 
 
 def test_of_a_relay_and_a_burst_enough_of_each_are_needed(monkeypatch):
-    _, compared, record, _ = judge_slow(monkeypatch, 3.3, reads_of(relay=12, burst=24))
-    assert (compared["relay"], compared["burst"], record) == (ENOUGH_READS, ENOUGH_READS, CONFIRMED)
-    assert judge_slow(monkeypatch, 3.4, reads_of(relay=12, burst=24))[2] == WITHDRAWN
+    _, compared, record, _ = judge_slow(monkeypatch, 3.3, reads_of(chain=12, batch=24))
+    assert (compared["chain"], compared["batch"], record) == (ENOUGH_READS, ENOUGH_READS, CONFIRMED)
+    assert judge_slow(monkeypatch, 3.4, reads_of(chain=12, batch=24))[2] == WITHDRAWN
 
 
 def test_where_requests_settled_the_latency_readings_are_needed(monkeypatch):
@@ -202,12 +202,12 @@ def test_where_requests_settled_the_latency_readings_are_needed(monkeypatch):
 
 def test_of_few_calls_all_are_needed(monkeypatch):
     """As many as there was memory for, or as a burst has."""
-    _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of(burst=2))
-    assert (compared["burst"], record) == (2, CONFIRMED)
+    _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of(batch=2))
+    assert (compared["batch"], record) == (2, CONFIRMED)
 
 
 def test_which_calls_are_needed_nobody_can_tell():
-    found = reads_of(relay=12)
+    found = reads_of(chain=12)
     found[-1].append(ReadCall(["odd"], [torch.zeros(1)], False))
     chosen = Counter()
     for _ in range(300):

@@ -19,6 +19,7 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import HUGE_SHARE
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.linux import tree_below
 from tests.kit.make import make_definition
@@ -323,10 +324,9 @@ def test_a_worker_maps_the_memory_once_for_all_its_jobs_until_that_is_other_memo
 def test_of_calls_that_take_much_memory_the_first_few_are_stress_calls(open_kernel, monkeypatch, share, wanted):
     stress = SimpleNamespace(free=[True], calls=list("abcdef"))
     with open_kernel("def run(x):\n    return x * 2") as kernel:
-        kernel.task = replace(kernel.task, stress=stress)
         places = kernel._lay_out([torch.ones(4)])
         monkeypatch.setattr(kernel_module, "total_bytes", lambda _device: share * places.stride)
-        assert kernel._schedule_stress(places, 3).left == list("abcdef")[:wanted]
+        assert kernel._schedule_stress(places, 3, StressInputs(stress, None)).left == list("abcdef")[:wanted]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ A number that is drawn on a GPU has to be waited for, which takes 20 to 60 us; a
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
@@ -18,13 +19,18 @@ class Chance:
     """One source of chance; its seed decides all that it gives.
 
     Args:
-        seed: a number of 63 bits.
+        seed: a number of 63 bits, or gives it: most changes draw from one of the sources that they have.
         device: where `many` draws.
     """
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed = seed
+    def __init__(self, seed: int | Callable[[], int], device: torch.device) -> None:
+        self._seed = seed
         self.device = device
+
+    @cached_property
+    def seed(self) -> int:
+        """Return the seed."""
+        return self._seed if isinstance(self._seed, int) else self._seed()
 
     @cached_property
     def _numbers(self) -> random.Random:
@@ -57,4 +63,4 @@ class Chance:
 
     def some(self, count: int, of: int) -> torch.Tensor:
         """Return so many numbers from 0 on that are below another, each of them once: int64, on the device."""
-        return torch.tensor(self._numbers.sample(range(of), count)).to(self.device, non_blocking=True)
+        return torch.randperm(of, generator=self.many, device=self.device)[:count]

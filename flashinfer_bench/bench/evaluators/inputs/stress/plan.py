@@ -12,6 +12,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Final, Literal, NamedTuple
 
@@ -51,6 +52,8 @@ from flashinfer_bench.data.dtypes import DTYPES
 FEW_NUMBERS: Final = 16
 """An output of fewer elements may be right by chance, so there are more calls of what shows it."""
 USUAL: Final = (A_FEW_VALUES, SHIFTED_ROWS, SMALL, LARGE, CUBED)
+PARTS: Final = frozenset({PART_OF_COLUMNS, PART_OF_ROWS})
+"""These change one of four parts of an input, each call another."""
 GATES: Final = frozenset({GATES_UP, GATES_DOWN, SOME_GATES})
 """These change inputs that a sigmoid or softplus is given, where a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset({SPIKE, FAR_LARGER})
@@ -277,9 +280,9 @@ class StressPlan:
 
     def _open(self, name: str, number: int, index: int, free: Free, values: torch.Tensor) -> Field:
         def draw(*names: str | int) -> Chance:
-            return Chance(derive_seed(self._seed, name, number, *names), values.device)
+            return Chance(partial(derive_seed, self._seed, name, number, *names), values.device)
 
-        first = derive_seed(self._seed, "part", name, free.name) % 4
+        first = derive_seed(self._seed, "part", name, free.name) % 4 if name in PARTS else 0
         return Field(
             values,
             draw(index),

@@ -21,6 +21,8 @@ QUIETEST: Final = 1 / 256
 """No row is scaled by less: squares of its values stay numbers."""
 OUTWEIGHS: Final = 32
 """A row that outweighs the others is so many times as large as they are together; half of it will do."""
+LEAST_PART: Final = 0.3
+"""Large values of one size differ by this share of it at the most."""
 LARGEST: Final = float(1 << 30)
 ROOM: Final = 10.0
 """Usual values reach no further."""
@@ -56,7 +58,7 @@ def zero(values: torch.Tensor, _field: Field) -> torch.Tensor:
 
 
 def large(size: float | Callable[[Field], float], *, positive: float | None = None) -> Transform:
-    """Return what replaces elements by values of 0.7 times a size up to all of it.
+    """Return what replaces elements by values of 0.7 times a size up to all of it, as far as the dtype can tell.
 
     Args:
         size: a number, or gives one for a field.
@@ -65,9 +67,12 @@ def large(size: float | Callable[[Field], float], *, positive: float | None = No
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size if isinstance(size, int | float) else size(field)
-        drawn = torch.empty(values.shape, device=values.device).uniform_(-1.0, 1.0, generator=field.chance.many)
-        signs = drawn.sgn() if positive is None else (1.0 if field.chance.is_so(positive) else -1.0)
-        return ((drawn.abs() * 0.3 + 0.7) * top * signs).to(values.dtype)
+        drawn, many = torch.empty_like(values), field.chance.many
+        if positive is None:
+            drawn.uniform_(-LEAST_PART * top, LEAST_PART * top, generator=many)  # its side becomes the value's
+            return drawn.add_(drawn.sgn(), alpha=(1 - LEAST_PART) * top)
+        ends = ((1 - LEAST_PART) * top, top) if field.chance.is_so(positive) else (-top, (LEAST_PART - 1) * top)
+        return drawn.uniform_(*ends, generator=many)
 
     return change
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple, TypeAlias
+
+Meanwhile: TypeAlias = Callable[[Callable[[], bool]], object]
+"""Called once a request is sent, with a function that tells whether an answer has come, or none will."""
 
 
 class Along(NamedTuple):
@@ -11,8 +14,4 @@ class Along(NamedTuple):
 
     fds: Sequence[int] = ()
     """Descriptors for the worker."""
-    meanwhile: Callable[[Callable[[], bool]], object] | None = None
-    """Called once the request is sent, with what tells whether an answer has come, or none will."""
-
-
-NOTHING_ALONG: Final = Along()
+    meanwhile: Meanwhile | None = None

@@ -6,18 +6,18 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.fills import fill_words
+from flashinfer_bench.bench.evaluators.inputs.fills import WORD, fill_words
 from flashinfer_bench.bench.evaluators.inputs.memory import (
     cached_bytes,
     look_at_free_bytes,
@@ -26,64 +26,49 @@ from flashinfer_bench.bench.evaluators.inputs.memory import (
     total_bytes,
 )
 from flashinfer_bench.bench.evaluators.inputs.targets import Targets
-from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
+from flashinfer_bench.bench.evaluators.inputs.writer import Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.rows import WORD, copy_rows
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import Slot
 
 MOST_PLACES: Final = 8
-"""Places that timed calls take in turn, at the least where there is memory for them."""
+"""Places that timed calls take in turn, at least if there is memory for them."""
 GPU_PLACES: Final = 16
-"""The same on a GPU. A request makes so many calls at the most, and takes some milliseconds beside them."""
-MORE_PLACES: Final = 64
-"""As many where they are small. Of yet more a kernel would meet most addresses for the first time while it is timed;
-some keep what they prepare by address."""
-CPU_SMALL_BYTES: Final = 8 << 20
-GPU_SMALL_BYTES: Final = 1 << 30
-"""Places beyond the fewest take no more than this together."""
-GRAPH_PLACES: Final = 16
-"""Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""
-MOST_BURST_PLACES: Final = 640
-"""Places of the calls of a burst at the most."""
+"""The same on a GPU."""
+GRAPH_PLACES: Final = 32
+"""Most places of calls that are timed as replays: each has a graph of its own, which has to be captured."""
+MORE_PLACES: Final = 88
+"""Most places of small calls: two requests hold the usual number. With yet more a kernel would meet most addresses for
+the first time while it is timed; some prepare data by address."""
+SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
+"""Most bytes of all places together, if there are more than the fewest."""
 CPU_BYTES: Final = 32 << 20
-"""All places together take no more on a CPU: they should stay in its last cache."""
+"""Most bytes of all places on a CPU: they should stay in its last cache."""
 GPU_BYTES: Final = 8 << 30
-"""Nor more than this on a GPU: bursts of large calls need many of them to be told from what a burst takes. Bursts of 31
-calls of 11 us came to 15 to 22 us a call (H100)."""
+"""Most bytes of all places on a GPU: batches of large calls need many calls to be told from an empty batch."""
 FREE_SHARE: Final = 8
-"""Nor do they take more than the free memory of a GPU divided by this."""
+"""All places take no more than the free memory of a GPU divided by this."""
 FEWEST_PLACES: Final = 5
-"""Relays and bursts have so many places at the least, where memory is not scarcer than that."""
+"""Chains and batches have at least this many places, if memory is not scarcer than that."""
 FEWEST_CALLS: Final = 2
-"""A relay on a GPU has so many calls at the least. Where one call only has room, nobody can compute several at once."""
+"""Least calls of a chain. If only one call has room, a solution cannot compute several at once."""
 SCARCE_SHARE: Final = 3
-"""Where memory is scarce, so many places may take the free memory divided by this: the session needs as much again for
-what it makes aside, and for what it compares."""
+"""If memory is scarce, FEWEST_PLACES may take the free memory divided by this: the session needs as much again for
+memory of its own, and for calls that it compares."""
 LARGE_SHARE: Final = 64
-"""Calls are large where one takes more than all memory of the device divided by this."""
-GIB: Final = 1 << 30
+"""A call is large if it takes more than all memory of the device divided by this."""
 PAGE_BYTES: Final = 4096
-OFFSETS: Final = 8
-"""Offsets within a page at which inputs lie on a CPU, at the least, where there are so many places."""
 RUN: Final = 16
-"""Bytes of poison in a row that count as unwritten."""
-RUN_WORD: Final = int.from_bytes(bytes([1]) * WORD, "little")
-"""A word of eight bytes that are all as the poison is: 1 each."""
+"""Consecutive bytes of poison that count as unwritten."""
 SECOND_SHARE: Final = 0.25
 """Share of the calls whose outputs get the second poison of their dtype. Skipping work under that one gains little."""
-LOOKED_AT: Final = 4096
-"""Elements of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
-
-MIXING: Final = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number near 2**64 divided by the golden ratio: it moves every bit of a word to many others."""
-FEW_ROWS: Final = 16
-"""So many rows are mixed at a time: they stay in a cache."""
+SPOTS: Final = 4096
+"""Spots of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
 
 Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 """Bytes of an output, on the host: a row for each of some places."""
-Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def count_places(size: int, device: torch.device, most: int, *, held: int | None = None) -> int:
@@ -94,7 +79,7 @@ def count_places(size: int, device: torch.device, most: int, *, held: int | None
         device: where they lie.
         most: no more are wanted.
         held: bytes of memory that they may lie in, and that is not free; FEWEST_PLACES may take more of a GPU then.
-            None where few will do.
+            None if few will do.
     """
     room = CPU_BYTES
     if device.type == "cuda":
@@ -105,10 +90,10 @@ def count_places(size: int, device: torch.device, most: int, *, held: int | None
 
 
 def check_room(size: int, device: torch.device, held: int) -> None:
-    """Find out why a GPU has no room for a relay of FEWEST_CALLS: a solution may hold what is missing.
+    """Find out why a GPU has no room for a chain of FEWEST_CALLS: the solution may hold the missing memory.
 
-    Who leaves room for one call only has nothing outside tell what it takes, where it is short. Of large calls the
-    session itself may hold what is missing.
+    If a solution leaves room for one call only, nothing can time a short call from outside. If calls are large, the
+    session itself may hold the missing memory.
 
     Args:
         size: bytes of the inputs and outputs of one call.
@@ -122,32 +107,31 @@ def check_room(size: int, device: torch.device, held: int) -> None:
     if free < needed <= most_free_bytes(device) and size <= total_bytes(device) // LARGE_SHARE:
         raise SolutionFailure(
             "RUNTIME_ERROR",
-            f"{free / GIB:.2f} GiB of the GPU's memory are left beside what the solution holds; {needed / GIB:.2f} are "
-            "needed so that its calls can be timed from outside",
+            f"{free / 2**30:.2f} GiB of the GPU's memory are left beside what the solution holds; "
+            f"{needed / 2**30:.2f} are needed so that its calls can be timed from outside",
         )
 
 
 def spread(size: int) -> int:
     """Return the bytes from one place to the next on a CPU, at least `size`.
 
-    Inputs lie at other offsets within a page in each of several places. How far an output that a call allocates lies
+    Inputs lie at other offsets within a page in each of MOST_PLACES. How far an output that a call allocates lies
     from its inputs, modulo a page, makes a call of 20 us up to a tenth slower, and is the same in all calls of a worker
     otherwise.
     """
     offsets = PAGE_BYTES // math.gcd(size, PAGE_BYTES)
-    return size if offsets >= OFFSETS else size + PAGE_BYTES // OFFSETS
+    return size if offsets >= MOST_PLACES else size + PAGE_BYTES // MOST_PLACES
 
 
 def usual_places(size: int, device: torch.device) -> int:
-    """Return how many places timed calls take in turn, where there is memory for them.
+    """Return how many places timed calls take in turn, if there is memory for them.
 
     Args:
         size: bytes of the inputs and outputs of one call.
         device: where they lie.
     """
-    is_gpu = device.type == "cuda"
-    fewest, small_bytes = (GPU_PLACES, GPU_SMALL_BYTES) if is_gpu else (MOST_PLACES, CPU_SMALL_BYTES)
-    return min(MORE_PLACES, max(fewest, small_bytes // max(size, 1)))
+    fewest = GPU_PLACES if device.type == "cuda" else MOST_PLACES
+    return min(MORE_PLACES, max(fewest, SMALL_BYTES[device.type] // max(size, 1)))
 
 
 class CallPlaces:
@@ -156,8 +140,8 @@ class CallPlaces:
     Args:
         arena: the session's shared memory; what it held is lost.
         inputs: one call's inputs, for their shapes and dtypes.
-        outputs: what the definition says of the outputs.
-        most: places at the most; None for as many as timed calls take.
+        outputs: the definition's outputs.
+        most: most places; None for as many as timed calls take.
     """
 
     def __init__(
@@ -181,20 +165,23 @@ class CallPlaces:
         self._begin = arena.block.data_ptr()
         self._chance = random.SystemRandom()
         own = iter(slots)
-        self._first_inputs = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
+        self.input_slots = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
+        """Slots of the inputs in the first place; None for a value that is no tensor."""
         self._first_outputs = list(own)
-        self._outputs_end = size
-        self._inputs_end = self._first_outputs[0].offset if self._first_outputs else size
-        self._input_makers = [None if slot is None else self._maker(slot) for slot in self._first_inputs]
+        self.outputs_end = size
+        """Offset of the outputs' end in a place. They lie behind the inputs."""
+        self.inputs_end = self._first_outputs[0].offset if self._first_outputs else size
+        self._input_makers = [None if slot is None else self._maker(slot) for slot in self.input_slots]
         self._output_makers = [self._maker(slot) for slot in self._first_outputs]
-        self._bytes = [
-            arena.block.as_strided((self._count, slot.nbytes), (self.stride, 1), slot.offset) if slot.nbytes else None
+        self._written = [
+            (slot.dtype, self.held_bytes(self._count, slot.offset, slot.offset + slot.nbytes))
             for slot in self._first_outputs
+            if slot.nbytes
         ]
-        """Of each output the bytes in all places, as one tensor."""
+        """The dtype of each output that has elements, and its bytes in all places."""
 
     def _maker(self, slot: Slot) -> Callable[[int], torch.Tensor]:
-        """Return what gives the tensor of a place, given where it lies in the first one; it is made once."""
+        """Return a function that makes the tensor of a place, given its slot in the first one; it is made once."""
         return cache(slot.maker(self.arena.block, self.stride))
 
     def __len__(self) -> int:
@@ -205,7 +192,7 @@ class CallPlaces:
         return {
             "arguments": {
                 name: {"scalar": value} if slot is None else slot.to_json()
-                for name, value, slot in zip(names, inputs, self._first_inputs, strict=True)
+                for name, value, slot in zip(names, inputs, self.input_slots, strict=True)
             },
             "slots": [slot.to_json() for slot in self._first_outputs],
             "count": self._count,
@@ -213,7 +200,7 @@ class CallPlaces:
         }
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:
-        """Return a place's inputs as views of the arena, in the order of the definition; None for what is no tensor."""
+        """Return a place's inputs as views of the arena, in the order of the definition; None for other values."""
         return [None if make is None else make(index) for make in self._input_makers]
 
     def outputs(self, index: int) -> list[torch.Tensor]:
@@ -221,77 +208,62 @@ class CallPlaces:
         return [make(index) for make in self._output_makers]
 
     def input_targets(self, indices: Sequence[int]) -> list[Targets | None]:
-        """Return of each input its tensors in some places; None for what is no tensor."""
+        """Return each input's tensors in some places; None for a value that is no tensor."""
         return [
             None if slot is None or make is None else Targets(make, self._begin + slot.offset, self.stride, indices)
-            for slot, make in zip(self._first_inputs, self._input_makers, strict=True)
+            for slot, make in zip(self.input_slots, self._input_makers, strict=True)
         ]
 
     def input_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all inputs in the first places, a row for each; the outputs lie behind them."""
-        return self._held_bytes(count, 0, self._inputs_end)
+        return self.held_bytes(count, 0, self.inputs_end)
 
     def own_inputs(self, count: int) -> tuple[torch.Tensor, list[list[torch.Tensor] | None]]:
-        """Return memory of this process's own for the inputs of so many calls: a row of bytes for each, and tensors.
+        """Return memory of this process for the inputs of this many calls: a row of bytes for each call, and tensors.
 
-        The rows are as those of `input_bytes`, on the same device. Of each input there are the tensors of all calls.
+        The rows are as those of `input_bytes`, on the same device. Each input has the tensors of all calls.
         """
-        rows = torch.zeros(count, self._inputs_end, dtype=torch.uint8, device=self.arena.device)
-        flat, step = rows.view(-1), self._inputs_end
-        return rows, [None if slot is None else slot.views(flat, count, step) for slot in self._first_inputs]
+        rows = torch.zeros(count, self.inputs_end, dtype=torch.uint8, device=self.arena.device)
+        flat, step = rows.view(-1), self.inputs_end
+        return rows, [None if slot is None else slot.views(flat, count, step) for slot in self.input_slots]
 
     def output_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all output slots in the first places, a row for each."""
-        return self._held_bytes(count, self._inputs_end, self._outputs_end)
+        return self.held_bytes(count, self.inputs_end, self.outputs_end)
 
     def outputs_in(self, row: torch.Tensor) -> list[torch.Tensor]:
         """Return the outputs in a copy of a row of `output_bytes`."""
-        slots = [Slot(slot.offset - self._inputs_end, slot.shape, slot.dtype) for slot in self._first_outputs]
-        return [slot.view(row) for slot in slots]
+        return [replace(slot, offset=slot.offset - self.inputs_end).view(row) for slot in self._first_outputs]
 
     def inputs_in(self, row: torch.Tensor) -> list[torch.Tensor | None]:
-        """Return the inputs in a copy of a row of `rows_of_inputs`; None for what is no tensor."""
-        return [None if slot is None else slot.view(row) for slot in self._first_inputs]
+        """Return the inputs in a copy of a row of `input_bytes`; None for a value that is no tensor."""
+        return [None if slot is None else slot.view(row) for slot in self.input_slots]
 
-    def rows_of_inputs(self) -> torch.Tensor:
-        """Return the bytes of all inputs, a row for each place; copies of some rows in one piece can be viewed, too."""
-        return self._held_bytes(self._count, 0, self._inputs_end if self._first_outputs else self.stride)
-
-    def rows_of_outputs(self) -> torch.Tensor:
-        """Return the same of all output slots."""
-        return self._held_bytes(self._count, self._inputs_end, self.stride)
-
-    def _held_bytes(self, count: int, begin: int, end: int) -> torch.Tensor:
+    def held_bytes(self, count: int, begin: int, end: int) -> torch.Tensor:
+        """Return the same bytes of each of the first places, as rows."""
         return self.arena.block.as_strided((count, end - begin), (self.stride, 1), begin)
 
     def poison(self, indices: Sequence[int], writer: Writer | None = None) -> None:
-        """Fill the output slots of some places with what no honest kernel leaves there.
+        """Fill the output slots of some places with words that no honest kernel leaves there.
 
         Args:
             indices: the places.
-            writer: is told what to write, and has to be finished by the caller; where none is given, all is launched.
+            writer: collects the writes, and is finished by the caller; None to write at once.
         """
-        told = writer or open_writer(self.arena.device)
-        for output, held in zip(self._first_outputs, self._bytes, strict=True):
-            if held is None:
-                continue
-            usual, *others = fill_words(output.dtype)
+        used = writer or open_writer(self.arena.device)
+        for dtype, held in self._written:
+            usual, *others = fill_words(dtype)
             second = [at for at in indices if others and self._chance.random() < SECOND_SHARE]
-            first = [at for at in indices if at not in second]
-            for word, some in ((usual, first), *((other, second) for other in others)):
-                if isinstance(told, KernelWriter):
-                    told.fill_rows(held, some, word)
-                    continue
-                is_one = isinstance(told, TorchWriter) and _is_run(some)
-                for slot in [_rows(held, some)] if is_one else [held[index] for index in some]:
-                    told.fill(slot, word)
+            used.fill_rows(held, [at for at in indices if at not in second], usual)
+            for other in others:
+                used.fill_rows(held, second, other)
         if writer is None:
-            told.finish()
+            used.finish()
 
     def spoil_inputs(self, count: int) -> None:
-        """Overwrite the inputs of the first places: who has not computed what is due has nothing left to compute it of.
+        """Overwrite the inputs of the first places: results that are not computed yet cannot be computed any more.
 
-        Whole words are written where inputs are made of such: on a GPU single bytes would take several times as long.
+        Whole words are written if inputs are made of such: on a GPU single bytes would take several times as long.
         """
         held = self.input_bytes(count)
         if self.stride % 8 == 0 and held.shape[1] % 8 == 0:
@@ -300,42 +272,39 @@ class CallPlaces:
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until what was written is there for the worker."""
+        """Wait until the worker can read all that was written."""
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def glance(self, indices: Sequence[int], secret: int) -> list[Seen]:
-        """Return of each output that has elements some bytes from secret positions: a row for each of some places.
+    def read_spots(self, indices: Sequence[int], secret: int) -> list[Seen]:
+        """Return bytes at secret spots of each output that has elements: a row for each of some places.
 
         They come to the host together, since each wait for a GPU takes as long as several copies.
         """
-        looked_at = [_rows(held[:, self._places_of(held, secret)], indices) for held in self._bytes if held is not None]
-        if not looked_at:
+        spots = [_rows(held[:, self._spots_of(held, secret)], indices) for _, held in self._written]
+        if not spots:
             return []
-        together = looked_at[0] if len(looked_at) == 1 else torch.cat(looked_at, dim=1)
+        together = spots[0] if len(spots) == 1 else torch.cat(spots, dim=1)
         rows: Seen = together.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
-        ends = accumulate(one.shape[1] for one in looked_at)
-        return [rows[:, end - one.shape[1] : end] for one, end in zip(looked_at, ends, strict=True)]
+        *ends, _ = accumulate(one.shape[1] for one in spots)
+        return np.split(rows, ends, axis=1)
 
     @staticmethod
-    def _places_of(held: torch.Tensor, secret: int) -> slice:
-        """Return which bytes of an output [places, bytes] are looked at."""
-        step = max(1, held.shape[1] // LOOKED_AT)
+    def _spots_of(held: torch.Tensor, secret: int) -> slice:
+        """Return the spots of an output, [places, bytes]."""
+        step = max(1, held.shape[1] // SPOTS)
         return slice(secret % step, None, step)
 
     def find_unwritten(self, seen: Sequence[Seen], secret: int) -> list[bool]:
-        """Tell of each place whether an output was not written, by what `glance` returned for the same secret.
+        """Tell of each place whether an output was not written, by the result of `read_spots` for the same secret.
 
-        RUN bytes in a row hold a whole word at a multiple of WORD. So all places are searched for such words first,
-        since a search for a run takes six times as long.
+        RUN bytes in a row hold a whole word at a multiple of WORD. All places are searched for such words first, which
+        takes a sixth of the time of a search for a run.
         """
         found = [False] * (len(seen[0]) if seen else 0)
-        held = [
-            (slot.dtype, one) for slot, one in zip(self._first_outputs, self._bytes, strict=True) if one is not None
-        ]
-        for output, (dtype, one) in zip(seen, held, strict=False):
-            looked_at = self._places_of(one, secret)
-            of_word = (looked_at.start + looked_at.step * np.arange(output.shape[1])) % WORD
+        for output, (dtype, held) in zip(seen, self._written, strict=False):
+            spots = self._spots_of(held, secret)
+            of_word = (spots.start + spots.step * np.arange(output.shape[1])) % WORD
             for word in fill_words(dtype):
                 poison = np.frombuffer(word.to_bytes(WORD, "little"), np.uint8)
                 is_poison = (output == poison[of_word]).view(np.uint8)
@@ -345,66 +314,37 @@ class CallPlaces:
 
 
 def _find_suspects(marks: Seen) -> Iterable[int]:
-    """Return which rows of ones and zeros may have RUN ones one behind the other."""
+    """Return which rows of ones and zeros may have RUN consecutive ones."""
     if marks.shape[1] < RUN:
         return range(len(marks))
-    return [int(at) for at in np.flatnonzero((to_words(marks) == np.uint64(RUN_WORD)).any(axis=1))]
-
-
-def _is_run(indices: Sequence[int]) -> bool:
-    return len(indices) > 0 and list(indices) == list(range(indices[0], indices[0] + len(indices)))
+    whole = marks[:, : marks.shape[1] // WORD * WORD]
+    words = np.ascontiguousarray(whole).view(np.uint64)
+    found: list[int] = np.flatnonzero((words == np.uint64(0x0101010101010101)).any(axis=1)).tolist()
+    return found
 
 
 def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Return some rows; a view where they lie one behind the other."""
-    return held[indices[0] : indices[0] + len(indices)] if _is_run(indices) else copy_rows(held, indices)
-
-
-def to_words(seen: Seen) -> Words:
-    """Return rows of bytes as rows of whole words; the last one is filled up with zeros."""
-    count, size = seen.shape
-    if size % WORD == 0 and seen.flags.c_contiguous:
-        return seen.view(np.uint64)
-    words = np.zeros((count, -(-size // WORD)), np.uint64)
-    words.view(np.uint8)[:, :size] = seen
-    return words
+    """Return some rows; a view if they lie one behind the other."""
+    begin, end = min(indices, default=0), max(indices, default=-1) + 1
+    return held[begin:end] if list(indices) == list(range(begin, end)) else copy_rows(held, indices)
 
 
 def digest_rows(seen: Sequence[Seen], secret: int) -> list[int]:
-    """Return for each place a number of 64 bits that tells what `glance` returned of all outputs.
+    """Return a number of 64 bits for each place: a hash of the bytes that `read_spots` returned of all outputs.
 
-    Words are multiplied by secret odd numbers and added up. Of a product only bits above one that differs can differ,
-    so each word is mixed before.
+    Equal outputs have equal numbers. Two others with one number make a call look odd, which costs a comparison.
     """
-    if not seen:
-        return []
-    total = np.zeros(len(seen[0]), np.uint64)
-    for at, output in enumerate(seen):
-        words = to_words(output)
-        factors = _draw_factors(secret, at, words.shape[1])
-        for start in range(0, len(words), FEW_ROWS):
-            mixed = words[start : start + FEW_ROWS] * MIXING
-            mixed ^= mixed >> np.uint64(32)
-            total[start : start + FEW_ROWS] += mixed @ factors
-    told: list[int] = total.tolist()
-    return told
-
-
-@lru_cache(maxsize=8)
-def _draw_factors(secret: int, output: int, count: int) -> Words:
-    drawn = hashlib.shake_256(f"{secret} {output}".encode()).digest(WORD * count)
-    factors: Words = np.frombuffer(drawn, np.uint64) | np.uint64(1)
-    return factors
+    return [hash((secret, *map(bytes, outputs))) for outputs in zip(*seen, strict=True)]
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what a layout depends on: shapes and dtypes of tensors, and the other values themselves."""
+    """Return the properties that a layout depends on: shapes and dtypes of tensors, and the other values themselves."""
     return tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else ("value", value) for value in inputs
     )
 
 
 def is_run(marks: bytes) -> bool:
-    """Tell whether RUN bytes in a row are 1; or all of them, where there are fewer."""
+    """Tell whether RUN consecutive bytes are 1; or all of them, if there are fewer."""
     run = min(RUN, len(marks))
     return run > 0 and bytes([1]) * run in marks

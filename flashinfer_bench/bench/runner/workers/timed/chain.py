@@ -1,13 +1,13 @@
 """The gated chain: calls on a GPU, each of which can read its inputs when the call before is over.
 
 The calls of a batch lie in memory at the same time, so a worker may compute all of them in one operation, or side by
-side, where one call leaves most of a GPU idle. In a chain their inputs are masked, each by a key of its own. A call's
-key comes when the call before has committed to its outputs, by a digest that nobody knows who has not all of them:
+side if one call leaves most of a GPU idle. In a chain their inputs are masked, each by a key of its own. A call's
+key comes when the call before has committed to its outputs, by a digest that takes all of them:
 
     one call = median(from its key to its digest) - an empty call - START_NS + launch gap
 
-A latency is told as no less than RELAY_SHARE of that. Where the host launches each call, it is HOST_RELAY_SHARE of
-as much without START_NS taken off. What an empty call takes, the session measures in a chain of its own, in the same
+A latency is reported as no less than CHAIN_SHARE of that. If the host launches each call, it is HOST_CHAIN_SHARE of
+as much without START_NS taken off. The session measures an empty call in a chain of its own, in the same
 places: no worker has a hand in it.
 """
 
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import cache
 from secrets import randbits
 from statistics import median
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -31,74 +31,71 @@ from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.batches import FEW_READS
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
-    RELAY_REFUSED_SHARE,
-    SLACK_NS,
+    CHAIN_REFUSED_SHARE,
     Claimed,
     Confirmation,
-    Outside,
     find_doubt,
 )
+from flashinfer_bench.bench.runner.workers.timed.reader import written_late
 from flashinfer_bench.bench.runner.workers.timed.readings import (
+    CHAIN_SHARE,
     CREDITED_SHARE,
-    HOST_RELAY_SHARE,
-    RELAY_SHARE,
+    HOST_CHAIN_SHARE,
 )
-from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first
 from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_CALLS, MOST_OUTPUTS, GpuBoard, MappedBoard
 from flashinfer_bench.worker.gpu_relay.kernels import (
     WORD_BYTES,
+    ChainKernels,
     Piece,
-    RelayKernels,
+    chain_image,
     count_groups,
     piece_of,
-    relay_image,
 )
 from flashinfer_bench.worker.protocol import Relayed
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.timed.reader import Outputs
     from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
     from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 
 LONGEST_NS: Final = 1_000_000_000
-"""Calls beyond this are in no chain: each is timed by itself. An empty chain that takes longer is given up."""
+"""Longer calls are in no chain: each is timed by itself. An empty chain that takes longer is given up."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
-"""A chain has fewer than MOST_CALLS, and FEWEST_PLACES at the least, where more would take longer than the first of
-these together, or more bytes than the second. Of calls of which FEWEST_PLACES take more than CHAIN_BYTES it has as many
-as there are places for."""
+"""Nanoseconds and bytes of a chain's calls: it has fewer than MOST_CALLS if more would exceed either, and FEWEST_PLACES
+at least. If FEWEST_PLACES exceed CHAIN_BYTES, it has as many calls as there are places for."""
 MOST_CHAINS: Final = 4
-"""Chains that are run at the most; those after the first one only while the best so far would raise the latency. As
-many empty ones are."""
-LAUNCH_NS: Final = 50_000_000
-WAITING_LAUNCH_NS: Final = 300_000
-"""A call gets its key when all of it is launched, or after this: one that waits for the GPU inside goes on then."""
+"""Most chains that are run: a further one is run only while the best so far would raise the latency. Empty chains are
+run as often."""
+LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
+"""A call gets its key when all of it is launched, or after this. The key is whether it waits for the GPU inside: such a
+call goes on then."""
 LONGEST_PAUSE_NS: Final = 10_000_000
-"""Between a call that waits and its key passes as long as the call before took, up to this: a GPU that computes
-without a pause spends its power and slows down."""
+"""The GPU idles before each key as long as the call before took, up to this: a GPU that computes without a pause spends
+its power and slows down."""
 START_NS: Final = 1_250.0
-"""Taken off each call: 0.9 us lie between the usual empty call and the least, for a GPU looks for its key once in a
-microsecond, and in some contexts operations start later than in the session's. What is left is a span as readings have
-it, so the launch gap is added as it is to theirs."""
+"""Taken off each call: a GPU polls for its key once in a microsecond, so the usual empty call is longer than the least,
+and in some contexts operations start later than in the session's. The rest is a span as samples have it, so the launch
+gap is added as it is to theirs."""
 HIDDEN_NS: Final = 2_000.0
-"""So much of a call, and as much as unmasking and committing take longer than they do for a few bytes, somebody saves
-who does all in one kernel. Of calls that take no longer than an empty one nothing is known so."""
+"""A solution that does all in one kernel saves this of a call, and the time by which unmasking and committing exceed
+that of a few bytes. A chain says nothing of calls that take no longer than an empty one."""
 CACHED_BYTES: Final = 24 << 20
-DIRTY_BYTES: Final = 32 << 20
-BYTES_PER_NS: Final = 3_000
-"""Of calls with more bytes than the first of these less is told by a chain: unmasked inputs are written back while the
-call runs, up to as many as a cache holds, and what that takes is taken off. One that moves 96 MB took 38 to 42 us in
-place of 31 (H100)."""
+"""A chain bounds larger calls less: their unmasked inputs are written back while the call runs."""
+WRITTEN_BACK: Final = 32 << 20, 3_000
+"""Most bytes of these inputs that a cache holds, and bytes that are written back in a nanosecond. That is taken off."""
 UNCACHED_SHARE: Final = 0.9
-"""A latency of such calls is told as no less than this share: honest ones came to 0.54 to 1.04 of readings (H100)."""
+"""A latency of such calls is reported as no less than this share of the cost."""
+SLACK_NS: Final = 10_000
+"""A claim that is no more than this below the cost of a call is doubted, and never refused: another program may hold up
+the keys. The chain raises the latency all the same."""
 
 now_ns = time.perf_counter_ns
 
 
 def count_chain_calls(claimed_ns: float, size: int, outputs: int) -> int:
-    """Return how many calls a chain has; 0 where none is run.
+    """Return how many calls a chain has; 0 if none is run.
 
     Args:
         claimed_ns: latency of one call.
@@ -112,7 +109,7 @@ def count_chain_calls(claimed_ns: float, size: int, outputs: int) -> int:
 
 
 def count_chain_reads(calls: int, size: int) -> int:
-    """Return how many calls of a chain are compared; of large ones more than half: who leaves out half meets one.
+    """Return how many calls of a chain are compared. More than half of large ones are: a solution may leave out half.
 
     Args:
         calls: of the chain.
@@ -122,16 +119,16 @@ def count_chain_reads(calls: int, size: int) -> int:
 
 
 class Committed(NamedTuple):
-    """Of one call of a chain."""
+    """What the session saw of one call of a chain."""
 
     span_ns: int
-    """From its key to what it committed to."""
+    """From its key to its digest."""
     digest: list[int]
-    """What it committed to."""
+    """It commits to the outputs."""
 
 
 def draw_keys(count: int) -> list[int]:
-    """Return keys that nobody knows, none of them 0; each is a positive number of 64 bits with a sign."""
+    """Return secret keys, none of them 0; each is a positive number of 64 bits with a sign."""
     return [randbits(63) | 1 for _ in range(count)]
 
 
@@ -140,16 +137,16 @@ def hand_out(
     keys: Sequence[int],
     groups: int,
     is_over: Callable[[], bool],
-    launch_ns: int = LAUNCH_NS,
+    launch_ns: int = LAUNCH_NS[False],
 ) -> list[Committed]:
-    """Give calls their keys one by one; return what each took. They are fewer where the worker answers sooner.
+    """Give calls their keys one by one; return what each took. If the worker answers sooner, some calls are missing.
 
     Args:
         board: cleared.
         keys: of each call.
-        groups: a call commits to its outputs in so many groups.
+        groups: in which a call commits to its outputs.
         is_over: tells whether the worker has answered, or is gone, or late.
-        launch_ns: no call's launch is waited for longer.
+        launch_ns: longest wait for the launch of a call.
     """
     found: list[Committed] = []
     for at, key in enumerate(keys):
@@ -173,15 +170,15 @@ def hand_out(
 
 
 def is_late_after(limit_s: float) -> Callable[[], bool]:
-    """Return what tells, from now on, whether so many seconds have passed."""
+    """Return a function that tells whether this many seconds have passed since now."""
     deadline = time.monotonic() + limit_s
     return lambda: time.monotonic() > deadline
 
 
 @contextmanager
 def open_gpu_board() -> Iterator[tuple[GpuBoard, int, int]]:
-    """Give a board, its memory file for a worker, and the bytes of that; the kernels' code stands behind the board."""
-    image = relay_image()
+    """Give a board, its memory file for a worker, and the file's bytes; the kernels' code lies behind the board."""
+    image = chain_image()
     size = BOARD_BYTES + -(-len(image) // BOARD_BYTES) * BOARD_BYTES
     fd = open_memory_file(size)
     try:
@@ -191,7 +188,7 @@ def open_gpu_board() -> Iterator[tuple[GpuBoard, int, int]]:
         os.close(fd)
 
 
-class ChainDesk:
+class ChainTools:
     """A session's own kernels and board for chains on a GPU.
 
     Args:
@@ -200,9 +197,9 @@ class ChainDesk:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kernels = RelayKernels(relay_image(), device)
+        self._kernels = ChainKernels(chain_image(), device)
         self._empty: dict[tuple[int, ...], int] = {}
-        """Bytes of the inputs and of each output to what a call takes that computes nothing."""
+        """Bytes of the inputs and of each output → nanoseconds of a call that computes nothing."""
         self._least_ns = math.inf
         fd = open_memory_file(BOARD_BYTES)
         try:
@@ -216,23 +213,23 @@ class ChainDesk:
 
     def mask(self, rows: Sequence[Piece], keys: Sequence[int]) -> None:
         """Mask the inputs of each call by its key."""
-        told = torch.tensor(keys, dtype=torch.int64).to(self._device)
+        held = torch.tensor(keys, dtype=torch.int64).to(self._device)
         for at, row in enumerate(rows):
-            self._kernels.unmask(row, told.data_ptr() + at * told.itemsize)
+            self._kernels.unmask(row, held.data_ptr() + at * held.itemsize)
         torch.cuda.synchronize(self._device)
 
     def digests(self, outputs: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
-        """Return what a call commits to that left these outputs, for each of some calls."""
-        told = torch.zeros(len(outputs), 2 * count_groups(len(outputs[0])), dtype=torch.int64).to(self._device)
-        for row, own in zip(told, outputs, strict=True):
+        """Return the digests of these outputs, for each of some calls."""
+        held = torch.zeros(len(outputs), 2 * count_groups(len(outputs[0])), dtype=torch.int64).to(self._device)
+        for row, own in zip(held, outputs, strict=True):
             self._kernels.commit([piece_of(one) for one in own], row.data_ptr())
-        return [[number % (1 << 64) for number in row] for row in told.tolist()]
+        return [[number % (1 << 64) for number in row] for row in held.tolist()]
 
     def find_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> tuple[int, int]:
-        """Return the least that a call takes in a chain which computes nothing, in nanoseconds, and one of a few bytes.
+        """Return the least nanoseconds of a call in a chain that computes nothing, and of such a call of a few bytes.
 
-        It is measured once for inputs and outputs of some sizes: whatever a worker has left on the GPU makes it longer.
-        Both are 0 where something holds the GPU up: then nothing is taken off.
+        They are measured once for inputs and outputs of some sizes: work that a worker has left on the GPU makes them
+        longer. Both are 0 if something holds the GPU up: then nothing is taken off.
 
         Args:
             rows: where the inputs of each call lie; they are overwritten.
@@ -249,9 +246,9 @@ class ChainDesk:
         return self._empty[key], int(self._least_ns)
 
     def _take_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
-        """Return the least that a call takes in a chain, in nanoseconds, which unmasks, computes nothing, and commits.
+        """Return the least nanoseconds of a call in a chain that unmasks, computes nothing, and commits.
 
-        The least of all calls counts: whatever a worker has left on the GPU makes some of them take longer.
+        The least of all calls counts: work that a worker has left on the GPU makes some of them longer.
         """
         keys, groups = draw_keys(len(rows)), count_groups(len(outputs[0]))
         spans: list[int] = []
@@ -278,8 +275,8 @@ class ChainDesk:
 
 
 @cache
-def open_desk(device: torch.device) -> ChainDesk | None:
-    """Return a session's desk for a GPU; None where this machine cannot run chains there.
+def open_chain_tools(device: torch.device) -> ChainTools | None:
+    """Return a session's tools for a GPU; None if this machine cannot run chains there.
 
     Session and worker need a core each.
     """
@@ -287,20 +284,18 @@ def open_desk(device: torch.device) -> ChainDesk | None:
         return None
     try:
         torch.cuda.current_stream(device)
-        return ChainDesk(device)
+        return ChainTools(device)
     except (OSError, driver.DriverError):
         return None
 
 
 class Chain(NamedTuple):
-    """What one chain came to."""
+    """The best chain so far."""
 
-    numbers: list[int]
-    """Of its calls."""
     cost_ns: float
-    """What one of them costs."""
+    """Cost of one of its calls."""
     share: float
-    """A latency is told as no less than this share of that."""
+    """A latency is reported as no less than this share of that."""
     is_joined: bool
     """The worker says that all were one graph."""
 
@@ -311,39 +306,42 @@ class ChainTimer:
     Args:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
-        desk: the session's kernels.
-        claimed: what the worker says of a call: no graph can hold one that waits for the GPU.
-        calls: of a chain; they lie in the first places.
-        gap_ns: the launch gap, which is a part of each reading.
-
-    `most_ns` is what a call costs at the most.
+        tools: the session's kernels.
+        claimed: what the worker says of a call. No graph can hold one that waits for the GPU.
+        calls: of a chain. They lie in the first places.
+        gap_ns: the launch gap, which is a part of each sample.
     """
 
     def __init__(
-        self, ask: Ask, trial: RemoteTrial, desk: ChainDesk, claimed: Claimed, *, calls: int, gap_ns: float
+        self, ask: Ask, trial: RemoteTrial, tools: ChainTools, claimed: Claimed, *, calls: int, gap_ns: float
     ) -> None:
         self._ask = ask
         self._trial = trial
-        self._desk = desk
+        self._tools = tools
         self._gap_ns = gap_ns
         operations = None if claimed.waits_inside or trial.has_setup else claimed.operations
-        self._launch_ns = WAITING_LAUNCH_NS if operations is None else LAUNCH_NS
-        self._fields = {"operations": operations, "settles": claimed.uses_side_stream}
+        self._launch_ns = LAUNCH_NS[operations is None]
         places = trial.places
         self._count = calls
-        self._held = places.input_bytes(self._count)
-        self._rows = rows_of(self._held)
-        self._given, self._own = places.own_inputs(self._count)
-        self._groups = count_groups(len(places.outputs(0)))
-        self._empty_ns, least_ns = desk.find_empty(self._rows, [places.outputs(at) for at in range(self._count)])
+        self._held = places.input_bytes(calls)
+        self._given, self._own = places.own_inputs(calls)
+        outputs = [places.outputs(at) for at in range(calls)]
+        self._empty_ns, least_ns = tools.find_empty(rows_of(self._held), outputs)
         self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
-        self.most_ns = self._best_ns = math.inf
+        self._best = Chain(math.inf, 1.0, False)
+        self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
+        self._fields |= {"part": trial.part, "indices": [*range(calls)]}
+        self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
 
-    def leaves_open(self, told_ns: float) -> bool:
-        """Tell whether batches could raise what a call is told as."""
-        if self._best_ns <= self._empty_ns:
-            return True
-        return CREDITED_SHARE * (self._best_ns + self._hidden_ns) > told_ns
+    @property
+    def most_ns(self) -> float:
+        """Most that a call costs."""
+        return self._best.cost_ns + self._empty_ns
+
+    def leaves_open(self, reported_ns: float) -> bool:
+        """Tell whether batches could raise what a call is reported as."""
+        cost_ns = self._best.cost_ns
+        return cost_ns <= self._empty_ns or CREDITED_SHARE * (cost_ns + self._hidden_ns) > reported_ns
 
     def confirm(self, claimed_ns: float) -> Confirmation:
         """Hold a claimed latency against chains.
@@ -355,61 +353,53 @@ class ChainTimer:
             ClaimContradicted: RUNTIME_ERROR; chains take longer than the claim allows, each time.
             SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
         """
-        best: Chain | None = None
         chains = 0
         with open_gpu_board() as (board, fd, size):
-            while best is None or (chains < MOST_CHAINS and best.share * best.cost_ns > claimed_ns):
-                one, outputs = self._run_one(board, fd, size)
-                is_best = best is None or one.cost_ns <= best.cost_ns
-                if is_best:
-                    best = one
-                    self._trial.reader.begin()
-                self._trial.reader.look(range(self._count), one.numbers, chooses=is_best, outputs=outputs)
-                del outputs  # as much memory as those of the next chain take
+            while chains < MOST_CHAINS and self._best.share * self._best.cost_ns > claimed_ns:
+                self._run_one(board, fd, size)
                 chains += 1
-        self.most_ns = best.cost_ns + self._empty_ns
-        self._best_ns = best.cost_ns
-        outside = Outside("chain", best.cost_ns, RELAY_REFUSED_SHARE, SLACK_NS)
-        refused = None if best.is_joined else "the host launches each call in its turn"
-        doubt = find_doubt(claimed_ns, outside, f"{chains} chains", refused=refused)
+        cost_ns, share, is_joined = self._best
+        host = None if is_joined else "the host launches each call in its turn"
+        below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
+        doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
         calls = chains * self._count
-        return Confirmation(None, None, doubt, relay_ns=best.cost_ns, relay_calls=calls, relay_share=best.share)
+        return Confirmation(None, None, doubt, chain_ns=cost_ns, chain_calls=calls, chain_share=share)
 
-    def _run_one(self, board: GpuBoard, fd: int, size: int) -> tuple[Chain, Outputs]:
-        """Run a chain; return what it came to, and place → what its call gave.
+    def _run_one(self, board: GpuBoard, fd: int, size: int) -> None:
+        """Run a chain; if its calls cost the least so far, some of them are compared.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR where outputs are not those that the calls committed to.
+            SolutionFailure: RUNTIME_ERROR; outputs are not those that the calls committed to.
         """
         places = self._trial.places
-        # A worker's GPU is not held still: what comes into its places has to be masked.
+        # A worker's GPU may run at any time: inputs are masked before they come into its places.
         numbers, keys = self._trial.write(range(self._count), self._own), draw_keys(self._count)
-        self._desk.mask(rows_of(self._given), keys)
+        self._tools.mask(rows_of(self._given), keys)
         self._held.copy_(self._given)
         places.synchronize()
         board.clear()
         found: list[Committed] = []
-        groups, launch_ns = self._groups, self._launch_ns
+        groups, launch_ns = count_groups(len(places.outputs(0))), self._launch_ns
         along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, groups, is_over, launch_ns)))
-        fields = {**self._fields, "part": "both" if self._trial.has_setup else "run", "size": size}
-        fields |= {"stride": places.stride, "inputs": self._rows[0].nbytes}
-        done = self._ask("relay", Relayed, "the measurement", along=along, indices=list(range(self._count)), **fields)
-        # What is judged has to be what was committed to: a worker may exchange outputs behind a look.
+        done = self._ask("relay", Relayed, "the measurement", along=along, size=size, **self._fields)
+        # Outputs are judged as they were committed to: a worker may exchange them behind a check.
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
         outputs = [places.outputs_in(row) for row in rows]
-        if len(found) < self._count or [one.digest for one in found] != self._desk.digests(outputs):
-            raise SolutionFailure(
-                "RUNTIME_ERROR",
-                "an output was written after its call had ended; what a call starts has to be done when it returns",
-            )
-        # To bring results to where outputs lie is a part of the work, but not of readings.
-        share = RELAY_SHARE if done.joined and not done.strided else HOST_RELAY_SHARE
+        if len(found) < self._count or [one.digest for one in found] != self._tools.digests(outputs):
+            raise written_late()
+        # To bring results to where outputs lie is a part of the work, but not of samples.
+        share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE
         cost_ns = median(one.span_ns for one in found) - self._empty_ns - (START_NS if done.joined else 0.0)
         if places.stride > CACHED_BYTES:
+            most_bytes, bytes_per_ns = WRITTEN_BACK
             share = min(share, UNCACHED_SHARE)
-            cost_ns -= min(self._rows[0].nbytes, DIRTY_BYTES) / BYTES_PER_NS
+            cost_ns -= min(places.inputs_end, most_bytes) / bytes_per_ns
         cost_ns = max(0.0, cost_ns) + self._gap_ns
-        return Chain(numbers, cost_ns, share, done.joined), outputs.__getitem__
+        is_best = cost_ns <= self._best.cost_ns
+        if is_best:
+            self._best = Chain(cost_ns, share, done.joined)
+            self._trial.reader.begin()
+        self._trial.reader.look(range(self._count), numbers, chooses=is_best, outputs=outputs.__getitem__)
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:

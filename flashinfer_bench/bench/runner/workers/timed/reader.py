@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -18,49 +18,55 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, digest_rows
-from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed
 from flashinfer_bench.errors import SolutionFailure
 
 MOST_ODD: Final = 4
 """Odd calls on each set of inputs that are compared: honest outputs may repeat, as masks do, so this is bounded."""
 LARGE_BYTES: Final = 1 << 26
-"""Of calls whose inputs and outputs take more, no inputs are copied."""
+"""Bytes of a call's inputs and outputs from which on its inputs are not copied."""
 TOGETHER_BYTES: Final = 1 << 22
-"""Calls that are copied or compared together take no more. Larger copies gain little, and stay until the last of their
+"""Most bytes of calls that are copied or compared together. Larger copies gain little, and stay until the last of their
 calls is dropped."""
 
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
-"""What a call was given, and what lies in the place of its inputs since."""
+"""The inputs that a call was given, and those in its place since."""
 Outputs = Callable[[int], list[torch.Tensor]]
-Way = Literal["reading", "relay", "burst", "turn"]
-"""What a call that is compared was one of."""
+"""Place → copies of its outputs."""
+Way = Literal["reading", "chain", "batch"]
+"""How a call that is compared was timed."""
 
 
 @dataclass(frozen=True)
 class ReadCall:
-    """One call whose outputs are compared: what it was given, and what it gave."""
+    """One call whose outputs are compared."""
 
     inputs: list[Any]
     outputs: list[torch.Tensor]
     is_base: bool
     """Its inputs are the evaluator's own, whose expected outputs are known."""
     way: Way | None = None
-    """Chance chose it among all calls of this way; None for the base, and where it merely looks odd: a solution may
-    tell the one, and make the other."""
+    """Chance chose it among all calls that were timed in this way. None for the base, which a solution may recognise,
+    and for a call that merely looks odd, which a solution may make."""
     trial: int = 0
-    """Which of the evaluator's sets of inputs its own were made of."""
+    """Number of the evaluator's set of inputs that its own were made of."""
 
 
 @dataclass(frozen=True)
 class LeftCall:
-    """What a call left in its place: copies of its outputs, and of its inputs, which it may have changed."""
+    """Copies of a call's outputs, and of its inputs, which it may have changed."""
 
     outputs: Callable[[], list[torch.Tensor]]
-    inputs: list[torch.Tensor] | None
-    """One row of bytes, which begins with them. Empty for a large call, whose inputs are checked at once; None where
-    they were spoiled before anybody looked."""
+    inputs: torch.Tensor | None
+    """A row of bytes, which begins with them; None for a large call, and if they were overwritten already."""
     given: list[Any] | None = None
-    """What a large call was given; of others it is made again when all calls are over."""
+    """The inputs that a large call was given, which are checked at once. Those of others are made again at the end."""
+
+
+def written_late() -> SolutionFailure:
+    """Return the failure of a solution whose call has left work that writes an output."""
+    said = "an output was written after its call had ended; what a call starts has to be done when it returns"
+    return SolutionFailure("RUNTIME_ERROR", said)
 
 
 @dataclass
@@ -69,9 +75,9 @@ class Reader:
 
     Args:
         places: where the calls' inputs and outputs lie.
-        contents: what each call was given.
+        contents: the inputs of each call.
         wanted: calls to keep, beside those on a base and those that look odd.
-        check_inputs: raises where one of some calls has changed its inputs.
+        check_inputs: raises if one of some calls has changed its inputs.
         chance: the source of the choice; no worker can know its state.
     """
 
@@ -81,17 +87,17 @@ class Reader:
     check_inputs: Callable[[Sequence[Inspected]], None]
     chance: random.Random = field(default_factory=lambda: random.Random(random.SystemRandom().getrandbits(256)))
     is_idle: bool = False
-    """Nobody compares these calls: nothing is looked at, and nothing kept."""
+    """These calls are not compared: nothing is read, and nothing kept."""
     _kept: dict[int, LeftCall | None] = field(default_factory=dict)
     """The number of each call that is kept by chance; None until it is over."""
     _odd: dict[int, LeftCall] = field(default_factory=dict)
     _bases: dict[int, LeftCall] = field(default_factory=dict)
     _seen: int = 0
     _looks: set[int] = field(default_factory=set)
-    """A digest of what was seen of each call's outputs."""
+    """Digests of the bytes that were read of each call's outputs."""
     _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
     _latest: tuple[list[int], list[Seen]] | None = None
-    """The places of the latest calls, and what was seen there when they were over."""
+    """The places of the latest calls, and the bytes that were read there when they were over."""
 
     def look(
         self,
@@ -102,39 +108,43 @@ class Reader:
         outputs: Outputs | None = None,
         has_inputs: bool = True,
     ) -> None:
-        """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
+        """Check the outputs of the calls that some places just had; copy calls that are to be compared.
 
-        What is kept by chance is copied before anything else: a call is over when the worker answers, and a thread of
-        the solution may still be at work.
+        Calls that are kept by chance are copied before anything else: a call is over when the worker answers, and a
+        thread of the solution may still be at work.
 
         Args:
             indices: the places.
             numbers: the number of each place's call.
-            chooses: False keeps none of them by chance, only what looks odd.
-            outputs: place → copies of its outputs, where they were made already; else they are made now.
+            chooses: False keeps none of them by chance, only those that look odd.
+            outputs: copies that were made already; None to make them now.
             has_inputs: the places hold the calls' inputs still.
         """
         if self.is_idle:
             return
-        chosen = self._choose(indices, numbers) if chooses else set()
-        copies = self._copy(list(chosen), outputs, has_inputs=has_inputs)
-        seen = self.places.glance(indices, self._look_secret)
+        chosen = self._choose(numbers) if chooses else set()
+        kept = [index for index, number in zip(indices, numbers, strict=True) if number in chosen]
+        copies = self._copy(kept, outputs, has_inputs=has_inputs)
+        seen = self.places.read_spots(indices, self._look_secret)
         self._latest = (list(indices), seen)
-        unwritten = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
-        repeated = self._find_repeated(seen, len(indices))
+        looks_odd = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
+        for at, digest in enumerate(digest_rows(seen, self._look_secret)):
+            # Outputs repeat that other inputs gave. To find out whether inputs differ may take a second.
+            looks_odd[at] |= digest in self._looks and self.contents.differs
+            self._looks.add(digest)
+        is_checked = has_inputs and not self._takes_inputs  # a copy of them would take too much memory
         for at, (index, number) in enumerate(zip(indices, numbers, strict=True)):
-            looks_odd = unwritten[at] or repeated[at]
-            if not looks_odd and index not in chosen:
-                continue
             is_base = self.contents.is_base(number)
-            is_odd = looks_odd and not is_base and len(self._odd) < MOST_ODD * len(self.contents)
-            if index not in chosen and not is_odd:
+            is_odd = looks_odd[at] and not is_base and len(self._odd) < MOST_ODD * len(self.contents)
+            if number not in chosen and not is_odd:
                 continue
-            copied = copies.get(index) or self._copy([index], outputs, has_inputs=has_inputs)[index]
-            left = self._check_large(index, number, copied)
+            left = copies.get(index) or self._copy([index], outputs, has_inputs=has_inputs)[index]
+            if is_checked:
+                given = self.contents.make(number)
+                self.check_inputs([(given, self.places.inputs(index))])
+                left = replace(left, given=given)
             if is_base:
                 self._bases[number] = left
-                continue
             if is_odd:
                 self._odd[number] = left
             if number in self._kept:
@@ -142,93 +152,70 @@ class Reader:
 
     @property
     def missing(self) -> int:
-        """How many calls more are wanted than were there to be chosen from."""
+        """Number of calls that are wanted beyond those that were there to be chosen from."""
         return max(0, self.wanted - self._seen)
 
     def begin(self) -> None:
-        """Forget the calls that are kept by chance: only those that come from now on are chosen from."""
+        """Forget the calls that are kept by chance: only later calls are chosen from."""
         self._kept, self._seen = {}, 0
 
     def check_unchanged(self) -> None:
-        """Hold what lies in the places against what lay there when the latest calls were over.
+        """Check that the outputs of the latest calls are as they were when these were over.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR where an output has changed since.
+            SolutionFailure: RUNTIME_ERROR; an output has changed since.
         """
         latest, self._latest = self._latest, None
         if latest is None:
             return
-        now = self.places.glance(latest[0], self._look_secret)
+        now = self.places.read_spots(latest[0], self._look_secret)
         if not all(np.array_equal(one, then) for one, then in zip(now, latest[1], strict=True)):
-            raise SolutionFailure(
-                "RUNTIME_ERROR",
-                "an output was written after its call had ended; what a call starts has to be done when it returns",
-            )
+            raise written_late()
 
-    def _choose(self, indices: Sequence[int], numbers: Sequence[int]) -> set[int]:
-        """Return the places whose calls are kept: the bases, and some by chance, which may displace earlier ones."""
-        places = dict(zip(numbers, indices, strict=True))
+    def _choose(self, numbers: Sequence[int]) -> set[int]:
+        """Return the calls that are kept: the bases, and some by chance, which may displace earlier ones."""
         bases = {number for number in numbers if self.contents.is_base(number)}
         for number in numbers:
             if number in bases:
                 continue
             self._seen += 1
-            if len(self._kept) < self.wanted:
-                self._kept[number] = None
-            elif self.wanted and self.chance.random() < self.wanted / self._seen:
+            if len(self._kept) >= self.wanted:
+                if self.chance.random() >= self.wanted / self._seen:
+                    continue
                 del self._kept[self.chance.choice(list(self._kept))]
-                self._kept[number] = None
-        return {places[number] for number in numbers if number in bases or number in self._kept}
-
-    def _find_repeated(self, seen: Sequence[Seen], count: int) -> list[bool]:
-        """Say of each of so many calls whether it gave what another call with other inputs gave."""
-        found = [False] * count
-        for at, look in enumerate(digest_rows(seen, self._look_secret)):
-            found[at] = look in self._looks and self.contents.differs  # to find that out may take a second
-            self._looks.add(look)
-        return found
+            self._kept[number] = None
+        return bases | self._kept.keys() & {*numbers}
 
     def _copy(self, indices: Sequence[int], made: Outputs | None, *, has_inputs: bool) -> dict[int, LeftCall]:
-        """Copy what lies in some places; return place → what its call left."""
+        """Copy the calls of some places; return them by place."""
         if not indices:
             return {}
-        takes_inputs = has_inputs and self.places.stride <= LARGE_BYTES
-        middle, end = self._ends
-        begin, end = 0 if takes_inputs else middle, end if made is None else middle
-        shape, strides = (len(self.places), end - begin), (self.places.stride, 1)
+        places, takes_inputs = self.places, has_inputs and self._takes_inputs
+        begin = 0 if takes_inputs else places.inputs_end
+        held = places.held_bytes(len(places), begin, places.outputs_end if made is None else places.inputs_end)
         copied = {}
         for start in range(0, len(indices), self._most_together):
             some = indices[start : start + self._most_together]
-            rows = copy_rows(self.places.arena.block.as_strided(shape, strides, begin), some)
-            for index, row in zip(some, rows.unbind(), strict=True):
-                outputs = partial(made, index) if made else partial(view_outputs, self.places, row, middle - begin)
-                copied[index] = LeftCall(outputs, [row] if takes_inputs else [] if has_inputs else None)
+            for index, row in zip(some, copy_rows(held, some).unbind(), strict=True):
+                own = partial(CallPlaces.outputs_in, places, row[places.inputs_end - begin :])
+                copied[index] = LeftCall(partial(made, index) if made else own, row if takes_inputs else None)
         return copied
 
-    @cached_property
-    def _ends(self) -> tuple[int, int]:
-        """Where the inputs end in a place, and the outputs, which lie behind them."""
-        inputs, outputs = self.places.input_bytes(1), self.places.output_bytes(1)
-        return inputs.shape[1], inputs.shape[1] + outputs.shape[1]
+    @property
+    def _takes_inputs(self) -> bool:
+        """Whether inputs of calls are copied: those of large ones are not."""
+        return self.places.stride <= LARGE_BYTES
 
     @property
     def _most_together(self) -> int:
         """Calls that are copied or compared together."""
         return max(1, TOGETHER_BYTES // max(self.places.stride, 1))
 
-    def _check_large(self, index: int, number: int, call: LeftCall) -> LeftCall:
-        """Check the inputs of a large call in their place: a copy of them would take too much memory."""
-        if self.places.stride <= LARGE_BYTES or call.inputs is None:
-            return call
-        given = self.contents.make(number)
-        self.check_inputs([(given, self.places.inputs(index))])
-        return replace(call, given=given)
-
     def reads(self, way: Way | None = None) -> list[ReadCall]:
         """Return the calls to compare, in a random order, and forget them: they may hold gigabytes.
 
         Args:
-            way: what the calls were.
+            way: how the calls were timed.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
@@ -241,7 +228,7 @@ class Reader:
             inputs = given[number] if call.given is None else call.given
             chosen, trial = way if number in self._kept else None, self.contents.set_of(number)
             found.append(ReadCall(inputs, call.outputs(), number in self._bases, chosen, trial))
-        self._kept, self._odd, self._bases = {}, {}, {}  # what makes views of copies may know this reader
+        self._kept, self._odd, self._bases = {}, {}, {}  # the functions that make outputs may refer to this reader
         self.chance.shuffle(found)
         return found
 
@@ -253,29 +240,20 @@ class Reader:
         """
         if not left:
             return {}
+        places, base = self.places, self.contents.base
         numbers = sorted(left, key=lambda number: left[number].inputs is None)
-        size, _ = self._ends
-        slots = slots_in(self.places.arena.block, self.places.inputs(0))
-        rows = torch.empty((len(numbers), size), dtype=torch.uint8, device=self.places.arena.device)
-        views = [None if slot is None else slot.views(rows.view(-1), len(rows), size) for slot in slots]
+        rows, views = places.own_inputs(len(numbers))
         writer = open_writer(rows.device)
         self.contents.write_all(numbers, views, writer)
         writer.finish()
-        base = self.contents.base
         given = {
             number: [value if own is None else own[at] for value, own in zip(base, views, strict=True)]
             for at, number in enumerate(numbers)
         }
-        checked = [number for number in numbers if left[number].inputs]
-        found = [row[:size] for number in checked for row in left[number].inputs or ()]
-        changed = find_changed(found, rows, [slot for slot in slots if slot is not None], self._most_together)
-        for number, row, is_changed in zip(checked, found, changed, strict=True):
+        found = [row[: places.inputs_end] for number in numbers if (row := left[number].inputs) is not None]
+        slots = [slot for slot in places.input_slots if slot is not None]
+        changed = find_changed(found, rows, slots, self._most_together)
+        for number, row, is_changed in zip(numbers, found, changed, strict=False):
             if is_changed:
-                now = [None if slot is None else slot.view(row) for slot in slots]
-                self.check_inputs([(given[number], now)])
+                self.check_inputs([(given[number], places.inputs_in(row))])
         return given
-
-
-def view_outputs(places: CallPlaces, row: torch.Tensor, begin: int) -> list[torch.Tensor]:
-    """Return the outputs in the copy of a place, which begin so many bytes on."""
-    return places.outputs_in(row[begin:])

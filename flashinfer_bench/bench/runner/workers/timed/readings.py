@@ -1,8 +1,8 @@
-"""What a worker claims of its readings, held against what the session knows itself. Pure.
+"""What a worker claims of its samples, held against what the session knows itself. Pure.
 
-A worker that a solution has taken over can claim any reading. So a claim has to fit the clock that was asked for and
-the time that passed outside. Whether a latency can be is settled on a GPU by what the session times (`gpu_relay.py`,
-`bursts.py`); on a CPU that time stands beside it.
+A worker that a solution has taken over can claim any sample. So a claim has to fit the clock that was asked for and
+the time that passed outside. On a GPU what the session times bounds a latency (`chain.py`, `batches.py`); on a CPU that
+time stands beside it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from flashinfer_bench.timing.settings import USUAL, TimingSettings
 from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
-DOUBTED_SHARE: Final = 1 / 3
-"""On a CPU a latency below this share of the mean time of a call from outside is flagged."""
-LEAST_OUTSIDE_MS: Final = 0.2
-"""Where that time is shorter, nothing is flagged: most of it is what the request itself takes."""
+DOUBTED: Final = 1 / 3, 0.2
+"""On a CPU a latency below this share of the mean time of a call from outside is flagged, if that is as many
+milliseconds: most of a shorter time is what the request itself takes."""
 
 CREDITED_SHARE: Final = 0.79
-"""A latency is told as no less than this share of what a call costs in a burst: a claim below earns nothing. A GPU that
-computes without a pause may be a quarter slower than one that rests before each call."""
-RELAY_SHARE: Final = 0.95
-"""The same share of what a call costs in a relay, which is timed more exactly."""
-HOST_RELAY_SHARE: Final = 0.85
-"""The same where the host launches each call in its turn: what the host takes varies. Honest calls of 0.4 ms
-and more came to 1.09 times what they claimed, on one host of two to 1.6 (H100); with a smaller share who says so gains
-more."""
+"""A latency is reported as no less than this share of the cost of a call in a batch: a claim below earns nothing. A GPU
+that computes without a pause may be a quarter slower than one that idles before each call."""
+CHAIN_SHARE: Final = 0.95
+"""The same share of the cost of a call in a chain, which is timed more exactly."""
+HOST_CHAIN_SHARE: Final = 0.85
+"""The same if the host launches each call in its turn: what the host takes varies. With a smaller share a worker that
+says so gains more."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def check_clock(traits: ClockTraits, asked: ReadingsAsked) -> None:
     """Hold the clock that a worker says it uses against what was asked for.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where it is another.
+        SolutionFailure: RUNTIME_ERROR; it is another.
     """
     holds = {
         f"the method {traits.method!r}": traits.method not in asked.methods,
@@ -79,7 +77,7 @@ def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: 
         wall_ns: time from the request to its answer, by the session's clock.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where they cannot be.
+        SolutionFailure: RUNTIME_ERROR; they cannot be.
     """
     readings = called.readings
     if readings is None:
@@ -100,7 +98,7 @@ def check_trial(trial: Trial) -> Trial:
     """Return the trial.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where its latency is nothing.
+        SolutionFailure: RUNTIME_ERROR; its latency is nothing.
     """
     typical_ns = median(latency_ns(sample, 0) for sample in trial.samples)
     if typical_ns < 1:
@@ -109,35 +107,35 @@ def check_trial(trial: Trial) -> Trial:
 
 
 def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]) -> None:
-    """Put into a measurement's record what stands beside a latency on a CPU. It bounds nothing.
+    """Put the mean time of a call from outside into a measurement's record on a CPU. It bounds nothing.
 
     Args:
         claimed_ms: latency of one call, `setup` included.
         record: the measurement's.
-        costs_ns: the share that each timed call has of the time from its request to the answer.
+        costs_ns: share of each timed call in the time from its request to the answer.
     """
-    outside_ms = fmean(costs_ns) / 1e6
+    (share, least_ms), outside_ms = DOUBTED, fmean(costs_ns) / 1e6
     record |= {"bound": "none", "outside_ms": outside_ms}
-    add_flags(record, unconfirmed=outside_ms >= LEAST_OUTSIDE_MS and claimed_ms < DOUBTED_SHARE * outside_ms)
+    add_flags(record, unconfirmed=outside_ms >= least_ms and claimed_ms < share * outside_ms)
 
 
 def raise_claim(claimed_ms: float, record: dict[str, Any], least_ms: float = 0.0, floor_ms: float = 0.0) -> float:
-    """Return the latency that a claim is told as; where that is more, the record gets the claim as `claimed_ms`.
+    """Return the latency that is reported for a claim; if that is more, the record gets the claim as `claimed_ms`.
 
     Args:
         claimed_ms: latency of one call, `setup` included.
-        record: the measurement's; `burst_ms` is what a call costs in a burst, as far as bursts tell. Its `bound` says
-            "floor" where that is what raises the claim.
-        least_ms: what it is told as at the least, as far as relays say.
-        floor_ms: no call that is right takes less.
+        record: the measurement's. Its `burst_ms` is the cost of a call in a batch, if batches resolve it. Its `bound`
+            becomes "floor" if that is what raises the claim.
+        least_ms: least latency that is reported, as far as chains say.
+        floor_ms: no right call takes less.
     """
     outside_ms: float = max(CREDITED_SHARE * record.get("burst_ms", 0.0), least_ms)
-    told_ms = max(claimed_ms, outside_ms, floor_ms)
-    if told_ms > claimed_ms:
+    reported_ms = max(claimed_ms, outside_ms, floor_ms)
+    if reported_ms > claimed_ms:
         record["claimed_ms"] = claimed_ms
-    if told_ms > max(claimed_ms, outside_ms):
+    if reported_ms > max(claimed_ms, outside_ms):
         record["bound"] = "floor"
-    return told_ms
+    return reported_ms
 
 
 def _refuse_what_holds(holds: dict[str, bool]) -> None:

@@ -1,7 +1,7 @@
 """A worker's clock as the session uses it: the recipe runs in the session, the calls run in the worker.
 
-Around each request the session writes new content into the places of its calls (`trial.py`), and looks at what they
-gave (`reader.py`).
+Around each request the session writes new content into the places of its calls (`trial.py`), and checks their outputs
+(`reader.py`).
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from flashinfer_bench.bench.runner.workers.timed.readings import check_clock, check_readings
-from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial, count_taken
-from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
+from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead, Leads, lead_of_each
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
 
-NO_GRAPH_BESIDE_SETUP: Final = "what setup prepares belongs to the inputs of one call, and a graph would keep it"
-
 
 class Ask(Protocol):
-    """Asks the worker, within the solution's time; what goes wrong becomes a SolutionFailure."""
+    """Asks the worker, within the solution's time; its errors become a SolutionFailure."""
 
     def __call__(self, verb: str, expected: type[Any], what: str, **fields: Any) -> Any:
         """Return the checked answer."""
@@ -34,18 +33,11 @@ class RemoteClock:
     Args:
         ask: asks the worker.
         traits: the worker's clock, as it was before a solution was loaded.
-        trial: where calls lie, what they are given, who looks at what they gave.
+        trial: the places of the calls, their content, and the reader of their outputs.
         fall_back: why the worker is to use another clock than its own; None for its own.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        traits: ClockTraits,
-        trial: RemoteTrial,
-        *,
-        fall_back: str | None = None,
-    ) -> None:
+    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
         self._ask = ask
         self._trial = trial
         self._fall_back = fall_back
@@ -61,14 +53,9 @@ class RemoteClock:
         self.sees_operations = traits.sees_operations
 
     @property
-    def places(self) -> int:
-        """How many calls have places."""
-        return len(self._trial.places)
-
-    @property
     def fresh_graphs(self) -> int:
-        """How many graphs replays take in turn, where one of them was not replayed since the calls were laid out."""
-        graphs = count_taken(self._trial.places, replay=True)
+        """Graphs that replays take in turn, if one of them was not replayed since the calls were laid out; else 0."""
+        graphs = self._trial.count_in_turn(replay=True)
         return graphs if len(self._trial.places.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
@@ -86,13 +73,16 @@ class RemoteClock:
         if error is None or isinstance(error, (ClockLost, CaptureRefused)):
             self._ask("stop", Stopped, "the measurement")
 
-    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+    def sample(self, launches: list[Launch], lead: Leads) -> list[Sample]:
         """Have the worker make the calls, and hidden ones that are due; no two of a request lie in one place."""
         samples: list[Sample] = []
         left = [launch for launch in launches if isinstance(launch, PlaceLaunch)]
+        leads = lead_of_each(lead, len(left))
         while left:
             request = self._trial.prepare(left)
-            fields = {"indices": request.indices, "lead": asdict(lead), "replay": left[0].replay}
+            of_each = [leads[len(samples) + at] for at in request.led_as]
+            told = asdict(lead) if isinstance(lead, Lead) else list(map(asdict, of_each))
+            fields = {"indices": request.indices, "lead": told, "replay": left[0].replay}
             self._spent_ns = 0.0
             setups = self._call(part="setup", **fields) if self._trial.has_setup else []
             made = self._call(part="run", **fields)
@@ -118,16 +108,8 @@ class RemoteClock:
     def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a supplier of replays: the worker captures the call of each place once."""
         if self._trial.has_setup:
-            raise CaptureRefused(NO_GRAPH_BESIDE_SETUP)
-        if not self.sees_operations:
-            return supply
-
-        places, sets = count_taken(self._trial.places, replay=True), len(self._trial.contents)
-
-        def give(index: int) -> Launch:
-            return PlaceLaunch(index % places, replay=True, inputs=index % sets)
-
-        return give
+            raise CaptureRefused("what setup prepares belongs to the inputs of one call, and a graph would keep it")
+        return partial(self._trial.supply, replay=True) if self.sees_operations else supply
 
     def fall_back(self, reason: str) -> Clock | None:
         """Return the clock that the worker uses instead; a wall clock has none."""
@@ -148,5 +130,5 @@ class RemoteClock:
         return 0
 
     def facts(self) -> Facts:
-        """Return what the worker's clock knows of its readings."""
+        """Return the facts that the worker's clock knows of its readings."""
         return self._facts

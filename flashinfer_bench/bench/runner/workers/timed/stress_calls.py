@@ -1,31 +1,90 @@
 """Calls on inputs of stress cases, hidden among the timed calls of a job.
 
-A request has some of them beside its usual calls, at secret positions. Their readings are dropped: no time comes of
-them. The worker is asked for them like for any other call.
+A request has some of them beside its usual calls, at secret positions. Their samples are dropped. The worker is asked
+for them like for any other call.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 
 UNTOUCHED: Final = 2
 """The first calls of a job keep their inputs: they tell how long a call takes."""
+AHEAD_BYTES: Final = 1 << 26
+"""Most bytes of inputs that are made ahead."""
 
 
 @dataclass(frozen=True)
 class StressCall:
-    """A call on inputs of a stress case: what it was given, and what it gave."""
+    """A call on inputs of a stress case."""
 
     case: str
     inputs: list[Any]
     outputs: list[torch.Tensor]
+
+
+class StressInputs:
+    """Inputs of a job's calls on stress cases, made ahead if there is time.
+
+    Args:
+        plan: changes the inputs.
+        contents: makes usual ones.
+    """
+
+    def __init__(self, plan: StressPlan, contents: DealtContents) -> None:
+        self._plan = plan
+        self._contents = contents
+        self._numbers = count(1 << 30)
+        """Of the calls: no usual call has so large a number."""
+        self._usual: deque[tuple[int, list[Any]]] = deque()
+        """Numbers of calls, with inputs that no case has changed yet."""
+        self._ahead: deque[tuple[str, int, list[Any]]] = deque()
+
+    @property
+    def cases(self) -> list[str]:
+        """The case of each call, in the order in which they come."""
+        return self._plan.calls
+
+    @property
+    def changed(self) -> list[bool]:
+        """Which inputs any case changes; the others are those of the call's number."""
+        return [free is not None for free in self._plan.free]
+
+    def make_ahead(self, is_over: Callable[[], bool]) -> None:
+        """Make inputs of the calls that come first, until it is over; nothing of large ones."""
+        cases = self.cases
+        if bytes_of(self._contents.base) * len(cases) > AHEAD_BYTES:
+            return
+        if not self._usual and not self._ahead:
+            numbers = [next(self._numbers) for _ in cases]
+            self._usual.extend(zip(numbers, self._contents.make_all(numbers), strict=True))
+        while self._usual and not is_over():
+            self._ahead.append(self._make(cases[len(self._ahead)]))
+
+    def take(self, case: str) -> tuple[int, list[Any]]:
+        """Return the number of the next call on a case, and its inputs."""
+        is_ahead = bool(self._ahead) and self._ahead[0][0] == case
+        _, number, inputs = self._ahead.popleft() if is_ahead else self._make(case)
+        return number, inputs
+
+    def _make(self, case: str) -> tuple[str, int, list[Any]]:
+        if not self._usual:
+            number = next(self._numbers)
+            self._usual.append((number, self._contents.make(number)))
+        number, inputs = self._usual.popleft()
+        self._plan.change(case, number, [one if isinstance(one, torch.Tensor) else None for one in inputs])
+        return case, number, inputs
 
 
 @dataclass
@@ -33,12 +92,12 @@ class StressSchedule:
     """When the calls on inputs of stress cases come.
 
     Args:
-        plan: changes the inputs.
+        inputs: makes their inputs.
         names: their cases, in the order in which they come.
-        calls: how many calls the job is expected to have.
+        calls: that the job is expected to have.
     """
 
-    plan: StressPlan
+    inputs: StressInputs
     names: Sequence[str]
     calls: int
     chance: random.Random = field(default_factory=random.SystemRandom)
@@ -53,7 +112,7 @@ class StressSchedule:
         self.spread(self.names, self.calls)
 
     def spread(self, names: Sequence[str], calls: int) -> None:
-        """Have these come, in this order, at random among so many calls that follow."""
+        """Have these come, in this order, at random among this many calls that follow."""
         first = self._calls + min(UNTOUCHED, max(calls - len(names), 0))
         numbers = range(first, max(self._calls + calls, first + len(names)))
         self._due = list(zip(sorted(self.chance.sample(numbers, len(names))), names, strict=True))
@@ -68,14 +127,13 @@ class StressSchedule:
 
         Args:
             calls: usual calls that are to be made.
-            most: calls of a request at the most.
+            most: calls of a request at most.
         """
-        count = -1
         found: list[str] = []
-        while count < len(found):
-            count = len(found)
-            end = self._calls + min(calls + count, most)
-            found = [name for number, name in self._due if number < end][:most]
+        for number, name in self._due:  # each makes the request longer, so that more may be due
+            if len(found) == most or number >= self._calls + min(calls + len(found), most):
+                break
+            found.append(name)
         return found
 
     def pass_by(self, calls: int, taken: int) -> None:

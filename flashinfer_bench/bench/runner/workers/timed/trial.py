@@ -1,4 +1,4 @@
-"""What the timed calls of a job share: their places, their content, who looks at what they gave, what they cost.
+"""What the timed calls of a job share: their places, their content, the reader of their outputs, their costs.
 
 Before the calls of a request are made, new content is written into their places. So each timed call has inputs that no
 call had before, and any of them may be compared afterwards.
@@ -7,25 +7,23 @@ call had before, and any of them may be compared afterwards.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence, Sized
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
+from flashinfer_bench.bench.runner.workers.arena import copy_of
 from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces
-from flashinfer_bench.bench.runner.workers.timed.reader import TOGETHER_BYTES, Reader
+from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
-from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall, StressSchedule
 from flashinfer_bench.timing.measurement import Sample
-
-HIDDEN_NUMBERS: Final = 1 << 30
-"""The first number of a call on inputs of a stress case: no usual call has so large a one."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +33,11 @@ class PlaceLaunch:
     index: int
     replay: bool = False
     inputs: int = 0
-    """Which of the evaluator's sets of inputs its own are made of."""
+    """Number of the evaluator's set of inputs that its own are made of."""
 
     def __call__(self) -> None:
         """It is never called here."""
         raise AssertionError("a remote call is launched by its worker")
-
-
-def count_taken(places: Sized, *, replay: bool) -> int:
-    """Return how many of a job's places its calls take in turn."""
-    return min(len(places), GRAPH_PLACES) if replay else len(places)
 
 
 @dataclass(frozen=True)
@@ -54,16 +47,22 @@ class Request:
     indices: list[int]
     """Their places."""
     numbers: list[int]
-    usual: list[int]
-    """The positions of the usual ones among them."""
     hidden: list[int]
-    """The positions of the others."""
+    """The positions of those on inputs of stress cases."""
     names: list[str]
-    """The cases of the others."""
-    rows: torch.Tensor | None = None
-    """What each of the others was given, one row of bytes for each; None where they are large."""
-    inputs: Sequence[list[Any]] = ()
-    """The same as tensors, and other values."""
+    """The cases of these."""
+    inputs: list[list[Any]]
+    """Their inputs."""
+
+    @property
+    def usual(self) -> list[int]:
+        """The positions of the others."""
+        return [at for at in range(len(self.indices)) if at not in self.hidden]
+
+    @property
+    def led_as(self) -> list[int]:
+        """Of each call, which of the usual ones it is led up to like: itself, or the one before it."""
+        return [max(0, bisect_right(self.usual, at) - 1) for at in range(len(self.indices))]
 
 
 @dataclass
@@ -76,24 +75,24 @@ class RemoteTrial:
     asked: ReadingsAsked
     has_setup: bool
     returns: bool = True
-    """What calls return is copied into their output slots."""
+    """Results of calls are copied into their output slots."""
     may_return_inputs: bool = False
-    """What calls return may lie in the memory of their inputs."""
+    """Results may lie in the memory of the inputs."""
     setup_samples: list[Sample] = field(default_factory=list)
-    """Readings of `setup`, where the solution has one."""
+    """Samples of `setup`, if the solution has one."""
     costs_ns: list[float] = field(default_factory=list)
-    """What each call took by the session's clock, `setup` and all that goes before a call included: its share of the
+    """Time of each call by the session's clock, `setup` and all that goes before a call included: its share of the
     time from a request to its answer."""
     schedule: StressSchedule | None = None
-    """Which calls get inputs of stress cases; None where none does."""
+    """Which calls get inputs of stress cases; None if none does."""
     chance: random.Random = field(default_factory=random.SystemRandom)
+    _usual: list[Iterator[int]] = field(default_factory=list)
+    """The next numbers of calls on each set of inputs."""
 
     def __post_init__(self) -> None:
-        """Number the calls."""
+        """Number the calls, unless they are moved."""
         sets = len(self.contents)
-        self._usual = [count(at, sets) for at in range(sets)]
-        """The next numbers of calls on each set of inputs."""
-        self._others = count(HIDDEN_NUMBERS)
+        self._usual = self._usual or [count(at, sets) for at in range(sets)]
 
     def write(
         self,
@@ -105,8 +104,8 @@ class RemoteTrial:
 
         Args:
             indices: the places.
-            into: of each input where it is written for each of the calls; None for the places themselves.
-            numbers: the calls'; None for the next ones on all sets of inputs by turns.
+            into: tensors of each input, one a call, to write to; None for the places themselves.
+            numbers: the calls'; None for the next ones on all sets of inputs in turn.
         """
         self.reader.check_unchanged()
         taken = list(numbers or (next(self._usual[at % len(self._usual)]) for at in range(len(indices))))
@@ -118,93 +117,70 @@ class RemoteTrial:
         return taken
 
     def prepare(self, launches: Sequence[PlaceLaunch]) -> Request:
-        """Write the inputs of a request: of as many launches as have room, and of the hidden calls that are due."""
-        most = count_taken(self.places, replay=launches[0].replay)
+        """Write the inputs of a request: of the first launches that have room, and of the hidden calls that are due."""
+        most = self.count_in_turn(replay=launches[0].replay)
         names = [] if self.schedule is None else self.schedule.due(len(launches), most)
         launches = launches[: most - len(names)]
-        total = len(launches) + len(names)
-        hidden = sorted(self.chance.sample(range(total), len(names)))
-        usual = [at for at in range(total) if at not in hidden]
+        hidden = sorted(self.chance.sample(range(len(launches) + len(names)), len(names)))
         taken = {launch.index for launch in launches}
-        free = [index for index in range(most) if index not in taken]
-        calls = {
-            at: (launch.index, next(self._usual[launch.inputs])) for at, launch in zip(usual, launches, strict=True)
-        }
-        calls |= {at: (index, next(self._others)) for at, index in zip(hidden, free, strict=False)}
-        indices, numbers = [calls[at][0] for at in range(total)], [calls[at][1] for at in range(total)]
-        request = Request(indices, self.write(indices, numbers=numbers), usual, hidden, names)
-        return self._change(request) if names else request
+        free = (index for index in range(most) if index not in taken)
+        calls = [(launch.index, next(self._usual[launch.inputs])) for launch in launches]
+        made = [] if self.schedule is None else list(map(self.schedule.inputs.take, names))
+        for at, (number, _) in zip(hidden, made, strict=True):
+            calls.insert(at, (next(free), number))
+        indices, numbers = [index for index, _ in calls], [number for _, number in calls]
+        self.write(indices, numbers=numbers)
+        inputs = [own for _, own in made]
+        if self.schedule is not None and made:
+            self._bring([indices[at] for at in hidden], inputs, self.schedule.inputs.changed)
+        return Request(indices, numbers, hidden, names, inputs)
 
-    def _change(self, request: Request) -> Request:
-        """Give the hidden calls of a request their inputs; return it with what they were given."""
-        assert self.schedule is not None
-        at = [request.indices[position] for position in request.hidden]
-        for name, index, position in zip(request.names, at, request.hidden, strict=True):
-            self.schedule.plan.change(name, request.numbers[position], self.places.inputs(index))
+    def _bring(self, indices: Sequence[int], inputs: Sequence[list[Any]], changed: Sequence[bool]) -> None:
+        """Copy what stress cases have changed into the places of their calls."""
+        for at, is_changed in enumerate(changed):
+            slots = [self.places.inputs(index)[at] for index in indices]
+            if is_changed and slots and slots[0] is not None:
+                torch._foreach_copy_([slot for slot in slots if slot is not None], [own[at] for own in inputs])
         self.places.synchronize()
-        if self.places.stride > TOGETHER_BYTES:
-            clones = [[None if one is None else one.clone() for one in self.places.inputs(index)] for index in at]
-            return replace(request, inputs=[self._given_in(slots) for slots in clones])
-        rows = copy_rows(self.places.rows_of_inputs(), at)
-        return replace(request, rows=rows, inputs=[self._given_in(self.places.inputs_in(row)) for row in rows.unbind()])
-
-    def _given_in(self, slots: Sequence[torch.Tensor | None]) -> list[Any]:
-        """Return the inputs of a call, given those that are tensors."""
-        return [value if slot is None else slot for slot, value in zip(slots, self.contents.base, strict=True)]
 
     def finish(self, request: Request, setups: Sequence[Sample], spent_ns: float) -> None:
-        """Keep what the calls of a request gave and took.
+        """Keep the costs of the calls of a request, and outputs that are to be compared.
 
         Raises:
             SolutionFailure: INCORRECT_NUMERICAL; a hidden call has changed its inputs.
         """
-        calls = len(request.indices)
+        calls, usual = len(request.indices), request.usual
         self.costs_ns += [spent_ns / calls] * calls
         if self.schedule is not None:
             self.schedule.pass_by(calls, len(request.hidden))
-            self._take_hidden(request, self.schedule)
-        self.setup_samples += [setups[at] for at in request.usual if setups]
-        self.reader.look([request.indices[at] for at in request.usual], [request.numbers[at] for at in request.usual])
-
-    def _take_hidden(self, request: Request, schedule: StressSchedule) -> None:
-        """Keep what the hidden calls gave."""
-        places, at = self.places, [request.indices[position] for position in request.hidden]
-        if not at:
-            return
-        # What they gave is copied first: a thread may still be at work.
-        if request.rows is None:
-            gave = [[output.clone() for output in places.outputs(index)] for index in at]
-        else:
-            gave = [places.outputs_in(row) for row in copy_rows(places.rows_of_outputs(), at).unbind()]
-        schedule.made += map(StressCall, request.names, request.inputs, gave)
-        is_suspect = [True] * len(at)
-        if request.rows is not None:
-            held = places.rows_of_inputs()
-            slots = [slot for slot in slots_in(places.arena.block, places.inputs(0)) if slot is not None]
-            is_suspect = find_changed([held[index] for index in at], request.rows, slots, len(at))
-        now = zip(request.inputs, map(places.inputs, at), strict=True)
-        self.reader.check_inputs([one for one, looks_changed in zip(now, is_suspect, strict=True) if looks_changed])
-
-    def make_hidden(self, schedule: StressSchedule) -> tuple[str, list[Any]]:
-        """Return the first case that no call was made on, and inputs of it."""
-        name, number = schedule.left[0], next(self._others)
-        inputs = self.contents.make(number)
-        schedule.plan.change(name, number, [one if isinstance(one, torch.Tensor) else None for one in inputs])
-        return name, inputs
+            hidden = [request.indices[at] for at in request.hidden]
+            # Outputs are copied first: a thread may still be at work.
+            gave = [[copy_of(output) for output in self.places.outputs(index)] for index in hidden]
+            self.schedule.made += map(StressCall, request.names, request.inputs, gave)
+            self.reader.check_inputs(list(zip(request.inputs, map(self.places.inputs, hidden), strict=True)))
+        self.setup_samples += [setups[at] for at in usual if setups]
+        self.reader.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
 
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
-        """Return the calls in other places, with a reader of its own for so many of them; no content comes again."""
+        """Return the calls in other places, with a reader of its own that wants this many; no content comes again."""
         reader = Reader(places, self.contents, wanted, self.reader.check_inputs, is_idle=self.reader.is_idle)
-        moved = replace(self, places=places, reader=reader)
-        moved._usual, moved._others = self._usual, self._others
-        return moved
+        return replace(self, places=places, reader=reader)
 
-    def supply(self, index: int) -> PlaceLaunch:
-        """Give the launch of the i-th call: in the places in turn, on the sets of inputs by turns."""
-        return PlaceLaunch(index % len(self.places), inputs=index % len(self.contents))
+    def count_in_turn(self, *, replay: bool) -> int:
+        """Return how many of the places calls take in turn."""
+        return min(len(self.places), GRAPH_PLACES) if replay else len(self.places)
+
+    def supply(self, index: int, *, replay: bool = False) -> PlaceLaunch:
+        """Give the launch of the i-th call: in the places in turn, on the sets of inputs in turn."""
+        return PlaceLaunch(index % self.count_in_turn(replay=replay), replay, index % len(self.contents))
+
+    @property
+    def part(self) -> str:
+        """The part of a call that a request asks for which makes whole calls, each with its `setup`."""
+        return "both" if self.has_setup else "run"
 
     @property
     def setup_ns(self) -> float | None:
-        """The usual time of `setup`, its warm-up calls among it; None where the solution has none."""
+        """The usual time of `setup`, warm-up calls included; None if the solution has none."""
         spans = [sample.span_ns for sample in self.setup_samples]
         return median(spans[len(spans) // 4 :]) if spans else None

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed import chain
-from flashinfer_bench.bench.runner.workers.timed.chain import ChainDesk, count_chain_calls, count_chain_reads, open_desk
+from flashinfer_bench.bench.runner.workers.timed.chain import (
+    ChainTools,
+    count_chain_calls,
+    count_chain_reads,
+    open_chain_tools,
+)
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.driver import DriverError
@@ -31,9 +36,9 @@ def gpu(monkeypatch):
 
 
 def check_reads(worker, count):
-    reads = worker.trial.reader.reads("relay")
+    reads = worker.trial.reader.reads("chain")
     assert len(reads) >= count
-    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "relay" for one in reads)
+    assert all(torch.equal(one.outputs[0], one.inputs[0] * 2) and one.way == "chain" for one in reads)
     return sorted(float(one.inputs[0].sum()) for one in reads)
 
 
@@ -57,10 +62,10 @@ def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, monkeypatch,
     monkeypatch.setattr(chain, "CACHED_BYTES", how.pop("cached_bytes", 512))
     timer, worker = open_timer(gpu, arena, **how)
     found = timer.confirm(1.001 * share * cost_ns)
-    assert (found.relay_calls, found.bound, found.why_not) == (CALLS, "chain", None)
-    assert found.relay_ns == pytest.approx(cost_ns)
+    assert (found.chain_calls, found.bound, found.why_not) == (CALLS, "chain", None)
+    assert found.chain_ns == pytest.approx(cost_ns)
     assert found.least_ns == pytest.approx(share * cost_ns, rel=1e-6)
-    assert timer.most_ns == found.relay_ns + EMPTY_NS
+    assert timer.most_ns == found.chain_ns + EMPTY_NS
     check_reads(worker, 2)
 
 
@@ -69,7 +74,7 @@ def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena, best):
     takes_ns = [CALL_NS + (at != best) for at in range(4) for _ in range(CALLS)]
     timer, worker = open_timer(gpu, arena, takes_ns=takes_ns, wanted=CALLS)
     found = timer.confirm(0.949 * COST_NS)
-    assert (found.relay_ns, found.relay_calls) == (COST_NS, 4 * CALLS)
+    assert (found.chain_ns, found.chain_calls) == (COST_NS, 4 * CALLS)
     assert check_reads(worker, CALLS) == sorted(worker.sums[best * CALLS :][:CALLS])
     assert len({*worker.sums}) == 4 * CALLS
     assert len({*gpu.keys} - {0}) == 6 * CALLS  # no key and no input comes again; empty chains have keys of their own
@@ -103,7 +108,7 @@ def test_before_each_key_the_gpu_rests_as_long_as_the_call_before_took_within_bo
 def test_what_is_judged_is_what_was_committed_to(gpu, arena, monkeypatch, step):
     """A worker may exchange outputs behind any look at them."""
     timer, worker = open_timer(gpu, arena, wanted=CALLS)
-    where = worker.trial.reader if step == "look" else ChainDesk
+    where = worker.trial.reader if step == "look" else ChainTools
     usual = getattr(where, step)
 
     def exchanged(*given, **more):
@@ -182,7 +187,7 @@ def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_call
     gpu, monkeypatch, lost, refused
 ):
     """What a worker leaves on the GPU makes it longer. Where it holds the GPU up nothing is taken off or kept."""
-    desk = ChainDesk(torch.device("cpu"))
+    desk = ChainTools(torch.device("cpu"))
     monkeypatch.setattr(chain, "LONGEST_NS", 1_000)
     gpu.lost, gpu.refused = lost, refused
 
@@ -202,9 +207,9 @@ def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_call
 def test_chains_need_two_cores_and_a_driver_that_takes_the_kernels(gpu, monkeypatch, cores, error):
     monkeypatch.setattr(chain, "usable_cores", lambda: cores)
     monkeypatch.setattr(torch.cuda, "current_stream", Mock(side_effect=error))
-    open_desk.cache_clear()
-    assert (open_desk(torch.device("cpu")) is not None) is (cores == 2 and error is None)
-    open_desk.cache_clear()
+    open_chain_tools.cache_clear()
+    assert (open_chain_tools(torch.device("cpu")) is not None) is (cores == 2 and error is None)
+    open_chain_tools.cache_clear()
 
 
 @pytest.mark.parametrize(

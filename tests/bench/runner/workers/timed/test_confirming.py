@@ -23,7 +23,7 @@ def bound(arena, monkeypatch):
 
     def bounded(claimed_ms=0.002, **changes):
         how = SimpleNamespace(**{**USUAL, **changes}, asked=[], numbers=[], record={}, check_room=Mock())
-        by_chain = Confirmation(None, None, how.doubt, relay_ns=4_000.0, relay_calls=10, relay_share=0.75)
+        by_chain = Confirmation(None, None, how.doubt, chain_ns=4_000.0, chain_calls=10, chain_share=0.75)
 
         def open_timer(found, trial, given):
             timer = Mock(most_ns=7_000.0, trial=trial, given=given)
@@ -37,7 +37,7 @@ def bound(arena, monkeypatch):
         def open_batches(ask, trial, **given):
             return open_timer(Confirmation(1_500.0, 20.0, how.batch_doubt, calls=6), trial, given)
 
-        monkeypatch.setattr(kernel_module, "open_desk", lambda device: how.desk)
+        monkeypatch.setattr(kernel_module, "open_chain_tools", lambda device: how.desk)
         monkeypatch.setattr(kernel_module, "check_room", how.check_room)
         monkeypatch.setattr(
             kernel_module, "ChainTimer", lambda _, trial, *__, **given: open_timer(by_chain, trial, given)

@@ -81,9 +81,9 @@ def test_what_chance_chose_since_it_began_anew_is_told_from_the_base_and_from_wh
     run_each(trial, [right, *[zeros] * 3], 1)
     trial.reader.begin()
     run_each(trial, [right] * 4, 1)
-    reads = trial.reader.reads("relay")
+    reads = trial.reader.reads("chain")
     assert kinds_of(reads) == {"right": 2, "base right": 1, "wrong": 2}
-    assert kinds_of(read for read in reads if read.way == "relay") == {"right": 2}
+    assert kinds_of(read for read in reads if read.way == "chain") == {"right": 2}
     assert not trial.reader.reads()
 
 
@@ -114,7 +114,7 @@ def test_a_look_waits_once_and_copies_by_one_operation_before_that_and_does_noth
     """A thread of the solution may still be at work."""
     trial, copied = make_trial(arena, wanted=wanted), []
     trial.reader.is_idle = is_idle
-    moved, glance = trial.moved_to(trial.places, wanted), trial.places.glance
+    moved, read_spots = trial.moved_to(trial.places, wanted), trial.places.read_spots
     numbers = moved.write(range(8))
     for index in range(8):
         moved.places.outputs(index)[0].copy_(moved.places.inputs(index)[0] * 2)
@@ -123,14 +123,14 @@ def test_a_look_waits_once_and_copies_by_one_operation_before_that_and_does_noth
         copied.append(counted.launches())
         for index in range(8):
             moved.places.outputs(index)[0].fill_(float(index))
-        return glance(*given)
+        return read_spots(*given)
 
-    moved.places.glance = late
+    moved.places.read_spots = late
     with counting_operations() as counted:
         moved.reader.look(range(8), numbers)
     assert copied == [] if is_idle else [wanted > 0]
     assert (counted.waits(), counted.launches() <= 10 * (not is_idle)) == (not is_idle, True)
-    moved.places.glance = glance
+    moved.places.read_spots = read_spots
     with counting_operations() as counted:
         moved.reader.check_unchanged()
     assert (counted.waits(), counted.launches()) == (not is_idle, not is_idle)

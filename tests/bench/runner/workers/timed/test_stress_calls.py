@@ -8,10 +8,8 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.timed import trial as trial_module
-from flashinfer_bench.bench.runner.workers.timed.reader import TOGETHER_BYTES
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs, StressSchedule
 from flashinfer_bench.timing.clocks import Lead
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
@@ -22,27 +20,27 @@ MARK = 1e6
 """What cases write: a number that no usual input has."""
 
 
-def make_schedule(names=CASES, calls=20, seed=0):
+def make_schedule(contents=None, names=CASES, calls=20, seed=0):
     """Return a schedule whose cases number their calls."""
     marks = iter(range(99))
-    plan = SimpleNamespace(free=(True,), change=lambda name, number, values: values[0].fill_(MARK + next(marks)))
-    return StressSchedule(plan, names, calls, chance=random.Random(seed))
+    change = lambda name, number, values: values[0].fill_(MARK + next(marks))  # noqa: E731
+    inputs = StressInputs(SimpleNamespace(free=(True,), calls=names, change=change), contents)
+    return StressSchedule(inputs, names, calls, chance=random.Random(seed))
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(
-    ("usual", "expected", "size", "together"),
-    [(20, 20, 16, TOGETHER_BYTES), (20, 8, 3, TOGETHER_BYTES), (6, 6, 16, 0), (2, 0, 3, 0)],
-)
-def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(
-    arena, monkeypatch, seed, usual, expected, size, together
-):
-    """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found."""
-    monkeypatch.setattr(trial_module, "TOGETHER_BYTES", together)
+@pytest.mark.parametrize("ahead", [0, 1, 9])
+@pytest.mark.parametrize(("usual", "expected", "size"), [(20, 20, 16), (20, 8, 3), (6, 6, 16), (2, 0, 3)])
+def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected, size, ahead):
+    """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found.
+
+    Some inputs are made ahead, as many as there is time for."""
     checked = []
     check = lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))  # noqa: E731
     trial = make_trial(arena, size=size, check_inputs=check, base_number=1, wanted=99)
-    trial.schedule = make_schedule(calls=expected, seed=seed)
+    trial.schedule = make_schedule(trial.contents, calls=expected, seed=seed)
+    times = iter([False] * ahead + [True])
+    trial.schedule.inputs.make_ahead(lambda: next(times))
     worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
     compute = worker._compute
 
@@ -57,7 +55,7 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(
     calls = [fields["indices"] for fields in worker.fields_of("calls")]
     assert (len(samples), sum(map(len, calls)), max(map(len, calls))) == (usual, usual + 2, min(8, usual + 2))
     assert all(len(set(indices)) == len(indices) for indices in calls)
-    assert (checked, trial.schedule.left) == ([False] if together else [True, False], [])
+    assert (checked, trial.schedule.left) == ([True, False], [])
     made = [(call.case, call.inputs[0].tolist(), call.outputs[0].tolist()) for call in trial.schedule.made]
     assert made == [(case, [MARK + at] * size, [2 * (MARK + at)] * size) for at, case in enumerate(CASES)]
     reads = trial.reader.reads()
@@ -82,7 +80,7 @@ def test_the_first_calls_keep_their_inputs_where_there_are_others(calls, seed):
 
 
 def test_a_request_has_no_more_calls_than_places_and_what_is_left_comes_among_those_that_follow():
-    assert come(make_schedule("abcdefghij", calls=0), [1, 8, 8]) == [list("abcdefgh"), ["i", "j"], []]
+    assert come(make_schedule(names="abcdefghij", calls=0), [1, 8, 8]) == [list("abcdefgh"), ["i", "j"], []]
     schedule = make_schedule(calls=50)
     come(schedule, [1, 1])
     left = schedule.left
