@@ -68,14 +68,15 @@ class PlayedBoard(GpuBoard):
 class PlayedGpu:
     """Does what is launched, in its order; it is the kernels of both ends, too.
 
-    Calls in `lost` commit to nothing; captures in `refused` are refused, counted from 1. An empty call takes the next
-    of `empties`. Launches are told at `launched_at`. Who waits for a key gets the next of `ahead`, before any session
-    gives one. `log` has what was done, and `keys` by which key inputs were masked and unmasked.
+    Calls in `lost` commit to nothing, and those in `slow` at the second look. Captures in `refused` are refused,
+    counted from 1. An empty call takes the next of `empties`. Launches are told at `launched_at`. Who waits for a key
+    gets the next of `ahead`, before any session gives one. `log` has what was done, and `keys` by which key inputs
+    were masked and unmasked.
     """
 
     def __init__(self, monkeypatch):
         self.now, self.tick_ns, self.launched_at, self.captures = 0, TICK_NS, 0, 0
-        self.queue, self.graph, self.lost, self.refused = deque(), None, (), ()
+        self.queue, self.graph, self.lost, self.slow, self.refused = deque(), None, (), [], ()
         self.empties, self.ahead, self.meanwhile, self.on_answer = iter(()), iter(()), None, lambda: None
         self.log, self.keys, self.given_at, self.is_asked, self.gives_up = [], [], [], False, False
         for module in (chain, calls):
@@ -162,6 +163,9 @@ class PlayedGpu:
 
     def commit(self, pieces, told):
         def tell():
+            if self.call in self.slow:
+                self.slow.remove(self.call)
+                return False
             held = b"".join(ctypes.string_at(*piece) for piece in pieces)
             words = hashlib.blake2b(held, digest_size=16 * -(-len(pieces) // 4)).digest()
             self.committed = lambda: ctypes.memmove(told, bytes(word | 1 for word in words), len(words)) and None
@@ -218,14 +222,14 @@ class PlayedWorker:
         self.gpu, self.trial, self.takes_ns = gpu, trial, iter(takes_ns)
         self.plain, self.late, self.raising, self.answer = plain, late, raising, answer or {}
         self.asked, self.sums, self.then = [], [], lambda: None
-        self.relays = calls.GpuChains(torch.device("cpu"))
+        self.chains = calls.GpuChains(torch.device("cpu"))
         self.calls = [PlayedCall(self, at) for at in range(CALLS)]
 
-    def relay(self, fd, **fields):
+    def run_chain(self, fd, **fields):
         """Answer a request; the descriptor is closed afterwards, whatever happens."""
         copy, self.gpu.is_asked = os.dup(fd), True
         try:
-            return self.relays.run(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
+            return self.chains.run(fields, copy, self.calls, self.trial.places.arena.block.data_ptr())
         finally:
             self.gpu.is_asked = self.gpu.gives_up = False
             with pytest.raises(OSError, match="Bad file descriptor"):
@@ -234,7 +238,7 @@ class PlayedWorker:
     def __call__(self, verb, expected, what, *, along, **fields):
         self.asked.append((verb, fields))
         self.gpu.meanwhile = along.meanwhile
-        answer = self.relay(along.fds[0], **fields)
+        answer = self.run_chain(along.fds[0], **fields)
         self.then()
         return expected.model_validate({"id": 1, **answer, **self.answer})
 

@@ -71,7 +71,7 @@ class ScriptedWorker:
     """Answers what a session asks of a worker; `asked` has every verb with its fields.
 
     A call takes `call_ns`, a request `request_ns` on top, on a clock that stands still meanwhile (`now_ns`). Calls
-    compute y = 2 x. Those of a burst bring it into the slots when it is collected; a lazy worker computes it then.
+    compute y = 2 x. Those of a batch bring it into the slots when it is collected; a lazy worker computes it then.
     """
 
     trial: RemoteTrial
@@ -85,11 +85,11 @@ class ScriptedWorker:
     """Why the first clock is lost when it is switched on."""
     is_lazy: bool = False
     calls_ns: Iterable[int] = ()
-    """What each call of a burst takes, burst by burst, before it is `call_ns`."""
+    """What each call of a batch takes, batch by batch, before it is `call_ns`."""
     collect_ns: int = 0
-    """What it takes to collect the results of a burst."""
+    """What it takes to collect the results of a batch."""
     refuses: str | None = None
-    """Why it makes no graph of the calls of a burst."""
+    """Why it makes no graph of the calls of a batch."""
     touch_ns: int = 0
     late: dict[str, list[float]] = field(default_factory=dict)
     """Verb to what keeps the GPU from the session after the answer, time slice by time slice."""

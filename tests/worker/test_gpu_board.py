@@ -88,7 +88,7 @@ def run_chain(worker, fd, keys=KEYS, **changes):
     GpuBoard(fd).clear()
     worker.gpu.ahead, places = iter(keys), worker.trial.places
     fields = {"size": SIZE, "indices": range(CALLS), "operations": 5, "settles": False, **changes}
-    return worker.relay(fd, stride=places.stride, inputs=places.input_bytes(1).shape[1], **fields)
+    return worker.run_chain(fd, stride=places.stride, inputs=places.input_bytes(1).shape[1], **fields)
 
 
 BY_HOST, SETTLED = {"operations": None}, {"settles": True}
@@ -127,7 +127,7 @@ def test_calls_are_captured_once_until_they_are_forgotten(gpu, fd, open_worker, 
         assert run_chain(worker, fd, keys)["joined"] is not bool(refused)
         assert (gpu.keys[-CALLS:], gpu.captures) == (keys, 1)
     assert [one for one in gpu.log if one in RUN] == 2 * RUN
-    assert (worker.relays.forget(), worker.relays.forget(), gpu.log.count(("released", 1))) == (True, False, 1)
+    assert (worker.chains.forget(), worker.chains.forget(), gpu.log.count(("released", 1))) == (True, False, 1)
     assert run_chain(worker, fd)["joined"]
     assert gpu.captures == 2
 
@@ -164,4 +164,4 @@ def test_where_the_board_cannot_be_mapped_its_memory_is_given_up(fd, open_worker
     worker = open_worker()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run_chain(worker, fd)
-    assert not worker.relays.forget()
+    assert not worker.chains.forget()

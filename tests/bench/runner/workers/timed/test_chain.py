@@ -188,8 +188,8 @@ def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_call
 ):
     """What a worker leaves on the GPU makes it longer. Where it holds the GPU up nothing is taken off or kept."""
     desk = ChainTools(torch.device("cpu"))
-    monkeypatch.setattr(chain, "LONGEST_NS", 1_000)
-    gpu.lost, gpu.refused = lost, refused
+    monkeypatch.setattr(chain, "LONGEST_NS", 1_000 if lost else 10**9)
+    gpu.lost, gpu.refused, gpu.slow = lost, refused, [] if lost else [1, 3]
 
     def find_empty(size, few, whole):
         gpu.empties = iter(few * 4 + whole * 4)
