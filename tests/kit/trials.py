@@ -55,13 +55,16 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
 
 
 def run_calls(trial, indices, function=lambda x: x * 2):
-    """Do in the test what a worker does: call a function in some places; the reader looks at what it gave."""
+    """Do in the test what a worker does: call a function in some places; the reader looks at what it gave. Outputs but
+    the first are 1."""
     numbers = trial.write(indices)
     for index in indices:
-        (x,), (y, *_) = trial.places.inputs(index), trial.places.outputs(index)
+        (x,), (y, *others) = trial.places.inputs(index), trial.places.outputs(index)
         result = function(x)
         if result is not None:
             y.copy_(result)
+        for other in others:
+            other.fill_(1)
     trial.reader.look(indices, numbers)
     return numbers
 

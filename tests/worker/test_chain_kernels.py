@@ -251,6 +251,8 @@ def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_c
     moved = torch.full((size + 48,), 9, dtype=torch.uint8)[32:][:size].copy_(own)
     assert take_digest(on_cpu, moved) == take_digest(on_cpu, own) == usual
     assert take_digest(on_cpu, own, moved) == take_digest(on_cpu, moved, own)
+    of_four, of_two = take_digest(on_cpu, *[own, other] * 2), take_digest(on_cpu, own, other)
+    assert take_digest(on_cpu, *[own, other] * 3) == of_four + of_two
 
 
 def absorb(library, state, word, place=5, segment=1):
@@ -276,18 +278,6 @@ def test_what_an_earlier_word_changes_no_later_one_takes_back(library, changed):
     assert len({*differences} - {(0, 0, 0, 0)}) == 6 * 50
     found = [absorb(library, state, word, place, segment) for place in (0, 1, 1 << 31) for segment in range(4)]
     assert len(np.unique(found)) == 4 * 3 * 4  # where a word lies counts
-
-
-@needs_compiler
-@pytest.mark.parametrize("changed", range(6))
-def test_each_piece_changes_the_digest_of_the_four_that_it_is_with(on_cpu, changed):
-    held = [make_bytes(size, seed) for seed, size in enumerate([17, 1, 4_096, 15, 70_000, 33])]
-    before = take_digest(on_cpu, *held)
-    for at in {0, len(held[changed]) // 2, len(held[changed]) - 1}:
-        held[changed][at] += 1
-        differs = np.not_equal(take_digest(on_cpu, *held), before)
-        assert differs.tolist() == [at // 2 == changed // 4 for at in range(4)]
-        held[changed][at] -= 1
 
 
 @needs_compiler

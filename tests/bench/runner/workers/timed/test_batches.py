@@ -34,9 +34,19 @@ STRIDED = {"burst": {"copied": True, "strided": True}}
 def open_timer(arena, monkeypatch):
     """Return a timer whose clock is the scripted worker's, and the worker."""
 
-    def opened(*, operations=0, most_ns=math.inf, has_setup=False, wanted=2, byte_ns=0.0, may_return=False, **worker):
+    def opened(
+        *,
+        operations=0,
+        most_ns=math.inf,
+        has_setup=False,
+        wanted=2,
+        byte_ns=0.0,
+        may_return=False,
+        returns=True,
+        **worker,
+    ):
         trial = make_trial(arena, device_type="cuda", most=CALLS, has_setup=has_setup, wanted=wanted)
-        trial.may_return_inputs = may_return
+        trial.may_return_inputs, trial.returns = may_return, returns
         scripted = ScriptedWorker(trial, **{"call_ns": CALL_NS, "request_ns": 50_000, "touch_ns": 30_000, **worker})
         monkeypatch.setattr(batches, "touch", scripted.touch)
         monkeypatch.setattr(batches, "byte_ns", lambda device: byte_ns)
@@ -62,6 +72,7 @@ LAZY = {"is_lazy": True}
         ({"most_ns": 0.9 * CALL_NS}, 0.9 * CALL_NS),
         ({"has_setup": True, "setup_ns": 200_000}, COST_NS + 200_000 - LAUNCH_NS),
         ({"answers": COPIED}, COST_NS - LAUNCH_NS),
+        ({"answers": COPIED, "returns": False}, COST_NS),
         ({"operations": None}, COST_NS - LAUNCH_NS),
         ({"refuses": "it waits"}, COST_NS - LAUNCH_NS),
         ({"call_ns": 0}, None),
@@ -77,13 +88,15 @@ LAZY = {"is_lazy": True}
 def test_what_a_call_costs(open_timer, how, cost_ns):
     """Who answers at once keeps the GPU from the session. Who saves the inputs computes when results are fetched: they
     are gone then, unless results may lie there."""
-    timer, worker = open_timer(**how)
+    (timer, worker), seen = open_timer(**how), []
+    timer.meanwhile = lambda is_over: seen.append(worker.verbs()[-1])
     found = timer.confirm(CALL_NS, replace(OVERHEAD, call=LAUNCH_NS))
     assert found.batch_ns == (cost_ns and pytest.approx(cost_ns))
     assert (found.bound, found.calls, found.resolution_ns) == ("batch", worker.trial.write([0])[0], 160_000 / CALLS)
     asked, is_one_by_one = worker.fields_of("burst")[-1], not {"has_setup", "operations", "refuses"}.isdisjoint(how)
     assert (asked["part"] == "both", asked["together"]) == ("has_setup" in how, not is_one_by_one)
     assert ("collect" in worker.verbs()) is ("answers" not in how)
+    assert seen == ["burst", "collect"][: 1 + (asked["together"] and "answers" not in how)]  # of what does not count
     reads = worker.trial.reader.reads()
     assert len(reads) >= 2
     assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) is (how is not LAZY) for read in reads)
@@ -148,16 +161,6 @@ def test_a_series_ends_when_a_batch_settles_the_claim_and_the_calls_of_the_best_
     numbers = range((1 + best) * CALLS, (2 + best) * CALLS)
     best_sums = {worker.trial.contents.make(number)[0].sum().item() for number in numbers}
     assert {read.inputs[0].sum().item() for read in worker.trial.reader.reads()} <= best_sums
-
-
-@pytest.mark.parametrize("returns", [False, True])
-def test_what_is_done_meanwhile_is_beside_no_batch_that_counts(open_timer, returns):
-    timer, worker = open_timer(operations=3)
-    worker.trial.returns, seen = returns, []
-    timer.meanwhile = lambda is_over: seen.append(worker.verbs()[-1])
-    timer.confirm(CALL_NS, OVERHEAD)
-    assert seen == ["burst", "collect"][: 1 + returns]
-    assert [fields["operations"] for fields in worker.fields_of("burst")] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ HOST_COST_NS = CALL_NS - EMPTY_NS
 COST_NS = HOST_COST_NS - 1_250
 WRITTEN_NS = 256 / 3_000
 BY_HOST = {"operations": None}
-JUST_IN_TIME = "just in time"
 
 
 @pytest.fixture
@@ -104,36 +103,25 @@ def test_before_each_key_the_gpu_rests_as_long_as_the_call_before_took_within_bo
     assert rests == pytest.approx([20_000, 700_000, 10_000_000, 5_000], abs=10 * TICK_NS)
 
 
-@pytest.mark.parametrize("step", ["digests", "look"])
-def test_what_is_judged_is_what_was_committed_to(gpu, arena, monkeypatch, step):
-    """A worker may exchange outputs behind any look at them."""
-    timer, worker = open_timer(gpu, arena, wanted=CALLS)
-    where = worker.trial.reader if step == "look" else ChainTools
-    usual = getattr(where, step)
-
-    def exchanged(*given, **more):
-        for index in range(CALLS):
-            worker.trial.places.outputs(index)[0].zero_()
-        return usual(*given, **more)
-
-    monkeypatch.setattr(where, step, exchanged)
-    timer.confirm(COST_NS)
-    check_reads(worker, CALLS)
-
-
 @pytest.mark.parametrize("at", [0, 2, CALLS - 1])
-@pytest.mark.parametrize("how", ["late", "lost", "changed", JUST_IN_TIME])
-def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu, arena, how, at):
-    """A call that never commits is no longer waited for when the worker has answered."""
-    timer, worker = open_timer(gpu, arena, late=[at] if how == "late" else ())
-    given = len(gpu.given_at)
+@pytest.mark.parametrize("how", ["late", "lost", "changed", "just in time", "digests", "look"])
+def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu, arena, monkeypatch, how, at):
+    """A call that never commits is no longer waited for when the worker has answered. What is judged is what was
+    committed to: a worker may exchange outputs behind any look at them."""
+    timer, worker = open_timer(gpu, arena, late=[at] if how == "late" else (), wanted=CALLS)
+    given, (output,) = len(gpu.given_at), worker.trial.places.outputs(at)
     if how == "changed":
-        worker.then = lambda: worker.trial.places.outputs(at)[0][7:8].add_(1)
-    elif how != "late":
-        gpu.lost, gpu.on_answer = [at], (lambda: gpu.committed()) if how == JUST_IN_TIME else gpu.on_answer
+        worker.then = lambda: output[7:8].add_(1)
+    if how in ("lost", "just in time"):
+        gpu.lost, gpu.on_answer = [at], gpu.on_answer if how == "lost" else lambda: gpu.committed()
+    where = {"look": worker.trial.reader, "digests": ChainTools}.get(how)
+    if where is not None:
+        usual = getattr(where, how)
+        monkeypatch.setattr(where, how, lambda *given, **more: output.zero_() is output and usual(*given, **more))
     late = "RUNTIME_ERROR: an output was written after its call had ended"
-    with nullcontext() if how == JUST_IN_TIME else pytest.raises(SolutionFailure, match=late) as refused:
+    with nullcontext() if where or how == "just in time" else pytest.raises(SolutionFailure, match=late) as refused:
         timer.confirm(COST_NS)
+        check_reads(worker, CALLS)
     assert refused is None or type(refused.value) is SolutionFailure
     assert len(gpu.given_at) - given == (at + 1 if how == "lost" else CALLS)
 

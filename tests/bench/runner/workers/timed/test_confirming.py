@@ -22,32 +22,31 @@ def bound(arena, monkeypatch):
     """Return what bounds a claim: what it is told as in ms, its record, and the timers that were asked."""
 
     def bounded(claimed_ms=0.002, **changes):
-        how = SimpleNamespace(**{**USUAL, **changes}, asked=[], numbers=[], record={}, check_room=Mock())
+        how = SimpleNamespace(**{**USUAL, **changes}, asked=[], record={}, check_room=Mock())
         by_chain = Confirmation(None, None, how.doubt, chain_ns=4_000.0, chain_calls=10, chain_share=0.75)
+        by_batch = Confirmation(1_500.0, 20.0, how.batch_doubt, calls=6)
 
         def open_timer(found, trial, given):
-            timer = Mock(most_ns=7_000.0, trial=trial, given=given)
-            timer.leaves_open.return_value = how.is_open
-            timer.confirm.side_effect = lambda *_, **more: (
-                given.update(more) or how.numbers.extend(trial.write([0])) or found
-            )
-            how.asked.append(timer)
-            return timer
+            def confirm(claimed_ns, *_, **more):
+                given.update(more, wanted=trial.reader.wanted, numbers=trial.write([0]))
+                return found
 
-        def open_batches(ask, trial, **given):
-            return open_timer(Confirmation(1_500.0, 20.0, how.batch_doubt, calls=6), trial, given)
+            how.asked.append(Mock(most_ns=7_000.0, trial=trial, given=given, confirm=confirm))
+            how.asked[-1].leaves_open.return_value = how.is_open
+            return how.asked[-1]
 
-        monkeypatch.setattr(kernel_module, "open_chain_tools", lambda device: how.desk)
-        monkeypatch.setattr(kernel_module, "check_room", how.check_room)
-        monkeypatch.setattr(
-            kernel_module, "ChainTimer", lambda _, trial, *__, **given: open_timer(by_chain, trial, given)
-        )
-        monkeypatch.setattr(kernel_module, "BatchTimer", open_batches)
+        played = {
+            "open_chain_tools": lambda device: how.desk,
+            "check_room": how.check_room,
+            "ChainTimer": lambda _, trial, *__, **given: open_timer(by_chain, trial, given),
+            "BatchTimer": lambda _, trial, **given: open_timer(by_batch, trial, given),
+        }
+        for name, value in played.items():
+            monkeypatch.setattr(kernel_module, name, value)
         task = Mock(timeout_seconds=1.0, is_ours=False, work_ahead=None)
         task.plan.timing, task.floor_ms.return_value = TimingSettings(assurance=how.assurance), how.floor_ms
-        tools = Mock(
-            readout=Mock(launch_gap_ns=1_100, least_call_ns=0), arena=Mock(device=torch.device("cuda"), size=7)
-        )
+        tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
+        tools.arena.device = torch.device("cuda")
         kernel = kernel_module.RemoteKernel(Mock(), tools, task, Mock())
         kernel.reads = [[]]
         kernel._lay_out = lambda inputs, most: make_trial(arena, most=min(most, how.room)).places
@@ -75,10 +74,10 @@ def test_at_full_assurance_batches_follow_a_chain_that_leaves_something_open(bou
     found = bound(claimed_ms, **how)
     assert (found.told_ms, found.record.get("why_unconfirmed")) == (max(claimed_ms, 0.003), why_not)
     assert found.record["bound"] == ("batch" if follows else "chain")
-    given = [{"calls": 17, "gap_ns": 1_100}, {"operations": 1, "most_ns": 7_000.0, "is_believed": "doubt" not in how}]
-    assert [one.given for one in found.asked] == given[: 1 + follows]
-    assert [one.trial.reader.wanted for one in found.asked] == [6, 16][: 1 + follows]
-    assert found.numbers == [0, 1][: 1 + follows]  # no content comes again
+    assert (found.record["relay_calls"], found.record.get("burst_calls")) == (10, 6 if follows else None)
+    by_chain = {"calls": 17, "gap_ns": 1_100, "wanted": 6, "numbers": [0]}
+    by_batch = {"operations": 1, "most_ns": 7_000.0, "is_believed": "doubt" not in how, "wanted": 16, "numbers": [1]}
+    assert [one.given for one in found.asked] == [by_chain, by_batch][: 1 + follows]  # no content comes again
     if "assurance" not in how:
         found.asked[0].leaves_open.assert_called_with(1e6 * found.told_ms)
 

@@ -89,12 +89,8 @@ def test_what_chance_chose_since_it_began_anew_is_told_from_the_base_and_from_wh
 
 def test_a_call_that_repeats_one_of_its_outputs_as_a_mask_does_is_not_odd(arena):
     trial = make_trial(arena, wanted=0, outputs=2)
-    for odd, functions in ((0, [right] * 4), (3, [zeros] * 4)):
-        numbers = trial.write(range(4))
-        for index, function in enumerate(functions):
-            (x,), (y, mask) = trial.places.inputs(index), trial.places.outputs(index)
-            y.copy_(function(x)), mask.fill_(1)
-        trial.reader.look(range(4), numbers)
+    for function, odd in ((right, 0), (zeros, 3)):
+        run_each(trial, [function] * 4)
         assert len(trial.reader.reads()) == odd
 
 
