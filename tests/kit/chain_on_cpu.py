@@ -142,6 +142,7 @@ class PlayedGpu:
 
     def await_and_unmask(self, slot, row, ready, count):
         def wait():
+            assert count - word_at(ready).value in (0, 1), "calls wait one after the other"
             word_at(ready).value = count
             if not self.serve(slot) and not self.gives_up:
                 return False

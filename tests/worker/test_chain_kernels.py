@@ -157,11 +157,9 @@ def library(tmp_path_factory):
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-I.", "on_cpu.cpp", "-o", "on_cpu.so"]
     subprocess.run(command, cwd=folder, check=True, timeout=120)
     found = ctypes.CDLL(str(folder / "on_cpu.so"))
-    found.launch.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
     found.launch.restype = ctypes.c_bool
     found.play.argtypes = [ctypes.c_bool, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]
     found.tell_time.restype = ctypes.c_uint64
-    found.absorb_word.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     return found
 
 
@@ -258,7 +256,7 @@ def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_c
 def absorb(library, state, word, place=5, segment=1):
     """Return the state that follows a state and a word."""
     held, word = np.array(state, np.uint32), np.array(word, np.uint32)
-    library.absorb_word(held.ctypes.data, word.ctypes.data, place, segment)
+    library.absorb_word(held.ctypes, word.ctypes, place, segment)
     return held
 
 

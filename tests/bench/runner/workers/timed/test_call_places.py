@@ -113,7 +113,7 @@ FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("size", [0, 1, 16, 1_000])
 @pytest.mark.parametrize("indices", [[*range(8)], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], []], ids=str)
 def test_outputs_that_were_not_written_are_found_each_for_itself_with_one_wait(arena, dtype, size, indices):
-    """Poison reads as NaN; floats of 8 bits hold now NaN, now a number. What is NaN by right is none."""
+    """Poison of floats of 16 bits or more reads as NaN. What is NaN by right is none."""
     places = lay_out(arena, size, dtype=dtype, outputs=2)
     for index in range(8):
         places.outputs(index)[0].fill_(math.nan if dtype in FLOATS else index)

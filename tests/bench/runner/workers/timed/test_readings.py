@@ -41,7 +41,6 @@ def refusing(said):
         (WARM, CUPTI, {"cache_state": "warm"}, None),
         (CPU, CUPTI, {}, "method 'cupti'"),
         (CPU, WALL, {"cache_state": "cold"}, "cache state 'cold'"),
-        (CPU, WALL, {"sees_operations": True}, "contradicts its method"),
         (GPU, WALL, {}, "method 'wall'"),
         (GPU, CUPTI, {"cache_state": "warm"}, "cache state 'warm'"),
         (GPU, CUPTI, {"sees_operations": False}, "contradicts its method"),
