@@ -62,12 +62,10 @@ def test_who_waits_and_who_is_launched_is_told_apart(fd):
     assert [(ours.await_ready(count), ours.is_launched(count)) for count in (3, 4)] == [(False, True), (False, False)]
 
 
-def test_what_the_gpu_writes_has_cache_lines_of_its_own_and_all_is_on_the_board(fd):
+def test_what_the_gpu_writes_has_cache_lines_of_its_own(fd):
     """The session reads one while the GPU writes the other."""
-    board, last = GpuBoard(fd), MOST_CALLS - 1
-    begins = board.ready_at, board.key_at(0), board.key_at(last), board.told_at(0), board.told_at(last) + 64
-    assert [*begins] == sorted(begins)
-    assert begins[-1] <= BOARD_BYTES
+    board = GpuBoard(fd)
+    begins = board.ready_at, board.key_at(0), board.key_at(MOST_CALLS - 1), board.told_at(0), board.told_at(1)
     assert len({begin // 64 for begin in begins}) == 5
 
 

@@ -90,8 +90,7 @@ def test_a_call_gets_its_key_when_it_is_launched_or_after_a_while(gpu, arena, ho
     begin, gpu.tick_ns, gpu.launched_at = gpu.now, launch_ns // 1_000, gpu.now + share * launch_ns
     timer.confirm(1e9)
     assert gpu.given_at[-CALLS] - begin == pytest.approx(min(share, 1) * launch_ns, abs=6 * gpu.tick_ns)
-    (fields,) = (fields for _, fields in worker.asked)
-    assert (fields["part"], fields["operations"]) == (part, None if launch_ns == 300_000 else 3)
+    assert worker.asked[0][1]["part"] == part
 
 
 def test_before_each_key_the_gpu_rests_as_long_as_the_call_before_took_within_bounds(gpu, arena):

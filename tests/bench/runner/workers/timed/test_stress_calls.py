@@ -1,6 +1,7 @@
 """Calls on inputs of stress cases: hidden among the timed ones, dropped from the readings, kept for the judge."""
 
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -93,19 +94,19 @@ SLOW = "import time\ndef run(x):\n    time.sleep(0.006)\n    return x * 2"
 
 
 @pytest.mark.parametrize(
-    ("plan", "source", "cases"),
+    ("plan", "source", "most"),
     [
-        (MeasurePlan(2, 20, 1.0, reads=3), QUICK, "all"),
-        (MeasurePlan(0, 50, 0.0, reads=1), SLOW, "one"),
-        (MeasurePlan(0, 50, 0.0, reads=1), QUICK, "all"),  # a short trial is made up for
-        (MeasurePlan(2, 20, 1.0, facts={"meaningful": False}), QUICK, "none"),
+        (MeasurePlan(2, 20, 1.0, reads=3), QUICK, 99),
+        (MeasurePlan(0, 50, 0.0, reads=1), SLOW, 1),
+        (MeasurePlan(0, 50, 0.0, reads=1), QUICK, 99),  # a short trial is made up for
+        (MeasurePlan(2, 20, 1.0, facts={"meaningful": False}), QUICK, 0),
     ],
 )
-def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, cases):
+def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, most):
     stress = StressPlan(make_definition(), make_workload(), seed=3)
     with open_kernel(source, plan=plan, stress=stress) as kernel:
-        measured = kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
-    assert plan.budget_s == 0 or measured.record["samples"] == 40
-    assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.stress_calls)
-    made = sorted(call.case for call in kernel.stress_calls)
-    assert made == sorted(stress.calls) if cases == "all" else len(made) == (cases == "one")
+        kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
+    made = kernel.stress_calls
+    assert len(made) == min(most, len(stress.calls))
+    assert Counter(call.case for call in made) <= Counter(stress.calls)
+    assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in made)
