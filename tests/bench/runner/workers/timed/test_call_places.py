@@ -128,7 +128,6 @@ def test_outputs_that_were_not_written_are_found_each_for_itself_with_one_wait(a
     assert look(places, range(8))[1] == [index in indices for index in range(8)] * (size > 0)
     for index in range(8):
         assert dtype not in FLOATS or index not in indices or bool(places.outputs(index)[1].isnan().all())
-        assert not places.inputs(index)[0].any()
 
 
 @pytest.mark.parametrize("secret", [0, 1, 77, 2**32 - 1])
@@ -168,5 +167,4 @@ def test_a_digest_tells_all_rows_apart_that_differ_in_a_byte(sizes):
         output[at, column] = bit
     told = digest_rows(rows, 7)
     assert len(set(told)) == len(told) == (1 + len(bits) if sizes else 0)
-    assert digest_rows([output[::-1] for output in rows], 7) == told[::-1]
     assert not {*digest_rows(rows, 8)[:-1]} & {*told[:-1]}

@@ -52,7 +52,6 @@ def check_reads(worker, count):
         ({"cached_bytes": 511}, COST_NS - WRITTEN_NS, 0.9),  # no cache holds what was unmasked
         ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, COST_NS, 0.95),
         ({"takes_ns": [EMPTY_NS + 1_000] * CALLS, "gap_ns": GAP_NS}, GAP_NS, 0.95),
-        ({"takes_ns": [EMPTY_NS + 1_300] * CALLS, "gap_ns": GAP_NS}, 50 + GAP_NS, 0.95),
     ],
 )
 def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, monkeypatch, how, cost_ns, share):
@@ -77,7 +76,6 @@ def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena, best):
     assert check_reads(worker, CALLS) == sorted(worker.sums[best * CALLS :][:CALLS])
     assert len({*worker.sums}) == 4 * CALLS
     assert len({*gpu.keys} - {0}) == 6 * CALLS  # no key and no input comes again; empty chains have keys of their own
-    assert [what for what, _ in worker.asked] == ["relay"] * 4
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 2])

@@ -83,7 +83,6 @@ def test_what_chance_chose_since_it_began_anew_is_told_from_the_base_and_from_wh
     reads = trial.reader.reads("chain")
     assert kinds_of(reads) == {"right": 2, "base right": 1, "wrong": 2}
     assert kinds_of(read for read in reads if read.way == "chain") == {"right": 2}
-    assert not trial.reader.reads()
 
 
 def test_a_call_that_repeats_one_of_its_outputs_as_a_mask_does_is_not_odd(arena):
