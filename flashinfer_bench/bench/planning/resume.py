@@ -29,7 +29,7 @@ FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
     *("protocol", "sandbox", "seed", "assurance"),
 )
-PROTOCOL: Final = 14
+PROTOCOL: Final = 15
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
 are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
 timed as replays of graphs, too. 4: stored probabilities change their order from call to call; more of the calls that
@@ -40,9 +40,11 @@ as long before such calls; bits of stored narrow numbers are flipped; states of 
 draws of flat rows are tested by themselves. 9: bursts of short calls on a GPU are longer, and less is taken off them
 for what waits in the cache; one thread copies results on a CPU, where bursts after relays refuse less. 10: calls on a
 GPU are held against relays. 11: random integers fit what the reference does with them; bytes, bools and 8-bit floats
-have other regimes, too, and some come because a reference asks for them. 12: inputs of other regimes are judged in the
-rows where the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls that
-wait for the GPU inside take turns of eight with their references. 14: who makes calls on a GPU leaves slow cores."""
+have stress cases, too, and some come because a reference asks for them. 12: stress cases are judged in the rows where
+the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls that wait for the
+GPU inside take turns of eight with their references. 14: who makes calls on a GPU leaves slow cores. 15: a gated chain
+bounds every latency on a GPU, batches at full assurance alone, and no latency is below the physical floor; nothing
+bounds a CPU's; a job's stress cases are settled by its definition and workload; all trials are timed as one."""
 FULL: Final = "full"
 """Mark of this assurance. Its verdicts hold where the standard one is asked for, which has no mark."""
 HARDWARE_JOINT: Final = " + "
