@@ -1,7 +1,7 @@
 """Judges the timed calls of a job that were chosen to be compared, in the way that the evaluator compares its own.
 
 A latency is no better than the calls that it was held against: who computes readings alone may claim what he likes of
-calls that a relay did not get. So where the reference is slow, calls of the relay and the burst come first, and where
+calls that a chain did not get. So where the reference is slow, calls of the chain and the batch come first, and where
 it is too slow for these, the latency is not confirmed.
 """
 
@@ -25,18 +25,16 @@ SLOW_REFERENCE_S: Final = 1.0
 """Where the reference takes longer than this for one call, one call of each trial is compared instead, beside those
 that the latency was held against."""
 ENOUGH_READS: Final = 9
-"""Calls of a relay that are compared at least, or of a burst, or of the readings where these settled the latency: who
-leaves out half of them passes once in 500 times. Of all calls of a job no fewer are, where the reference takes no
-longer than SLOW_REFERENCE_S for them."""
+"""Compared calls of a chain, and of a batch, at most, if the reference is slow; of the samples if they settled the
+latency. A solution that leaves out half of them passes once in 500 times. A chain keeps fewer of small calls."""
 MOST_BYTES: Final = 4 << 30
 """Where what the reference gave for calls takes more memory, these are judged before it is called for others."""
 LONG_S: Final = 0.2
 """No more than ENOUGH_READS, and one of each trial beside those that the latency was held against, are compared after
 the reference has taken so long for them together."""
 MOST_S: Final = 60.0
-"""For ENOUGH_READS of a relay and of a burst the reference is not called where it would have taken longer than this
-after the first call: then they may not be had. The host waits twice as long for a phase beyond its limit. A busy
-machine makes a reference of 1.5 s take 5."""
+"""Seconds of the reference for ENOUGH_READS of a chain and of a batch, at most, after its first call. The host waits
+twice as long for a phase beyond its limit."""
 TOO_SLOW: Final = "the reference takes too long to compare enough of the calls that it was held against"
 
 Found = tuple[int, ReadCall]
