@@ -76,7 +76,7 @@ LAZY = {"is_lazy": True}
         ({"operations": None}, COST_NS - LAUNCH_NS),
         ({"refuses": "it waits"}, COST_NS - LAUNCH_NS),
         ({"call_ns": 0}, None),
-        ({"call_ns": 0, "collect_ns": CALLS * CALL_NS}, COST_NS + FETCHED_NS),
+        ({"call_ns": 0, "collect_ns": CALLS * CALL_NS, "byte_ns": 1.0}, COST_NS + FETCHED_NS - 3 * 64),
         ({"answers": COPIED, "byte_ns": 1e9}, (0.4 * SPENT_NS - 50_000) / CALLS - SHORTER_NS - LAUNCH_NS),
         ({"answers": STRIDED, "byte_ns": 1e9}, COST_NS - LAUNCH_NS),
         ({"touch_ns": 175_000}, COST_NS + 145_000 / CALLS),

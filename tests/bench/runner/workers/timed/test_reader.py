@@ -46,7 +46,6 @@ def kinds_of(reads):
 @pytest.mark.parametrize(
     ("traits", "calls", "kinds"),
     [
-        ({"wanted": 3}, [right] * 2, {"right": 2}),
         ({"wanted": 3}, [right] * 50, {"right": 3}),
         ({"wanted": 0, "base_number": 5}, [right] * 20, {"base right": 1}),
         ({"wanted": 0}, [zeros] * 12, {"wrong": 4}),
