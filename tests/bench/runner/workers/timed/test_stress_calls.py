@@ -10,7 +10,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs, StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import AHEAD_BYTES, StressInputs, StressSchedule
 from flashinfer_bench.timing.clocks import Lead
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
@@ -110,3 +110,37 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, 
     assert len(made) == min(most, len(stress.calls))
     assert Counter(call.case for call in made) <= Counter(stress.calls)
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in made)
+
+
+class Counted:
+    """Contents that note how they are asked."""
+
+    def __init__(self, size):
+        self.base, self.asked = [torch.zeros(size)], []
+
+    def make_all(self, numbers):
+        self.asked.append(len(numbers))
+        return [[torch.zeros_like(self.base[0])] for _ in numbers]
+
+    def make(self, number):
+        return self.make_all([number])[0]
+
+
+@pytest.mark.parametrize(("size", "asked"), [(4, [2]), (AHEAD_BYTES // 4, [1, 1])])
+def test_inputs_are_made_ahead_in_one_write_unless_they_are_large(size, asked):
+    contents = Counted(size)
+    inputs = make_schedule(contents).inputs
+    inputs.make_ahead(lambda: False)
+    inputs.make_ahead(lambda: False)
+    made = [inputs.take(case) for case in CASES]
+    assert contents.asked == asked
+    assert [own[0][0].item() for _, own in made] == [MARK, MARK + 1]
+    assert len({number for number, _ in made}) == 2
+
+
+def test_inputs_of_another_case_than_the_one_ahead_are_made_anew():
+    contents = Counted(4)
+    inputs = make_schedule(contents).inputs
+    inputs.make_ahead(lambda: False)
+    assert inputs.take("another")[1][0][0] == MARK + 2
+    assert inputs.take(CASES[0])[1][0][0] == MARK
