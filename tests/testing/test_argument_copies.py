@@ -1,12 +1,11 @@
 """Rotated calls: copies have the values, strides and overlaps of the given arguments, and are enough to be cold."""
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flashinfer_bench.testing.rotation import RotationRefused, check_cold, rotate
 
@@ -24,12 +23,11 @@ def copies(*args):
     return rotated(*args, calls=2)[1]()
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.permutations([5, 2, 3]), st.permutations(range(3)), st.sampled_from([torch.bfloat16, torch.bool]))
-def test_a_copy_has_the_values_and_strides_of_its_original(shape, axes, dtype):
-    original = torch.arange(64).to(dtype)[3:33].reshape(shape).permute(axes)[:, ::2]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.float8_e4m3fn])
+def test_a_copy_has_the_values_and_strides_of_its_original(dtype):
+    original = torch.arange(64).to(dtype)[3:33].view(5, 2, 3).permute(2, 0, 1)[:, ::2]
     (copy,) = copies(original)
-    assert torch.equal(copy, original)
+    assert torch.equal(copy.float(), original.float())
     assert (copy.stride(), copy.storage_offset()) == (original.stride(), 3)
     assert copy.data_ptr() != original.data_ptr()
 
@@ -49,27 +47,22 @@ def test_tensors_in_nested_arguments_are_copied_and_others_stay():
     assert (product.tolist(), product.requires_grad, text) == ([2] * 4, True, "text")
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(100, 10**4), st.integers(1, 10**5))
-def test_between_two_uses_of_a_copy_the_others_fill_the_cache_three_times(size, l2_bytes):
-    sets = len(rotated(torch.empty(size, dtype=torch.uint8), calls=10**4, l2_bytes=l2_bytes))
-    assert (sets - 2) * size < 3 * l2_bytes <= (sets - 1) * size
+def test_between_two_uses_of_a_copy_the_others_fill_the_cache_three_times():
+    for size, sets in ((100, 31), (999, 5), (1000, 4), (5000, 2)):
+        assert len(rotated(torch.empty(size, dtype=torch.uint8), l2_bytes=1000)) == sets
 
 
 def test_bytes_that_are_read_twice_count_once():
     base = torch.zeros(4, 6)
-    for tensors, size in (([base[:, :2], base, base[2:]], 96), ([base[0], base[1], base[1]], 48)):
-        assert len(rotated(*tensors, l2_bytes=10 * size)) == 31
-    assert len(rotated(base.reshape(1, 24).expand(1000, 24), l2_bytes=960)) == 31
+    assert len(rotated(base[:, :2], base, base[2:], base.expand(9, 4, 6), l2_bytes=10 * base.nbytes)) == 31
+    assert len(rotated(base[0], base[1], base[1], l2_bytes=10 * 48)) == 31
 
 
 def test_copies_that_no_call_uses_need_no_memory():
     data, room = torch.ones(250), {"l2_bytes": 10_000, "free_bytes": 20_000}  # 1 kB, so 31 sets of it
     assert len(rotated(data, calls=10, **room)) == 10
     with pytest.raises(RotationRefused, match="30 copies of 0 MB do not fit"):
-        rotated(data, **room)
-    with pytest.raises(RotationRefused, match="99 copies"):  # a slice costs as much as its buffer
-        rotated(data[:25], **room)
+        rotated(data[:125], data[125:], **room)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +79,10 @@ def test_a_rotation_that_cannot_be_is_refused_with_the_reason(args, words):
         rotated(*args)
 
 
-@pytest.mark.parametrize(
-    "times_us", [(6.5, 4.6, 6.5), (9.0, 4.6, 6.5), (9.81, 9, 10), (100, 100, 101), (1.5, 1.5, 1.65)]
-)
+@pytest.mark.parametrize("times_us", [(6.5, 4.6, 6.5), (9.81, 9, 10), (100, 100, 101), (1.5, 1.5, 1.65), (9.79, 9, 10)])
 def test_a_rotation_worked_if_calls_are_slow_as_after_a_flush_or_a_flush_changes_nothing(times_us):
-    check_times(*times_us)
-
-
-@pytest.mark.parametrize("times_us", [(4.65, 4.6, 6.5), (9.79, 9, 10)], ids=["warm", "partly warm"])
-def test_a_rotation_that_left_calls_warm_is_refused(times_us):
-    with pytest.raises(RotationRefused, match="something beside them"):
-        check_times(*times_us)
-
-
-def check_times(rotated_us, warm_us, flushed_us):
-    check_cold(rotated_ms=rotated_us / 1e3, warm_ms=warm_us / 1e3, flushed_ms=flushed_us / 1e3)
+    is_warm = times_us[0] == 9.79
+    with pytest.raises(RotationRefused, match="something beside them") if is_warm else nullcontext():
+        check_cold(
+            **{name: us / 1e3 for name, us in zip(["rotated_ms", "warm_ms", "flushed_ms"], times_us, strict=True)}
+        )
