@@ -22,10 +22,10 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.utils import allocate_outputs, normalize_result
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.workers.calling_style import choose_style
-from flashinfer_bench.compile import BuildFailure, BuildTarget, build_solution, find_toolchain, why_not_buildable
+from flashinfer_bench.compile import BuildTarget, build_solution, find_toolchain, why_not_buildable
 from flashinfer_bench.data import Definition, Solution
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import Fault, FlashInferBenchError, SolutionFailure
+from flashinfer_bench.errors import Fault, FlashInferBenchError
 from flashinfer_bench.worker.load import PACKAGE, LoadedEntry, load_entry
 
 
@@ -44,22 +44,18 @@ class RunnableMetadata:
     """What else a builder wants to tell."""
 
 
+@dataclass
 class Runnable:
     """A function in this process, unisolated, and what is known of it."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        metadata: RunnableMetadata,
-        cleaner: Callable[[], None] | None = None,
-    ) -> None:
-        self.metadata = metadata
-        self._function = function
-        self._cleaner = cleaner
+    function: Callable[..., Any]
+    metadata: RunnableMetadata
+    cleaner: Callable[[], None] | None = None
+    """Forgets what was imported for it."""
 
     def __call__(self, *args: Any) -> Any:
-        """Call it in its own style: with the inputs, and with the outputs behind them where it writes into these."""
-        return self._function(*args)
+        """Call it in its own style: with the inputs, followed by the outputs if it writes into these."""
+        return self.function(*args)
 
     def call_kwargs(self, **kwargs: Any) -> Any:
         """Call it in its own style, with the names of the definition.
@@ -97,9 +93,9 @@ class Runnable:
 
     def cleanup(self) -> None:
         """Forget what was imported for it; a second call does nothing."""
-        cleaner, self._cleaner = self._cleaner, None
-        if cleaner is not None:
-            cleaner()
+        if self.cleaner is not None:
+            self.cleaner()
+        self.cleaner = None
 
 
 class BuildError(FlashInferBenchError):
@@ -110,7 +106,7 @@ class Builder:
     """Builds solutions in any language that this machine can build, and loads them here, unisolated.
 
     Args:
-        cache: the folder of what is built; the user's cache where it is left out.
+        cache: the folder of artifacts; the user's cache by default.
     """
 
     def __init__(self, cache: Path | None = None) -> None:
@@ -134,15 +130,8 @@ class Builder:
             raise BuildError(f"solution {solution.name} is one of {solution.definition}, not of {definition.name}")
         try:
             artifact = build_solution(solution, self._cache, target=BuildTarget.of(_capabilities()))
-        except (BuildFailure, Fault) as error:
-            raise BuildError(f"solution {solution.name} cannot be built: {error}") from error
-        _forget_below(self._cache)
-        try:
+            _forget_below(self._cache)
             entry = load_entry(artifact.directory, artifact.entry, artifact.symbol, kind=artifact.kind)
-        except (Exception, SystemExit) as error:
-            _forget_below(artifact.directory)
-            raise BuildError(f"solution {solution.name} cannot be loaded: {type(error).__name__}: {error}") from error
-        try:
             style = choose_style(
                 entry.signature,
                 inputs=list(definition.inputs),
@@ -150,16 +139,11 @@ class Builder:
                 declared=solution.spec.declared_style,
                 is_python=artifact.kind == "python",
             )
-        except SolutionFailure as failure:
-            _forget_below(artifact.directory)
-            raise BuildError(f"solution {solution.name}: {failure.message}") from failure
-        metadata = RunnableMetadata(
-            build_type=artifact.kind,
-            definition_name=definition.name,
-            solution_name=solution.name,
-            destination_passing_style=style.is_dps,
-            definition=definition,
-        )
+        except (Exception, SystemExit) as error:
+            _forget_below(self._cache)
+            reason = f"{type(error).__name__}: {error}"
+            raise BuildError(f"solution {solution.name} cannot be built or loaded: {reason}") from error
+        metadata = RunnableMetadata(artifact.kind, definition.name, solution.name, style.is_dps, definition)
         return Runnable(_with_setup(entry), metadata, partial(_forget_below, artifact.directory))
 
 
@@ -220,7 +204,7 @@ def _capabilities() -> list[tuple[int, int]]:
 
 
 def _with_setup(entry: LoadedEntry) -> Callable[..., Any]:
-    """Return the entry function; where there is a `setup`, it is called before, and what it returns is passed on."""
+    """Return the entry function; if there is a `setup`, it is called before, and its result is passed on."""
     setup, takes = entry.setup, entry.setup_signature
     if setup is None:
         return entry.function

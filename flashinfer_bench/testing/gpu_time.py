@@ -124,7 +124,7 @@ def bench_gpu_time(
             cuda_graphs=use_cuda_graph,
             exact=True,
         )
-        timed = (_time_rotated if rotate_buffers else _time)(call, device, recipe, l2_cache)
+        timed = _time_rotated(call, device, recipe) if rotate_buffers else _time(call, device, recipe, l2_cache)
     idle = {
         "num_iters_within_graph": num_iters_within_graph not in (None, 1),
         "l2_flush_size_mb": l2_flush_size_mb is not None,
@@ -185,16 +185,14 @@ def _time(
     return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record)
 
 
-def _time_rotated(call: partial[object], device: TimingDevice, recipe: Recipe, l2_cache: L2Cache) -> GpuTime:
+def _time_rotated(call: partial[object], device: TimingDevice, recipe: Recipe) -> GpuTime:
     """Time a call over rotated arguments if that makes it cold, else behind a flush; the measurement says which."""
-    if not device.l2_bytes:
-        return _time(call, device, recipe, l2_cache)
     try:
         launches = rotate(call, device, max(recipe.warmup_runs, CHECKS) + 1 + recipe.iterations * (1 + RETAKES))
         timed = _time(call, device, recipe, "warm", lambda index: launches[index % len(launches)])
         if timed.median_ms < SLOW_MS:
             likewise = replace(COMPARISON, cuda_graphs=recipe.cuda_graphs)
-            warm, flushed = (_time(call, device, likewise, l2_cache) for l2_cache in ("warm", "cold"))
+            warm, flushed = _time(call, device, likewise, "warm"), _time(call, device, likewise, "cold")
             check_cold(rotated_ms=timed.median_ms, warm_ms=warm.median_ms, flushed_ms=flushed.median_ms)
         facts = {"cache_state": "cold", "rotated_sets": len(launches)}
     except RotationRefused as refused:
@@ -221,8 +219,6 @@ def _describe_departures(
         notes.append(f"use_cuda_graph: the call was launched on the stream: {record.get('launch_reason')}.")
     if "rotation_refused" in record:
         notes.append(f"rotate_buffers: {record['rotation_refused']}. The L2 is flushed before each call instead.")
-    elif rotates and "rotated_sets" not in record:
-        notes.append("rotate_buffers: this GPU does not report the size of its L2, so nothing was rotated.")
     if rotates and l2_cache == "warm":
         notes.append("rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for.")
     return notes

@@ -48,6 +48,8 @@ def rotate(call: partial[object], device: TimingDevice, calls: int) -> Sequence[
     Raises:
         RotationRefused: it is not possible.
     """
+    if not device.l2_bytes:
+        raise RotationRefused("the size of the L2 is not known")
     tensors = [tensor for tensor in find_tensors(call) if tensor.device.type == device.device.type]
     if not tensors:
         raise RotationRefused("there are no GPU tensors among the arguments to make copies of: pass them in args")
@@ -57,7 +59,7 @@ def rotate(call: partial[object], device: TimingDevice, calls: int) -> Sequence[
             kind = f"a {type(tensor).__name__} of layout {tensor.layout}" if not is_plain else "a lazy view"
             raise RotationRefused(f"an argument is {kind}, which cannot be copied")
     held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    size, l2_bytes = _count_bytes(tensors, held), device.l2_bytes
+    l2_bytes, size = device.l2_bytes, _count_bytes(tensors, held)
     if not size:
         raise RotationRefused("the tensors among the arguments are empty")
     sets = 1 + ceil(BETWEEN_SHARE * l2_bytes / size)

@@ -182,7 +182,7 @@ def test_a_rotation_that_is_refused_or_was_not_to_be_cold_is_reported(gpu):
     assert ("no GPU tensors among the arguments" in notes[0], timed.measurement["cache_state"]) == (True, "cold")
     assert "which cold_l2_cache=False does not ask for" in notes[1]
     gpu.l2_bytes = 0
-    assert "nothing was rotated" in timed_with_notes(gpu.gpu.kernel, rotate_buffers=True)[1][0]
+    assert "size of the L2 is not known" in timed_with_notes(gpu.gpu.kernel, rotate_buffers=True)[1][0]
 
 
 def test_a_call_on_two_gpus_is_refused():
