@@ -1,7 +1,7 @@
 """Build: sources become an artifact, which is files. Nothing here imports what it builds.
 
 The last names of `__all__` are for debugging: they load what was built into the caller's process, where nothing is
-isolated. They are another package's (`testing`), and are imported when they are first asked for.
+isolated. They are another package's (`bench.runnable`), and are imported when they are first asked for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.errors import BuildFault
 
 if TYPE_CHECKING:
-    from flashinfer_bench.testing.builders import Builder, BuilderRegistry, BuildError
-    from flashinfer_bench.testing.runnable import Runnable, RunnableMetadata
+    from flashinfer_bench.bench.runnable import Builder, BuilderRegistry, BuildError, Runnable, RunnableMetadata
 
 __all__ = [
     "Artifact",
@@ -44,10 +43,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     __all__,
-    {
-        "flashinfer_bench.testing.builders": ("BuildError", "Builder", "BuilderRegistry"),
-        "flashinfer_bench.testing.runnable": ("Runnable", "RunnableMetadata"),
-    },
+    {"flashinfer_bench.bench.runnable": ("BuildError", "Builder", "BuilderRegistry", "Runnable", "RunnableMetadata")},
 )
 
 

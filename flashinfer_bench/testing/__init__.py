@@ -1,4 +1,13 @@
-"""Timing one call from Python, as a benchmark script does: `bench_gpu_time`. Imported when it is first asked for."""
+"""One call, timed from Python as a benchmark script does it: `bench_gpu_time`. Imported when it is first asked for.
+
+The package measures nothing itself: samples are taken by `timing.recipe`, and summarised by `timing.summary`.
+It isolates nothing, and judges nothing.
+
+* `gpu_time` decides what was asked for, and which warnings say what was done otherwise.
+* `device` decides where a call is timed, and by which clock.
+* `rotation` decides whether copies of the arguments make calls cold.
+* `timed` decides which of its numbers a script gets from the result.
+"""
 
 from __future__ import annotations
 

@@ -1,30 +1,47 @@
-"""`bench_gpu_time`: the time of one call on a GPU, by the same recipe and clocks as the engine's.
+"""`bench_gpu_time`: the time of one call, taken by the engine's own procedure and clocks.
 
-Where something is done otherwise than it was asked for, a warning says so, and so does the measurement.
+If something is done otherwise than it was asked for, a warning says so, and so does the measurement.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from math import inf
+from statistics import median
 from typing import Any, Final
 
-from flashinfer_bench.testing.arguments import find_tensors
-from flashinfer_bench.testing.counts import DRY_RUNS, ITERATIONS, check_budget, choose
-from flashinfer_bench.testing.order import Order, carry_out
-from flashinfer_bench.testing.site import find_site
+from flashinfer_bench.base.plain_values import to_number
+from flashinfer_bench.testing.device import TimingDevice, find_device
+from flashinfer_bench.testing.rotation import RotationRefused, check_cold, find_tensors, rotate
 from flashinfer_bench.testing.timed import GpuTime
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, reason_of_fallback
-from flashinfer_bench.timing.settings import ClockChoice
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, latency_ns, reason_of_fallback
+from flashinfer_bench.timing.progress import CHECKS, Recipe, Supplier
+from flashinfer_bench.timing.recipe import FLUSH_NS, RETAKES, take_trial
+from flashinfer_bench.timing.settings import L2Cache
+from flashinfer_bench.timing.summary import summarise
 
+DRY_RUNS: Final = 5
+ITERATIONS: Final = 30
 TIME_BUDGET_S: Final = 10.0
+LONGEST_S: Final = 1e6
+"""Longer budgets count as this one: eleven days."""
+MOST: Final = 10_000
+"""Most calls that a time to fill asks for."""
+MOST_GIVEN: Final = 10_000_000
+"""A larger count is refused: no script waits for so many calls."""
+COMPARISON: Final = Recipe(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, exact=True)
+"""The trials that estimate the time of a call, and those that tell whether rotated calls were cold."""
+SLOW_MS: Final = 2.0
+"""A rotated call that takes at least this long is not checked for being cold: an L2 makes no difference to it."""
 ON_A_CPU: Final = (
     "There is no GPU: timed by the wall clock on the CPU, with its caches as they are and without CUDA graphs."
 )
-NO_GPU_WORK: Final = "fn launched nothing on the GPU: what is told is the time that it took on the host."
-ONE_CALL: Final = "num_iters_within_graph has no effect: each reading is one call, which the clock can resolve."
+NO_GPU_WORK: Final = "fn launched nothing on the GPU: the time is the one that it took on the host."
 WITHOUT_EFFECT: Final = (
-    "{} has no effect: the whole L2 is flushed on the call's GPU, and each process tells its own times."
+    "{} has no effect: each sample is one call, the whole L2 of its GPU is flushed, and each process reports its own."
 )
 
 
@@ -54,7 +71,7 @@ def bench_gpu_time(
 ) -> GpuTime:
     """Time `fn(*args, **kwargs)` on the GPU that its tensors lie on, else on the current one.
 
-    The result unpacks to `(median_ms, std_ms)`; it holds every reading and the measurement's record, too.
+    The result unpacks to `(median_ms, std_ms)`; it holds every sample and the measurement's record, too.
 
     Args:
         fn: what is called. It launches on the current stream, or on streams that wait for it.
@@ -62,21 +79,21 @@ def bench_gpu_time(
         kwargs: its keyword arguments.
         enable_cupti: read the times that the GPU records, where CUPTI works; else CUDA events, after a warning.
         use_cuda_graph: time a call of several operations as the replay of a CUDA graph, if the replay launches what the
-            call does; where it cannot be, a warning says why, and the call is launched on the stream. A single
-            operation takes the same time either way, and is launched on the stream.
-        num_iters: calls that are timed; 30 where neither it nor `repeat_time_ms` is given.
-        dry_run_iters: calls before them; 5 where neither it nor `dry_run_time_ms` is given, and never fewer than 3.
+            call does. If it cannot be, a warning says why, and the call is launched on the stream. A single operation
+            takes the same time either way, and is launched on the stream.
+        num_iters: calls that are timed; 30 if neither it nor `repeat_time_ms` is given.
+        dry_run_iters: calls before them; 5 if neither it nor `dry_run_time_ms` is given, and never fewer than 3.
         cold_l2_cache: empty the L2 before each timed call.
         rotate_buffers: make calls cold by giving them copies of the tensors among their arguments in turn, and flush
-            nothing. Where that would not make them cold, a warning says why, and the L2 is flushed.
+            nothing. If that would not make them cold, a warning says why, and the L2 is flushed.
         time_budget_s: seconds for the whole measurement, without what the first call compiles. A call that is too slow
-            for all its readings gets fewer, with a warning; the measurement's `stop` says why.
+            for all its samples gets fewer, with a warning; the measurement's `stop` says why.
         repeat_iters: the same as `num_iters`.
         repeat_time_ms: instead of a count, about how long to go on, in milliseconds.
         dry_run_time_ms: instead of a count, about how long to make untimed calls, in milliseconds.
         input_args: the same as `args`.
         input_kwargs: the same as `kwargs`.
-        l2_flush: the same as `cold_l2_cache`; it counts where it is given.
+        l2_flush: the same as `cold_l2_cache`; it counts if it is given.
         num_iters_within_graph, l2_flush_size_mb, l2_flush_device, sleep_after_run, aggregate_op: have no effect, and a
             warning says so; taken for the sake of scripts that give them.
 
@@ -84,72 +101,124 @@ def bench_gpu_time(
         ValueError: a count or time is out of range, or two names of one parameter are given and differ.
         TypeError: `args` is no list or tuple, or `kwargs` no mapping.
     """
-    order = Order(
-        function=fn,
-        args=_choose_args(args, input_args),
-        kwargs=_choose_kwargs(kwargs, input_kwargs),
-        dry_runs=DRY_RUNS.want(dry_run_iters, dry_run_time_ms),
-        iterations=ITERATIONS.want(choose("num_iters", num_iters, "repeat_iters", repeat_iters), repeat_time_ms),
-        time_budget_s=check_budget(time_budget_s),
-        use_cuda_graph=use_cuda_graph,
-        l2_cache="cold" if (cold_l2_cache if l2_flush is None else l2_flush) else "warm",
-        rotate=rotate_buffers,
+    call = partial(
+        fn,
+        *_either("args", args, "input_args", input_args, (list, tuple)),
+        **_either("kwargs", kwargs or {}, "input_kwargs", input_kwargs or {}, (Mapping,)),
     )
-    ignored = [] if num_iters_within_graph in (None, 1) else [ONE_CALL]
-    idle = {"l2_flush_size_mb": l2_flush_size_mb, "l2_flush_device": l2_flush_device, "aggregate_op": aggregate_op}
-    given = [name for name, value in idle.items() if value is not None] + ["sleep_after_run"] * sleep_after_run
-    ignored += [WITHOUT_EFFECT.format(", ".join(given))] if given else []
-    return _time_and_warn(order, "auto" if enable_cupti else "cuda_events", ignored)
-
-
-def _time_and_warn(order: Order, clock: ClockChoice, notes: Sequence[str]) -> GpuTime:
-    """Time an order where its tensors lie; warn of these notes, and of what was done otherwise than it asks for."""
-    site = find_site(find_tensors((order.args, order.kwargs)), clock=clock)
-    with site.active():
-        timed = carry_out(order, site)
-    for note in (*describe_departures(order, timed.measurement), *notes):
-        warnings.warn(note, stacklevel=3)  # at the call of bench_gpu_time
+    if num_iters is not None and repeat_iters is not None and num_iters != repeat_iters:
+        raise ValueError(f"num_iters={num_iters} and repeat_iters={repeat_iters} mean the same and differ: give one")
+    iterations = _number("num_iters", repeat_iters if num_iters is None else num_iters, 1, MOST_GIVEN)
+    dry_runs = _number("dry_run_iters", dry_run_iters, 0, MOST_GIVEN)
+    fill_ms = _number("repeat_time_ms", repeat_time_ms, 0.0, inf)
+    dry_fill_ms = _number("dry_run_time_ms", dry_run_time_ms, 0.0, inf)
+    budget_s = _number("time_budget_s", TIME_BUDGET_S if time_budget_s is None else time_budget_s, 0.0, inf)
+    l2_cache: L2Cache = "cold" if (cold_l2_cache if l2_flush is None else l2_flush) else "warm"
+    device = find_device(find_tensors(call), "auto" if enable_cupti else "cuda_events")
+    per_call_ms = cache(partial(_estimate_call_ms, call, device, l2_cache))
+    with device.active():
+        recipe = Recipe(
+            warmup_runs=_count(dry_runs, DRY_RUNS, dry_fill_ms, per_call_ms),
+            iterations=_count(iterations, ITERATIONS, fill_ms, per_call_ms),
+            budget_s=min(budget_s, LONGEST_S),
+            cuda_graphs=use_cuda_graph,
+            exact=True,
+        )
+        timed = _time_rotated(call, device, recipe) if rotate_buffers else _time(call, device, recipe, l2_cache)
+    idle = {
+        "num_iters_within_graph": num_iters_within_graph not in (None, 1),
+        "l2_flush_size_mb": l2_flush_size_mb is not None,
+        "l2_flush_device": l2_flush_device is not None,
+        "aggregate_op": aggregate_op is not None,
+        "sleep_after_run": sleep_after_run,
+    }
+    ignored = ", ".join(name for name, is_given in idle.items() if is_given)
+    notes = _describe_departures(timed.measurement, use_cuda_graph, rotate_buffers, l2_cache)
+    for note in [*notes, WITHOUT_EFFECT.format(ignored)] if ignored else notes:
+        warnings.warn(note, stacklevel=2)
     return timed
 
 
-def describe_departures(order: Order, record: Mapping[str, Any]) -> list[str]:
-    """Say what was done otherwise than the order asks for. The record of its measurement tells."""
+def _either(name: str, value: Any, other_name: str, other: Any, kinds: tuple[type, ...]) -> Any:
+    """Return the arguments that were given under either of two names."""
+    for each, given in ((name, value), (other_name, other)):
+        if not isinstance(given, kinds):
+            wanted = " or ".join(kind.__name__.lower() for kind in reversed(kinds))
+            raise TypeError(f"{each} must be a {wanted}, not {type(given).__name__}")
+    if value and other:
+        raise ValueError(f"{name} and {other_name} mean the same: give one of them")
+    return value or other
+
+
+def _number(name: str, value: Any, least: float, most: float) -> Any:
+    """Return a number of Python, numpy or torch as Python's own, or None. It is to be whole if `least` is."""
+    number, kind = to_number(value), int if isinstance(least, int) else (int, float)
+    if number is not None and (isinstance(number, bool) or not isinstance(number, kind) or not least <= number <= most):
+        whole = "whole " if kind is int else ""
+        raise ValueError(f"{name} must be a {whole}number from {least} to {most:,}, not {value!r}")
+    return number
+
+
+def _count(number: int | None, usual: int, time_ms: float | None, per_call_ms: Callable[[], float]) -> int:
+    """Return the number of calls that was given, else the number that fills a time, else the usual number."""
+    if number is not None or time_ms is None:
+        return usual if number is None else number
+    return max(1, int(min(MOST, time_ms / per_call_ms())))
+
+
+def _estimate_call_ms(call: partial[object], device: TimingDevice, l2_cache: L2Cache) -> float:
+    """Return the wall time of one more sample: flush, delay kernel and call, or the host's time if that is longer."""
+    trial = take_trial(lambda _: call, device.clock(l2_cache), COMPARISON, now=device.now)
+    delay_ns = int(trial.facts.get("spin_ns", 0)) + (FLUSH_NS if trial.facts["cache_state"] == "cold" else 0)
+    return max(1, median(max(delay_ns + one.span_ns, one.enqueue_ns) for one in trial.samples)) / 1e6
+
+
+def _time(
+    call: partial[object], device: TimingDevice, recipe: Recipe, l2_cache: L2Cache, supply: Supplier | None = None
+) -> GpuTime:
+    """Time a call by one trial, or the launches that `supply` gives in its place."""
+    clock, before = device.clock(l2_cache), device.state()
+    trial = take_trial(supply or (lambda _: call), clock, recipe, now=device.now)
+    gap_ns = device.launch_gap_ns
+    measured = summarise([trial], launch_gap_ns=gap_ns, before=before, after=device.state())
+    times_ms = tuple(latency_ns(sample, gap_ns) / 1e6 for sample in trial.samples)
+    return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record)
+
+
+def _time_rotated(call: partial[object], device: TimingDevice, recipe: Recipe) -> GpuTime:
+    """Time a call over rotated arguments if that makes it cold, else behind a flush; the measurement says which."""
+    try:
+        launches = rotate(call, device, max(recipe.warmup_runs, CHECKS) + 1 + recipe.iterations * (1 + RETAKES))
+        timed = _time(call, device, recipe, "warm", lambda index: launches[index % len(launches)])
+        if timed.median_ms < SLOW_MS:
+            likewise = replace(COMPARISON, cuda_graphs=recipe.cuda_graphs)
+            warm, flushed = _time(call, device, likewise, "warm"), _time(call, device, likewise, "cold")
+            check_cold(rotated_ms=timed.median_ms, warm_ms=warm.median_ms, flushed_ms=flushed.median_ms)
+        facts = {"cache_state": "cold", "rotated_sets": len(launches)}
+    except RotationRefused as refused:
+        timed, facts = _time(call, device, recipe, "cold"), {"rotation_refused": str(refused)}
+    return replace(timed, measurement=timed.measurement | facts)
+
+
+def _describe_departures(
+    record: Mapping[str, Any], use_cuda_graph: bool, rotates: bool, l2_cache: L2Cache
+) -> list[str]:
+    """Say what was done otherwise than it was asked for, by the record of the measurement."""
     notes = []
-    if record.get("stop", "count") != "count":
-        notes.append(f"time_budget_s: the call is too slow for all its readings; {record['samples']} were taken.")
+    if record["stop"] != "count":
+        notes.append(f"time_budget_s: the call is too slow for all its samples; {record['samples']} were taken.")
     if record["method"] == "wall":
         return [ON_A_CPU, *notes]
     fallback = str(record.get("fallback", EVENTS_ASKED_FOR))
     if fallback != EVENTS_ASKED_FOR:
         notes.append(f"{reason_of_fallback(fallback)}. {FALLING_BACK}")
-    idle = record.get("operations") == 0
-    if idle:
+    operations = record.get("operations")
+    if operations == 0:
         notes.append(NO_GPU_WORK)
-    is_single = record.get("operations") == 1
-    if order.use_cuda_graph and record.get("launch") != "graph" and not is_single and not idle:
+    if use_cuda_graph and record.get("launch") != "graph" and operations not in (0, 1):
         notes.append(f"use_cuda_graph: the call was launched on the stream: {record.get('launch_reason')}.")
     if "rotation_refused" in record:
         notes.append(f"rotate_buffers: {record['rotation_refused']}. The L2 is flushed before each call instead.")
-    elif order.rotate and "rotated_sets" not in record:
-        notes.append("rotate_buffers: this GPU does not tell the size of its L2, so nothing was rotated.")
-    if order.rotate and order.l2_cache == "warm":
+    if rotates and l2_cache == "warm":
         notes.append("rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for.")
     return notes
-
-
-def _choose_args(args: Sequence[Any], input_args: Sequence[Any]) -> tuple[Any, ...]:
-    for name, given in (("args", args), ("input_args", input_args)):
-        if not isinstance(given, (list, tuple)):
-            raise TypeError(f"{name} must be a tuple of positional arguments, not {type(given).__name__}")
-    if args and input_args:
-        raise ValueError("args and input_args mean the same: give one of them")
-    return tuple(args or input_args)
-
-
-def _choose_kwargs(kwargs: Mapping[str, Any] | None, input_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    for name, given in (("kwargs", kwargs), ("input_kwargs", input_kwargs)):
-        if given is not None and not isinstance(given, Mapping):
-            raise TypeError(f"{name} must be a dict of keyword arguments, not {type(given).__name__}")
-    if kwargs and input_kwargs:
-        raise ValueError("kwargs and input_kwargs mean the same: give one of them")
-    return dict(kwargs or input_kwargs or {})

@@ -1,139 +1,121 @@
-"""Cold by rotation: calls get copies of the arguments in turn, and a copy has left the L2 before its next use.
+"""Cold by rotation: calls get copies of their arguments in turn, and a copy has left the L2 before its next use.
 
-It is refused where it would not work. Whether it worked is told by three timings (`why_not_cold`): a call may read
-something that is not among its arguments, or only a small part of them.
+Three timings show whether it worked (`check_cold`). A call that reads a tensor which is not among its arguments, such
+as one that it closes over, finds that tensor warm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from flashinfer_bench.testing.arguments import (
-    NotCopyable,
-    bytes_of,
-    copy_tensors,
-    name_outside_tensors,
-    replace_tensors,
-)
+from flashinfer_bench.testing.device import TimingDevice
 from flashinfer_bench.timing.clocks import Launch
 
 BETWEEN_SHARE: Final = 3
 """Between two uses of one copy, the other copies fill the L2 this many times. Once would not do, because the L2 does
 not replace its lines in strict order."""
 MEMORY_SHARE: Final = 0.8
-"""The copies take at most this share of the free memory; where they need more, rotation is refused."""
+"""Largest share of the free memory that the copies may take."""
 VISIBLE_SHARE: Final = 0.05
-VISIBLE_NS: Final = 200
+VISIBLE_MS: Final = 2e-4
 """If a flush slows a call by less than either limit, cold and warm make no difference that could be checked."""
 COLD_SHARE: Final = 0.8
 """A rotated call is cold if its time is more than this share of the way from the warm call's to the flushed call's."""
 
 
 class RotationRefused(Exception):
-    """Rotating the arguments would not make calls cold, or is not possible; the reason is its text."""
+    """Rotating the arguments is not possible, or did not make calls cold; the message says why."""
 
 
-class Rotation:
-    """Gives each call of a function one of several equal sets of arguments. A set is made when it is first used.
-
-    Args:
-        call: the function with the given arguments, which are the first set.
-        tensors: the tensors among the arguments that are copied.
-        sets: the most sets that are made.
-        evict: empties the L2, so that a new set is as cold as the others.
-    """
-
-    def __init__(
-        self, call: partial[object], tensors: Sequence[torch.Tensor], *, sets: int, evict: Callable[[], None]
-    ) -> None:
-        self._call = call
-        self._tensors = list(tensors)
-        self._sets = sets
-        self._evict = evict
-        self._launches: list[Launch] = [call]
-
-    @property
-    def used(self) -> int:
-        """Sets that have been used, the given one included."""
-        return len(self._launches)
-
-    def supply(self, index: int) -> Launch:
-        """Return the launch of the index-th call."""
-        place = index % self._sets
-        while len(self._launches) <= place:
-            self._add()
-        return self._launches[place]
-
-    def _add(self) -> None:
-        copies = copy_tensors(self._tensors)
-        replacements = {id(old): new for old, new in zip(self._tensors, copies, strict=True)}
-        args, kwargs = replace_tensors((self._call.args, self._call.keywords), replacements)
-        self._launches.append(partial(self._call.func, *args, **kwargs))
-        self._evict()
+def find_tensors(call: partial[object]) -> list[torch.Tensor]:
+    """Return the tensors among a call's arguments, and in the lists, tuples and dicts among these."""
+    return [leaf for leaf in tree_leaves((call.args, call.keywords)) if isinstance(leaf, torch.Tensor)]
 
 
-def count_sets(
-    function: Callable[..., object],
-    tensors: Sequence[torch.Tensor],
-    *,
-    l2_bytes: int,
-    free_bytes: int,
-    calls: int,
-) -> int:
-    """Return how many sets of arguments keep every call cold.
+def rotate(call: partial[object], device: TimingDevice, calls: int) -> Sequence[Launch]:
+    """Return the call, and the same call on copies of its arguments, enough of them to make each of N calls cold.
 
-    Args:
-        function: what is called.
-        tensors: those among its arguments that lie on the device that is timed.
-        l2_bytes: size of the cache that the copies have to overflow.
-        free_bytes: memory for the copies.
-        calls: the most calls that will be made.
+    Values, strides and overlaps are kept. Memory is copied by whole storages: a slice costs as much as its buffer.
 
     Raises:
-        RotationRefused: it would not work; the text says why.
+        RotationRefused: it is not possible.
     """
+    if not device.l2_bytes:
+        raise RotationRefused("the size of the L2 is not known")
+    tensors = [tensor for tensor in find_tensors(call) if tensor.device.type == device.device.type]
     if not tensors:
         raise RotationRefused("there are no GPU tensors among the arguments to make copies of: pass them in args")
-    outside = name_outside_tensors(function, tensors[0].device.type)
-    if outside:
-        raise RotationRefused(
-            f"fn uses tensors that are not among its arguments ({', '.join(outside)}), so they would stay warm: "
-            "pass them in args"
-        )
-    try:
-        size = bytes_of(tensors)
-    except NotCopyable as error:
-        raise RotationRefused(f"{error}, which cannot be copied") from None
+    for tensor in tensors:
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        if not is_plain or tensor.is_conj() or tensor.is_neg():
+            kind = f"a {type(tensor).__name__} of layout {tensor.layout}" if not is_plain else "a lazy view"
+            raise RotationRefused(f"an argument is {kind}, which cannot be copied")
+    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    l2_bytes, size = device.l2_bytes, _count_bytes(tensors, held)
     if not size:
         raise RotationRefused("the tensors among the arguments are empty")
     sets = 1 + ceil(BETWEEN_SHARE * l2_bytes / size)
-    needed = (min(sets, calls) - 1) * size
-    if needed > MEMORY_SHARE * free_bytes:
+    copies, copy_bytes, free_bytes = min(sets, calls) - 1, sum(held.values()), device.free_bytes()
+    if copies * copy_bytes > MEMORY_SHARE * free_bytes:
         raise RotationRefused(
-            f"{min(sets, calls) - 1} copies of {size / 1e6:.0f} MB do not fit into {free_bytes / 1e9:.1f} GB of memory"
+            f"{copies} copies of {copy_bytes / 1e6:.0f} MB do not fit into {free_bytes / 1e9:.1f} GB of memory"
         )
-    return sets
+    launches: list[Launch] = [call]
+    launches += (_copy(call, device.device.type) for _ in range(copies))
+    device.evict()
+    return launches
 
 
-def why_not_cold(*, rotated_ns: float, warm_ns: float, flushed_ns: float) -> str | None:
-    """Say why rotated calls were warm after all, or partly warm; None where they were cold or it makes no difference.
+def check_cold(*, rotated_ms: float, warm_ms: float, flushed_ms: float) -> None:
+    """Check whether rotated calls were cold, if a flush makes a difference.
 
     Args:
-        rotated_ns: the usual time of a call over rotated arguments.
-        warm_ns: the usual time of a call on the same arguments each time, without a flush.
-        flushed_ns: the usual time of a call on the same arguments each time, after a flush.
+        rotated_ms: the median of calls over rotated arguments.
+        warm_ms: the median of calls on the same arguments each time, without a flush.
+        flushed_ms: the median of calls on the same arguments each time, after a flush.
+
+    Raises:
+        RotationRefused: they were warm, at least in part.
     """
-    visible_ns = flushed_ns - warm_ns
-    if visible_ns <= max(VISIBLE_NS, VISIBLE_SHARE * flushed_ns):
-        return None
-    if rotated_ns > warm_ns + COLD_SHARE * visible_ns:
-        return None
-    return (
-        f"a call over rotated arguments takes {rotated_ns / 1e3:.2f} us, a warm one {warm_ns / 1e3:.2f} us and one "
-        f"after a flush {flushed_ns / 1e3:.2f} us: it reads little of its arguments, or something beside them"
-    )
+    visible_ms = flushed_ms - warm_ms
+    if visible_ms > max(VISIBLE_MS, VISIBLE_SHARE * flushed_ms) and rotated_ms <= warm_ms + COLD_SHARE * visible_ms:
+        raise RotationRefused(
+            f"a call over rotated arguments takes {rotated_ms * 1e3:.2f} us, a warm one {warm_ms * 1e3:.2f} us and one "
+            f"after a flush {flushed_ms * 1e3:.2f} us: it reads little of its arguments, or something beside them, "
+            "which would have to be passed in args"
+        )
+
+
+def _count_bytes(tensors: Sequence[torch.Tensor], held: dict[int, int]) -> int:
+    """Return the bytes that a call can read of its tensors. What overlaps counts once.
+
+    Args:
+        tensors: those among its arguments.
+        held: address of each of their storages → its bytes.
+    """
+    views = {tensor.data_ptr(): tensor for tensor in sorted(tensors, key=lambda one: one.nbytes)}
+    read: Counter[int] = Counter()
+    for view in views.values():
+        read[view.untyped_storage().data_ptr()] += view.nbytes
+    return sum(min(read[address], size) for address, size in held.items())
+
+
+def _copy(call: partial[object], device_type: str) -> Launch:
+    """Return the call on copies of its tensors on a kind of device."""
+    memo: dict[int, Any] = {}  # holds the storages that are copied already
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != device_type:
+            return tensor
+        return deepcopy(tensor.detach(), memo).requires_grad_(tensor.requires_grad)
+
+    args, kwargs = tree_map_only(torch.Tensor, copy, (call.args, call.keywords))
+    return partial(call.func, *args, **kwargs)

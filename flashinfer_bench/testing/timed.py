@@ -1,4 +1,4 @@
-"""What `bench_gpu_time` returns: two numbers to unpack, the single readings, and the whole measurement behind them."""
+"""The result of `bench_gpu_time`: two numbers to unpack, the single samples, and the whole measurement behind them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ UNPACK: Final = opmap["UNPACK_SEQUENCE"]
 UNPACK_SOME: Final = opmap["UNPACK_EX"]
 """Of `first, *others = …`."""
 NO_PLACES: Final = (
-    "it is not told whether readings or (median, std) are meant: unpack the result, median_ms, std_ms = …, "
+    "it is unclear whether samples or (median, std) are meant: unpack the result, median_ms, std_ms = …, "
     "or take its times_ms"
 )
 
 
 @dataclass(frozen=True)
 class GpuTime:
-    """The time of one call. `median_ms, std_ms = …` unpacks it; to everything else it is the single readings.
+    """The time of one call. `median_ms, std_ms = …` unpacks it; to everything else it is the single samples.
 
     So it serves scripts that take two numbers, and those that take a list: `min`, `sorted`, `statistics.median`, `len`
-    and numpy's functions are of the readings.
+    and numpy's functions are of the samples.
     """
 
     median_ms: float
     std_ms: float
     times_ms: tuple[float, ...]
-    """Every reading, in the order in which they were taken."""
+    """Every sample, in the order in which they were taken."""
     measurement: dict[str, Any]
-    """What the numbers stand on, as JSON-able values: method, cache state, counts, spread, flags and more."""
+    """Method, cache state, counts, spread, flags and more, as JSON-able values."""
 
     def __iter__(self) -> Iterator[float]:
         return iter((self.median_ms, self.std_ms) if _unpacks_two(sys._getframe(1)) else self.times_ms)
@@ -47,7 +47,7 @@ class GpuTime:
         return self.times_ms[place]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the readings, so that `numpy.median(bench_gpu_time(...))` says what a script expects of it."""
+        """Return the samples, so that `numpy.median(bench_gpu_time(...))` says what a script expects of it."""
         del copy  # it is made anew each time
         return np.array(self.times_ms, dtype=dtype)
 
@@ -58,7 +58,7 @@ class GpuTime:
 
 
 def _unpacks_two(frame: FrameType) -> bool:
-    """Tell whether code is about to put what it iterates over into two names. Nothing else tells the two uses apart.
+    """Return whether code is about to unpack a value into two names. Nothing else tells the two uses apart.
 
     Raises:
         TypeError: it is about to put all but some into one name.

@@ -17,8 +17,8 @@ from typing import Final
 import torch
 
 from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
+from flashinfer_bench.testing.device import TimingDevice, timing_device
 from flashinfer_bench.testing.gpu_time import bench_gpu_time
-from flashinfer_bench.testing.site import GpuSite, gpu_site
 from flashinfer_bench.timing import driver, lane
 from flashinfer_bench.timing.clocks import event_clock
 from flashinfer_bench.timing.gpu_state import GpuState
@@ -57,7 +57,7 @@ def probe_gpu() -> Readings:
     """Measure the GPU that this process sees."""
     device = torch.device("cuda", 0)
     small = torch.ones(4096, device=device)  # fails here, with CUDA's own words, where CUDA does not work
-    site = gpu_site(device, clock="auto")
+    timed_on = timing_device(device, "auto")
     simple = bench_gpu_time(torch.add, args=(small, 1), num_iters=ITERATIONS).measurement
     fallback = str(simple.get("fallback", ""))
     free, _ = torch.cuda.mem_get_info(device)
@@ -68,13 +68,13 @@ def probe_gpu() -> Readings:
         method=str(simple["method"]),
         fallback="" if fallback == EVENTS_ASKED_FOR else fallback,
         cuda=torch.version.cuda,
-        l2_bytes=site.l2_bytes,
+        l2_bytes=timed_on.l2_bytes,
         processors=int(torch.cuda.get_device_properties(device).multi_processor_count),
-        launch_gap_ns=site.launch_gap_ns(site.clock("cold")),
+        launch_gap_ns=timed_on.launch_gap_ns,
         empty_pair_ns=measure_empty_pair_ns(device),
         rates=rates,
-        under_load=look_under_load(site),
-        cache=check_cache(source, site.l2_bytes),
+        under_load=look_under_load(timed_on),
+        cache=check_cache(source, timed_on.l2_bytes),
     )
 
 
@@ -95,7 +95,7 @@ def measure_rates(source: torch.Tensor) -> Rates:
     return Rates(2 * source.nbytes / copy_ms / 1e9, 2 * MATMUL_SIZE**3 / matmul_ms / 1e9)
 
 
-def look_under_load(site: GpuSite) -> GpuState | None:
+def look_under_load(timed_on: TimingDevice) -> GpuState | None:
     """Look at a GPU while it multiplies matrices, half of them done."""
     left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
@@ -105,7 +105,7 @@ def look_under_load(site: GpuSite) -> GpuState | None:
         if index == MATMULS // 2:
             half_done.record()
     half_done.synchronize()
-    state = site.look()
+    state = timed_on.state()
     torch.cuda.synchronize()
     return state
 

@@ -16,9 +16,9 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.runnable import Builder
 from flashinfer_bench.data import Definition, Solution, SourceFile
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.testing.builders import Builder
 from flashinfer_bench.timing.measurement import Measured
 
 Call = Callable[[list[Any]], list[torch.Tensor]]

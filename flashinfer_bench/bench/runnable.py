@@ -1,13 +1,17 @@
-"""Builds solutions and loads them into this process, for debugging: NOTHING IS ISOLATED (see `runnable.py`).
+"""A solution or a reference as a callable of this process, for debugging: NOTHING IS ISOLATED.
 
-The builds are the engine's, in throw-away processes, kept in its cache. Only what they made is loaded here.
+Its code runs here, with all that this process may do. It can change the results of everything else in the process, and
+crash it. What `Benchmark` judges never runs like this. `flashinfer_bench.compile` has these names for scripts.
+
+The builds are the engine's, in throw-away processes, kept in its cache. Only their results are loaded here.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +19,83 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.evaluators.utils import allocate_outputs, normalize_result
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.workers.calling_style import choose_style
-from flashinfer_bench.compile import BuildFailure, BuildTarget, build_solution, find_toolchain, why_not_buildable
+from flashinfer_bench.compile import BuildTarget, build_solution, find_toolchain, why_not_buildable
 from flashinfer_bench.data import Definition, Solution
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import Fault, FlashInferBenchError, SolutionFailure
-from flashinfer_bench.testing.runnable import Runnable, RunnableMetadata
+from flashinfer_bench.errors import Fault, FlashInferBenchError
 from flashinfer_bench.worker.load import PACKAGE, LoadedEntry, load_entry
+
+
+@dataclass(frozen=True)
+class RunnableMetadata:
+    """What is known of a runnable."""
+
+    build_type: str
+    """How it was loaded: "python", "tvm-ffi", "torch", or "reference"."""
+    definition_name: str
+    solution_name: str
+    destination_passing_style: bool
+    """Whether it writes into outputs that it is given."""
+    definition: Definition
+    misc: Mapping[str, Any] = field(default_factory=dict)
+    """What else a builder wants to tell."""
+
+
+@dataclass
+class Runnable:
+    """A function in this process, unisolated, and what is known of it."""
+
+    function: Callable[..., Any]
+    metadata: RunnableMetadata
+    cleaner: Callable[[], None] | None = None
+    """Forgets what was imported for it."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it in its own style: with the inputs, followed by the outputs if it writes into these."""
+        return self.function(*args)
+
+    def call_kwargs(self, **kwargs: Any) -> Any:
+        """Call it in its own style, with the names of the definition.
+
+        Raises:
+            TypeError: a name is none of the definition's, or one is missing.
+        """
+        return self(*self.metadata.definition.merge_kwargs_to_args((), kwargs))
+
+    def call_value_returning(self, *inputs: Any) -> Any:
+        """Call it with inputs alone and return the outputs, whatever its style: one alone, several as a tuple."""
+        definition = self.metadata.definition
+        device = next((value.device for value in inputs if hasattr(value, "device")), "cpu")
+        if self.metadata.destination_passing_style:
+            outputs = allocate_outputs(definition, inputs, device)
+            self(*inputs, *outputs)
+        else:
+            outputs = normalize_result(definition, self(*inputs), device)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def call_destination_passing(self, *args: Any) -> None:
+        """Call it with inputs and the outputs behind them, whatever its style: the outputs are filled.
+
+        Raises:
+            ValueError: it returns another number of outputs than the definition has.
+        """
+        if self.metadata.destination_passing_style:
+            self(*args)
+            return
+        definition = self.metadata.definition
+        inputs, outputs = args[: len(definition.inputs)], args[len(definition.inputs) :]
+        device = next((value.device for value in outputs if hasattr(value, "device")), "cpu")
+        for output, value in zip(outputs, normalize_result(definition, self(*inputs), device), strict=True):
+            output.copy_(value)
+
+    def cleanup(self) -> None:
+        """Forget what was imported for it; a second call does nothing."""
+        if self.cleaner is not None:
+            self.cleaner()
+        self.cleaner = None
 
 
 class BuildError(FlashInferBenchError):
@@ -33,7 +106,7 @@ class Builder:
     """Builds solutions in any language that this machine can build, and loads them here, unisolated.
 
     Args:
-        cache: the folder of what is built; the user's cache where it is left out.
+        cache: the folder of artifacts; the user's cache by default.
     """
 
     def __init__(self, cache: Path | None = None) -> None:
@@ -57,15 +130,8 @@ class Builder:
             raise BuildError(f"solution {solution.name} is one of {solution.definition}, not of {definition.name}")
         try:
             artifact = build_solution(solution, self._cache, target=BuildTarget.of(_capabilities()))
-        except (BuildFailure, Fault) as error:
-            raise BuildError(f"solution {solution.name} cannot be built: {error}") from error
-        _forget_below(self._cache)
-        try:
+            _forget_below(self._cache)
             entry = load_entry(artifact.directory, artifact.entry, artifact.symbol, kind=artifact.kind)
-        except (Exception, SystemExit) as error:
-            _forget_below(artifact.directory)
-            raise BuildError(f"solution {solution.name} cannot be loaded: {type(error).__name__}: {error}") from error
-        try:
             style = choose_style(
                 entry.signature,
                 inputs=list(definition.inputs),
@@ -73,16 +139,11 @@ class Builder:
                 declared=solution.spec.declared_style,
                 is_python=artifact.kind == "python",
             )
-        except SolutionFailure as failure:
-            _forget_below(artifact.directory)
-            raise BuildError(f"solution {solution.name}: {failure.message}") from failure
-        metadata = RunnableMetadata(
-            build_type=artifact.kind,
-            definition_name=definition.name,
-            solution_name=solution.name,
-            destination_passing_style=style.is_dps,
-            definition=definition,
-        )
+        except (Exception, SystemExit) as error:
+            _forget_below(self._cache)
+            reason = f"{type(error).__name__}: {error}"
+            raise BuildError(f"solution {solution.name} cannot be built or loaded: {reason}") from error
+        metadata = RunnableMetadata(artifact.kind, definition.name, solution.name, style.is_dps, definition)
         return Runnable(_with_setup(entry), metadata, partial(_forget_below, artifact.directory))
 
 
@@ -143,7 +204,7 @@ def _capabilities() -> list[tuple[int, int]]:
 
 
 def _with_setup(entry: LoadedEntry) -> Callable[..., Any]:
-    """Return the entry function; where there is a `setup`, it is called before, and what it returns is passed on."""
+    """Return the entry function; if there is a `setup`, it is called before, and its result is passed on."""
     setup, takes = entry.setup, entry.setup_signature
     if setup is None:
         return entry.function

@@ -1,0 +1,93 @@
+"""The device on which a call is timed: its clocks, its L2 and its memory. One object per device and process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from time import perf_counter
+from typing import Final
+
+import torch
+
+from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
+from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
+from flashinfer_bench.timing.settings import ClockChoice, L2Cache
+
+EVICT_SHARE: Final = 2
+"""Size of the buffer whose use empties the L2, as a multiple of the L2."""
+
+
+class TimingDevice:
+    """A GPU, or the CPU: no L2 that could be flushed, and no state.
+
+    Args:
+        device: a CPU, or a CUDA device with its index.
+        clock: "cuda_events" takes CUDA events; "auto" takes CUPTI where it works.
+    """
+
+    now = staticmethod(perf_counter)
+    """The host's clock, in seconds."""
+
+    def __init__(self, device: torch.device, clock: ClockChoice) -> None:
+        self.device = device
+        self.launch_gap_ns = 0
+        """Launch gap of the first clock that could measure it, so that all times of a process hold the same gap."""
+        self.l2_bytes = 0
+        self._uuid = ""
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self.l2_bytes = int(properties.L2_cache_size)
+            self._uuid = f"GPU-{properties.uuid}"
+        self._clock_choice: ClockChoice = clock
+        self._clocks: dict[L2Cache, Clock] = {}
+
+    def active(self) -> AbstractContextManager[object]:
+        """Make a GPU torch's current device."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def clock(self, l2_cache: L2Cache) -> Clock:
+        """Return the clock that flushes the L2 before each call, or the one that does not. It is kept."""
+        if l2_cache not in self._clocks:
+            torch.zeros(1, device=self.device)  # makes the context that a clock needs
+            clock = make_clock(self.device, l2_cache=l2_cache, clock=self._clock_choice)
+            self.launch_gap_ns = self.launch_gap_ns or clock.launch_gap_ns()
+            capture_first(self.device)
+            self._clocks[l2_cache] = clock
+        return self._clocks[l2_cache]
+
+    def state(self) -> GpuState | None:
+        """Return a GPU's clocks, power and users, from NVML."""
+        return read_gpu_state(self._uuid, ours=(os.getpid(),)) if self._uuid else None
+
+    def free_bytes(self) -> int:
+        """Return the memory that is free on a GPU, and in torch's own cache of it."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
+    def evict(self) -> None:
+        """Empty a GPU's L2, and wait until that is done."""
+        # float32: a sum of integers would convert them, in a copy eight times as large
+        torch.zeros(EVICT_SHARE * self.l2_bytes // 4, device=self.device).sum()
+        torch.cuda.synchronize(self.device)
+
+
+@cache
+def timing_device(device: torch.device, clock: ClockChoice) -> TimingDevice:
+    """Return the one object of a device and a choice of clock in this process."""
+    return TimingDevice(device, clock)
+
+
+def find_device(tensors: Iterable[torch.Tensor], clock: ClockChoice) -> TimingDevice:
+    """Return the GPU that a call's tensors lie on, else the current GPU, else the CPU.
+
+    Raises:
+        ValueError: they lie on several GPUs.
+    """
+    gpus = sorted({str(tensor.device) for tensor in tensors if tensor.device.type == "cuda"})
+    if len(gpus) > 1:
+        raise ValueError(f"the arguments lie on several GPUs ({', '.join(gpus)}): a call is timed on one")
+    if not torch.cuda.is_available():
+        return timing_device(torch.device("cpu"), clock)
+    return timing_device(torch.device(gpus[0] if gpus else f"cuda:{torch.cuda.current_device()}"), clock)
