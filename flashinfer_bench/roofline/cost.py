@@ -6,7 +6,7 @@ reads twice, or stores in between, does not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,14 +49,3 @@ class Cost:
 def size_of(dtype: str) -> float:
     """Return the bytes of one element; half a byte for a 4-bit one."""
     return DTYPES[dtype].bits / 8
-
-
-def bytes_of(tensors: Iterable[tuple[Iterable[int], str]]) -> float:
-    """Return the bytes of tensors given as (shape in elements, dtype name)."""
-    total = 0.0
-    for shape, dtype in tensors:
-        count = 1
-        for size in shape:
-            count *= size
-        total += count * size_of(dtype)
-    return total

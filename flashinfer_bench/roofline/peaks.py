@@ -1,5 +1,7 @@
-"""What devices can do: the vendor's figures for dense data. They are limits; no figure here is measured.
+"""The roofline of a device: the vendor's figures, the share of them that a time reaches, and impossible times.
 
+A call is bound by its arithmetic or by its bytes, whichever takes longer (S. Williams, A. Waterman, D. Patterson:
+"Roofline", CACM 52(4), 2009). The figures are limits for dense data; none is measured.
 Sources: NVIDIA's data sheets and architecture white papers: T4, A100, L4, L40S, H100, H200, H20, GH200, B200, B300, RTX
 4090, RTX 5090, RTX PRO 6000. Boost clocks; memory bandwidth as specified.
 """
@@ -9,9 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-MIB: Final = 1 << 20
+from flashinfer_bench.roofline.cost import TERA, Cost
+
+SLACK: Final = 1.05
+"""A time is impossible where even this many times it is below the floor. Clocks and vendors' figures are rounded."""
 UNITS: Final = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
 """The units of arithmetic, the widest first. The rows of `PEAKS` have their figures in this order."""
 
@@ -40,39 +45,66 @@ class Peak:
         return next((self.tflops[name] for name in as_wide if name in self.tflops), max(self.tflops.values()))
 
 
-def _peak(name: str, tflops: tuple[float, ...], tb_per_sec: float, l2_mib: int) -> Peak:
-    """Return the figures of one row. The device lacks a unit whose figure is 0."""
-    units = {unit: value for unit, value in zip(UNITS, tflops, strict=True) if value}
-    return Peak(name, units, tb_per_sec, l2_mib * MIB)
-
-
-PEAKS: Final[tuple[tuple[str, Peak], ...]] = (
+PEAKS: Final = (
     # pattern, name, figures of fp64, fp32, tf32, fp16, fp8 and fp4 in 10^12 operations a second, TB/s, MiB of L2
-    (r"GH200.*144G", _peak("GH200 144GB", (67, 67, 494, 989, 1979, 0), 4.9, 50)),
-    (r"GH200", _peak("GH200 96GB", (67, 67, 494, 989, 1979, 0), 4.0, 50)),
-    (r"H200 NVL", _peak("H200 NVL", (60, 60, 418, 835, 1671, 0), 4.8, 50)),
-    (r"H200", _peak("H200 SXM", (67, 67, 494, 989, 1979, 0), 4.8, 50)),
-    (r"H100 PCIe", _peak("H100 PCIe", (51, 51, 378, 756, 1513, 0), 2.0, 50)),
-    (r"H100 NVL", _peak("H100 NVL", (60, 60, 418, 835, 1671, 0), 3.9, 50)),
-    (r"H100", _peak("H100 SXM", (67, 67, 494, 989, 1979, 0), 3.35, 50)),
-    (r"H800", _peak("H800 SXM", (1, 67, 494, 989, 1979, 0), 3.35, 50)),
-    (r"H20\b", _peak("H20", (1, 44, 74, 148, 296, 0), 4.0, 60)),
-    (r"GB300|B300", _peak("B300", (1.2, 77, 1120, 2250, 4500, 13500), 8.0, 126)),
-    (r"GB200|B200", _peak("B200", (37, 75, 1120, 2250, 4500, 9000), 8.0, 126)),
-    (r"A100.*80GB PCIe", _peak("A100 80GB PCIe", (19.5, 19.5, 156, 312, 0, 0), 1.935, 40)),
-    (r"A100.*80GB", _peak("A100 80GB SXM", (19.5, 19.5, 156, 312, 0, 0), 2.039, 40)),
-    (r"A100", _peak("A100 40GB", (19.5, 19.5, 156, 312, 0, 0), 1.555, 40)),
-    (r"A800", _peak("A800 80GB", (9.7, 19.5, 156, 312, 0, 0), 2.039, 40)),
-    (r"L40S", _peak("L40S", (1.4, 91.6, 183, 362, 733, 0), 0.864, 96)),
-    (r"L4\b", _peak("L4", (0.5, 30.3, 60, 121, 242, 0), 0.3, 48)),
-    (r"RTX PRO 6000", _peak("RTX PRO 6000", (2, 125, 250, 500, 1000, 2000), 1.792, 128)),
-    (r"RTX 5090", _peak("RTX 5090", (1.6, 105, 105, 210, 419, 1676), 1.792, 96)),
-    (r"RTX 4090", _peak("RTX 4090", (1.3, 82.6, 82.6, 165, 330, 0), 1.008, 72)),
-    (r"T4\b", _peak("T4", (0.25, 8.1, 8.1, 65, 0, 0), 0.32, 4)),
+    (r"GH200.*144G", "GH200 144GB", (67, 67, 494, 989, 1979, 0), 4.9, 50),
+    (r"GH200", "GH200 96GB", (67, 67, 494, 989, 1979, 0), 4.0, 50),
+    (r"H200 NVL", "H200 NVL", (60, 60, 418, 835, 1671, 0), 4.8, 50),
+    (r"H200", "H200 SXM", (67, 67, 494, 989, 1979, 0), 4.8, 50),
+    (r"H100 PCIe", "H100 PCIe", (51, 51, 378, 756, 1513, 0), 2.0, 50),
+    (r"H100 NVL", "H100 NVL", (60, 60, 418, 835, 1671, 0), 3.9, 50),
+    (r"H100", "H100 SXM", (67, 67, 494, 989, 1979, 0), 3.35, 50),
+    (r"H800", "H800 SXM", (1, 67, 494, 989, 1979, 0), 3.35, 50),
+    (r"H20\b", "H20", (1, 44, 74, 148, 296, 0), 4.0, 60),
+    (r"GB300|B300", "B300", (1.2, 77, 1120, 2250, 4500, 13500), 8.0, 126),
+    (r"GB200|B200", "B200", (37, 75, 1120, 2250, 4500, 9000), 8.0, 126),
+    (r"A100.*80GB PCIe", "A100 80GB PCIe", (19.5, 19.5, 156, 312, 0, 0), 1.935, 40),
+    (r"A100.*80GB", "A100 80GB SXM", (19.5, 19.5, 156, 312, 0, 0), 2.039, 40),
+    (r"A100", "A100 40GB", (19.5, 19.5, 156, 312, 0, 0), 1.555, 40),
+    (r"A800", "A800 80GB", (9.7, 19.5, 156, 312, 0, 0), 2.039, 40),
+    (r"L40S", "L40S", (1.4, 91.6, 183, 362, 733, 0), 0.864, 96),
+    (r"L4\b", "L4", (0.5, 30.3, 60, 121, 242, 0), 0.3, 48),
+    (r"RTX PRO 6000", "RTX PRO 6000", (2, 125, 250, 500, 1000, 2000), 1.792, 128),
+    (r"RTX 5090", "RTX 5090", (1.6, 105, 105, 210, 419, 1676), 1.792, 96),
+    (r"RTX 4090", "RTX 4090", (1.3, 82.6, 82.6, 165, 330, 0), 1.008, 72),
+    (r"T4\b", "T4", (0.25, 8.1, 8.1, 65, 0, 0), 0.32, 4),
 )
-"""Regular expression for the device's name → its figures. The first expression that is found counts."""
+"""One row a device, of which the first counts whose pattern is found in the name. It lacks a unit whose figure is 0."""
 
 
 def find_peak(device_name: str) -> Peak | None:
     """Return the figures of a device by the vendor's name ("NVIDIA H200"); None where it is not listed."""
-    return next((peak for pattern, peak in PEAKS if re.search(pattern, device_name)), None)
+    for pattern, name, figures, tb_per_sec, mib in PEAKS:
+        if re.search(pattern, device_name):
+            tflops = {unit: figure for unit, figure in zip(UNITS, figures, strict=True) if figure}
+            return Peak(name, tflops, tb_per_sec, mib << 20)
+    return None
+
+
+def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str, Any] | None:
+    """Return rates and the share of the roofline as JSON-able values; None for a time of zero.
+
+    Args:
+        cost: the cost of one call.
+        device_name: the vendor's name of the device. A device that is not listed gets rates and no share.
+        milliseconds: the duration of the call.
+    """
+    if milliseconds <= 0:
+        return None
+    facts: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
+    facts |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
+    peak = find_peak(device_name)
+    if peak is None:
+        return facts
+    compute_ms = cost.flops / TERA / peak.operations(cost.unit) * 1e3
+    floor_ms = max(compute_ms, cost.bytes / TERA / peak.tb_per_sec * 1e3)
+    bound = "compute" if compute_ms == floor_ms else "memory"
+    facts |= {"share": floor_ms / milliseconds, "bound": bound, "floor_ms": floor_ms, "peak": peak.label}
+    if cost.bytes <= peak.l2_bytes:  # data that fit into the cache need not come from memory
+        floor_ms, bound = compute_ms, "compute"
+    if milliseconds * SLACK < floor_ms:
+        facts["too_fast"] = (
+            f"{milliseconds:.6f} ms is faster than the device allows ({floor_ms:.6f} ms, bound by "
+            f"{bound}): work was skipped, the clock is wrong, or the cost is counted too high"
+        )
+    return facts

@@ -1,4 +1,4 @@
-"""The cost of a stored workload, and the rates that a trace records beside a time.
+"""The cost of a stored workload.
 
 A cost that a workload states is believed, like the lengths from which it would be counted. Index inputs are read once
 for each file. Where they are drawn from a seed, the lengths are not known.
@@ -10,10 +10,11 @@ import json
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.data.definition import Definition
@@ -21,10 +22,8 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import find_cost
-from flashinfer_bench.roofline.peaks import find_peak
 
 MOST_NUMBERS: Final = 1 << 22
 """Numbers of an index input that are read at most. A workload with a larger one has no known cost."""
@@ -45,41 +44,16 @@ def cost_of_workload(definition: Definition, workload: Workload, blob_root: Path
     return find_cost(definition, axes, _read_values(definition, workload, blob_root))
 
 
-def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str, Any] | None:
-    """Return rates and the share of the roofline as JSON-able values; None for a time of zero.
-
-    Args:
-        cost: the cost of one call.
-        device_name: the vendor's name of the device. A device that is not listed gets rates and no share.
-        milliseconds: the duration of the call.
-    """
-    if milliseconds <= 0:
-        return None
-    facts: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
-    facts |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
-    peak = find_peak(device_name)
-    if peak is None:
-        return facts
-    attainable = find_attainable(cost, peak)
-    facts |= {"share": attainable.share(milliseconds), "bound": attainable.bound, "floor_ms": attainable.floor_ms}
-    facts["peak"] = peak.label
-    problem = attainable.too_fast(milliseconds)
-    return facts if problem is None else {**facts, "too_fast": problem}
-
-
 def _read_values(definition: Definition, workload: Workload, blob_root: Path) -> dict[str, Sequence[int]]:
     values: dict[str, Sequence[int]] = {}
     for name, source in workload.inputs.items():
         spec = definition.inputs.get(name)
         if spec is None or DTYPES[spec.dtype].kind != "int" or not isinstance(source, SafetensorsInput):
             continue
-        try:
-            file = BlobStore(blob_root).locate(source.path, workload=workload.uuid)
-        except WorkloadFault:
-            continue
-        found = read_integers(file, source.tensor_key)
-        if found is not None:
-            values[name] = found
+        with suppress(WorkloadFault):
+            found = read_integers(BlobStore(blob_root).locate(source.path, workload=workload.uuid), source.tensor_key)
+            if found is not None:
+                values[name] = found
     return values
 
 
@@ -96,7 +70,7 @@ def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
                 return None
             entry = json.loads(handle.read(length))[key]
             count = prod(map(int, entry["shape"]))
-            if not 0 <= count <= MOST_NUMBERS:
+            if count > MOST_NUMBERS:
                 return None
             numbers = struct.Struct(f"<{count}{CODES[entry['dtype']]}")
             handle.seek(8 + length + int(entry["data_offsets"][0]))

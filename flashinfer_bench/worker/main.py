@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.base.quiet_cores import QuietCores
 from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,
@@ -99,7 +98,6 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, l2_cache=timing["l2_cache"], clock=timing["clock"], image=image)
         worker = Worker(socket.socket(fileno=fds[0]), device, clock)
-        worker.cores = QuietCores(order.get("cores", []))  # not tried yet: another worker may be timed
         worker.shared_modules = (order.get("walls") or {}).get("shared_modules")
         worker.serve()
     except BaseException:
@@ -130,7 +128,6 @@ class Worker:
         self.function: SolutionFunctions | None = None
         self.arena: MappedArena | None = None
         self.clock = clock
-        self.cores = QuietCores([])
         self.shared_modules: str | None = None
         """FlashInfer's modules that were compiled ahead, where the solution has a layer of its own over them."""
         self.reader = FrameReader(sock)
@@ -175,7 +172,6 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
-        self.cores.leave_slow()
         show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
         if self.shared_modules is not None:
@@ -201,7 +197,6 @@ class Worker:
         """Take the places of a job's calls."""
         if self.function is None or self.arena is None:
             raise RuntimeError("the worker was asked to lay out calls before load and bind")
-        self.cores.leave_slow()
         self._forget_calls()
         self._laid = lay_out_calls(self.function, self.arena.block, request)
         size = self._laid_bytes = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0

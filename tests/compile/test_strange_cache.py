@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.base.files.locks import open_locked
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFarm, BuildFault, build_solution
@@ -104,11 +102,10 @@ def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):
     python, native = make_solution(), make_native("s")
     with BuildFarm(tmp_path / "cache", toolchain=pretend_compiler(tmp_path)) as farm:
         for solution in (python, native):
-            path = farm._make(solution)._cache.lock(farm._make(solution).recipe.digest).path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            held = open_locked(Path(path), 0.0)
+            held = farm._make(solution)._cache.lock(farm._make(solution).recipe.digest)
+            held.wait(0.0)
             (found,) = farm.build_all([solution])
-            os.close(held)
+            held.release()
             assert isinstance(found.error, BuildFault)
             assert "held" in str(found.error)
-            assert str(path) in str(found.error)
+            assert str(held.path) in str(found.error)

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from flashinfer_bench.base.files.locks import FileLock, locked, locked_folder, open_locked
+from flashinfer_bench.base.files.locks import FileLock, locked_folder
 from flashinfer_bench.data.store import jsonl
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import Fault, WorkloadFault
@@ -18,23 +18,24 @@ from flashinfer_bench.errors import Fault, WorkloadFault
 
 @contextlib.contextmanager
 def _held(path):
-    fd = open_locked(path, 0.0)
+    lock = FileLock(path)
+    lock.wait(0.0)
     try:
         yield
     finally:
-        os.close(fd)
+        lock.release()
 
 
 def test_a_wait_ends_at_its_limit_and_names_the_file_and_its_holder(tmp_path):
     path = tmp_path / "a.lock"
     with _held(path), pytest.raises(TimeoutError, match=rf"held by process {os.getpid()}: '{path}'"):
-        open_locked(path, 0.02)
+        FileLock(path).wait(0.02)
 
 
 def test_a_holder_that_the_system_does_not_name_is_another_process(tmp_path, monkeypatch):
     monkeypatch.setattr("flashinfer_bench.base.files.locks.LOCK_TABLE", tmp_path / "none")
     with _held(tmp_path / "a"), pytest.raises(TimeoutError, match="held by another process"):
-        open_locked(tmp_path / "a", 0.0)
+        FileLock(tmp_path / "a").wait(0.0)
 
 
 def test_a_folder_has_one_holder(tmp_path):
@@ -47,7 +48,7 @@ def test_a_folder_has_one_holder(tmp_path):
 def test_a_lock_file_is_removed_at_its_end_and_can_be_taken_again(tmp_path):
     path = tmp_path / "new" / "a.lock"
     for _ in range(2):
-        with locked(path):
+        with _held(path):
             assert not FileLock(path).take()
         assert not path.exists()
 
@@ -66,9 +67,10 @@ def test_who_waits_gets_the_lock_though_its_file_is_removed_meanwhile(tmp_path):
 def test_an_append_does_not_wait_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonl, "USUAL_LIMIT_S", 0.02)
     path = tmp_path / "a.jsonl"
-    with _held(path), pytest.raises(Fault, match=f"{path}: its lock is held by process {os.getpid()}"):
-        jsonl.append_line(path, "{}")
-    assert path.read_text() == ""
+    with _held(path):
+        with pytest.raises(Fault, match=f"{path}: its lock is held by process {os.getpid()}"):
+            jsonl.append_line(path, "{}")
+        assert path.read_text() == ""
 
 
 def test_fetching_a_blob_does_not_wait_for_ever(tmp_path, monkeypatch):

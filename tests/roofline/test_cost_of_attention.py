@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashinfer_bench.roofline.attention import count_pairs, find_causal
-from flashinfer_bench.roofline.definitions import find_cost
+from flashinfer_bench.roofline.definitions import count_pairs, find_causal, find_cost
 from tests.kit.make import make_definition
 
 AXES = {"total_q": 5, "total_kv": 7, "num_qo_heads": 2, "num_kv_heads": 1, "head_dim": 8, "len_indptr": 3}

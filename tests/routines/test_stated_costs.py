@@ -16,7 +16,8 @@ from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import parse_case, split_session
 from flashinfer_bench.cli.perf.rows import make_row
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
+from flashinfer_bench.roofline.peaks import describe_time
+from flashinfer_bench.roofline.workloads import cost_of_workload
 from flashinfer_bench.routines.case.materials import make_material, write_material
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES

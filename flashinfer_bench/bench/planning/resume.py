@@ -44,7 +44,8 @@ have stress cases, too, and some come because a reference asks for them. 12: str
 the reference is finite, and in a secret order. 13: secret parts of inputs differ in some calls; calls that wait for the
 GPU inside take turns of eight with their references. 14: who makes calls on a GPU leaves slow cores. 15: a gated chain
 bounds every latency on a GPU, batches at full assurance alone, and no latency is below the physical floor; nothing
-bounds a CPU's; a job's stress cases are settled by its definition and workload; all trials are timed as one."""
+bounds a CPU's; a job's stress cases are settled by its definition and workload; all trials are timed as one; no core is
+chosen any more."""
 FULL: Final = "full"
 """Mark of this assurance. Its verdicts hold where the standard one is asked for, which has no mark."""
 HARDWARE_JOINT: Final = " + "

@@ -74,8 +74,6 @@ class Hello(Frame):
     """Workers with walls are made ahead for solutions that nobody has sent yet."""
     sessions: int = 1
     """Sessions that judge on GPUs of this machine, this one among them."""
-    session: int = 0
-    """Its number among these."""
     compiles_ahead: bool = False
     """Modules are compiled before their solutions have their turn; the host announces these."""
     plug_ins: list[PlugIn] = []

@@ -14,7 +14,8 @@ from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
+from flashinfer_bench.roofline.peaks import describe_time
+from flashinfer_bench.roofline.workloads import cost_of_workload
 from flashinfer_bench.timing.between_workers import WORKERS, told_with_spread
 
 

@@ -184,15 +184,10 @@ class Workshop:
             has_walls=self.sandbox.has_walls,
             has_early_workers=stays and not isolated,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
-            session=self._number_of(device),
             compiles_ahead=rules.compiles_ahead,
             sandbox_user=self.sandbox.user,
             hidden=list_hidden_folders(self.trace_set, self.cache),
         )
-
-    def _number_of(self, device: Device) -> int:
-        """Return the number of a device's session among those of this machine; 0 for one of a cluster."""
-        return next((number for number, one in enumerate(self.machine.devices) if one == device), 0)
 
     def _make_farm(self) -> BuildFarm:
         return BuildFarm(

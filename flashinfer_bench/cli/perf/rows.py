@@ -15,13 +15,19 @@ from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.report.verdict import reason_of, to_one_line
-from flashinfer_bench.roofline.attainable import find_attainable
-from flashinfer_bench.roofline.peaks import find_peak
+from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.timing.flags import LATE_SHARE
 
 RowOutcome = Literal["passed", "mismatch", "failed", "skipped"]
 NS_PER_MS: Final = 1e6
+ROOFLINE: Final = {
+    "share": "roofline_share",
+    "bound": "roofline_bound",
+    "floor_ms": "roofline_ms",
+    "peak": "roofline_peak",
+}
+"""The name of a fact → its name in a row."""
 HOST_BOUND: Final = "host_bound"
 """Ignore this flag while the spin hides the host: a host is usually slower than the kernels that it launches."""
 
@@ -111,22 +117,10 @@ def read_timing(evaluation: Evaluation) -> RowTiming | None:
 
 def _rates(request: Request, timing: RowTiming, hardware: str) -> dict[str, Any]:
     assert request.case is not None  # only a case that was made is timed
-    cost, took = request.case.cost, timing.median_ms
-    if took <= 0:
-        return {}
-    facts: dict[str, Any] = {"tflops": cost.tflops(took), "tb_per_sec": cost.tb_per_sec(took)}
-    facts.update(flops=cost.flops, bytes=cost.bytes, unit=cost.unit)
-    peak = find_peak(hardware)
-    if peak is not None:
-        attainable = find_attainable(cost, peak)
-        facts.update(
-            roofline_share=attainable.share(took),
-            roofline_bound=attainable.bound,
-            roofline_ms=attainable.floor_ms,
-            roofline_peak=peak.label,
-            too_fast=attainable.too_fast(took) or "",
-        )
-    return facts
+    facts = describe_time(request.case.cost, hardware, timing.median_ms) or {}
+    if "share" in facts:
+        facts.setdefault("too_fast", "")
+    return {ROOFLINE.get(name, name): fact for name, fact in facts.items()}
 
 
 def _record(evaluation: Evaluation) -> Mapping[str, Any]:

@@ -11,7 +11,8 @@ from flashinfer_bench.examine.inspect.ncu import KernelProfile
 from flashinfer_bench.examine.inspect.order import Inspected
 from flashinfer_bench.examine.inspect.sanitizer import SanitizerFinding
 from flashinfer_bench.examine.inspect.start import InspectSubject
-from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
+from flashinfer_bench.roofline.peaks import describe_time
+from flashinfer_bench.roofline.workloads import cost_of_workload
 
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a solution prints stands in a tool's output: nothing of it may steer a terminal."""

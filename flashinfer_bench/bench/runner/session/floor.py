@@ -16,8 +16,8 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.roofline.attainable import find_read_ms
-from flashinfer_bench.roofline.peaks import find_peak
+from flashinfer_bench.roofline.cost import TERA
+from flashinfer_bench.roofline.peaks import SLACK, find_peak
 from flashinfer_bench.timing.settings import TimingSettings
 
 
@@ -47,6 +47,17 @@ def find_floor_ms(definition: Definition, workload: Workload, device: Any, claim
     bandwidth, l2_bytes = max(peak.tb_per_sec, told), max(peak.l2_bytes, device.L2_cache_size)
     shapes = zip(definition.inputs.values(), definition.get_input_shapes(workload.axes), strict=True)
     total = sum(math.prod(shape) * DTYPES[spec.dtype].bits / 8 for spec, shape in shapes if shape is not None)
-    if claimed_ms >= find_read_ms(total, bandwidth, l2_bytes):
+    if claimed_ms >= _read_ms(total, bandwidth, l2_bytes):
         return 0.0
-    return find_read_ms(sum(find_read_whole(definition, workload).values()), bandwidth, l2_bytes)
+    return _read_ms(sum(find_read_whole(definition, workload).values()), bandwidth, l2_bytes)
+
+
+def _read_ms(size: float, tb_per_sec: float, l2_bytes: float) -> float:
+    """Return the least time in ms to read so many bytes, of which as many as fit may lie in the L2 before.
+
+    Args:
+        size: bytes.
+        tb_per_sec: peak memory bandwidth, 10^12 bytes a second; `SLACK` is allowed on it.
+        l2_bytes: size of the L2.
+    """
+    return max(0.0, size - l2_bytes) / TERA / tb_per_sec / SLACK * 1e3

@@ -24,7 +24,6 @@ import torch
 
 from flashinfer_bench import __version__
 from flashinfer_bench.base.plain_values import NotPlain
-from flashinfer_bench.base.quiet_cores import QuietCores
 from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
@@ -45,7 +44,6 @@ from flashinfer_bench.bench.runner.session.outcome import make_evaluation
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.context_file import ContextFile
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
-from flashinfer_bench.bench.runner.workers.spawning import cores_of
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
@@ -90,8 +88,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     environment = Environment(hardware=hello.hardware, libs=libs)
-    cores = QuietCores(cores_of(hello)[0])
-    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, context_of=pool.context_of, cores=cores)
+    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, context_of=pool.context_of)
     kept = open_kept_baselines(hello, libs, os.environ)
     session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
     try:

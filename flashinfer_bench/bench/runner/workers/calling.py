@@ -254,7 +254,6 @@ class CallableKernel:
             self._arena.drop_retired()
             self.worker.mapped, self._laid_out = memory, None
         if self._laid_out is None:
-            self._tools.cores.leave_slow()
             where = places.describe(self.task.input_names, inputs)
             may_return = self.task.may_return_inputs or self.task.may_write_inputs
             names = [output.name for output in self.task.outputs]

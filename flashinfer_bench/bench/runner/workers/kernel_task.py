@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from flashinfer_bench.base.quiet_cores import QuietCores
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.runner.readout import Readout
@@ -117,5 +116,3 @@ class SessionTools:
     """Says whether any spare is starting, and so a context is being made on a GPU."""
     context_of: Callable[[WorkerProcess], ContextTraits] = lambda _worker: ContextTraits()
     """Tells what of a worker's context could make calls slower than they would be in another one."""
-    cores: QuietCores = field(default_factory=lambda: QuietCores([]))
-    """Moves this process to a quick core, between two measurements."""

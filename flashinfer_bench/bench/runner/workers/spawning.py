@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.base.host import spare_cores, usable_cores, usable_memory
-from flashinfer_bench.base.quiet_cores import cores_near, share_cores
+from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
@@ -62,21 +61,6 @@ def default_memory_limit(sessions: int = 1) -> int:
     return int(usable_memory() * MEMORY_SHARE / sessions)
 
 
-def cores_of(hello: Hello) -> tuple[list[int], list[int]]:
-    """Return which cores a session and its workers move to where their own are slow; none on a CPU.
-
-    There a call would have another core in the middle of a measurement. Those of what is compiled ahead are left out.
-    """
-    if hello.device != "cuda":
-        return [], []
-    return _share_cores(hello.session, hello.sessions, hello.gpu_index)
-
-
-@cache
-def _share_cores(session: int, sessions: int, gpu: int | None) -> tuple[list[int], list[int]]:
-    return share_cores(session, sessions, spared=spare_cores(), near=cores_near(gpu))
-
-
 def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dict[str, Any]:
     """Return the spawn order of a worker.
 
@@ -105,7 +89,6 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
         "threads": threads_of_worker(),
         "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
         "timing": timing,
-        "cores": cores_of(hello)[1],
     }
     if enclosure is None:
         return order

@@ -278,7 +278,7 @@ def test_an_early_worker_that_python_gets_is_narrow_and_may_be_slow(open_pool):
 
 @pytest.mark.parametrize(("is_narrow", "told"), [(True, "1"), (False, None)])
 def test_a_narrow_context_is_asked_for_by_the_environment(tmp_path, is_narrow, told):
-    gpu = {"device": "cuda", "gpu_uuid": "GPU-1", "gpu_index": 0, "sessions": 1, "session": 0}
+    gpu = {"device": "cuda", "gpu_uuid": "GPU-1", "gpu_index": 0, "sessions": 1}
     hello = SimpleNamespace(cache_root=str(tmp_path), worker_memory_bytes=1 << 30, timing=TimingSettings(), **gpu)
     new = NewWorker("key", None, tmp_path / "home", tmp_path / "given", is_narrow=is_narrow)
     assert make_order(hello, new, None)["environment"].get(CONNECTIONS) == told

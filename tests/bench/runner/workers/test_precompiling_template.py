@@ -85,7 +85,6 @@ def test_the_code_of_kernels_goes_to_workers_that_time(tmp_path, precompiles):
         gpu_uuid="GPU-1",
         gpu_index=0,
         sessions=1,
-        session=0,
         device="cuda",
         worker_memory_bytes=1 << 30,
     )
