@@ -1,9 +1,7 @@
 """Cores and memory by the limits of a container, on made-up systems."""
 
-import fcntl
 import gc
 import os
-import resource
 
 import pytest
 
@@ -16,12 +14,9 @@ from flashinfer_bench.base.host import (
     usable_cores,
     usable_memory,
 )
-from flashinfer_bench.base.waiting import wait_readable
 
 pytestmark = pytest.mark.cpu
 GIB = 1 << 30
-HIGH = 2000
-"""A descriptor that select(2) does not take."""
 
 
 def make_system(root, lines, files):
@@ -93,21 +88,6 @@ def test_the_collector_is_paused_for_a_step_and_is_then_as_it_was(was_enabled):
         assert gc.isenabled() == was_enabled
     finally:
         gc.enable()
-
-
-def test_a_descriptor_is_waited_for_whatever_its_number():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < HIGH + 10:
-        pytest.skip("this machine gives no such descriptor")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, HIGH + 10), hard))
-    reading, writing = os.pipe()
-    high = fcntl.fcntl(reading, fcntl.F_DUPFD, HIGH)
-    assert not wait_readable(high, 0)
-    os.write(writing, b"x")
-    assert wait_readable(high)
-    for end in (reading, writing, high):
-        os.close(end)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(

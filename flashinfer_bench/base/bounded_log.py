@@ -14,27 +14,21 @@ class BoundedLog:
     def __init__(self, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._head_bytes = head_bytes
         self._tail_bytes = tail_bytes
-        self._head = bytearray()
-        self._tail = bytearray()
+        self._head = self._tail = b""
         self._total = 0
 
     def add(self, data: bytes) -> None:
         """Take what was read from the stream."""
-        self._total += len(data)
         room = self._head_bytes - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data:
-            self._tail += data[-self._tail_bytes :]
-            del self._tail[: -self._tail_bytes]
+        self._head += data[:room]
+        self._tail = (self._tail + data[room:])[-self._tail_bytes :]
+        self._total += len(data)
 
     def take(self) -> str:
         """Return what was kept since the last call, and start anew."""
         cut = self._total - len(self._head) - len(self._tail)
         middle = f"\n[... {cut} bytes cut ...]\n".encode() if cut > 0 else b""
-        text = (bytes(self._head) + middle + bytes(self._tail)).decode("utf-8", "replace")
-        self._head.clear()
-        self._tail.clear()
+        text = (self._head + middle + self._tail).decode("utf-8", "replace")
+        self._head = self._tail = b""
         self._total = 0
         return text

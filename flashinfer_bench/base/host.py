@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +22,8 @@ CORES_SHARE: Final = 4
 def usable_cores(root: Path = SYSTEM) -> int:
     """Return how many cores this process may use, at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [_read_quota(folder / "cpu.max") for folder in _groups(root)]
-    return max(1, min([cores, *(int(quota) for quota in quotas if quota is not None)]))
+    quotas = [int(quota) // int(period) for quota, period in _read_limits(root, "cpu.max")]
+    return max(1, min([cores, *quotas]))
 
 
 def spare_cores() -> list[int]:
@@ -42,9 +41,8 @@ def cores_for_compilers() -> list[int]:
 def usable_memory(root: Path = SYSTEM) -> int:
     """Return how many bytes of memory this process may use, whether or not they are free now."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    names = ("memory.max", "memory.limit_in_bytes")
-    limits = [_read_number(folder / name) for folder in _groups(root) for name in names]
-    return min([physical, *(limit for limit in limits if limit is not None)])
+    limits = [int(limit) for limit, *_ in _read_limits(root, "memory.max", "memory.limit_in_bytes")]
+    return min([physical, *limits])
 
 
 def count_memory_kills(root: Path = SYSTEM) -> int:
@@ -56,21 +54,6 @@ def count_memory_kills(root: Path = SYSTEM) -> int:
         with suppress(OSError):
             count += sum(map(int, re.findall(r"^oom_kill (\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE)))
     return count
-
-
-@contextmanager
-def limited_memory(share: float = 0.5) -> Iterator[None]:
-    """Raise MemoryError where a step takes more than a share of the memory: the system would kill the process."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
-    limit = held + int(usable_memory() * share)
-    if before[0] != resource.RLIM_INFINITY:
-        limit = min(limit, before[0])
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @contextmanager
@@ -104,18 +87,11 @@ def _groups(root: Path) -> Iterator[Path]:
             yield top / part
 
 
-def _read_number(file: Path) -> int | None:
-    """Return the number in a file; None where there is none: no such file, or "max"."""
-    try:
-        return int(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _read_quota(file: Path) -> float | None:
-    """Return a quota of CPU time in cores; None where there is none."""
-    try:
-        quota, period = file.read_text(encoding="utf-8").split()
-        return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+def _read_limits(root: Path, *names: str) -> Iterator[list[str]]:
+    """Yield the words of these files of the control groups, but of those that set no limit."""
+    for folder in _groups(root):
+        for name in names:
+            with suppress(OSError):
+                words = (folder / name).read_text(encoding="utf-8").split()
+                if words and words[0].isdigit():
+                    yield words

@@ -12,7 +12,7 @@ def lazy_names(
     public: Sequence[str],
     homes: Mapping[str, Sequence[str]],
     *,
-    left_out: Callable[[str], str | None] | None = None,
+    left_out: Callable[[str], str | None] = lambda _: None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package.
 
@@ -28,7 +28,7 @@ def lazy_names(
         home = next((home for home, names in homes.items() if name in names), None)
         if home is not None:
             return getattr(import_module(home if home.startswith(ROOT) else f"{package}.{home}"), name)
-        reason = left_out(name) if left_out is not None else None
+        reason = left_out(name)
         if reason is not None:
             raise ImportError(f"{package} has no {name}: {reason}", name=package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import Parameter, Signature
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -40,17 +41,14 @@ def split_names(signature: Signature | None, names: Iterable[str]) -> NamedCall:
     names = tuple(names)
     parameters = list(signature.parameters.values()) if signature is not None else []
     kinds = {parameter.name: parameter.kind for parameter in parameters}
-    taken = [name for name in names if kinds.get(name) not in (None, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    fits = all(kinds.get(name) not in (None, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for name in names)
     takes_any = Parameter.VAR_KEYWORD in kinds.values() and Parameter.VAR_POSITIONAL not in kinds.values()
-    if len(taken) < len(names) and not takes_any:
+    if not fits and not takes_any:
         by_keyword = tuple(name for name in names if kinds.get(name) is Parameter.KEYWORD_ONLY)
         return NamedCall(tuple(name for name in names if name not in by_keyword), by_keyword)
-    positional: list[str] = []
-    for parameter in parameters:
-        if parameter.kind not in POSITIONAL or parameter.name not in names:
-            break
-        positional.append(parameter.name)
-    return NamedCall(tuple(positional), tuple(name for name in names if name not in positional))
+    first = takewhile(lambda parameter: parameter.kind in POSITIONAL and parameter.name in names, parameters)
+    positional = tuple(parameter.name for parameter in first)
+    return NamedCall(positional, tuple(name for name in names if name not in positional))
 
 
 def find_call(function: Callable[..., Any], names: Iterable[str]) -> NamedCall:

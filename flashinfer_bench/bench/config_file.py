@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.files.yaml_text import MOST_YAML_BYTES, parse_yaml
+from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import ConfigError
 
 DEPTH_LIMIT: Final = 5

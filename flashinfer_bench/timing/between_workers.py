@@ -14,7 +14,7 @@ from math import exp, isfinite, log, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, Final
 
-from flashinfer_bench.base.student import student_quantile
+from flashinfer_bench.timing.statistics import student_quantile
 
 LEVEL: Final = 0.95
 """Share of intervals that hold what a re-run in new workers comes to."""

@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from flashinfer_bench.base.student import student_quantile
 from flashinfer_bench.examine.compare.ratios import (
     LOOK_LEVELS,
     LOOKS,
@@ -17,6 +16,7 @@ from flashinfer_bench.examine.compare.ratios import (
     ratio_of_intervals,
     ratio_of_pairs,
 )
+from flashinfer_bench.timing.statistics import student_quantile
 
 
 @pytest.mark.parametrize(

@@ -57,20 +57,13 @@ def read_whole(path: Path | str, most_bytes: int) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file, is a git-lfs pointer, or holds more than `most_bytes`.
     """
-    fd = open_to_read(path)
-    try:
-        check_size(os.fstat(fd).st_size, path, most_bytes)
-        blocks: list[bytes] = []
-        left = most_bytes + 1  # it may grow while it is read
-        while left and (block := os.read(fd, min(left, BLOCK_BYTES))):
-            blocks.append(block)
-            left -= len(block)
-    finally:
-        os.close(fd)
-    check_size(most_bytes + 1 - left, path, most_bytes)
-    content = b"".join(blocks)
+    content = bytearray()
+    with open_stream(path, most_bytes) as handle:
+        while block := os.read(handle.fileno(), BLOCK_BYTES):
+            content += block
+            check_size(len(content), path, most_bytes)  # it may grow while it is read
     refuse_pointer(content, path)
-    return content
+    return bytes(content)
 
 
 def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
@@ -95,7 +88,7 @@ def refuse_strange(found: os.stat_result, path: Path | str) -> None:
         raise OSError(errno.EINVAL, f"this is {kind}, and no regular file", str(path))
 
 
-def refuse_pointer(start: bytes, path: Path | str) -> None:
+def refuse_pointer(start: bytes | bytearray, path: Path | str) -> None:
     """Raise GitLfsPointer for one that stands in place of a file, by its first bytes."""
     if start.startswith(POINTER_START):
         said = "this is a git-lfs pointer, not the file; run `git lfs pull` in its repository"

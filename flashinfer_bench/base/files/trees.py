@@ -1,7 +1,7 @@
 """Walks and removes trees of folders that somebody else may have made: thousands deep, with links that lead round.
 
-No function here recurses. A walk has limits, and tells what it leaves out. Removing has none but time: it goes down by
-descriptors, so that neither depth nor the length of a path matters. Imports nothing of ours.
+A walk has limits, and tells what it leaves out. Removing has none but time: it goes down by descriptors and does not
+recurse, so that neither depth nor the length of a path matters. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ MOST_ENTRIES: Final = 1_000_000
 SYSTEM_FOLDERS: Final = ("/proc", "/sys", "/dev")
 """A walk that follows links does not go into these, whose folders may have no end."""
 LOOK_EVERY: Final = 1000
-"""Look at the clock after so many entries of one folder that is being emptied."""
+"""Look at the clock after this many entries of one folder that is being emptied."""
 _TO_FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Tell = Callable[[Path, str], None]
@@ -36,66 +35,54 @@ def walk_files(
     """Yield everything below a folder that is no folder, in a fixed order: what lies in it before what lies deeper.
 
     Args:
-        folder: the top. Where it is missing, that is told.
+        folder: the top. If it is missing, that is told.
         tell: takes what is left out.
         follows_links: go into folders that links lead to, into each folder once.
         passes_over: takes a name, and says whether it is left out in silence.
     """
     seen = {_identity(folder)}
-    above = {_identity(parent) for parent in folder.absolute().resolve().parents} if follows_links else set()
-    system = {found[0] for found in map(_identity, SYSTEM_FOLDERS) if found} if follows_links else set()
-    waiting, left = [(folder, 0)], MOST_ENTRIES
-    while waiting:
-        current, depth = waiting.pop()
-        try:
-            with os.scandir(current) as entries:
-                found = sorted(islice(entries, left + 1), key=lambda entry: entry.name)
-        except OSError as error:
-            tell(current, f"cannot be read: {error.strerror}")
-            continue
-        if len(found) > left:
+    above = {_identity(parent) for parent in folder.absolute().resolve().parents}
+    system = {found[0] for found in map(_identity, SYSTEM_FOLDERS) if found}
+
+    def goes_into(path: Path) -> bool:
+        own = _identity(path)
+        if own is None or own in seen:  # a link that leads back
+            return False
+        seen.add(own)
+        if own in above or own[0] in system:
+            tell(path, "leads out to folders of the system, or to one that holds this one; it is left out")
+            return False
+        return True
+
+    def tell_error(error: OSError) -> None:
+        tell(Path(error.filename), f"cannot be read: {error.strerror}")
+
+    left = MOST_ENTRIES
+    for current, folders, files in os.walk(folder, onerror=tell_error, followlinks=follows_links):
+        here, below = Path(current), []
+        left -= len(folders) + len(files)
+        if left < 0:
             tell(folder, f"holds more than {MOST_ENTRIES:,} files and folders; the rest is left out")
             return
-        left -= len(found)
-        below = []
-        for entry in found:
-            path = Path(entry.path)
-            if passes_over(entry.name):
+        for name in sorted(folders):
+            path = here / name
+            if passes_over(name):
                 continue
-            if not _is_folder(entry, follows_links):
-                yield path
-            elif depth >= DEEPEST:
+            if not follows_links and path.is_symlink():
+                files.append(name)
+            elif len(path.relative_to(folder).parts) > DEEPEST:
                 tell(path, f"lies more than {DEEPEST} folders deep; it is left out")
-            elif not follows_links or _is_new(path, seen, above, system, tell):
-                below.append((path, depth + 1))
-        waiting += reversed(below)
+            elif not follows_links or goes_into(path):
+                below.append(name)
+        folders[:] = below
+        yield from (here / name for name in sorted(files) if not passes_over(name))
 
 
-def _identity(path: Path | str) -> Identity | None:
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _is_folder(entry: os.DirEntry[str], follows_links: bool) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=follows_links)
-    except OSError:
-        return False
-
-
-def _is_new(path: Path, seen: set[Identity | None], above: set[Identity | None], system: set[int], tell: Tell) -> bool:
-    """Tell whether a folder, maybe behind a link, is one to go into."""
-    own = _identity(path)
-    if own is None or own in seen:  # a link that leads back
-        return False
-    seen.add(own)
-    if own in above or own[0] in system:
-        tell(path, "leads out to folders of the system, or to one that holds this one; it is left out")
-        return False
-    return True
+def _identity(path: Path | str | int) -> Identity | None:
+    with suppress(OSError):
+        found = os.stat(path)  # noqa: PTH116 - a descriptor, too
+        return found.st_dev, found.st_ino
+    return None
 
 
 def remove_tree(folder: Path, limit_s: float = math.inf) -> bool:
@@ -103,79 +90,58 @@ def remove_tree(folder: Path, limit_s: float = math.inf) -> bool:
 
     Never raises OSError. Links are not followed. Only the folder that is being emptied is open, so depth costs nothing.
     """
-    deadline = time.monotonic() + limit_s
-    try:
-        current = _open_folder(str(folder), None)
-    except OSError:  # it is not there, or is a file or a link
-        _try(os.unlink, str(folder))
-        return not os.path.lexists(folder)
-    path = [_Level(current, deadline)]
-    try:
-        while time.monotonic() < deadline:
-            level = path[-1]
-            if level.folders:
-                below = _try_open(level.folders[-1], current)
-                if below is None:
-                    level.folders.pop()  # it cannot be removed
-                    continue
-                os.close(current)
-                current = below
-                path.append(_Level(current, deadline))
-            elif len(path) == 1 or (above := _climb(current, path[-2].identity)) is None:
-                break
-            else:
-                os.close(current)
-                current = above
-                path.pop()
-                _try(os.rmdir, path[-1].folders.pop(), dir_fd=current)
-    finally:
-        os.close(current)
-    _try(os.rmdir, str(folder))
+    with suppress(OSError):  # it is not there, or is a file or a link
+        _empty(_open_folder(str(folder), None), time.monotonic() + limit_s)
+    for remove in (os.unlink, os.rmdir):
+        with suppress(OSError):
+            remove(folder)
     return not os.path.lexists(folder)
 
 
-class _Level:
-    """An open folder on the way down. Its files are removed before a deadline, the folders in it still have to be."""
-
-    def __init__(self, fd: int, deadline: float) -> None:
-        found = os.fstat(fd)
-        self.identity = found.st_dev, found.st_ino
-        self.folders: list[str] = []
-        with suppress(OSError), os.scandir(fd) as entries:
-            for count, entry in enumerate(entries, 1):
-                if count % LOOK_EVERY == 0 and time.monotonic() >= deadline:
+def _empty(current: int, deadline: float) -> None:
+    """Remove what is in an open folder, as far as time and rights allow, and close it."""
+    path = [_remove_files(current, deadline)]
+    try:
+        while time.monotonic() < deadline:
+            _, folders = path[-1]
+            if folders:
+                try:
+                    below = _open_folder(folders[-1], current)
+                except OSError:
+                    folders.pop()  # it cannot be removed
+                    continue
+                os.close(current)
+                current = below
+                path.append(_remove_files(current, deadline))
+            elif len(path) == 1:
+                return
+            else:
+                above = os.open("..", os.O_RDONLY | _TO_FOLDER, dir_fd=current)
+                os.close(current)
+                current = above
+                path.pop()
+                identity, folders = path[-1]
+                if _identity(current) != identity:  # somebody has moved the folder below to another place
                     return
-                if _is_folder(entry, follows_links=False):
-                    self.folders.append(entry.name)
-                else:
-                    _try(os.unlink, entry.name, dir_fd=fd)
+                with suppress(OSError):
+                    os.rmdir(folders.pop(), dir_fd=current)
+    finally:
+        os.close(current)
 
 
-def _climb(fd: int, expected: Identity) -> int | None:
-    """Open the folder above; None where somebody has moved this one to another place."""
-    above = _try_open("..", fd)
-    if above is None:
-        return None
-    found = os.fstat(above)
-    if (found.st_dev, found.st_ino) == expected:
-        return above
-    os.close(above)
-    return None
-
-
-def _try_open(name: str, parent: int) -> int | None:
-    try:
-        return _open_folder(name, parent)
-    except OSError:
-        return None
-
-
-def _try(step: Callable[..., None], *names: str, **places: int) -> bool:
-    try:
-        step(*names, **places)
-    except OSError:
-        return False
-    return True
+def _remove_files(fd: int, deadline: float) -> tuple[Identity | None, list[str]]:
+    """Remove the files of an open folder before a deadline; return its identity, and the folders in it."""
+    folders: list[str] = []
+    with suppress(OSError), os.scandir(fd) as entries:
+        for count, entry in enumerate(entries, 1):
+            if count % LOOK_EVERY == 0 and time.monotonic() >= deadline:
+                break
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            else:
+                with suppress(OSError):
+                    os.unlink(entry.name, dir_fd=fd)
+    return _identity(fd), folders
 
 
 def _open_folder(name: str, parent: int | None) -> int:

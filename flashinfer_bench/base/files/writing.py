@@ -53,12 +53,10 @@ class OpenFolder:
             OSError: it cannot be opened, or is no regular file.
             WriteRefused: it is a link, or has further names.
         """
-        follows = 0 if self.root is None else os.O_NOFOLLOW
-        self.refuse_link(name)
-        with suppress(FileNotFoundError):
-            self._refuse(os.stat(name, dir_fd=self.fd, follow_symlinks=not follows), name)
+        self._refuse(self.find(name), name)
+        flags |= _PLAIN if self.root is None else _PLAIN | os.O_NOFOLLOW
         try:
-            fd = os.open(name, flags | follows | _PLAIN, mode, dir_fd=self.fd)
+            fd = os.open(name, flags, mode, dir_fd=self.fd)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path / name)) from None
         try:
@@ -74,27 +72,32 @@ class OpenFolder:
             os.unlink(name, dir_fd=self.fd)
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
-    def is_file(self, name: str, fd: int) -> bool:
-        """Tell whether an open file is the one that has this name now."""
+    def find(self, name: str) -> os.stat_result | None:
+        """Return what the system tells of a file; None if it is not there.
+
+        Raises:
+            WriteRefused: it is a link, and there is a root.
+        """
         try:
             found = os.stat(name, dir_fd=self.fd, follow_symlinks=self.root is None)
         except FileNotFoundError:
-            return False
-        return os.path.samestat(os.fstat(fd), found)
+            return None
+        if stat.S_ISLNK(found.st_mode):
+            raise _refuse_link(self.path / name, self.root, "file")
+        return found
 
-    def refuse_link(self, name: str) -> None:
-        """Raise WriteRefused for a link of this name, if there is a root."""
-        with suppress(FileNotFoundError):
-            found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-            if self.root is not None and stat.S_ISLNK(found.st_mode):
-                raise _refuse_link(self.path / name, self.root, "file")
+    def is_file(self, name: str, fd: int) -> bool:
+        """Tell whether an open file is the one that has this name now."""
+        found = self.find(name)
+        return found is not None and os.path.samestat(os.fstat(fd), found)
 
-    def _refuse(self, found: os.stat_result, name: str) -> None:
-        path = self.path / name
-        refuse_strange(found, path)
+    def _refuse(self, found: os.stat_result | None, name: str) -> None:
+        if found is None:
+            return
+        refuse_strange(found, self.path / name)
         if self.root is not None and found.st_nlink > 1:
             said = f"it is one file with {found.st_nlink} names (hard links), of which others may lie outside"
-            raise WriteRefused(errno.EMLINK, f"{said}; put a copy in its place", str(path))
+            raise WriteRefused(errno.EMLINK, f"{said}; put a copy in its place", str(self.path / name))
 
 
 @contextmanager
@@ -159,26 +162,23 @@ def check_place(path: Path, root: Path | None) -> None:
             try:
                 os.close(folder.open(path.name, os.O_WRONLY))
             except FileNotFoundError:
-                _check_access(folder)
+                if not os.access(folder.own_path, os.W_OK):
+                    said = f"nothing can be written into {folder.path}"
+                    raise PermissionError(errno.EACCES, said, str(folder.path)) from None
     except FileNotFoundError:
         if path.parent not in (path, root):
             with suppress(IsADirectoryError):  # another process has made the folder since
                 check_place(path.parent, root)
 
 
-def _check_access(folder: OpenFolder) -> None:
-    if not os.access(folder.own_path, os.W_OK):
-        raise PermissionError(errno.EACCES, f"nothing can be written into {folder.path}", str(folder.path))
-
-
-def open_new(path: Path | str, mode: int = 0o666) -> int:
+def open_new(path: Path, mode: int = 0o666) -> int:
     """Make a file that was not there before, and return its descriptor; a file of this name is removed.
 
     Raises:
         OSError: it cannot be made.
     """
-    with open_folder(Path(path).parent, makes=False) as folder:
-        return folder.open_new(Path(path).name, mode)
+    with open_folder(path.parent, makes=False) as folder:
+        return folder.open_new(path.name, mode)
 
 
 def open_to_replace(path: Path, *, root: Path | None = None) -> int:
@@ -198,11 +198,11 @@ def open_to_replace(path: Path, *, root: Path | None = None) -> int:
         return fd
 
 
-def open_to_append(path: Path | str, mode: int = 0o666, *, root: Path | None = None) -> int:
+def open_to_append(path: Path, *, root: Path | None = None) -> int:
     """Open a regular file for writing at its end, made where it is missing; return its descriptor.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    with open_folder(Path(path).parent, root, makes=False) as folder:
-        return folder.open(Path(path).name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+    with open_folder(path.parent, root, makes=False) as folder:
+        return folder.open(path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

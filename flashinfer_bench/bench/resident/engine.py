@@ -26,11 +26,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.plain_values import to_number
-from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted
 from flashinfer_bench.bench.planning.plan import Job
@@ -244,7 +244,7 @@ class Engine:
     def _sleep(self) -> bool:
         """Wait, holding no device, until there is something to do; say whether the engine goes on."""
         while not self._notes and not self._is_stopping.is_set():
-            wait_readable(self._woken)
+            wait([self._woken])
             self._empty_pipe()
         return not self._is_stopping.is_set()
 

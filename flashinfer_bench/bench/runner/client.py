@@ -11,10 +11,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
-from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
@@ -135,7 +135,7 @@ class SessionClient:
             self._process.kill()
         session = self._process.pid
         # One that was never forked holds nothing; the lifeline's end is on its way to its starter.
-        is_over = wait_readable(self._lifeline, CLOSE_LIMIT_S if session is not None else 0)
+        is_over = wait([self._lifeline], CLOSE_LIMIT_S if session is not None else 0)
         if not is_over and session is not None:
             for left in session_members([session])[session]:  # the template, which adopts the rest
                 end_tree(left, FORCE_LIMIT_S)

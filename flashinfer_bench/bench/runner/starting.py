@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Final
 
-from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 MODULE: Final = "flashinfer_bench.bench.runner.session.start"
@@ -73,7 +73,7 @@ class SessionStarter:
         """Whether it can fork another session. One that was idle closes its channel, and then takes a while to end."""
         if self._process.poll() is not None:
             return False
-        return not wait_readable(self._sock, 0)  # it never says anything here
+        return not wait([self._sock], 0)  # it never says anything here
 
     def start(
         self, environment: Mapping[str, str], sock: int, lifeline: int, output: int, *, serves: str | None = None
@@ -139,7 +139,7 @@ class StartedSession:
 
     def _hear(self, limit_s: float) -> bool:
         """Take what the starter tells next; say whether it told anything before the limit."""
-        if not wait_readable(self._told, limit_s):
+        if not wait([self._told], limit_s):
             return False
         try:
             self._reader.pump()

@@ -6,15 +6,18 @@ A line that cannot be used becomes a case with a problem. It is reported, and th
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.host import limited_memory
+from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.cli.given.typed_command import typed_program
 from flashinfer_bench.cli.perf.flags import (
     check_outer,
@@ -145,7 +148,7 @@ def _prepare(request: Request, place: Platform) -> None:
         args.repro_command = request.repro_command if args.generate_repro_command else args.repro_command
         request.routine, request.args = routine, args
         request.renamed = find_renamed(routine, request.words)
-        with limited_memory():
+        with _limited_memory():
             request.case = case = routine.make_case(args)
             outside = {*case.refusals, *case.needs_ranks}
             possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]
@@ -188,3 +191,18 @@ def in_groups(requests: Iterable[Request], key: Callable[[Request], object]) -> 
         turn = seen[(own, name)] = seen.get((own, name), -1) + 1
         groups.setdefault((own, turn), []).append(request)
     return list(groups.values())
+
+
+@contextmanager
+def _limited_memory(share: float = 0.5) -> Iterator[None]:
+    """Raise MemoryError where a step takes more than a share of the memory: the system would kill the process."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    limit = held + int(usable_memory() * share)
+    if before[0] != resource.RLIM_INFINITY:
+        limit = min(limit, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

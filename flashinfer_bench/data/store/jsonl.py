@@ -145,7 +145,7 @@ def write_whole_bytes(path: Path, content: bytes, *, root: Path | None = None) -
     """
     staging = f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp"
     with open_folder(path.parent, root) as folder:
-        folder.refuse_link(path.name)
+        folder.find(path.name)  # no link is replaced
         try:
             with os.fdopen(folder.open_new(staging), "wb") as handle:
                 handle.write(content)

@@ -18,7 +18,6 @@ import yaml
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree, walk_files
 from flashinfer_bench.base.files.writing import open_folder
-from flashinfer_bench.base.files.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.manifest import (
     MANIFEST_NAMES,
@@ -34,6 +33,7 @@ from flashinfer_bench.data.solution import Solution, check_source_path
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, parse_json
 from flashinfer_bench.data.store.parse import MISSING, Place, describe_missing, parse_raw
 from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
+from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import DataSetError
 
 

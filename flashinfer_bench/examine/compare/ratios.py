@@ -22,9 +22,9 @@ from math import ceil, exp, log, sqrt
 from statistics import fmean, variance
 from typing import Final
 
-from flashinfer_bench.base.student import student_quantile
 from flashinfer_bench.report import decision
 from flashinfer_bench.report.decision import SLOWER, Decision, join_halves, log_half_of
+from flashinfer_bench.timing.statistics import student_quantile
 
 LOOKS: Final = (4, 6, 9, 13, 19, 28, 42, 63, 94)
 """Numbers of pairs at which a series is looked at. Each is half as large again as the one before: more looks would make

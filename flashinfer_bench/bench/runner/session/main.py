@@ -23,7 +23,6 @@ import pynvml
 import torch
 
 from flashinfer_bench import __version__
-from flashinfer_bench.base.plain_values import NotPlain
 from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
@@ -40,7 +39,7 @@ from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import open_kept_baselines
 from flashinfer_bench.bench.runner.session.opening import OpenedSession
 from flashinfer_bench.bench.runner.session.orders import Orders
-from flashinfer_bench.bench.runner.session.outcome import make_evaluation
+from flashinfer_bench.bench.runner.session.outcome import NotPlain, make_evaluation
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.context_file import ContextFile
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools

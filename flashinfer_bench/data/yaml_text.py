@@ -26,7 +26,7 @@ def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
         root = loader.get_single_node()
         if root is None:
             return None, None
-        _check_values(root)
+        _count(root, {})
         return root, loader.construct_document(root)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
@@ -36,27 +36,23 @@ def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
         loader.dispose()
 
 
-def _check_values(root: yaml.Node) -> None:
-    """Raise YAMLError where aliases unfold to too many values, or a value contains itself."""
-    values: dict[int, int] = {}
-    open_nodes: set[int] = set()
-    waiting: list[tuple[yaml.Node, bool]] = [(root, False)]
-    while waiting:
-        node, is_counted = waiting.pop()
-        below = _children(node)
-        if is_counted:
-            open_nodes.discard(id(node))
-            values[id(node)] = 1 + sum(values[id(child)] for child in below)
-            if values[id(node)] > MOST_VALUES:
-                raise yaml.YAMLError(f"it unfolds to more than {MOST_VALUES:,} values")
-        elif id(node) in open_nodes:
-            raise yaml.YAMLError("a value contains itself")
-        elif id(node) not in values:
-            open_nodes.add(id(node))
-            waiting += [(node, True), *((child, False) for child in below)]
+def _count(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Return how many values a node unfolds to.
 
+    Args:
+        node: it is nested no deeper than the parser recurses.
+        counts: id of a node → its number of values, 0 while it is counted.
 
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+    Raises:
+        yaml.YAMLError: aliases unfold to too many values, or a value contains itself.
+    """
+    if id(node) not in counts:
+        counts[id(node)] = 0
+        below = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = [part for pair in below for part in pair] if isinstance(node, yaml.MappingNode) else below
+        counts[id(node)] = 1 + sum(_count(part, counts) for part in parts)
+    if not counts[id(node)]:
+        raise yaml.YAMLError("a value contains itself")
+    if counts[id(node)] > MOST_VALUES:
+        raise yaml.YAMLError(f"it unfolds to more than {MOST_VALUES:,} values")
+    return counts[id(node)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from flashinfer_bench.base.files.yaml_text import parse_yaml
+from flashinfer_bench.data.yaml_text import parse_yaml
 
 
 def unfold(level):

@@ -10,7 +10,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from flashinfer_bench.base.plain_values import NotPlain, to_json_value, to_number
+from flashinfer_bench.base.plain_values import to_number
+from flashinfer_bench.bench.runner.session.outcome import NotPlain, to_json_value
 
 
 class Kind(enum.Enum):
