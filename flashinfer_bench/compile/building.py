@@ -72,6 +72,8 @@ class Build:
         self.solution = solution
         self.recipe = recipe
         self.compilers = Compilers(limits)
+        self.parallel = 1
+        """How many of them may run at once."""
         self.was_cached = False
         self._cached_s = 0.0
         self._cache = cache
@@ -93,16 +95,11 @@ class Build:
         finally:
             lock.release()
 
-    def run(self, parallel: int = 1, header: Header | None = None) -> Outcome:
-        """Find the artifact, or build it.
-
-        Args:
-            parallel: how many compilers may run at once.
-            header: the precompiled header that they may take.
-        """
+    def run(self, header: Header | None = None) -> Outcome:
+        """Find the artifact, or build it. Compilers may take the precompiled header."""
         try:
             with self._locked():
-                return self._find() or self._make(parallel, header)
+                return self._find() or self._make(header)
         except (BuildFailure, BuildFault) as error:
             return error.with_traceback(None)
         except OSError as error:
@@ -142,7 +139,7 @@ class Build:
     def _products(self) -> Path:
         return self._folder / "artifact" / FILES
 
-    def _make(self, parallel: int, header: Header | None) -> Artifact | BuildFailure:
+    def _make(self, header: Header | None) -> Artifact | BuildFailure:
         recipe = self.recipe
         with self._cache.staging() as self._folder:
             for folder in (*(self._folder / name for name in ("src", "obj", "tmp")), self._products):
@@ -151,12 +148,12 @@ class Build:
                 (self._products / path).parent.mkdir(parents=True, exist_ok=True)
             write_files(self._folder / "src" if recipe.stages else self._products, recipe.sources)
             if recipe.stages:
-                self._compile(parallel, header)
+                self._compile(header)
             manifest = self._manifest({path: digest_file(self._products / path) for path in recipe.products})
             self._cache.publish(recipe.digest, self._folder / "artifact", manifest)
         return self._finish(manifest)
 
-    def _compile(self, parallel: int, header: Header | None) -> None:
+    def _compile(self, header: Header | None) -> None:
         """Run the steps, and check the files that they have read.
 
         Raises:
@@ -164,7 +161,7 @@ class Build:
             BuildFault: this machine is.
         """
         kills, was_repeated = count_memory_kills(), False
-        while (failed := self._run_steps(parallel, header)) is not None:
+        while (failed := self._run_steps(header)) is not None:
             lacked = find_lacked(failed.output) if self.recipe.toolkit is not None else None
             lacks = describe_missing(lacked, self.recipe.toolkit) if lacked and self.recipe.toolkit else None
             kills_since, is_full = count_memory_kills() - kills, has_no_room(self._folder)
@@ -182,7 +179,7 @@ class Build:
         allowed += [header.directory] if header is not None else []
         check_read_files((self._folder / "obj").glob("*.d"), self._folder / "src", allowed)
 
-    def _run_steps(self, parallel: int, header: Header | None) -> StepReport | None:
+    def _run_steps(self, header: Header | None) -> StepReport | None:
         """Run all steps; return the one that failed."""
         link = self._folder / "headers"
         link.unlink(missing_ok=True)
@@ -192,7 +189,8 @@ class Build:
             readable = (*readable, header.directory)
         limit_s = self.compilers.limits.seconds
         left_s = max(0.0, limit_s - self.compilers.seconds)
-        reports = self.compilers.run(self.recipe.stages, self._folder, left_s, parallel=parallel, readable=readable)
+        cores, stages = self.parallel, self.recipe.stages
+        reports = self.compilers.run(stages, self._folder, left_s, parallel=cores, readable=readable)
         if reports is None:
             raise BuildFailure(f"error: compiling was still going on after {limit_s:g} s, and was ended")
         return find_failed(reports)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
-from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built, mark_of
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
 from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.building import GIB, Build, Outcome
 from flashinfer_bench.compile.cache import ArtifactCache, Lease, size_limit
@@ -34,7 +34,6 @@ from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
 from flashinfer_bench.compile.table import BUILDERS, make_recipe
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
-from flashinfer_bench.errors import BuildFault
 
 BUILD_LIMIT_S: Final = 900.0
 """Seconds that all commands of one build may take together. A build that takes longer has failed."""
@@ -88,16 +87,11 @@ class BuildFarm:
         self._lease = Lease(root)
         self._built: dict[str, Built] = {}
         """Digest of a compiled solution → its artifact or error."""
-        self._failed: dict[tuple[str, str], BuildFailure] = {}
-        """Recipe and entry function → why they do not compile. Solutions of several definitions may share sources."""
-        self._marks: dict[str, tuple[int, ...]] = {}
         self._headers: dict[str, Header | None] = {}
         """Digest → the precompiled header, or None if it cannot be compiled."""
         self._waiting: list[Build] = []
         """Builds to come, the longest last."""
         self._running: dict[Build, Future[Outcome]] = {}
-        self._cores: dict[Build, int] = {}
-        """How many compilers each running build may have at once."""
         self._threads = ThreadPoolExecutor(self.jobs, "build")
         self._woken, self._wake = socket.socketpair()
         """The first can be read when a build has ended."""
@@ -146,28 +140,23 @@ class BuildFarm:
                 else:
                     queued.add(digest)
                     self._waiting.append(build)
+                    self._find_header(build.recipe.header)
         self._waiting.sort(key=lambda build: build.recipe.guessed_seconds)
 
     def forget(self, solution: Solution) -> None:
         """Forget what came of a solution; where it comes again, it is in the cache."""
         self._built.pop(solution.digest(), None)
-        self._marks.pop(solution.digest(), None)
 
     def is_ready(self, solution: Solution) -> bool:
         """Tell whether `built` answers at once."""
         return not is_compiled(solution) or solution.digest() in self._built
 
     def built(self, solution: Solution) -> Built:
-        """Return the artifact or error of a solution that is ready. An artifact that was changed since is an error."""
-        if not is_compiled(solution):
-            build = self._make(solution)
-            return build if isinstance(build, Built) else describe(solution, build, build.run())
-        built = replace(self._built[solution.digest()], solution=solution)  # another's sources may be the same
-        artifact = built.artifact
-        if artifact is None or mark_of(artifact.directory / artifact.entry) == self._marks[solution.digest()]:
-            return built
-        message = f"the artifact of {solution.name} was changed while the run used it: {artifact.directory}"
-        return Built(solution, None, BuildFault(message), built.seconds, built.was_cached)
+        """Return the artifact or error of a solution that is ready."""
+        if is_compiled(solution):
+            return replace(self._built[solution.digest()], solution=solution)  # another's sources may be the same
+        build = self._make(solution)
+        return build if isinstance(build, Built) else describe(solution, build, build.run())
 
     def hold(self) -> None:
         """Hold all compilers still until `release`: something is measured on the cores that they need."""
@@ -197,11 +186,8 @@ class BuildFarm:
         self._begin_header()
         while (build := self._choose()) is not None:
             self._waiting.remove(build)
-            known = self._failed.get((build.recipe.digest, build.recipe.symbol))
-            if known is not None:
-                finished.append(self._keep(build, known))
-            else:
-                self._start(build, self._find_header(build.recipe))
+            header = self._headers.get(build.recipe.header.digest) if build.recipe.header is not None else None
+            self._start(build, header if header is not None and header.fits(build.recipe) else None)
         if not self.open_builds:  # nothing that is measured from now on has a compiler beside it
             for one in self._running:
                 one.compilers.cancel()
@@ -221,8 +207,8 @@ class BuildFarm:
     def _start(self, build: Build, header: Header | None = None) -> None:
         parallel = max(1, self._free // (len(self._waiting) + 1))
         wanted = (sum(count_threads(step.argv, parallel) for step in stage) for stage in build.recipe.stages)
-        self._cores[build] = min(parallel, max(wanted))
-        self._running[build] = future = self._threads.submit(build.run, self._cores[build], header)
+        build.parallel = min(parallel, max(wanted))
+        self._running[build] = future = self._threads.submit(build.run, header)
         future.add_done_callback(self._tell)
 
     def _tell(self, _: object) -> None:
@@ -231,37 +217,22 @@ class BuildFarm:
 
     def _begin_header(self) -> None:
         """Start compiling the header that most builds wait for, if enough of them find no core free."""
-        headers = [build.recipe.header for build in self._waiting]
-        wanted = {header.digest: header for header in headers if header is not None}
-        counts = Counter(
-            header.digest for header in headers if header is not None and header.digest not in self._headers
-        )
         if self._free <= 0 or any(build.solution is None for build in self._running):
             return
-        for digest, count in counts.most_common(1):
+        headers = [build.recipe.header for build in self._waiting if build.recipe.header is not None]
+        wanted = Counter(header.digest for header in headers if header.digest not in self._headers)
+        for digest, count in wanted.most_common(1):
             if count - self._free >= LEAST_BUILDS:
-                build = self._make_header(wanted[digest])
-                outcome = build.look_up()
-                if outcome is None:
-                    self._start(build)
-                else:
-                    self._keep_header(build, outcome)
+                recipe = next(header for header in headers if header.digest == digest)
+                self._start(Build(None, recipe, self._cache, self._lease, self._limits))
 
-    def _find_header(self, recipe: BuildRecipe) -> Header | None:
-        """Return the precompiled header that a build may take; None if there is none, or none that fits."""
-        wanted = recipe.header
-        if wanted is None:
-            return None
-        if wanted.digest not in self._headers:
-            build = self._make_header(wanted)
+    def _find_header(self, recipe: BuildRecipe | None) -> None:
+        """Find a precompiled header in the cache."""
+        if recipe is not None and recipe.digest not in self._headers:
+            build = Build(None, recipe, self._cache, self._lease, self._limits)
             outcome = build.look_up()
             if outcome is not None:
                 self._keep_header(build, outcome)
-        header = self._headers.get(wanted.digest)
-        return header if header is not None and header.fits(recipe) else None
-
-    def _make_header(self, recipe: BuildRecipe) -> Build:
-        return Build(None, recipe, self._cache, self._lease, self._limits)
 
     def _keep_header(self, build: Build, outcome: Outcome) -> None:
         recipe = build.recipe
@@ -296,7 +267,7 @@ class BuildFarm:
 
     @property
     def _free(self) -> int:
-        return 0 if self.is_held else self.jobs - sum(self._cores[build] for build in self._running)
+        return 0 if self.is_held else self.jobs - sum(build.parallel for build in self._running)
 
     def _make(self, solution: Solution) -> Build | Built:
         try:
@@ -308,14 +279,8 @@ class BuildFarm:
     def _keep(self, build: Build, outcome: Outcome) -> Built:
         solution = build.solution
         assert solution is not None  # headers are kept apart
-        built = describe(solution, build, outcome)
-        digest = solution.digest()
-        self._built[digest] = built
+        self._built[solution.digest()] = built = describe(solution, build, outcome)
         self._has_grown = self._has_grown or not built.was_cached
-        if isinstance(outcome, BuildFailure):
-            self._failed[build.recipe.digest, build.recipe.symbol] = outcome
-        if built.artifact is not None:
-            self._marks[digest] = mark_of(built.artifact.directory / built.artifact.entry)
         return built
 
 
