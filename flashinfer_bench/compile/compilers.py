@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +32,6 @@ MOST_LOG_BYTES: Final = 64 << 20
 """The log of the process is left out of a message if it has more bytes."""
 LEAST_WAIT_S: Final = 0.05
 """Seconds of a wait for the report, at least: while compilers are held still, the time that is left stays the same."""
-SESSION_FIELD: Final = 3
-"""The place of a process's session in its line of /proc, counted after its name."""
 SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store")
 SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/dev/urandom")
 """What every compiler may read, where the kernel has Landlock."""
@@ -145,10 +143,9 @@ class Compilers:
         """
         with self._changed:
             self._held_since = self._held_since or time.monotonic()
-            stopped: set[int] = set()
-            while new := self._list() - stopped:
-                _signal(new, signal.SIGSTOP)
-                stopped |= new
+            if self._process is not None:
+                _signal(self._process, signal.SIGSTOP)
+                self._process.send_signal(signal.SIGCONT)
 
     def release(self) -> None:
         """Let the compilers go on."""
@@ -156,7 +153,8 @@ class Compilers:
             if self._held_since is not None:
                 self._held_s += time.monotonic() - self._held_since
                 self._held_since = None
-                _signal(self._list(), signal.SIGCONT)
+                if self._process is not None:
+                    _signal(self._process, signal.SIGCONT)
                 self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -164,24 +162,12 @@ class Compilers:
         with self._changed:
             self._is_cancelled = True
             if self._process is not None:
-                _kill(self._process)
+                _signal(self._process, signal.SIGKILL)
             self._changed.notify_all()
 
     def _now(self) -> float:
         """Return the seconds of a clock that stands still while they do."""
         return (time.monotonic() if self._held_since is None else self._held_since) - self._held_s
-
-    def _list(self) -> set[int]:
-        """Return the processes below the one that runs them."""
-        if self._process is None:
-            return set()
-        found = set()
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
-                fields = path.read_bytes().rpartition(b")")[2].split()
-                if int(fields[SESSION_FIELD]) == self._process.pid:
-                    found.add(int(path.parent.name))
-        return found - {self._process.pid}
 
     def _listen(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
         """Return what the process says until its end; None once the deadline is over."""
@@ -220,18 +206,13 @@ def _describe(stage: Sequence[BuildStep], cores: int) -> list[dict[str, Any]]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process and everything that it started."""
-    _kill(process)
+    _signal(process, signal.SIGKILL)
     process.wait()
     assert process.stdout is not None  # it was started with a pipe
     process.stdout.close()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended, with all that it started
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _signal(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(pid, number)
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to the process and to all that it started."""
+    with contextlib.suppress(ProcessLookupError):  # they have ended
+        os.killpg(process.pid, number)

@@ -73,9 +73,8 @@ NVCC_NAMES: Final = {
     **{
         f"{dashes}{name}": f"--{name}"
         for dashes in ("-", "--")
-        for name in ("maxrregcount", "threads", "split-compile")
+        for name in ("maxrregcount", "threads", "split-compile", "diag-suppress", "default-stream", "rdc")
     },
-    **{f"{dashes}{name}": f"--{name}" for dashes in ("-", "--") for name in ("diag-suppress", "default-stream", "rdc")},
     "-t": "--threads",
 }
 """Flags of nvcc whose value may be the next word → their spelling with `=`."""

@@ -9,6 +9,7 @@ before, and else reads the text. So a build has the same result with and without
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,21 +22,14 @@ from flashinfer_bench.compile.recipe import BuildRecipe
 LIST: Final = "read.d"
 """The product that lists the files of which a precompiled header was made."""
 
+BLANK: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
+"""A character of white space, or a comment."""
+
 
 def begins_with(source: bytes, header: str) -> bool:
     """Tell whether the first thing in a source, but for comments, is the include of a header."""
-    text = source
-    while True:
-        text = text.lstrip()
-        if text.startswith(b"//"):
-            text = text.partition(b"\n")[2]
-        elif text.startswith(b"/*"):
-            text = text.partition(b"*/")[2]
-        else:
-            break
-    words = text.partition(b"\n")[0].replace(b" ", b"").replace(b"\t", b"")
-    name = header.encode()
-    return words.startswith((b"#include<" + name + b">", b'#include"' + name + b'"'))
+    name = re.escape(header.encode())
+    return re.match(rb"(?:%b)*#[ \t]*include[ \t]*(?:<%b>|\"%b\")" % (BLANK, name, name), source) is not None
 
 
 def read_names(listing: Path, folders: Sequence[str]) -> frozenset[str]:
