@@ -145,7 +145,7 @@ class Compilers:
             self._held_since = self._held_since or time.monotonic()
             if self._process is not None:
                 _signal(self._process, signal.SIGSTOP)
-                self._process.send_signal(signal.SIGCONT)
+                os.kill(self._process.pid, signal.SIGCONT)
 
     def release(self) -> None:
         """Let the compilers go on."""

@@ -186,7 +186,7 @@ def is_still(folder):
 
 def test_compilers_are_held_still_and_their_time_does_not_pass(tmp_path):
     cache, toolchain = tmp_path / "cache", pretend_compiler(tmp_path, action=until_there(tmp_path / "go"))
-    with BuildFarm(cache, jobs=1, toolchain=toolchain, limits=StepLimits(5.0, 4 << 30)) as farm:
+    with BuildFarm(cache, jobs=1, toolchain=toolchain, limits=StepLimits(2.0, 4 << 30)) as farm:
         farm.add([make_native()])
         farm.poll()
         assert wait_for(lambda: compilers_in(cache))
@@ -194,7 +194,7 @@ def test_compilers_are_held_still_and_their_time_does_not_pass(tmp_path):
         (tmp_path / "go").touch()
         farm.add([make_sized("another", 10)])
         assert wait_for(lambda: is_still(cache))
-        time.sleep(5.0)
+        time.sleep(2.0)
         assert (farm.poll(), farm.open_builds) == ([], 2)
         assert is_still(cache)
         farm.release()
