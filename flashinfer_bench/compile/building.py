@@ -141,7 +141,7 @@ class Build:
 
     def _make(self, header: Header | None) -> Artifact | BuildFailure:
         recipe = self.recipe
-        with self._cache.staging() as self._folder:
+        with self._cache.staging(recipe.digest) as self._folder:
             for folder in (*(self._folder / name for name in ("src", "obj", "tmp")), self._products):
                 folder.mkdir(parents=True)
             for path in recipe.products:
