@@ -83,7 +83,7 @@ class BuildRecipe:
     header: BuildRecipe | None = None
     """The header that its compilers would take precompiled. It decides how long they take and nothing else."""
     include_folders: tuple[str, ...] = ()
-    """Folders of the sources in which compilers look for headers; `.` is all of them."""
+    """Of a header: the folders in which its parts are looked for."""
     note: str | None = None
     """A line about how it is built that its log has."""
     toolkit: tuple[int, int] | None = None

@@ -12,7 +12,6 @@ import re
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -113,7 +112,6 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         note=found.note,
         toolkit=cuda.version if cuda else None,
         header=_header_recipe(parts, readable) if _takes_header(parts, units, sources) else None,
-        include_folders=(".", *_folders_of(parts.flags.cxx)),
         guessed_seconds=_guess_seconds(parts, units, sources),
     )
 
@@ -209,12 +207,6 @@ def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildReci
         readable=readable,
         include_folders=tuple(str(folder) for folder in parts.includes),
     )
-
-
-def _folders_of(flags: Sequence[str]) -> list[str]:
-    """Return the folders that flags name, as `-Ifolder` or `-isystem folder`."""
-    given = [flag.removeprefix("-I") for flag in flags if flag.startswith("-I")]
-    return [*given, *(folder for flag, folder in pairwise(flags) if flag == "-isystem")]
 
 
 def _device_command(parts: CommandParts, cuda: CudaToolkit) -> list[str]:
