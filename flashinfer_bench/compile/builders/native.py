@@ -184,13 +184,13 @@ def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildReci
     """
     header = parts.binding.header
     assert header is not None  # asked before
-    flags = parts.flags.cxx
-    folders = {index for index, word in enumerate(flags) if word == "-isystem"}
-    dropped = folders | {index + 1 for index in folders}
-    kept = tuple(
-        word for index, word in enumerate(flags) if index not in dropped and not word.startswith(("-D", "-U", "-I"))
-    )
-    parts = replace(parts, flags=Flags(cxx=kept))
+    words, kept = iter(parts.flags.cxx), list[str]()
+    for word in words:
+        if word == "-isystem":
+            next(words)
+        elif not word.startswith(("-D", "-U", "-I")):
+            kept.append(word)
+    parts = replace(parts, flags=Flags(cxx=tuple(kept)))
     product = f"{header}.gch"
     source = f"{PRODUCTS}/{header}"  # stays beside the product, for files that include the header a second time
     command = (*_host_command(parts), "-MD", "-MF", f"{PRODUCTS}/{LIST}", "-x", "c++-header", source)
