@@ -22,7 +22,8 @@ from pathlib import Path
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, Notice
-from flashinfer_bench.compile import BuildFarm, header_shelf
+from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile import farm as farm_module
 from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 
@@ -104,7 +105,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FIB_CACHE_PATH"] = folder
         if arguments.plain_headers:
-            header_shelf.LEAST_BUILDS = sys.maxsize
+            farm_module.LEAST_BUILDS = sys.maxsize
         kernels = arguments.kernels
         if kernels is None:
             kernels, alone_s = calibrate(Path(folder) / "calibration", arguments)

@@ -40,11 +40,6 @@ class TravellingSources:
         return 0
 
     @property
-    def wait_s(self) -> float | None:
-        """Say that nothing has to be done later."""
-        return None
-
-    @property
     def is_held(self) -> bool:
         """Say that no compiler is held still."""
         return False
@@ -65,8 +60,8 @@ class TravellingSources:
         """Say that nothing was built."""
         return []
 
-    def processes(self) -> list[Any]:
-        """Say that there is no process to wait on."""
+    def wakers(self) -> list[Any]:
+        """Say that there is nothing to wait on."""
         return []
 
     def is_ready(self, _solution: Solution) -> bool:

@@ -1,4 +1,12 @@
-"""Build: sources become an artifact, which is files. Nothing here imports what it builds.
+"""Build: sources become an artifact, which is files in a cache. Nothing here imports or runs what it builds.
+
+    table.py, builders/             a solution → its recipe: commands, products, the digest of what decides them
+    toolchain.py, dependencies.py   what this machine has, and what a solution lacks here
+    flags.py, includes.py           what a solution may ask for and read
+    farm.py                         which build begins next, and which precompiled header it takes (headers.py)
+    building.py                     one build in its thread: lock, cache, compilers, who is to blame, publication
+    compilers.py, step_runner.py    the sandbox of its commands, their time, memory, hold and end
+    cache.py                        where artifacts lie, which of them are in use, and which go first
 
 The last names of `__all__` are for debugging: they load what was built into the caller's process, where nothing is
 isolated. They are another package's (`bench.runnable`), and are imported when they are first asked for.

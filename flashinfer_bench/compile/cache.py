@@ -4,8 +4,9 @@
                                                             /files/…           what a worker loads
                    /jit/<first two>/<digest>/  what compilers of a solution made when it ran; the digest is its own
                                    .solution   beside it: the solution's name; its time is that of the latest use
-                   /staging/<random>/          a build under way; a later build removes what a killed one left
-                   /locks/<digest>             held while an artifact is looked up, built or removed
+                   /staging/<digest>/          a build under way; a later build removes what a killed one left
+                   /locks/<digest>             held while an artifact is looked up, built or removed; a staging folder
+                                               whose lock is free belongs to a dead build
                    /leases/<random>            held by a run; lists the digests that it uses, and that nobody removes
 
 A build takes the lock, looks again, stages, checks and moves in place. `kill -9` and a full disk leave no more than a
@@ -17,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +41,8 @@ FILES: Final = "files"
 JIT_FOLDER: Final = "jit"
 NAME_SUFFIX: Final = ".solution"
 MOST_NAME_BYTES: Final = 4096
-STAGING_LOCK: Final = ".lock"
-"""Its builder holds this file of a staging folder. A folder whose lock is free belongs to a dead build."""
 MOST_FAILURES: Final = 2000
 """Failures that are kept at most, each of some kilobytes; the oldest are forgotten."""
-YOUNG_S: Final = 60.0
-"""Seconds for which a staging folder is never swept: its builder may be about to take the lock."""
 MOST_MANIFEST_BYTES: Final = 16 << 20
 """A manifest, or a lease, of more bytes cannot be read: its artifact is damaged."""
 MOST_FILE_BYTES: Final = 4 << 30
@@ -153,18 +148,15 @@ class ArtifactCache:
         return manifest
 
     @contextlib.contextmanager
-    def staging(self) -> Iterator[Path]:
-        """Make an empty folder for a build, and remove it at the end. No other process sweeps it meanwhile."""
-        parent = self.root / "staging"
-        parent.mkdir(parents=True, exist_ok=True)
+    def staging(self, digest: str) -> Iterator[Path]:
+        """Make an empty folder for a build whose lock the caller holds, and remove it at the end."""
         self.sweep()
-        folder = Path(tempfile.mkdtemp(dir=parent))
-        lock = FileLock(folder / STAGING_LOCK)
+        folder = self.root / "staging" / digest
+        remove_tree(folder)
+        folder.mkdir(0o700, parents=True)
         try:
-            lock.wait(USUAL_LIMIT_S)
             yield folder
         finally:
-            lock.release()
             remove_tree(folder)
 
     def publish(self, digest: str, content: Path, manifest: Manifest) -> None:
@@ -189,11 +181,10 @@ class ArtifactCache:
     def sweep(self) -> None:
         """Remove the staging folders whose builder has ended."""
         for folder in (self.root / "staging").glob("*"):
-            lock = FileLock(folder / STAGING_LOCK)
-            with contextlib.suppress(OSError):  # its builder may remove it at this moment
-                if time.time() - folder.stat().st_mtime > YOUNG_S and lock.take():
-                    remove_tree(folder)
-                    lock.release()
+            lock = self.lock(folder.name)
+            if _take(lock):
+                remove_tree(folder)
+                lock.release()
 
     def entries(self) -> list[Entry]:
         """Return every artifact; the one with the latest use comes first."""

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
 from flashinfer_bench.compile.toolchain import Toolchain, find_package
+from flashinfer_bench.compile.toolkit import LIBRARIES, is_in
 
 COMPILED: Final = frozenset({"cpp", "cuda"})
 DISTRIBUTIONS: Final = {
@@ -39,20 +40,14 @@ CUTLASS: Final = frozenset({"cutlass", "cute", "nvidia-cutlass"})
 TOOLKIT: Final = frozenset({"cuda", "cudatoolkit", "cuda-toolkit", "nvcc"})
 COMPILERS: Final = frozenset({"gcc", "clang", "cpp", "cmake", "ninja", "make"})
 """Words for a compiler. They are not looked up: the solution's language says already which compiler it needs."""
-TOOLKIT_LIBRARIES: Final = {
-    "cublas": "cublas_v2.h",
+TOOLKIT_HEADERS: Final = {
+    **{library.name: library.headers[0] for library in LIBRARIES},
     "cublaslt": "cublasLt.h",
     "cudnn": "cudnn.h",
-    "curand": "curand.h",
-    "cusparse": "cusparse.h",
-    "cusolver": "cusolverDn.h",
-    "cufft": "cufft.h",
-    "nvrtc": "nvrtc.h",
-    "cccl": "cub/cub.cuh",
     "cub": "cub/cub.cuh",
     "thrust": "thrust/version.h",
-    "nvtx": "nvtx3/nvToolsExt.h",
 }
+"""A library that comes with the toolkit, or with a package of NVIDIA's → a header that it has."""
 
 Versions = Callable[[str], str | None]
 """Returns the version of a distribution: "" where the version is unknown, None where it is not installed."""
@@ -126,8 +121,8 @@ def _why_missing(
     if language in COMPILED and name in CUTLASS:
         there = "" if cutlass_includes(environment) else None
         return _hold(requirement, there, "pip install nvidia-cutlass, or set CUTLASS_PATH to its sources")
-    if language in COMPILED and name in TOOLKIT_LIBRARIES:
-        there = "" if _has_header(toolchain, TOOLKIT_LIBRARIES[name]) else None
+    if language in COMPILED and name in TOOLKIT_HEADERS:
+        there = "" if _has_header(toolchain, TOOLKIT_HEADERS[name]) else None
         return _hold(requirement, there, "it comes with the CUDA toolkit, or with NVIDIA's pip packages")
     distribution = DISTRIBUTIONS.get(name, name)
     return _hold(requirement, versions(distribution), f"pip install '{distribution}{requirement.specifier}'")
@@ -147,4 +142,4 @@ def _hold(requirement: Requirement, version: str | None, remedy: str) -> str | N
 def _has_header(toolchain: Toolchain, header: str) -> bool:
     folders = [toolchain.cuda.include, toolchain.cuda.include / "cccl"] if toolchain.cuda else []
     folders += [package / "include" for package in toolchain.nvidia_packages]
-    return any((folder / header).is_file() for folder in folders)
+    return is_in(header, folders)

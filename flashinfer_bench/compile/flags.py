@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -73,9 +73,8 @@ NVCC_NAMES: Final = {
     **{
         f"{dashes}{name}": f"--{name}"
         for dashes in ("-", "--")
-        for name in ("maxrregcount", "threads", "split-compile")
+        for name in ("maxrregcount", "threads", "split-compile", "diag-suppress", "default-stream", "rdc")
     },
-    **{f"{dashes}{name}": f"--{name}" for dashes in ("-", "--") for name in ("diag-suppress", "default-stream", "rdc")},
     "-t": "--threads",
 }
 """Flags of nvcc whose value may be the next word → their spelling with `=`."""
@@ -106,21 +105,22 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
     if options is None:
         return Flags()
     refused: list[str] = []
-    lists = {"cflags": options.cflags, "cuda_cflags": options.cuda_cflags, "ld_flags": options.ld_flags}
-    kinds: dict[str, Callable[[_Words], Iterator[str]]] = {"cflags": _cxx, "cuda_cflags": _nvcc, "ld_flags": _link}
-    checked: dict[str, tuple[str, ...]] = {}
-    for name, entries in lists.items():
+    checked: list[tuple[str, ...]] = []
+    lists = (
+        ("cflags", options.cflags, _cxx),
+        ("cuda_cflags", options.cuda_cflags, _nvcc),
+        ("ld_flags", options.ld_flags, _link),
+    )
+    for name, entries, check in lists:
         try:
             words = [word for entry in entries for word in shlex.split(entry)]
-            checked[name] = tuple(kinds[name](_Words(words, readable)))
+            checked.append(tuple(check(_Words(words, readable))))
         except (_Refused, ValueError) as error:
-            refused.append(f"compile_options.{name}: {error}")
+            refused.append(f"compile_options.{name}: {error}\n")
     if refused:
-        listed = "\n".join(refused)
-        raise BuildFailure(
-            f"{listed}\nFlags that may read or write outside the build are refused; see docs/building.md"
-        )
-    return Flags(checked["cflags"], checked["cuda_cflags"], checked["ld_flags"])
+        told = "".join(refused)
+        raise BuildFailure(f"{told}Flags that may read or write outside the build are refused; see docs/building.md")
+    return Flags(*checked)
 
 
 def count_threads(argv: Iterable[str], most: int) -> int:

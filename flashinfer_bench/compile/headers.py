@@ -9,9 +9,10 @@ before, and else reads the text. So a build has the same result with and without
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.compile.artifact import Artifact, mark_of
@@ -21,21 +22,14 @@ from flashinfer_bench.compile.recipe import BuildRecipe
 LIST: Final = "read.d"
 """The product that lists the files of which a precompiled header was made."""
 
+BLANK: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
+"""A character of white space, or a comment."""
+
 
 def begins_with(source: bytes, header: str) -> bool:
     """Tell whether the first thing in a source, but for comments, is the include of a header."""
-    text = source
-    while True:
-        text = text.lstrip()
-        if text.startswith(b"//"):
-            text = text.partition(b"\n")[2]
-        elif text.startswith(b"/*"):
-            text = text.partition(b"*/")[2]
-        else:
-            break
-    words = text.partition(b"\n")[0].replace(b" ", b"").replace(b"\t", b"")
-    name = header.encode()
-    return words.startswith((b"#include<" + name + b">", b'#include"' + name + b'"'))
+    name = re.escape(header.encode())
+    return re.match(rb"(?:%b)*#[ \t]*include[ \t]*(?:<%b>|\"%b\")" % (BLANK, name, name), source) is not None
 
 
 def read_names(listing: Path, folders: Sequence[str]) -> frozenset[str]:
@@ -47,9 +41,14 @@ def read_names(listing: Path, folders: Sequence[str]) -> frozenset[str]:
     for path in read_list(listing):
         normal = posixpath.normpath(path)
         below = [normal.removeprefix(f"{folder}/") for folder in folders if normal.startswith(f"{folder}/")]
-        parts = PurePosixPath(normal).parts
-        names.update(below or ("/".join(parts[start:]) for start in range(1, len(parts))))
+        names.update(below or ends_of(normal))
     return frozenset(names)
+
+
+def ends_of(path: str) -> Iterator[str]:
+    """Yield a path, and each shorter one that it ends with: `a/b.h`, `b.h`."""
+    parts = path.strip("/").split("/")
+    return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,6 @@ class Header:
         return cls(artifact.directory, file, names, mark_of(file))
 
     def fits(self, recipe: BuildRecipe) -> bool:
-        """Tell whether a build may take it: it is as it was made, and no source would be read in place of its parts."""
-        ours = (
-            posixpath.relpath(path, folder)
-            for path in recipe.sources
-            for folder in recipe.include_folders
-            if not posixpath.isabs(folder)
-        )
+        """Tell whether a build may take it: it is as it was made, and no source can be read in place of its parts."""
+        ours = (end for path in recipe.sources for end in ends_of(path))
         return self.names.isdisjoint(ours) and mark_of(self.file) == self.mark

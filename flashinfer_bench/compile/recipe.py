@@ -34,8 +34,6 @@ class BuildStep:
     name: str
     """For people: "compile kernel.cu"."""
     argv: tuple[str, ...]
-    takes_header: bool = False
-    """Whether it takes less time with the recipe's header precompiled."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class BuildRecipe:
     header: BuildRecipe | None = None
     """The header that its compilers would take precompiled. It decides how long they take and nothing else."""
     include_folders: tuple[str, ...] = ()
-    """Folders of the sources in which compilers look for headers; `.` is all of them."""
+    """Of a header: the folders in which its parts are looked for."""
     note: str | None = None
     """A line about how it is built that its log has."""
     toolkit: tuple[int, int] | None = None
@@ -97,9 +95,3 @@ class BuildRecipe:
     def digest(self) -> str:
         """The artifact's name."""
         return digest_of({"format": FORMAT, "kind": self.kind, **self.made_from})
-
-    @property
-    def apart(self) -> tuple[BuildStep, ...]:
-        """The steps that can be run before the header is there: those of the first stage that do not take it."""
-        first = self.stages[0] if self.stages and self.header is not None else ()
-        return tuple(step for step in first if not step.takes_header)

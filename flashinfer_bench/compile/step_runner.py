@@ -2,7 +2,7 @@
 
     stdin    {"parent": pid, "parallel": n, "memory_bytes", "file_bytes", "cpu_s": limits of each compiler,
               "readable": [path], "writable": [path], "stages": [[{"name", "argv"}]]}
-    stdout   {"confined": [word], "steps": [{"name", "code", "output", "seconds"}]}
+    stdout   [{"name", "code", "output", "seconds"}], the steps that were begun
 
 Steps of one stage may run at once; stages follow one another. After a step that fails nothing more is started. The
 process gives up the network and, where the kernel has Landlock, all files but those in the order. When its parent ends,
@@ -88,7 +88,7 @@ def main() -> None:
     order = json.loads(sys.stdin.buffer.read())
     libc = ctypes.CDLL(None, use_errno=True)
     die_with_parent(libc, order["parent"])
-    confined = confine(libc, order)
+    confine(libc, order["readable"], order["writable"])
     os.nice(NICENESS)
     for limit, value in (
         (resource.RLIMIT_AS, order["memory_bytes"]),
@@ -104,7 +104,7 @@ def main() -> None:
         steps += run_stage(stage, order["parallel"])
         if any(step["code"] != 0 for step in steps):
             break
-    json.dump({"confined": confined, "steps": steps}, sys.stdout)
+    json.dump(steps, sys.stdout)
 
 
 def run_stage(stage: list[dict[str, Any]], parallel: int) -> list[dict[str, Any]]:
@@ -137,39 +137,27 @@ def die_with_parent(libc: Any, parent: int) -> None:
         end()
 
 
-def confine(libc: Any, order: dict[str, Any]) -> list[str]:
-    """Give up the network and most files, as far as the kernel can; return the words for what was given up."""
-    done: list[str] = []
+def confine(libc: Any, readable: list[str], writable: list[str]) -> None:
+    """Deny this process, and all it starts, the network and every file but the named ones, as far as the kernel can."""
     if sys.platform != "linux":
-        return done
+        return
     libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
-    flags = CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWNET | CLONE_NEWUSER
-    if libc.unshare(flags) == 0:
-        done.append("network")
+    libc.unshare(CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWNET | CLONE_NEWUSER)
     version = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    if version >= 1 and restrict_files(libc, version, order["readable"], order["writable"]):
-        done.append("files")
-        if version >= NETWORK_VERSION and "network" not in done:
-            done.append("network")
-    return done
-
-
-def restrict_files(libc: Any, version: int, readable: list[str], writable: list[str]) -> bool:
-    """Deny this process, and all it starts, every file but the named ones; False where the kernel cannot."""
+    if version < 1:
+        return
     rights = FIRST_VERSION_RIGHTS | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
     network = NETWORK_TCP if version >= NETWORK_VERSION else 0
     attributes = struct.pack("QQ", rights, network) if network else struct.pack("Q", rights)
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
-        return False
-    reading = EXECUTE | READ_FILE | READ_DIR
-    for paths, allowed in ((readable, reading), (writable, rights)):
+        return
+    for paths, allowed in ((readable, EXECUTE | READ_FILE | READ_DIR), (writable, rights)):
         for path in paths:
             allow(libc, ruleset, path, allowed)
     allow(libc, ruleset, os.devnull, WRITE_FILE | READ_FILE | (rights & TRUNCATE))
-    ended = libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-    return bool(ended == 0)
 
 
 def allow(libc: Any, ruleset: int, path: str, rights: int) -> None:

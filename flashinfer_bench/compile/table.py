@@ -1,6 +1,6 @@
 """The table of languages and their builders; and why this machine cannot build a solution, with what to install.
 
-Adding a language is a module in `builders/`, a line in BUILDERS and one in LACKS.
+Adding a language is a module in `builders/`, a line in BUILDERS and, if it needs a Python package, one in PACKAGES.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ BUILDERS: Final[dict[SupportedLanguages, Builder]] = {
     SupportedLanguages.CPP: native_recipe,
     SupportedLanguages.CUDA: native_recipe,
 }
+PACKAGES: Final = {SupportedLanguages.TRITON: "triton", SupportedLanguages.TILELANG: "tilelang"}
 
 
 def is_installed(package: str) -> bool:
@@ -38,41 +39,20 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _lacks_package(name: str) -> Callable[[Toolchain, IsInstalled], str | None]:
-    def why(_toolchain: Toolchain, installed: IsInstalled) -> str | None:
-        return None if installed(name) else f"{name} is not installed; try: pip install {name}"
-
-    return why
-
-
-def _lacks_cxx(toolchain: Toolchain, _installed: IsInstalled) -> str | None:
-    if toolchain.cxx is None:
+def _why_unavailable(language: SupportedLanguages, toolchain: Toolchain, installed: IsInstalled) -> str | None:
+    package = PACKAGES.get(language)
+    if package is not None and not installed(package):
+        return f"{package} is not installed; try: pip install {package}"
+    if language is SupportedLanguages.CUDA and toolchain.cuda is None:
+        return "there is no nvcc; install the CUDA toolkit, or set CUDA_HOME to it"
+    if BUILDERS[language] is native_recipe and toolchain.cxx is None:
         return "there is no C++ compiler; install g++ (apt-get install g++), or name one in CXX"
     return None
 
 
-def _lacks_cuda(toolchain: Toolchain, installed: IsInstalled) -> str | None:
-    if toolchain.cuda is None:
-        return "there is no nvcc; install the CUDA toolkit, or set CUDA_HOME to it"
-    return _lacks_cxx(toolchain, installed)
-
-
-def _lacks_nothing(_toolchain: Toolchain, _installed: IsInstalled) -> str | None:
-    return None
-
-
-LACKS: Final[dict[SupportedLanguages, Callable[[Toolchain, IsInstalled], str | None]]] = {
-    SupportedLanguages.PYTHON: _lacks_nothing,
-    SupportedLanguages.TRITON: _lacks_package("triton"),
-    SupportedLanguages.TILELANG: _lacks_package("tilelang"),
-    SupportedLanguages.CPP: _lacks_cxx,
-    SupportedLanguages.CUDA: _lacks_cuda,
-}
-
-
 def find_unavailable_languages(toolchain: Toolchain, *, installed: IsInstalled = is_installed) -> dict[str, str | None]:
     """Return each language that solutions may name → why it cannot be built here, or None where it can."""
-    return {language.value: LACKS[language](toolchain, installed) for language in SupportedLanguages}
+    return {language.value: _why_unavailable(language, toolchain, installed) for language in SupportedLanguages}
 
 
 def why_not_buildable(
@@ -90,7 +70,7 @@ def why_not_buildable(
         capabilities: the compute capabilities of the GPUs that are to run it; empty where it is only compiled.
     """
     language = solution.spec.language
-    reason = LACKS[language](toolchain, is_installed)
+    reason = _why_unavailable(language, toolchain, is_installed)
     if reason is not None:
         return reason
     missing = find_missing(solution.spec.dependencies, language.value, toolchain)

@@ -47,8 +47,6 @@ class HeardClient:
 class SlowFarm:
     """Builds what it is allowed to, one with each look."""
 
-    wait_s = None
-
     def __init__(self, broken=()):
         self.waiting, self.ready, self.broken, self.is_held = [], [], broken, False
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flashinfer_bench.compile.compilers import StepReport
 from flashinfer_bench.compile.diagnostics import (
     bound_log,
     describe_failure,
@@ -11,7 +12,6 @@ from flashinfer_bench.compile.diagnostics import (
     ran_out_of_memory,
     why_machine,
 )
-from flashinfer_bench.compile.step_process import StepReport
 
 
 def report(output, code=1):

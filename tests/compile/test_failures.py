@@ -8,7 +8,7 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFailure, BuildFarm, find_toolchain
 from flashinfer_bench.compile import cache as cache_module
 from flashinfer_bench.compile.cache import ArtifactCache
-from flashinfer_bench.compile.step_process import StepLimits
+from flashinfer_bench.compile.compilers import StepLimits
 from tests.kit.native import make_native, pretend_compiler
 
 TOOLCHAIN = find_toolchain()

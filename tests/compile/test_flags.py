@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.compile import BuildFailure
+from flashinfer_bench.compile.compilers import Compilers, StepLimits
 from flashinfer_bench.compile.flags import check_flags, limit_threads
 from flashinfer_bench.compile.recipe import BuildStep
-from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.data.solution import CompileOptions
 
 TOOLKIT = Path("/usr/local/cuda")
@@ -174,7 +174,5 @@ def test_a_compiler_is_started_with_no_more_threads_than_its_build_may_use(tmp_p
     for folder in ("src", "obj", "files", "tmp"):
         (tmp_path / folder).mkdir()
     stage = [BuildStep(str(index), ("/bin/echo", "-flto=64")) for index in range(2)]
-    process = StepProcess([stage], tmp_path, StepLimits(60, 1 << 30), parallel=6)
-    while process.pump():
-        pass
-    assert [step.output for step in process.end().steps] == ["-flto=3\n"] * 2
+    reports = Compilers(StepLimits(60, 1 << 30)).run([stage], tmp_path, 60.0, parallel=6)
+    assert [step.output for step in reports] == ["-flto=3\n"] * 2

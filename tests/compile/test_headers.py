@@ -1,19 +1,18 @@
 """Precompiled headers: who takes one, that every build has the same result with and without, and when one is made."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, building, find_toolchain
-from flashinfer_bench.compile import header_shelf as shelf_module
+from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_toolchain
+from flashinfer_bench.compile.building import Build
 from flashinfer_bench.compile.cache import ArtifactCache, Lease
-from flashinfer_bench.compile.header_shelf import HeaderShelf
-from flashinfer_bench.compile.headers import begins_with, read_names
-from flashinfer_bench.compile.step_process import StepLimits, StepProcess
+from flashinfer_bench.compile.compilers import StepLimits
+from flashinfer_bench.compile.headers import Header, begins_with, read_names
 from flashinfer_bench.compile.table import make_recipe
 from flashinfer_bench.worker.walls import landlock
-from tests.kit.native import make_native, pretend_compiler, pretend_torch, until_there
+from tests.kit.native import make_native, pretend_compiler, pretend_torch, processes_in
+from tests.kit.processes import wait_until_gone
 
 TOOLCHAIN = find_toolchain()
 pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
@@ -45,11 +44,8 @@ def build(cache, toolchain, solutions, jobs=1):
 def precompile(cache, recipe):
     """Make the header that a build would take; return it."""
     with Lease(cache) as lease:
-        shelf = HeaderShelf(ArtifactCache(cache), lease, StepLimits(60, 4 << 30))
-        shelf.begin([recipe] * 3, free=0)
-        while shelf.building is not None:
-            shelf.advance(is_readable=True)
-        return shelf.find(recipe)
+        made = Build(None, recipe.header, ArtifactCache(cache), lease, StepLimits(60, 4 << 30)).run()
+    return Header.of(made, recipe.header)
 
 
 @pytest.fixture(scope="module")
@@ -127,20 +123,6 @@ def test_a_header_that_was_changed_is_not_taken(tmp_path):
     assert not header.fits(recipe)
 
 
-@pytest.fixture
-def steps(monkeypatch):
-    """The first command of every process that runs compilers, and whether it finds a precompiled header."""
-    seen = []
-
-    class Observed(StepProcess):
-        def __init__(self, stages, folder, *args, **kwargs):
-            seen.append((stages[0][0].name, (folder / "headers").exists()))
-            super().__init__(stages, folder, *args, **kwargs)
-
-    monkeypatch.setattr(building, "StepProcess", Observed)
-    return seen
-
-
 ONES = [make_torch(f"s{number}", f"{INCLUDE}// {number}\n") for number in range(5)]
 COMPILE, PRECOMPILE = "compile main.cpp", f"precompile {HEADER}"
 
@@ -153,138 +135,55 @@ def pretend(folder, action=""):
     return toolchain
 
 
-def test_a_header_that_many_builds_want_is_made_beside_them_and_taken_by_those_that_begin_later(tmp_path, steps):
+def seen(runs):
+    """Return the first command of every process that ran compilers, and whether it found a precompiled header."""
+    return [(names[0], takes) for names, takes in zip(runs.steps, runs.takes_header, strict=True)]
+
+
+def test_a_header_that_many_builds_want_is_made_beside_them_and_taken_by_those_that_begin_later(tmp_path, runs):
     toolchain = pretend(tmp_path)
     assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES, jobs=2))
-    assert steps[:2] == [(PRECOMPILE, False), (COMPILE, False)]
-    assert sum(name == PRECOMPILE for name, _ in steps) == 1
-    assert steps[-1] == (COMPILE, True)
+    assert set(seen(runs)[:2]) == {(PRECOMPILE, False), (COMPILE, False)}
+    assert sum(name == PRECOMPILE for name, _ in seen(runs)) == 1
+    assert seen(runs)[-1] == (COMPILE, True)
     build(tmp_path / "cache", toolchain, [make_torch()])
-    assert steps[-1] == (COMPILE, True)
+    assert seen(runs)[-1] == (COMPILE, True)
 
 
 @pytest.mark.parametrize(
     "solutions", [ONES[:3], [make_torch(f"s{n}", f"int a{n};\n{INCLUDE}") for n in range(4)]], ids=["few", "not first"]
 )
-def test_no_header_is_made_where_it_would_save_nothing(tmp_path, steps, solutions):
+def test_no_header_is_made_where_it_would_save_nothing(tmp_path, runs, solutions):
     build(tmp_path / "cache", pretend(tmp_path), solutions)
-    assert {name for name, _ in steps} == {COMPILE}
+    assert {name for name, _ in seen(runs)} == {COMPILE}
 
 
-def test_where_the_header_cannot_be_precompiled_every_build_reads_its_text(tmp_path, steps):
+def test_where_the_header_cannot_be_precompiled_every_build_reads_its_text(tmp_path, runs):
     toolchain = pretend(tmp_path, 'case "$*" in *c++-header*) echo "a.h:1: error: no"; exit 1;; esac')
     assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES[:4]))
-    assert steps == [(PRECOMPILE, False)] + [(COMPILE, False)] * 4
+    assert seen(runs) == [(PRECOMPILE, False)] + [(COMPILE, False)] * 4
 
 
-def test_a_header_that_takes_too_long_holds_nobody_up_and_is_given_up_after_the_last_build(tmp_path, steps):
-    toolchain = pretend(tmp_path, 'case "$*" in *c++-header*) sleep 1000;; esac')
-    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
+def test_a_header_that_takes_too_long_holds_nobody_up_and_is_given_up_after_the_last_build(tmp_path, runs):
+    cache, toolchain = tmp_path / "cache", pretend(tmp_path, 'case "$*" in *c++-header*) sleep 1000;; esac')
+    with BuildFarm(cache, jobs=2, toolchain=toolchain) as farm:
         assert all(one.error is None for one in farm.build_all(ONES))
-        assert farm.processes() == []
-    assert steps == [(PRECOMPILE, False)] + [(COMPILE, False)] * 5
+        assert wait_until_gone(lambda: processes_in(cache)) == []
+        assert not list((cache / "staging").iterdir())
+    assert sorted(seen(runs)) == [(COMPILE, False)] * 5 + [(PRECOMPILE, False)]
 
 
-def test_a_compiler_that_breaks_down_over_a_header_reads_its_text_instead(tmp_path, steps):
+def test_a_compiler_that_breaks_down_over_a_header_reads_its_text_instead(tmp_path, runs):
     action = '[ -e ../headers ] && echo "x.gch: internal compiler error: no" && exit 1'
     assert all(one.error is None for one in build(tmp_path / "cache", pretend(tmp_path, action), ONES[:4]))
-    assert steps[-2:] == [(COMPILE, True), (COMPILE, False)]
-
-
-OTHER = "compile other.cpp"
-PAIRS = [make_torch(f"s{n}", f"{INCLUDE}// {n}\n", headers={"other.cpp": f"// {n}\n"}) for n in range(5)]
-"""Solutions of two files, of which one begins with the header."""
-
-
-def when_header(line):
-    """Return a line of shell that is run where the header is precompiled."""
-    return f'case "$*" in *c++-header*) {line};; esac'
-
-
-@pytest.fixture
-def patient(monkeypatch):
-    """Builds wait for a header for as long as it takes."""
-    monkeypatch.setattr(shelf_module, "PATIENCE", 1e9)
-
-
-@pytest.mark.usefixtures("patient")
-def test_while_a_header_is_made_builds_compile_what_does_not_take_it(tmp_path, steps):
-    go, cache, outcomes = tmp_path / "go", tmp_path / "cache", []
-    toolchain = pretend(tmp_path, when_header(until_there(go)))
-    with BuildFarm(cache, jobs=2, toolchain=toolchain) as farm:
-        farm.add(PAIRS)
-        while farm.open_builds:
-            outcomes += farm.poll()
-            if steps.count((OTHER, False)) == 4:
-                go.touch()
-            farm.wait()
-    assert [one.error for one in outcomes] == [None] * 5
-    assert steps[:2] == [(PRECOMPILE, False), (COMPILE, False)]
-    assert sorted(steps[2:]) == [(COMPILE, True)] * 4 + [(OTHER, False)] * 4
-    assert ArtifactCache(cache).verify() == []
-    assert not list((cache / "staging").iterdir())
-
-
-@pytest.mark.usefixtures("patient")
-def test_builds_that_hold_their_locks_go_on_before_others_begin(tmp_path, steps):
-    go, begun, ended = tmp_path / "go", [], []
-    many = [make_torch(f"s{n}", f"{INCLUDE}// {n}\n", headers={"other.cpp": f"// {n}\n"}) for n in range(9)]
-    toolchain = pretend(tmp_path, when_header(until_there(go)))
-    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
-        farm.add(many)
-        while farm.open_builds:
-            ended += [one.solution.name for one in farm.poll()]
-            if not begun and steps.count((OTHER, False)) == 3:
-                begun = [one.solution.name for one in (*farm._running, *farm._blocked) if one.is_apart]
-                go.touch()
-                while farm._headers.building is not None:  # nothing else is begun meanwhile
-                    farm._headers.advance(is_readable=True)
-            farm.wait()
-    assert len(begun) == 3
-    assert set(ended[1:4]) == set(begun)
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_file_that_does_not_compile_is_told_while_the_header_is_made(tmp_path, steps):
-    fails = 'case "$*" in *"-c other.cpp"*) grep -q BAD other.cpp && echo "other.cpp:1:1: error: no" && exit 1;; esac'
-    good, *others = PAIRS
-    bad = [make_torch(one.name, INCLUDE, headers={"other.cpp": f"// BAD {one.name}\n"}) for one in others]
-    toolchain = pretend(tmp_path, f"{fails}\n{when_header('sleep 1000')}")
-    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
-        outcomes = {one.solution.name: one for one in farm.build_all([*bad, good])}
-    assert outcomes.pop(good.name).error is None
-    assert all("other.cpp:1:1: error: no" in str(one.error) for one in outcomes.values())
-    assert (COMPILE, True) not in steps
-
-
-def test_builds_go_on_without_a_header_that_takes_too_long(tmp_path, steps, monkeypatch):
-    monkeypatch.setattr(shelf_module, "PATIENCE", 15.0)
-    toolchain = pretend(tmp_path, when_header("sleep 1000"))
-    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, PAIRS, jobs=2))
-    assert {name for name, _ in steps} == {PRECOMPILE, COMPILE, OTHER}
-    assert (COMPILE, True) not in steps
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_farm_that_ends_leaves_nothing_of_builds_that_wait_for_a_header(tmp_path):
-    toolchain = pretend(tmp_path, when_header("sleep 1000"))
-    cache = tmp_path / "cache"
-    with BuildFarm(cache, jobs=2, toolchain=toolchain) as farm:
-        farm.add(PAIRS)
-        while sum(building.is_apart and building.process is None for building in farm._blocked) < 4:
-            farm.poll()
-            farm.wait()
-        assert len(list((cache / "staging").iterdir())) == 5  # four, and the header
-        digests = [building.recipe.digest for building in farm._blocked]
-    assert not list((cache / "staging").iterdir())
-    assert all(ArtifactCache(cache).lock(digest).take() for digest in digests)
+    assert seen(runs)[-2:] == [(COMPILE, True), (COMPILE, False)]
 
 
 @pytest.mark.skipif(landlock.version() < 1, reason="needs Landlock")
-def test_compilers_cannot_write_to_a_header(tmp_path, steps):
+def test_compilers_cannot_write_to_a_header(tmp_path, runs):
     toolchain = pretend(tmp_path, 'for f in ../headers/torch/*.gch; do [ -e "$f" ] && echo bad >> "$f"; done; true')
     build(tmp_path / "cache", toolchain, ONES[:4])
-    assert steps[-1] == (COMPILE, True)
+    assert seen(runs)[-1] == (COMPILE, True)
     assert ArtifactCache(tmp_path / "cache").verify() == []
 
 
@@ -292,21 +191,6 @@ def test_compilers_cannot_write_to_a_header(tmp_path, steps):
 def test_a_solution_brings_no_precompiled_header_of_its_own(path):
     with pytest.raises(BuildFailure, match="precompiled headers are no sources"):
         make_recipe(make_torch(headers={path: ""}), TOOLCHAIN, BuildTarget())
-
-
-@pytest.mark.parametrize(("ran_s", "plain_s", "awaited"), [(10, None, False), (10, 9, True), (28, 9, False)])
-def test_builds_wait_for_a_header_once_another_has_ended_without_it(tmp_path, monkeypatch, ran_s, plain_s, awaited):
-    recipe = make_recipe(make_torch(), pretend_torch(tmp_path, ""), BuildTarget())
-    monkeypatch.setattr(shelf_module, "time", SimpleNamespace(monotonic=lambda: 100.0 + ran_s))
-    shelf = HeaderShelf(None, None, None)
-    shelf.building = SimpleNamespace(recipe=recipe.header, process=SimpleNamespace(started=100.0))
-    if plain_s is not None:
-        facts = {"recipe": recipe, "header": None, "was_cached": False, "is_apart": False}
-        shelf.note(SimpleNamespace(**facts, seconds=plain_s))
-        shelf.note(SimpleNamespace(**facts | {"is_apart": True}, seconds=0.1))  # it failed before it read the header
-        shelf.note(SimpleNamespace(**facts, seconds=0.0))  # it never ran
-    assert shelf.is_awaited(recipe) is awaited
-    assert not shelf.is_awaited(make_recipe(make_native(), TOOLCHAIN, BuildTarget()))
 
 
 FOLLOW_NOT, FOLLOW = "-fno-devirtualize", "-fdevirtualize"

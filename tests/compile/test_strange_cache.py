@@ -102,7 +102,7 @@ def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):
     python, native = make_solution(), make_native("s")
     with BuildFarm(tmp_path / "cache", toolchain=pretend_compiler(tmp_path)) as farm:
         for solution in (python, native):
-            held = farm._make(solution)._cache.lock(farm._make(solution).recipe.digest)
+            held = ArtifactCache(tmp_path / "cache").lock(farm._make(solution).recipe.digest)
             held.wait(0.0)
             (found,) = farm.build_all([solution])
             held.release()

@@ -386,13 +386,12 @@ class Fleet:
             for station, client in clients:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
                 selector.register(client, events, station)
-            for process in self._farm.processes():
-                selector.register(process, selectors.EVENT_READ)
+            for waker in self._farm.wakers():
+                selector.register(waker, selectors.EVENT_READ)
             if wake is not None:
                 selector.register(wake, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, client.left_s) for _, client in clients)]
             limits += [LOCK_POLL_S] if any(station.asking for station in self._stations) else []
-            limits += [self._farm.wait_s] if self._farm.wait_s is not None else []
             found = {id(key.data): events for key, events in selector.select(min(limits)) if key.data is not None}
         for station, client in clients:
             try:

@@ -84,10 +84,6 @@ class Builds(Protocol):
         """How many solutions are still to be built."""
 
     @property
-    def wait_s(self) -> float | None:
-        """Seconds after which `poll` has to be called; None for never."""
-
-    @property
     def is_held(self) -> bool:
         """Whether compilers are held still."""
 
@@ -106,8 +102,8 @@ class Builds(Protocol):
     def poll(self) -> object:
         """Go on with what is being built."""
 
-    def processes(self) -> Sequence[HasFileno]:
-        """Return what to wait on; `poll` is called when it can be read."""
+    def wakers(self) -> Sequence[HasFileno]:
+        """Return what to wait on; `poll` is called when one can be read."""
 
     def is_ready(self, solution: Solution) -> bool:
         """Tell whether `built` answers at once."""

@@ -71,12 +71,11 @@ class NodeSession:
         limits = [self.client.left_s] if self.client.left_s < float("inf") else []
         if self._may_build and self._farm.open_builds:
             limits.append(WORD_S)
-            limits += [self._farm.wait_s] if self._farm.wait_s is not None else []
         return max(0.0, min(limits)) if limits else None
 
-    def processes(self) -> list[Any]:
-        """Return the compilers to wait on."""
-        return list(self._farm.processes())
+    def wakers(self) -> list[Any]:
+        """Return what tells of builds that have ended."""
+        return list(self._farm.wakers()) if self._may_build else []
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """Yield what the session says; call it when its descriptor can be read."""

@@ -194,8 +194,8 @@ class NodeSessions:
             selector.register(self._woken, selectors.EVENT_READ, "wake")
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
             selector.register(client, events, "session")
-            for process in session.processes():
-                selector.register(process, selectors.EVENT_READ)
+            for waker in session.wakers():
+                selector.register(waker, selectors.EVENT_READ)
             found = {key.data: events for key, events in selector.select(session.wait_s)}
         if "wake" in found:
             os.read(self._woken, 1 << 12)

@@ -10,9 +10,8 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -95,8 +94,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         target=target,
         packages=toolchain.nvidia_packages if is_cuda else (),
     )
-    takers = _takers(parts, units, sources)
-    stages = make_stages(parts, units, takers)
+    stages = make_stages(parts, units)
     probe_unit, probe_content = ("probe.cu", DEVICE_PROBE) if cuda else ("probe.cpp", HOST_PROBE)
     return BuildRecipe(
         kind=binding.kind,
@@ -113,8 +111,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         needs_symbol=None if registers_operators(solution) else binding.exports(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,
-        header=_header_recipe(parts, readable) if takers else None,
-        include_folders=(".", *_folders_of(parts.flags.cxx)),
+        header=_header_recipe(parts, readable) if _takes_header(parts, units, sources) else None,
         guessed_seconds=_guess_seconds(parts, units, sources),
     )
 
@@ -139,19 +136,10 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     return units
 
 
-def make_stages(
-    parts: CommandParts, units: Sequence[str], takers: Collection[str] = ()
-) -> tuple[tuple[BuildStep, ...], ...]:
-    """Return the commands that make the objects, link device code where it is relocatable, and link the library.
-
-    `takers` are the units for which the binding's header is worth precompiling.
-    """
+def make_stages(parts: CommandParts, units: Sequence[str]) -> tuple[tuple[BuildStep, ...], ...]:
+    """Return the commands that make the objects, link device code where it is relocatable, and link the library."""
     objects = [f"../obj/{index}.o" for index in range(len(units))]
-    compiling = tuple(
-        replace(_compile_step(parts, unit, output), takes_header=unit in takers)
-        for unit, output in zip(units, objects, strict=True)
-    )
-    stages: list[tuple[BuildStep, ...]] = [compiling]
+    stages = [tuple(_compile_step(parts, unit, output) for unit, output in zip(units, objects, strict=True))]
     if parts.cuda is not None and DEVICE_LINK_FLAGS.intersection(parts.flags.nvcc):
         command = [*_nvcc(parts, parts.cuda), "-Xcompiler", "-fPIC", *_architectures(parts), "-dlink", *objects]
         stages.append((BuildStep("link device code", (*command, "-o", "../obj/device.o")),))
@@ -183,11 +171,10 @@ def _can_precompile(parts: CommandParts) -> bool:
     return parts.binding.header is not None and not _is_clang(parts.cxx)  # clang takes none from an include folder
 
 
-def _takers(parts: CommandParts, units: Sequence[str], sources: dict[str, bytes]) -> frozenset[str]:
-    """Return the C++ files that begin with the header that is worth precompiling."""
-    header = str(parts.binding.header)
-    hosts = [unit for unit in units if not unit.endswith(DEVICE_SUFFIX)] if _can_precompile(parts) else []
-    return frozenset(unit for unit in hosts if begins_with(sources[unit], header))
+def _takes_header(parts: CommandParts, units: Sequence[str], sources: dict[str, bytes]) -> bool:
+    """Tell whether a C++ file begins with the header that is worth precompiling."""
+    hosts = (unit for unit in units if not unit.endswith(DEVICE_SUFFIX))
+    return _can_precompile(parts) and any(begins_with(sources[unit], str(parts.binding.header)) for unit in hosts)
 
 
 def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildRecipe:
@@ -197,13 +184,13 @@ def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildReci
     """
     header = parts.binding.header
     assert header is not None  # asked before
-    flags = parts.flags.cxx
-    folders = {index for index, word in enumerate(flags) if word == "-isystem"}
-    dropped = folders | {index + 1 for index in folders}
-    kept = tuple(
-        word for index, word in enumerate(flags) if index not in dropped and not word.startswith(("-D", "-U", "-I"))
-    )
-    parts = replace(parts, flags=Flags(cxx=kept))
+    words, kept = iter(parts.flags.cxx), list[str]()
+    for word in words:
+        if word == "-isystem":
+            next(words)
+        elif not word.startswith(("-D", "-U", "-I")):
+            kept.append(word)
+    parts = replace(parts, flags=Flags(cxx=tuple(kept)))
     product = f"{header}.gch"
     source = f"{PRODUCTS}/{header}"  # stays beside the product, for files that include the header a second time
     command = (*_host_command(parts), "-MD", "-MF", f"{PRODUCTS}/{LIST}", "-x", "c++-header", source)
@@ -220,12 +207,6 @@ def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildReci
         readable=readable,
         include_folders=tuple(str(folder) for folder in parts.includes),
     )
-
-
-def _folders_of(flags: Sequence[str]) -> list[str]:
-    """Return the folders that flags name, as `-Ifolder` or `-isystem folder`."""
-    given = [flag.removeprefix("-I") for flag in flags if flag.startswith("-I")]
-    return [*given, *(folder for flag, folder in pairwise(flags) if flag == "-isystem")]
 
 
 def _device_command(parts: CommandParts, cuda: CudaToolkit) -> list[str]:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cpu
 class FakeFarm:
     """Has built everything."""
 
-    open_builds, jobs, wait_s, is_held = 0, 1, None, False
+    open_builds, jobs, is_held = 0, 1, False
 
     def add(self, solutions):
         pass
@@ -34,7 +34,7 @@ class FakeFarm:
     def poll(self):
         pass
 
-    def processes(self):
+    def wakers(self):
         return []
 
     def is_ready(self, solution):
