@@ -18,6 +18,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 UNTOUCHED: Final = 2
 """The first calls of a job keep their inputs: they tell how long a call takes."""
@@ -50,6 +51,7 @@ class StressInputs:
         self._usual: deque[tuple[int, list[Any]]] = deque()
         """Numbers of calls, with inputs that no case has changed yet."""
         self._ahead: deque[tuple[str, int, list[Any]]] = deque()
+        self._has_failed = False
 
     @property
     def cases(self) -> list[str]:
@@ -62,15 +64,22 @@ class StressInputs:
         return [free is not None for free in self._plan.free]
 
     def make_ahead(self, is_over: Callable[[], bool]) -> None:
-        """Make inputs of the calls that come first, until it is over; nothing of large ones."""
+        """Make inputs of the calls that come first, until it is over; nothing of large ones.
+
+        A worker's answer is still to come, so nothing is raised here: what fails fails again when it is taken.
+        """
         cases = self.cases
-        if bytes_of(self._contents.base) * len(cases) > AHEAD_BYTES:
+        if self._has_failed or bytes_of(self._contents.base) * len(cases) > AHEAD_BYTES:
             return
-        if not self._usual and not self._ahead:
-            numbers = [next(self._numbers) for _ in cases]
-            self._usual.extend(zip(numbers, self._contents.make_all(numbers), strict=True))
-        while self._usual and not is_over():
-            self._ahead.append(self._make(cases[len(self._ahead)]))
+        try:
+            if not self._usual and not self._ahead:
+                numbers = [next(self._numbers) for _ in cases]
+                self._usual.extend(zip(numbers, self._contents.make_all(numbers), strict=True))
+            while self._usual and not is_over():
+                self._ahead.append(self._make(cases[len(self._ahead)]))
+        except (DefinitionFault, WorkloadFault, torch.OutOfMemoryError, MemoryError):
+            self._has_failed = True
+            self._usual.clear()
 
     def take(self, case: str) -> tuple[int, list[Any]]:
         """Return the number of the next call on a case, and its inputs."""

@@ -11,6 +11,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import AHEAD_BYTES, StressInputs, StressSchedule
+from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import Lead
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
@@ -144,3 +145,17 @@ def test_inputs_of_another_case_than_the_one_ahead_are_made_anew():
     inputs.make_ahead(lambda: False)
     assert inputs.take("another")[1][0][0] == MARK + 2
     assert inputs.take(CASES[0])[1][0][0] == MARK
+
+
+def test_what_fails_ahead_fails_when_it_is_taken():
+    """A worker's answer is still to come while inputs are made ahead."""
+    contents = Counted(4)
+    inputs = make_schedule(contents).inputs
+
+    def fail(numbers):
+        raise WorkloadFault("its generator fails")
+
+    contents.make_all = fail
+    inputs.make_ahead(lambda: False)
+    with pytest.raises(WorkloadFault, match="its generator fails"):
+        inputs.take(CASES[0])
