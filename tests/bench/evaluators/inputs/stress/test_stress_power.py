@@ -8,23 +8,18 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.inputs.stress.cases import STRESS_CASES
+from flashinfer_bench.bench.evaluators.inputs.stress.cases import A_FEW_IN_ONE_ROW as ONE_FEW
+from flashinfer_bench.bench.evaluators.inputs.stress.cases import A_FEW_VALUES as FEW
+from flashinfer_bench.bench.evaluators.inputs.stress.cases import CUBED, LARGE, ONE_ROW, SMALL, STRESS_CASES, STRETCH
+from flashinfer_bench.bench.evaluators.inputs.stress.cases import PART_OF_COLUMNS as COLUMNS
+from flashinfer_bench.bench.evaluators.inputs.stress.cases import PART_OF_ROWS as ROWS
+from flashinfer_bench.bench.evaluators.inputs.stress.cases import SHIFTED_ROWS as SHIFTED
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan, why_no_stress
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 
-FEW = "a few large values in one row of 64"
-ONE_FEW = "a few large values in one row"
-SHIFTED = "some rows shifted"
-SMALL = "small values, all but a few rows and columns smaller still"
-LARGE = "all values about 20 times as large"
-CUBED = "cubed values (heavy tails)"
-STRETCH = "a stretch of one row near 200"
-COLUMNS = "every second column of one half shifted"
-ROWS = "every second row of one half shifted"
-ONE_ROW = "one row that outweighs all others"
 OF_FLOATS = (FEW, ONE_FEW, SHIFTED, SMALL, LARGE, CUBED, STRETCH, COLUMNS, ROWS, ONE_ROW)
 
 SOFTCAP = "30 * torch.tanh(x / 30)"
