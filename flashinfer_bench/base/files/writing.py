@@ -167,8 +167,12 @@ def check_place(path: Path, root: Path | None) -> None:
                     raise PermissionError(errno.EACCES, said, str(folder.path)) from None
     except FileNotFoundError:
         if path.parent not in (path, root):
-            with suppress(IsADirectoryError):  # another process has made the folder since
+            try:
                 check_place(path.parent, root)
+            except OSError:
+                if not path.parent.is_dir():
+                    raise
+                check_place(path, root)  # somebody has made the folder since
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:
