@@ -18,9 +18,10 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs import random_values
 from flashinfer_bench.bench.evaluators.inputs.constraints import Bounds, find_bounds
-from flashinfer_bench.bench.evaluators.inputs.integer_probe import MOST_ELEMENTS, IntegerProbe, take_values
+from flashinfer_bench.bench.evaluators.inputs.integer_probe import IntegerProbe
 from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Blank, Rule, find_rule, split_total
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.bench.evaluators.inputs.stand_ins import MOST_ELEMENTS, take_values
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 from flashinfer_bench.errors import DefinitionFault
 
@@ -204,7 +205,7 @@ def _lengths_of(offsets: Any) -> torch.Tensor | None:
 
 def _uniform(blank: Blank, usual: int) -> torch.Tensor:
     valid = _valid(blank, usual)
-    return _pad(blank, random_values.integers(blank, valid.start, valid.stop))
+    return _pad(blank, random_values.integers(blank, valid.start, valid.stop), valid)
 
 
 def _distinct(blank: Blank, size: int | None) -> torch.Tensor:
@@ -212,7 +213,7 @@ def _distinct(blank: Blank, size: int | None) -> torch.Tensor:
     most = size or _leading_size(blank)
     valid = _valid(blank, most)
     values = random_values.distinct_rows(blank, max(min(valid.stop, most) - valid.start, 1))
-    return _pad(blank, values + valid.start if valid.start else values)
+    return _pad(blank, values + valid.start if valid.start else values, valid)
 
 
 def _valid(blank: Blank, usual: int) -> range:
@@ -227,10 +228,9 @@ def _valid(blank: Blank, usual: int) -> range:
     probe = _probe(blank)
     if probe is None or bounds is None:
         return range(max(min(usual, largest + 1), 1))
-    key = blank.name, usual
-    if key not in probe.ranges:
-        probe.ranges[key] = probe.find_range(blank.name, usual, largest)
-    found = probe.ranges[key]
+    if blank.name not in probe.ranges:
+        probe.ranges[blank.name] = probe.find_range(blank.name, usual, largest)
+    found = probe.ranges[blank.name]
     stop = int(max(min(found.stop, largest + 1, math.inf if bounds is None else bounds.most + 1), 1))
     return range(found.start, stop) if found.start < stop else range(max(min(stop, usual), 1))
 
@@ -245,13 +245,15 @@ def _largest(blank: Blank) -> int:
     return 1 << dtype.bits - (dtype.kind == "int")
 
 
-def _pad(blank: Blank, values: torch.Tensor) -> torch.Tensor:
+def _pad(blank: Blank, values: torch.Tensor, valid: range) -> torch.Tensor:
     """Write padding over some indices, if the reference tests for it; some of each row stay."""
     probe, bounds, count = _probe(blank), _find_bounds(blank), values.numel()
-    if probe is None or bounds is None or count < 2 or DTYPES[blank.dtype_name].kind != "int" or _valid(blank, 1).start:
+    if probe is None or bounds is None or count < 2 or DTYPES[blank.dtype_name].kind != "int" or valid.start:
         return values
     least = max(bounds.least, -_largest(blank))
-    padding = probe.find_padding(blank.name, least)
+    if blank.name not in probe.paddings:
+        probe.paddings[blank.name] = probe.find_padding(blank.name, least)
+    padding = probe.paddings[blank.name]
     if padding is None:
         return values
     columns = values.shape[-1] if values.ndim else 1
