@@ -23,7 +23,7 @@ from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, STOPPED, Se
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition
 
-BEYOND: Final = 16
+BEYOND: Final = 2
 """Multiple of the largest indexed size that is outside of each table."""
 FEW: Final = 8
 """If fewer values are valid, negative indices count as valid, too."""
@@ -70,6 +70,8 @@ class IntegerProbe:
             largest: the largest number that its dtype holds.
         """
         found = self._find_ends(name, largest) or range(usual)
+        if found.stop < usual and self._is_valid(name, usual - 1):
+            found = range(found.start, usual)
         while len(found) > 1 and not self._is_valid(name, found[-1]):
             found = range(found.start, found.start + len(found) // 2)
         if self._base.end != DONE or name in self._base.did["lost"]:

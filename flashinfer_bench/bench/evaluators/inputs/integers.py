@@ -307,13 +307,13 @@ def _find_values(blank: Blank) -> Mapping[str, Any]:
     shapes = definition.get_input_shapes(blank.axes)
     for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
         kind, one = DTYPES[spec.dtype].kind, blank.made.get(name)
-        if isinstance(one, torch.Tensor) and kind != "float":
+        if isinstance(one, torch.Tensor) and kind != "float" and one.element_size() > 1:
             values[name] = take_values(one)
         elif name in blank.made and not isinstance(one, torch.Tensor):
             values[name] = one
         elif shape is None:
             values[name] = blank.axes.get(name, {"bool": False, "float": 1.0}.get(kind, 1))
-        elif kind == "float" or math.prod(shape) > MOST_ELEMENTS:
+        elif kind == "float" or DTYPES[spec.dtype].bits == 8 or math.prod(shape) > MOST_ELEMENTS:
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
         elif kind == "bool":
             values[name] = torch.ones(shape, dtype=torch.bool)

@@ -163,8 +163,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         if written is not None:
             written.names |= names
             self.is_open = False
-            if is_known:  # else its old values stand for the new ones
+            is_view = torch.Tag.inplace_view in func.tags
+            if is_known or is_view:  # else its old values stand for the new ones
                 _execute(func, args, kwargs)
+            if is_view:
+                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                    func(*args, **kwargs)
             return written
         is_known = is_known and not _describe(func).is_random
         shapes = [] if func.is_view else _find_shapes(func, name, args, kwargs, tensors)
