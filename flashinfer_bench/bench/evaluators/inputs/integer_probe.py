@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
@@ -56,9 +56,12 @@ class IntegerProbe:
         self._truth = True
         self.ranges: dict[str, range] = {}
         self.paddings: dict[str, int | None] = {}
+        self._runs: dict[tuple[str, int], Watch] = {}
+        """Input and its value → the run with that, given the ranges of other inputs that are known so far."""
         self._base = self._run()
         if self._base.end not in (DONE, STOPPED):
             self._truth = False
+            self._runs.clear()
             self._base = self._run()
 
     def find_range(self, name: str, usual: int, largest: int) -> range:
@@ -69,14 +72,14 @@ class IntegerProbe:
             usual: the range's end if the reference indexes nothing by it.
             largest: the largest number that its dtype holds.
         """
-        found = self._find_ends(name, largest) or range(usual)
-        if found.stop < usual and self._is_valid(name, usual - 1):
-            found = range(found.start, usual)
-        while len(found) > 1 and not self._is_valid(name, found[-1]):
-            found = range(found.start, found.start + len(found) // 2)
+        found = self._find_valid(name, usual, largest, takes_negative=False)
+        if len(found) < FEW:
+            more = self._find_valid(name, usual, largest, takes_negative=True)
+            found = more if len(more) > 2 * len(found) else found
         if self._base.end != DONE or name in self._base.did["lost"]:
             found = range(found.start, max(min(found.stop, usual), found.start + 1))
         self._values[name] = self._fill(name, found[-1], found[0])
+        self.ranges[name] = found
         return found
 
     def find_padding(self, name: str, least: float) -> int | None:
@@ -88,16 +91,16 @@ class IntegerProbe:
         """
         if TESTS.search(self._reference.definition.reference) is None:
             return None
-        usual = self._run()
+        usual = self._run(name, self.ranges[name][-1])
         wrapped = Counter(seen.operation for seen in usual.seen if seen.low < 0)
         numbers = dict.fromkeys([-1, *map(int, re.findall(r"-[1-9]\d*", self._reference.definition.reference))])
         for number in [one for one in numbers if one >= least][:MOST_PADDINGS]:
-            padded = self._run(**{name: self._fill(name, None, number)})
+            padded = self._run(name, self._fill(name, None, number))
             is_tested = (name, number) in padded.tests
             operations = [[seen.operation for seen in one.seen] for one in (usual, padded)]
             bad = Counter(seen.operation for seen in padded.seen if seen.low < 0) - wrapped
             may_wrap = is_tested and number == -1 and bad.keys() <= WRAPPING
-            if (is_tested or operations[0] != operations[1]) and (not bad or may_wrap) and self._fits(padded):
+            if (is_tested or operations[0] != operations[1]) and (not bad or may_wrap) and self._fits(padded, number):
                 return number
         return None
 
@@ -113,33 +116,49 @@ class IntegerProbe:
         is_used = all(ways[:2]) if is_masked else any(ways)
         return is_used and name not in did["choose"] and self._base.end in (DONE, STOPPED)
 
-    def _find_ends(self, name: str, largest: int) -> range | None:
+    def _find_valid(self, name: str, usual: int, largest: int, *, takes_negative: bool) -> range:
+        """Return values that runs confirm; `takes_negative` if indices may be counted from the end."""
+
+        def is_valid(value: int) -> bool:
+            return self._fits(self._run(name, value), -largest if takes_negative else 0)
+
+        found = self._find_ends(name, largest, is_valid, takes_negative=takes_negative) or range(usual)
+        if found.stop < usual and is_valid(usual - 1):
+            found = range(found.start, usual)
+        while len(found) > 1 and not is_valid(found[-1]):
+            found = range(found.start, found.start + len(found) // 2)
+        return range(found.stop) if found.start and is_valid(0) else found
+
+    def _find_ends(
+        self, name: str, largest: int, is_valid: Callable[[int], bool], *, takes_negative: bool
+    ) -> range | None:
         """Return the valid values as far as indices move in step with the input; None if none do."""
-        one = self._run(**{name: 1})
-        found = _solve(_match(one, self._run(**{name: 2})), 1, largest)
-        if found and self._is_valid(name, found[-1]) and not self._is_valid(name, found[-1] + 1):
+        one = self._run(name, 1)
+        found = _solve(_match(one, self._run(name, 2)), 1, largest, takes_negative=takes_negative)
+        if found and is_valid(found[-1]) and not is_valid(min(found.stop, largest)):
             return found
         # Of a division more is seen from afar, and of a remainder that it is one.
         far = min(BEYOND * max((seen.size for seen in one.seen), default=0), largest)
-        moved = _match(one, self._run(**{name: far}))
+        moved = _match(one, self._run(name, far))
         while far > FEW and moved is None:
             far //= 4
-            moved = _match(one, self._run(**{name: far}))
-        if not moved:
-            return found
-        half = _match(one, self._run(**{name: far // 2})) or []
-        steady = [row for row in moved if any(_is_halfway(row, other) for other in half)]
+            moved = _match(one, self._run(name, far))
+        half = _match(one, self._run(name, far // 2)) or []
+        steady = [row for row in moved or () if any(_is_halfway(row, other) for other in half)]
         if not steady:
-            return range(min(WRAPPED * min(first.size for first, _ in moved), far))
-        return _solve(steady, far - 1, largest) or found
+            return range(min(WRAPPED * min(first.size for first, _ in moved), far)) if moved else found
+        rough = _solve(steady, far - 1, largest, takes_negative=takes_negative)
+        if rough is None:
+            return found
+        last = rough[-1]
+        return _solve(_match(one, self._run(name, last)), last - 1, largest, takes_negative=takes_negative) or rough
 
-    def _is_valid(self, name: str, value: int) -> bool:
-        return self._fits(self._run(**{name: value}))
-
-    def _fits(self, run: Watch) -> bool:
+    def _fits(self, run: Watch, least: int) -> bool:
         """Tell whether a run had valid indices, but for those of the first run, and ended as that did."""
         known = set(self._base.seen)
-        return run.end in (self._base.end, STOPPED) and all(seen.is_valid or seen in known for seen in run.seen)
+        return run.end in (self._base.end, STOPPED) and all(
+            seen in known or seen.lies_within(least) for seen in run.seen
+        )
 
     def _fill(self, name: str, value: int | None, other: int) -> torch.Tensor:
         """Return an input of one value, or of its values so far, with every second element another one."""
@@ -149,13 +168,17 @@ class IntegerProbe:
         filled.view(-1)[::2] = other
         return filled
 
-    def _run(self, **changes: int | torch.Tensor) -> Watch:
-        """Run the reference with other values of some inputs: one number all over, or a tensor."""
-        watch = Watch(self._device, truth=self._truth)
-        values = dict(self._values)
-        for name, one in changes.items():
-            values[name] = one if isinstance(one, torch.Tensor) else torch.full_like(self._values[name], one)
+    def _run(self, name: str = "", value: int | torch.Tensor = 0) -> Watch:
+        """Run the reference with another value of an input: one number all over, or a tensor."""
+        if isinstance(value, int) and (name, value) in self._runs:
+            return self._runs[name, value]
+        watch, values = Watch(self._device, truth=self._truth), self._values
+        if name:
+            given = value if isinstance(value, torch.Tensor) else torch.full_like(self._values[name], value)
+            values = {**values, name: given}
         run(self._reference, values, watch)
+        if isinstance(value, int):
+            self._runs[name, value] = watch
         return watch
 
 
@@ -172,23 +195,18 @@ def _match(one: Watch, other: Watch) -> list[Row] | None:
 
 def _is_halfway(row: Row, other: Row) -> bool:
     """Tell whether indices of a third run lie in the middle of those of two runs."""
-    return row[0] is other[0] and abs(2 * other[1].high - row[0].high - row[1].high) <= 2
+    middle, way = row[0].high + row[1].high, abs(row[1].high - row[0].high)
+    return row[0] is other[0] and way > 4 and abs(2 * other[1].high - middle) <= 2
 
 
-def _solve(rows: list[Row] | None, step: int, largest: int) -> range | None:
-    """Return the values for which all indices are valid, given those for 1 and for `step` more; None if there are none.
-
-    If few are valid, and negative indices count from the end, these count as well.
-    """
-    for takes_negative in (False, True):
-        low, top = 0, largest
-        for first, last in rows or ():
-            floor = -first.size if takes_negative and first.wraps else 0
-            for begin, end in ((first.low, last.low), (first.high, last.high)):
-                if begin != end:
-                    slope = Fraction(end - begin, step)
-                    ends = sorted(1 + (limit - begin) / slope for limit in (floor, first.size - 1))
-                    low, top = max(low, math.ceil(ends[0])), min(top, math.floor(ends[1]))
-        if rows and top - low + 1 >= min(FEW, *(first.size for first, _ in rows)):
-            return range(low, top + 1)
+def _solve(rows: list[Row] | None, step: int, largest: int, *, takes_negative: bool) -> range | None:
+    """Return the values for which all indices are valid, given those for 1 and for `step` more; None if there are none."""
+    low, top = 0, largest
+    for first, last in rows or ():
+        floor = -first.size if takes_negative and first.wraps else 0
+        for begin, end in ((first.low, last.low), (first.high, last.high)):
+            if begin != end:
+                slope = Fraction(end - begin, step)
+                ends = sorted(1 + (limit - begin) / slope for limit in (floor, first.size - 1))
+                low, top = max(low, math.ceil(ends[0])), min(top, math.floor(ends[1]))
     return range(low, top + 1) if rows and low <= top else None

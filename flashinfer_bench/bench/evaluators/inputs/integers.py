@@ -228,9 +228,7 @@ def _valid(blank: Blank, usual: int) -> range:
     probe = _probe(blank)
     if probe is None or bounds is None:
         return range(max(min(usual, largest + 1), 1))
-    if blank.name not in probe.ranges:
-        probe.ranges[blank.name] = probe.find_range(blank.name, usual, largest)
-    found = probe.ranges[blank.name]
+    found = probe.ranges.get(blank.name) or probe.find_range(blank.name, usual, largest)
     stop = int(max(min(found.stop, largest + 1, math.inf if bounds is None else bounds.most + 1), 1))
     return range(found.start, stop) if found.start < stop else range(max(min(stop, usual), 1))
 
@@ -286,11 +284,11 @@ def _has_words(blank: Blank, *, is_masked: bool) -> bool:
 
 
 def _probe(blank: Blank) -> IntegerProbe | None:
-    """Return the runs of a definition's reference on the sizes of a workload; None for inputs of the runs themselves."""
+    """Return the runs of a reference on the sizes of a workload; None for inputs of the runs themselves."""
     if blank.is_plain:
         return None
     numbers = {name: value for name, value in blank.made.items() if isinstance(value, (int, float))}
-    key = (blank.definition.reference, *blank.axes.items(), *numbers.items())
+    key = (blank.definition.reference, *blank.definition.constraints, *blank.axes.items(), *numbers.items())
     if key not in _probes:
         if len(_probes) >= MOST_PROBES:
             _probes.clear()

@@ -14,8 +14,7 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -26,7 +25,9 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 MOST_OPERATIONS: Final = 300
 """Operations of torch in one run."""
 MOST_ELEMENTS: Final = 1 << 20
-"""Elements of a tensor with values; a larger one has a shape alone."""
+"""Elements of integers with values; a larger tensor has a shape alone."""
+MOST_FLOATS: Final = 1 << 12
+"""The same of floats that are computed of integers."""
 BY_DIMENSION: Final = re.compile(r"(index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?")
 DID: Final = {
     **dict.fromkeys(("rshift", "bitwise_right_shift"), "shift"),
@@ -63,10 +64,9 @@ class Seen(NamedTuple):
         """Whether there are none."""
         return self.low > self.high
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether all indices are inside of the tensor."""
-        return self.is_empty or (self.low >= (-self.size if self.wraps else 0) and self.high < self.size)
+    def lies_within(self, least: int) -> bool:
+        """Tell whether all indices are at least a number, and inside of the tensor."""
+        return self.is_empty or (self.low >= least and self.high < self.size)
 
 
 class _Stop(BaseException):
@@ -150,40 +150,51 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.count += 1
         if self.count > MOST_OPERATIONS:
             raise _Stop
-        name, tensors = func._schema.name.removeprefix("aten::"), list[Traced]()
-        args, kwargs = _map(lambda one: self._enter(one, tensors), [args, kwargs or {}])
+        operation = _operations.get(id(func)) or _operations.setdefault(id(func), _Operation.read(func))
+        name, kwargs, tensors = operation.name, kwargs or {}, list[Traced]()
+        args = [self._enter(one, tensors) for one in args]
         if name == "_local_scalar_dense":
             return tensors[0].read().item()
-        names = set[str]().union(*(tensor.names for tensor in tensors))
+        for key, one in kwargs.items():
+            kwargs[key] = self._enter(one, tensors)
+        names = set[str]().union(*[tensor.names for tensor in tensors])
         if names:
-            self._note(name.strip("_"), func._overloadname, args, names)
+            self._note(operation, args, names)
         self._check_indices(name, args)
         is_known = not any(tensor.inner.is_meta for tensor in tensors)
-        written = _describe(func).find_written(args, kwargs)
-        if written is not None:
+        if operation.written is not None:
+            written: Traced = (kwargs if isinstance(operation.written, str) else args)[operation.written]
             written.names |= names
             self.is_open = False
-            is_view = torch.Tag.inplace_view in func.tags
-            if is_known or is_view:  # else its old values stand for the new ones
-                _execute(func, args, kwargs)
-            if is_view:
+            if is_known or operation.turns:  # else its old values stand for the new ones
+                operation.execute(args, kwargs)
+            if operation.turns:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                     func(*args, **kwargs)
             return written
-        is_known = is_known and not _describe(func).is_random
-        shapes = [] if func.is_view else _find_shapes(func, name, args, kwargs, tensors)
-        if func.is_view or (is_known and sum(math.prod(shape) for shape, _ in shapes) <= MOST_ELEMENTS):
-            result = _execute(func, args, kwargs)
+        if operation.is_view:
+            result = operation.execute(args, kwargs)
         else:
-            result = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes]
-            result = result if len(func._schema.returns) > 1 or name == "unbind" else result[0]
-        shared = tensors[0].names if func.is_view and tensors else names
-        made = _map(lambda one: Traced.make(one, shared, self) if isinstance(one, torch.Tensor) else one, result)
-        self.conclude(func, args, kwargs, made)
-        return made
+            shapes = _find_shapes(operation, args, kwargs, tensors)
+            is_small = all(
+                math.prod(shape) <= (MOST_FLOATS if dtype.is_floating_point else MOST_ELEMENTS)
+                for shape, dtype in shapes
+            )
+            if is_known and is_small and not operation.is_random:
+                result = operation.execute(args, kwargs)
+            else:
+                made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes]
+                result = made[0] if operation.returns == 1 else made
+        shared = tensors[0].names if operation.is_view and tensors else names
+        if isinstance(result, torch.Tensor):
+            result = Traced.make(result, shared, self)
+        elif isinstance(result, (tuple, list)):
+            result = [Traced.make(one, shared, self) for one in result]
+        self.conclude(operation, args, kwargs, result)
+        return result
 
-    def conclude(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Note more of an operation that writes nothing in place; `made` is what it gives."""
+    def conclude(self, operation: _Operation, args: Any, kwargs: Any, result: Any) -> None:
+        """Note more of an operation that writes nothing in place."""
 
     def _enter(self, value: Any, tensors: list[Traced]) -> Any:
         """Return an argument; a stand-in for a tensor of the reference's own."""
@@ -191,10 +202,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             if not isinstance(value, Traced):
                 value = Traced.make(take_values(value), set(), self)
             tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            return [self._enter(one, tensors) for one in value]
         return value
 
-    def _note(self, name: str, overload: str, args: Any, names: set[str]) -> None:
+    def _note(self, operation: _Operation, args: Any, names: set[str]) -> None:
         """Note what an operation does with the bits of words, and tests for padding."""
+        name, overload = operation.name.strip("_"), operation.overload
         what = DID.get(name)
         if name == "view" and overload == "dtype":
             what = "choose" if args[1].is_floating_point else "divide"
@@ -239,7 +253,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.did["choose"] |= index.names
         return [Traced.make(part, set(index.names), self) for part in chosen]
 
-    def _check(self, operation: str, index: Any, size: int, *, wraps: bool = False, ignored: int | None = None) -> Any:
+    def _check(self, operation: str, index: Any, size: int, *, wraps: bool = False, ignored: Any = None) -> Any:
         """Note indices along one axis, and return valid ones."""
         if index is None:
             return None
@@ -249,61 +263,67 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             if index.inner.is_meta:
                 self.did["lost"] |= index.names
                 return index
-            values = index.inner[index.inner != ignored] if ignored is not None else index.inner
+            values = index.inner if ignored is None else index.inner[index.inner != ignored]
+            if values.numel() < index.numel():
+                self.tests |= {(name, ignored) for name in index.names}
             low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
         self.seen.append(Seen(operation, size, low, high, wraps))
-        if self.seen[-1].is_valid:
+        least = -size if wraps else 0
+        if self.seen[-1].lies_within(least):
             return index
         if size < 1:
             raise _Stop
-        least = -size if wraps else 0
         if not isinstance(index, Traced):
             return min(max(index, least), size - 1)
         return Traced.make(index.inner.clamp(least, size - 1), index.names, self)
 
 
-class _Facts(NamedTuple):
-    """What an operation's schema says."""
+class _Operation(NamedTuple):
+    """An operation of torch, and what its schema says."""
 
-    is_random: bool
-    names: frozenset[str]
-    """Of all arguments."""
+    func: Any
+    name: str
+    overload: str
+    arguments: list[str]
+    returns: int
     written: int | str | None
     """The position or the name of the argument that it writes to."""
+    is_view: bool
+    turns: bool
+    """It gives its argument another shape in place."""
+    is_random: bool
+    is_pointwise: bool
 
-    def find_written(self, args: Any, kwargs: Any) -> Traced | None:
-        """Return the stand-in that is written to."""
-        if self.written is None:
-            return None
-        found: Traced = kwargs[self.written] if isinstance(self.written, str) else args[self.written]
-        return found
+    @classmethod
+    def read(cls, func: Any) -> _Operation:
+        """Return what the schema of an operation says."""
+        schema, tags = func._schema, func.tags
+        at = next((at for at, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write), None)
+        return cls(
+            func,
+            schema.name.removeprefix("aten::"),
+            schema.overload_name,
+            [one.name for one in schema.arguments],
+            len(schema.returns),
+            at if at is None or not schema.arguments[at].kwarg_only else schema.arguments[at].name,
+            func.is_view,
+            torch.Tag.inplace_view in tags,
+            torch.Tag.nondeterministic_seeded in tags,
+            torch.Tag.pointwise in tags,
+        )
+
+    def execute(self, args: Any, kwargs: Any) -> Any:
+        """Execute it on what is inside of stand-ins."""
+        given = {key: _open(value) for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+        return self.func(*[_open(one) for one in args], **given)
 
 
-@lru_cache(maxsize=1024)
-def _describe(func: Any) -> _Facts:
-    arguments = func._schema.arguments
-    at = next((at for at, one in enumerate(arguments) if one.alias_info and one.alias_info.is_write), None)
-    return _Facts(
-        is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        names=frozenset(one.name for one in arguments),
-        written=at if at is None or not arguments[at].kwarg_only else arguments[at].name,
-    )
-
-
-def _map(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with each part of its lists, tuples and dicts changed."""
-    if isinstance(value, (list, tuple)):
-        return [_map(change, one) for one in value]
-    return {key: _map(change, one) for key, one in value.items()} if isinstance(value, dict) else change(value)
-
-
-def _execute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Execute an operation on what is inside of stand-ins."""
-    given = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-    return func(*_map(_open, args), **_map(_open, given))
+_operations: dict[int, _Operation] = {}
 
 
 def _open(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_open(one) for one in value]
     return value.inner if isinstance(value, Traced) else value
 
 
@@ -314,14 +334,15 @@ def _broadcast(*shapes: Sequence[int]) -> list[int]:
 
 
 def _find_shapes(
-    func: Any, name: str, args: Any, kwargs: Any, tensors: list[Traced]
+    operation: _Operation, args: Any, kwargs: Any, tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
     """Return shapes and dtypes of what an operation gives; those of its first tensor if nothing else is known.
 
     torch itself would import its compiler for that, which takes seconds.
     """
-    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
-    count, dim = len(func._schema.returns), given.get("dim", -1)
+    name, count = operation.name, operation.returns
+    given = {**dict(zip(operation.arguments, args, strict=False)), **kwargs}
+    dim = given.get("dim", -1)
     if not tensors:
         size = given.get("size", [])
         if name == "arange":
@@ -330,7 +351,7 @@ def _find_shapes(
     first = tensors[0]
     shape, dtype = list(first.shape), given.get("dtype") or first.dtype
     others = [tensor.shape for tensor in tensors[1:]]
-    if torch.Tag.pointwise in func.tags:
+    if operation.is_pointwise:
         shape = list(_broadcast(first.shape, *others))
         for tensor in tensors[1:]:
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.ndim or not first.ndim else dtype
@@ -338,7 +359,7 @@ def _find_shapes(
             dtype = torch.get_default_dtype()
         if name == "where":
             dtype = tensors[-1].dtype
-    elif "keepdim" in _describe(func).names:
+    elif "keepdim" in operation.arguments:
         dims = range(len(shape)) if given.get("dim") in (None, []) else dim if isinstance(dim, list) else [dim]
         dims = {one % max(len(shape), 1) for one in dims}
         keeps = given.get("keepdim", False)
