@@ -135,7 +135,7 @@ class IntegerProbe:
         """Return the valid values as far as indices move in step with the input; None if none do."""
         one = self._run(name, 1)
         found = _solve(_match(one, self._run(name, 2)), 1, largest, takes_negative=takes_negative)
-        if found and is_valid(found[-1]) and not is_valid(min(found.stop, largest)):
+        if found and not (is_valid(found[-1]) and is_valid(min(found.stop, largest))):
             return found
         # Of a division more is seen from afar, and of a remainder that it is one.
         far = min(BEYOND * max((seen.size for seen in one.seen), default=0), largest)
@@ -200,7 +200,7 @@ def _is_halfway(row: Row, other: Row) -> bool:
 
 
 def _solve(rows: list[Row] | None, step: int, largest: int, *, takes_negative: bool) -> range | None:
-    """Return the values for which all indices are valid, given those for 1 and for `step` more; None if there are none."""
+    """Return the values with valid indices, given the indices for 1 and for `step` more; None if there are none."""
     low, top = 0, largest
     for first, last in rows or ():
         floor = -first.size if takes_negative and first.wraps else 0

@@ -81,6 +81,10 @@ class Traced(torch.Tensor):
     names: set[str]
     """Integer inputs on which the values depend; a view shares the set with its base."""
     watch: Watch
+    name: str | None = None
+    """The input that it stands for."""
+    note: Any = None
+    """What a watch has found out of it."""
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -150,7 +154,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.count += 1
         if self.count > MOST_OPERATIONS:
             raise _Stop
-        operation = _operations.get(id(func)) or _operations.setdefault(id(func), _Operation.read(func))
+        operation = _operations.get(id(func)) or _operations.setdefault(id(func), Operation.read(func))
         name, kwargs, tensors = operation.name, kwargs or {}, list[Traced]()
         args = [self._enter(one, tensors) for one in args]
         if name == "_local_scalar_dense":
@@ -193,7 +197,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.conclude(operation, args, kwargs, result)
         return result
 
-    def conclude(self, operation: _Operation, args: Any, kwargs: Any, result: Any) -> None:
+    def conclude(self, operation: Operation, args: Any, kwargs: Any, result: Any) -> None:
         """Note more of an operation that writes nothing in place."""
 
     def _enter(self, value: Any, tensors: list[Traced]) -> Any:
@@ -206,7 +210,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             return [self._enter(one, tensors) for one in value]
         return value
 
-    def _note(self, operation: _Operation, args: Any, names: set[str]) -> None:
+    def _note(self, operation: Operation, args: Any, names: set[str]) -> None:
         """Note what an operation does with the bits of words, and tests for padding."""
         name, overload = operation.name.strip("_"), operation.overload
         what = DID.get(name)
@@ -278,7 +282,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         return Traced.make(index.inner.clamp(least, size - 1), index.names, self)
 
 
-class _Operation(NamedTuple):
+class Operation(NamedTuple):
     """An operation of torch, and what its schema says."""
 
     func: Any
@@ -295,7 +299,7 @@ class _Operation(NamedTuple):
     is_pointwise: bool
 
     @classmethod
-    def read(cls, func: Any) -> _Operation:
+    def read(cls, func: Any) -> Operation:
         """Return what the schema of an operation says."""
         schema, tags = func._schema, func.tags
         at = next((at for at, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write), None)
@@ -318,7 +322,7 @@ class _Operation(NamedTuple):
         return self.func(*[_open(one) for one in args], **given)
 
 
-_operations: dict[int, _Operation] = {}
+_operations: dict[int, Operation] = {}
 
 
 def _open(value: Any) -> Any:
@@ -334,7 +338,7 @@ def _broadcast(*shapes: Sequence[int]) -> list[int]:
 
 
 def _find_shapes(
-    operation: _Operation, args: Any, kwargs: Any, tensors: list[Traced]
+    operation: Operation, args: Any, kwargs: Any, tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
     """Return shapes and dtypes of what an operation gives; those of its first tensor if nothing else is known.
 
@@ -404,6 +408,12 @@ def take_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("meta") if tensor.numel() > MOST_ELEMENTS else tensor.detach().cpu().clone()
 
 
+def _stand_in(name: str, value: torch.Tensor, watch: Watch) -> Traced:
+    made = Traced.make(value.clone(), {name}, watch)
+    made.name = name
+    return made
+
+
 def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
     """Call a reference on stand-ins and return what it returns; `watch.end` says how it ended.
 
@@ -412,10 +422,7 @@ def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
         values: its inputs by name; tensors are on the CPU or on "meta".
         watch: notes what it does.
     """
-    given = [
-        Traced.make(one.clone(), {name}, watch) if isinstance(one, torch.Tensor) else one
-        for name, one in values.items()
-    ]
+    given = [_stand_in(name, one, watch) if isinstance(one, torch.Tensor) else one for name, one in values.items()]
     is_compiled = "compile" in reference.definition.reference
     eager = torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
     try:
