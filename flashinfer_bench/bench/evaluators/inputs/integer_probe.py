@@ -31,7 +31,7 @@ WRAPPED: Final = 2
 """Multiple of a table's size that values reach if the reference wraps or clamps them itself."""
 MOST_PADDINGS: Final = 4
 """Negative numbers of the reference's text that are tried as padding."""
-TESTS: Final = re.compile(r"[<>=!]=?\s*-?\d|\d\s*[<>=!]=|\.[lgen][et]\(|ignore_index")
+TESTS: Final = re.compile(r"[<>=!]=?\s*-?\d|\d\s*[<>=!]|\.[lgen][et]\(|ignore_index")
 """What a reference has that tells padding from other values."""
 WRAPPING: Final = frozenset({"index", "select"})
 """Operations that may meet a -1 where the reference masks what they give."""
@@ -151,7 +151,8 @@ class IntegerProbe:
         if rough is None:
             return found
         last = rough[-1]
-        return _solve(_match(one, self._run(name, last)), last - 1, largest, takes_negative=takes_negative) or rough
+        exact = _solve(_match(one, self._run(name, last)), last - 1, largest, takes_negative=takes_negative)
+        return exact if exact and is_valid(exact[-1]) else rough
 
     def _fits(self, run: Watch, least: int) -> bool:
         """Tell whether a run had valid indices, but for those of the first run, and ended as that did."""
@@ -205,8 +206,11 @@ def _solve(rows: list[Row] | None, step: int, largest: int, *, takes_negative: b
     for first, last in rows or ():
         floor = -first.size if takes_negative and first.wraps else 0
         for begin, end in ((first.low, last.low), (first.high, last.high)):
-            if begin != end:
-                slope = Fraction(end - begin, step)
-                ends = sorted(1 + (limit - begin) / slope for limit in (floor, first.size - 1))
-                low, top = max(low, math.ceil(ends[0])), min(top, math.floor(ends[1]))
+            slope = Fraction(end - begin, step)
+            if slope > 0:
+                low = max(low, math.ceil(1 + (floor - begin) / slope))
+                top = min(top, math.ceil(1 + (first.size - begin) / slope) - 1)
+            elif slope < 0:
+                low = max(low, math.floor(1 + (first.size - begin) / slope) + 1)
+                top = min(top, math.floor(1 + (floor - begin) / slope))
     return range(low, top + 1) if rows and low <= top else None

@@ -241,6 +241,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             args[1] = self._check(name, args[1], args[0].numel(), wraps=True)
         elif name in ("nll_loss_forward", "nll_loss2d_forward"):
             self._check(name, args[1], shape[1 if len(shape) > 1 else 0], ignored=args[4])
+        elif name == "eq" and isinstance(args[1], Traced) and shape[-1:] == (1,) and _counts(args[1]):
+            self._check("one_hot", args[0], len(args[1]))
         elif BY_DIMENSION.fullmatch(name) and len(args) > 2:
             args[2] = self._check(name, args[2], shape[args[1]] if shape else 1)
 
@@ -392,8 +394,16 @@ def _find_shapes(
         shape = [*left[:at], *_broadcast(*others), *left[at:]]
     elif name == "nonzero":
         shape = [first.numel(), first.ndim]
-    elif name in ("masked_select", "repeat"):
-        shape = [first.numel()] if name == "masked_select" else [given["repeats"]]
+    elif name == "masked_select":
+        shape = [first.numel()]
+    elif name == "repeat":
+        times = given["repeats"]
+        shape = [size * many for size, many in zip([1] * (len(times) - len(shape)) + shape, times, strict=True)]
+    elif name == "constant_pad_nd":
+        for at, (before, after) in enumerate(zip(given["pad"][::2], given["pad"][1::2], strict=True)):
+            shape[-1 - at] += before + after
+    elif name.startswith("new_"):
+        shape = given["size"]
     elif name == "nll_loss_forward":
         shape = []
     if name in BOOLS or name.startswith("logical"):
@@ -406,6 +416,12 @@ def _find_shapes(
 def take_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values on the CPU, in memory of their own, or its shape if they are too many."""
     return tensor.to("meta") if tensor.numel() > MOST_ELEMENTS else tensor.detach().cpu().clone()
+
+
+def _counts(values: Traced) -> bool:
+    """Tell whether a tensor has the numbers from 0 on: what equals them is a class."""
+    inner = values.inner
+    return inner.ndim == 1 and len(inner) > 1 and not inner.is_meta and inner[0] == 0 and inner[-1] == len(inner) - 1
 
 
 def _stand_in(name: str, value: torch.Tensor, watch: Watch) -> Traced:
