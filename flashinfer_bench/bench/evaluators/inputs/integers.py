@@ -301,7 +301,7 @@ def _probe(blank: Blank) -> IntegerProbe | None:
 
 def _find_values(blank: Blank) -> Mapping[str, Any]:
     """Return all inputs as the runs begin with them: those that are made already, else usual ones."""
-    definition, values = blank.definition, {}
+    definition, values = blank.definition, dict[str, Any]()
     shapes = definition.get_input_shapes(blank.axes)
     for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
         kind, one = DTYPES[spec.dtype].kind, blank.made.get(name)
@@ -310,7 +310,7 @@ def _find_values(blank: Blank) -> Mapping[str, Any]:
         elif name in blank.made and not isinstance(one, torch.Tensor):
             values[name] = one
         elif shape is None:
-            values[name] = blank.axes.get(name, {"bool": False, "float": 1.0}.get(kind, 1))
+            values[name] = blank.axes.get(name, 1)
         elif kind == "float" or DTYPES[spec.dtype].bits == 8 or math.prod(shape) > MOST_ELEMENTS:
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
         elif kind == "bool":

@@ -42,7 +42,7 @@ class _Whole(NamedTuple):
     """It is no copy of an input: who returns a copy may return the input's own memory, and read nothing."""
 
 
-class _Follower(Watch):
+class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types for it
     """Follows what the operations of torch do with inputs, of which each element is to be read."""
 
     def __init__(self, inputs: Iterable[str]) -> None:

@@ -76,51 +76,52 @@ class _Stop(BaseException):
 class Traced(torch.Tensor):
     """Stands for a tensor on the reference's device."""
 
-    inner: torch.Tensor
+    content: torch.Tensor
     """The values, on the CPU; on "meta" if none are known."""
-    names: set[str]
-    """Integer inputs on which the values depend; a view shares the set with its base."""
+    sources: set[str]
+    """Inputs on which the values depend; a view shares the set with its base."""
     watch: Watch
     name: str | None = None
     """The input that it stands for."""
     note: Any = None
     """What a watch has found out of it."""
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # as torch has it
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError(f"{func} of a stand-in after its run")
 
     @staticmethod
-    def make(inner: torch.Tensor, names: set[str], watch: Watch) -> Traced:
+    def make(inner: torch.Tensor, sources: set[str], watch: Watch) -> Traced:
         """Return a stand-in; whoever asks for its address gets an error."""
-        made: Traced = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Traced = torch.Tensor._make_wrapper_subclass(
             Traced, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=watch.device
         )
         torch._C._set_throw_on_mutable_data_ptr(made)
-        made.inner, made.names, made.watch = inner, names, watch
+        made.content, made.sources, made.watch = inner, sources, watch
         return made
 
     def read(self) -> torch.Tensor:
         """Return values for Python: those that depend on floats are all the same."""
-        self.watch.did["choose"] |= self.names
+        self.watch.did["choose"] |= self.sources
         self.watch.is_open = False
-        if not self.inner.is_meta:
-            return self.inner
+        if not self.content.is_meta:
+            return self.content
         value = self.watch.truth if self.dtype == torch.bool else float(self.is_floating_point())
-        return torch.full(self.inner.shape, value, dtype=self.dtype)
+        return torch.full(self.content.shape, value, dtype=self.dtype)
 
     def tolist(self) -> Any:
         """Return the values as Python numbers."""
         return self.read().tolist()
 
-    def numpy(self, **_: Any) -> Any:
+    def numpy(self, *, force: bool = False) -> Any:
         """Return the values as an array."""
+        return self.read().numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
         return self.read().numpy()
 
-    __array__ = numpy
-
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"tensor({list(self.shape)})"
 
 
@@ -161,19 +162,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             return tensors[0].read().item()
         for key, one in kwargs.items():
             kwargs[key] = self._enter(one, tensors)
-        names = set[str]().union(*[tensor.names for tensor in tensors])
+        names = set[str]().union(*[tensor.sources for tensor in tensors])
         if names:
             self._note(operation, args, names)
         self._check_indices(name, args)
-        is_known = not any(tensor.inner.is_meta for tensor in tensors)
+        is_known = not any(tensor.content.is_meta for tensor in tensors)
         if operation.written is not None:
             written: Traced = (kwargs if isinstance(operation.written, str) else args)[operation.written]
-            written.names |= names
+            written.sources |= names
             self.is_open = False
             if is_known or operation.turns:  # else its old values stand for the new ones
                 operation.execute(args, kwargs)
             if operation.turns:
-                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                with torch._C._DisableTorchDispatch():
                     func(*args, **kwargs)
             return written
         if operation.is_view:
@@ -189,7 +190,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             else:
                 made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes]
                 result = made[0] if operation.returns == 1 else made
-        shared = tensors[0].names if operation.is_view and tensors else names
+        shared = tensors[0].sources if operation.is_view and tensors else names
         if isinstance(result, torch.Tensor):
             result = Traced.make(result, shared, self)
         elif isinstance(result, (tuple, list)):
@@ -218,14 +219,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             what = "choose" if args[1].is_floating_point else "divide"
         if what is not None and (name, overload) != ("pow", "Tensor_Scalar"):
             self.did[what] |= names
-        if overload == "Scalar" and len(args) > 1 and isinstance(args[0], Traced) and not args[0].inner.is_meta:
+        if overload == "Scalar" and len(args) > 1 and isinstance(args[0], Traced) and not args[0].content.is_meta:
             number = -1 if (name, args[1]) in TESTS else args[1] if name in ("eq", "ne") else 0
-            if number < 0 and args[0].numel() and args[0].inner.min() == number:
+            if number < 0 and args[0].numel() and args[0].content.min() == number:
                 self.tests |= {(one, int(number)) for one in names}
 
     def _check_indices(self, name: str, args: Any) -> None:
         """Note the indices among arguments, and put valid ones in their places."""
-        shape = args[0].shape if args and isinstance(args[0], Traced) else ()
+        shape: Sequence[int] = args[0].shape if args and isinstance(args[0], Traced) else ()
         if name.strip("_") in ("index", "index_put", "unsafe_index"):
             given = [part for one in args[1] for part in self._to_integers(one)]
             args[1] = [self._check("index", one, size, wraps=True) for one, size in zip(given, shape, strict=False)]
@@ -250,14 +251,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         """Return the indices of what a mask chooses; of one without known values, of all elements."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
-        inner = index.inner
+        inner = index.content
         chosen = (
             torch.empty(inner.ndim, inner.numel(), dtype=torch.long, device="meta")
             if inner.is_meta
             else inner.nonzero().T
         )
-        self.did["choose"] |= index.names
-        return [Traced.make(part, set(index.names), self) for part in chosen]
+        self.did["choose"] |= index.sources
+        return [Traced.make(part, set(index.sources), self) for part in chosen]
 
     def _check(self, operation: str, index: Any, size: int, *, wraps: bool = False, ignored: Any = None) -> Any:
         """Note indices along one axis, and return valid ones."""
@@ -265,13 +266,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             return None
         low = high = index
         if isinstance(index, Traced):
-            self.did["choose"] |= index.names
-            if index.inner.is_meta:
-                self.did["lost"] |= index.names
+            self.did["choose"] |= index.sources
+            if index.content.is_meta:
+                self.did["lost"] |= index.sources
                 return index
-            values = index.inner if ignored is None else index.inner[index.inner != ignored]
+            values = index.content if ignored is None else index.content[index.content != ignored]
             if values.numel() < index.numel():
-                self.tests |= {(name, ignored) for name in index.names}
+                self.tests |= {(name, ignored) for name in index.sources}
             low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
         self.seen.append(Seen(operation, size, low, high, wraps))
         least = -size if wraps else 0
@@ -281,7 +282,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             raise _Stop
         if not isinstance(index, Traced):
             return min(max(index, least), size - 1)
-        return Traced.make(index.inner.clamp(least, size - 1), index.names, self)
+        return Traced.make(index.content.clamp(least, size - 1), index.sources, self)
 
 
 class Operation(NamedTuple):
@@ -330,7 +331,7 @@ _operations: dict[int, Operation] = {}
 def _open(value: Any) -> Any:
     if isinstance(value, list):
         return [_open(one) for one in value]
-    return value.inner if isinstance(value, Traced) else value
+    return value.content if isinstance(value, Traced) else value
 
 
 def _broadcast(*shapes: Sequence[int]) -> list[int]:
@@ -356,7 +357,7 @@ def _find_shapes(
         return [(size if isinstance(size, list) else [size], given.get("dtype") or torch.get_default_dtype())]
     first = tensors[0]
     shape, dtype = list(first.shape), given.get("dtype") or first.dtype
-    others = [tensor.shape for tensor in tensors[1:]]
+    others = [list(tensor.shape) for tensor in tensors[1:]]
     if operation.is_pointwise:
         shape = list(_broadcast(first.shape, *others))
         for tensor in tensors[1:]:
@@ -366,14 +367,14 @@ def _find_shapes(
         if name == "where":
             dtype = tensors[-1].dtype
     elif "keepdim" in operation.arguments:
-        dims = range(len(shape)) if given.get("dim") in (None, []) else dim if isinstance(dim, list) else [dim]
-        dims = {one % max(len(shape), 1) for one in dims}
+        axes = range(len(shape)) if given.get("dim") in (None, []) else dim if isinstance(dim, list) else [dim]
+        dims = {one % max(len(shape), 1) for one in axes}
         keeps = given.get("keepdim", False)
         shape = [1 if at in dims else size for at, size in enumerate(shape) if keeps or at not in dims]
     elif name in ("sum", "mean", "max", "min", "prod", "all", "any", "norm", "dot"):
         shape = []
     elif name in ("mm", "bmm", "mv", "addmm", "baddbmm", "addmv"):
-        left, right = (tensor.shape for tensor in tensors[-2:])
+        left, right = (list(tensor.shape) for tensor in tensors[-2:])
         shape = [*left[:-1], *right[len(left) - 1 :]]
     elif name == "cat":
         shape[dim if "dim" in given else 0] = sum(tensor.shape[dim if "dim" in given else 0] for tensor in tensors)
@@ -386,7 +387,7 @@ def _find_shapes(
     elif name == "gather":
         shape = list(others[0])
     elif name == "index_select":
-        shape[dim] = others[0].numel()
+        shape[dim] = tensors[1].numel()
     elif name in ("index", "_unsafe_index"):
         indexed = [at for at, one in enumerate(args[1]) if one is not None]
         at = indexed[0] if indexed[-1] - indexed[0] < len(indexed) else 0
@@ -420,8 +421,8 @@ def take_values(tensor: torch.Tensor) -> torch.Tensor:
 
 def _counts(values: Traced) -> bool:
     """Tell whether a tensor has the numbers from 0 on: what equals them is a class."""
-    inner = values.inner
-    return inner.ndim == 1 and len(inner) > 1 and not inner.is_meta and inner[0] == 0 and inner[-1] == len(inner) - 1
+    inner = values.content
+    return inner.ndim == 1 and not inner.is_meta and torch.equal(inner, torch.arange(len(inner)))
 
 
 def _stand_in(name: str, value: torch.Tensor, watch: Watch) -> Traced:

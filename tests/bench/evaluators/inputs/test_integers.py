@@ -71,7 +71,7 @@ RANGES = [
     # what is computed of it before
     ("table[1 + tok.long()]", 0, 28),
     ("table[tok * 4]", 0, 7),
-    ("table[tok // 4]", 0, 119),
+    ("table[tok // 4]", 0, 118),
     ("table[tok - 9]", 9, 38),
     ("table[table.shape[0] - 1 - tok]", 0, 29),
     ("table[(tok[:, None] * 2 + torch.arange(2)).view(-1)]", 0, 14),
