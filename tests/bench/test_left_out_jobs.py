@@ -7,7 +7,7 @@ import pytest
 from flashinfer_bench import Benchmark, BenchmarkConfig, Engine, TraceSet
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.resident.task import Task, TaskOrder
+from flashinfer_bench.bench.task import Task, TaskOrder
 from flashinfer_bench.errors import TaskFailed
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 

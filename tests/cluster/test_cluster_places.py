@@ -18,7 +18,7 @@ from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import SessionLost
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
-from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
+from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set

@@ -5,7 +5,7 @@ import pytest
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.resident.open_jobs import OpenJobs
-from flashinfer_bench.bench.resident.task import Task, TaskOrder
+from flashinfer_bench.bench.task import Task, TaskOrder
 from tests.kit.make import make_definition, make_solution, make_workload
 
 pytestmark = pytest.mark.cpu

@@ -16,7 +16,7 @@ from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.client import SessionLost
 from flashinfer_bench.bench.runner.fleet import NEARLY_DONE, Fleet, FleetRules, Judged
 from flashinfer_bench.bench.runner.host import announcing
-from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
+from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.compile import Built
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 

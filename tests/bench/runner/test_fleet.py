@@ -12,7 +12,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Judged
-from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
+from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.compile import BuildFarm, find_toolchain
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 from tests.kit.native import EXPORT, make_native, pretend_compiler, until_there
