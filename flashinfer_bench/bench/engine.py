@@ -83,6 +83,7 @@ class Engine:
         needs_triton = self.context.machine.languages.get("triton", "none") is None
         seeds = JobSeeds(self.context.config.seed)
         self._harness = Harness(self.context, seeds, rules, needs_triton=needs_triton)
+        self._harness.on_saved = self._jobs.keep
         self._lock = self._harness.lock
         self._tasks: dict[str, Task] = {}
         """Open tasks by their id."""
@@ -165,7 +166,7 @@ class Engine:
             running = sum(device.job is not None for device in devices)
             return EngineState(
                 devices=devices,
-                queue_size=max(0, len(self._harness) - running),
+                queue_size=max(0, self._harness.open_jobs - running),
                 open_tasks=self._count_tasks(),
                 jobs=dict(self._harness.ended),
                 rate_per_s=len(self._verdicts) / max(1.0, min(RATE_S, now - self._began)),
@@ -211,7 +212,7 @@ class Engine:
         """Raise if a task cannot be taken."""
         if self._is_closed:
             raise EngineClosed("the engine was closed: it takes no more tasks")
-        count, most, submitter = len(self._harness), self.limits.queue, task.lane.submitter
+        count, most, submitter = self._harness.open_jobs, self.limits.queue, task.lane.submitter
         if count + self._harness.count_new(jobs) > most:
             raise QueueFull(f"{count} jobs are open, and this task has {len(jobs)}; {most} may be open")
         if self._count_tasks().get(submitter, 0) >= self.limits.tasks_per_submitter:
@@ -282,10 +283,10 @@ class Engine:
         """Drive the loop over the devices until the engine is closed, or had no job for a while."""
         busy_at = time.monotonic()
         while not self._is_stopping.is_set():
-            if len(self._harness) or self._harness.has_notes:
+            if self._harness.open_jobs or self._harness.has_notes:
                 busy_at = time.monotonic()
             left_s = busy_at + self.limits.idle_s - time.monotonic()
-            if left_s <= 0 and not len(self._harness):
+            if left_s <= 0 and not self._harness.open_jobs:
                 return
             self._tell(self._harness.step(self._woken, min(POLL_S, max(0.0, left_s)) or POLL_S))
             self._empty_pipe()

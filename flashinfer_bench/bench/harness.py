@@ -85,6 +85,8 @@ class Harness:
         self._make_scheduler = partial(context.make_scheduler, seeds, rules, needs_triton=needs_triton)
         self._seeds = seeds
         self.recorder = TraceRecorder(context)
+        self.on_saved: Callable[[Job, Trace], object] = lambda _job, _trace: None
+        """Told of each trace that is on disk."""
         self.lock = threading.RLock()
         self._numbers = itertools.count()
         self._open: dict[int, OpenJob] = {}
@@ -102,7 +104,9 @@ class Harness:
         self.verdicts: deque[tuple[float, str]] = deque()
         """Monotonic seconds and device of each verdict; whoever reads them takes them out."""
 
-    def __len__(self) -> int:
+    @property
+    def open_jobs(self) -> int:
+        """How many jobs have no result."""
         return len(self._open)
 
     @property
@@ -250,6 +254,7 @@ class Harness:
         try:
             if submission.is_saved:
                 self.recorder.save(job, trace)
+                self.on_saved(job, trace)
         except (FlashInferBenchError, OSError) as error:
             if not submission.outlives_faults:
                 raise

@@ -7,9 +7,9 @@ A lane's jobs are grouped by solution, since a solution's jobs share a worker, w
 Which group is next depends on who may be waiting:
 
 * A run serves one plan (`turn_s` is infinite), so it packs. A batch has whole solutions of one definition, the
-  costliest first; a device stays with its definition, whose baselines it has. A solution is split only if fewer are left than
-  devices. Batches shrink as the work runs out. A device that is alone keeps the plan's order, but takes solutions that
-  compile for minutes at their first call last of all.
+  costliest first; a device stays with its definition, whose baselines it has. A solution is split only if fewer are
+  left than devices. Batches shrink as the work runs out. A device that is alone keeps the plan's order, but takes
+  solutions that compile for minutes at their first call last of all.
 * A resident engine takes groups in the order in which they came, and a batch has about `turn_s` of work, so that an
   urgent job waits for one batch at most. A device gets no solution that another one is at, unless nothing else is left.
 * A lane with `in_order` keeps the exact order of its jobs, for measurements that are interleaved.

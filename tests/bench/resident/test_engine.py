@@ -342,7 +342,7 @@ def test_what_cannot_be_is_said_at_once(engine, wanted, workloads, message):
 
 
 def test_a_set_without_a_folder_has_nowhere_to_save(engine):
-    engine.workshop.trace_set.root = None
+    engine.context.trace_set.root = None
     with pytest.raises(DataSetError, match="nowhere to save"):
         engine.submit(solution("one"))
 

@@ -83,7 +83,7 @@ def test_right_and_wrong_solutions_of_one_name_in_one_block_get_their_own_verdic
 
 
 def test_a_worker_that_was_made_ahead_has_a_folder_of_its_own_and_sees_no_other(engine):
-    if not engine.workshop.sandbox.has_walls:
+    if not engine.context.sandbox.has_walls:
         pytest.skip("this machine gives workers no walls")
     seen = []
     for number in (1, 2, 1):
