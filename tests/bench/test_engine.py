@@ -13,7 +13,7 @@ from flashinfer_bench import EngineLimits, EngineState
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError, DataSetError, EngineClosed, QueueFull, TaskCancelled, TaskFailed
-from tests.bench.resident.played import PlayedSession, play_engine
+from tests.bench.played import PlayedSession, play_engine
 from tests.kit.make import make_solution
 
 pytestmark = pytest.mark.cpu

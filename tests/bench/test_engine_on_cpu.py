@@ -12,7 +12,7 @@ import pytest
 from flashinfer_bench import BenchmarkConfig, Engine, EngineLimits
 from flashinfer_bench.bench.events import JobStarted, Notice
 from flashinfer_bench.bench.runner.starting import starter_ids
-from tests.bench.resident.played import write_set
+from tests.bench.played import write_set
 from tests.kit.make import make_solution
 from tests.kit.processes import all_pids, marked, wait_until_gone
 
