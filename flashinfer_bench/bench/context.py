@@ -1,0 +1,273 @@
+"""What judging a trace set needs, found once: the machine, the sandbox, the evaluators, the settings of a session.
+
+Runs, the resident engine and comparisons all start from it. It starts no device session.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from flashinfer_bench.base.host import spare_cores
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluators.built_in import mark_built_in
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
+from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
+from flashinfer_bench.bench.machine import Device, Machine, discover_devices
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner import baseline_cache
+from flashinfer_bench.bench.runner.job_seeds import JobSeeds
+from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
+from flashinfer_bench.bench.runner.orders import OrderMaker
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
+from flashinfer_bench.bench.runner.workers.context_file import CONTEXTS_FOLDER
+from flashinfer_bench.bench.scheduler import Rules, Scheduler
+from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
+from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
+from flashinfer_bench.compile import (
+    BuildFarm,
+    BuildTarget,
+    default_jobs,
+    find_toolchain,
+    find_unavailable_languages,
+    why_not_buildable,
+)
+from flashinfer_bench.data import Definition, Solution, TraceSet
+from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SERVED, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.loose import find_loose_folders
+from flashinfer_bench.env import cache_root
+from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.timing.between_workers import WorkerSpread
+from flashinfer_bench.timing.settings import TimingSettings
+
+GIB: Final = 1 << 30
+QUICK_SHARE: Final = 1 / 3
+"""A quick look may take this share of the time budgets: what one of the usual three trials may."""
+CACHE_FOLDERS: Final = (
+    "serve",
+    "artifacts",
+    "staging",
+    "jit",
+    "leases",
+    "locks",
+    baseline_cache.FOLDER,
+    JUDGE_FOLDER,
+    SPREAD_FOLDER,
+    CONTEXTS_FOLDER,
+)
+
+
+class HarnessContext:
+    """What judging a trace set needs on this machine.
+
+    Args:
+        trace_set: what is judged.
+        config: how; the bundled defaults where it is left out. What the set says of its own definitions
+            (`tolerances.yaml`) goes below what the user says.
+        cache: folder for what is built; the user's cache where it is left out.
+
+    Raises:
+        ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
+            a sandbox that cannot be had here.
+    """
+
+    def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None, cache: Path | None) -> None:
+        self.trace_set = trace_set
+        self.cache = (cache or cache_root(os.environ)).resolve()
+        self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
+        self._toolchain = find_toolchain()
+        self._own_cache = cache is not None
+        self._cluster = join_cluster(self._cluster_settings()) if self.config.cluster is not None else None
+        """Where sessions run, if not on this machine."""
+        if self._cluster is None:
+            self.sandbox = find_sandbox(self.config.sandbox, self.cache)
+            self.machine = self._look_around()
+        else:
+            self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
+        self._plug_ins = list_plug_ins(self.config.evaluator_modules)
+        self._evaluators: dict[str, str] = {}
+        self._lookup = EvaluatorLookup()
+        self._spreads: dict[str, WorkerSpread] = {}
+
+    def fingerprint_evaluators(
+        self, definitions: Sequence[Definition], others: Iterable[Definition] = ()
+    ) -> dict[str, str]:
+        """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it.
+
+        Args:
+            definitions: which.
+            others: what may be asked for later: they are asked about at once where a process is needed.
+
+        Raises:
+            ConfigError: a plug-in cannot be used, or `extra` has what it does not take.
+        """
+        unknown = [one for one in definitions if one.name not in self._evaluators]
+        if not self._plug_ins:
+            self._evaluators |= {definition.name: mark_built_in(definition) for definition in unknown}
+            return self._evaluators
+        if not self._lookup.has_all(unknown):
+            asked = {one.name: one for one in (*others, *unknown)}
+            stays = self._cluster is None and not others
+            self._lookup = look_up_evaluators(
+                asked.values(), self._plug_ins, kind=self.machine.kind, keeps_starter=stays
+            )
+        self._lookup.check(unknown, self.config)
+        self._evaluators |= {one.name: self._lookup.choices[one.name].fingerprint for one in unknown}
+        return self._evaluators
+
+    @property
+    def plug_in_keys(self) -> frozenset[str]:
+        """Keys of `extra` that plug-ins declare, as far as they were asked."""
+        return self._lookup.known.keys
+
+    def sandbox_of(self, device: Device) -> Sandbox:
+        """Return the walls that workers have on a device."""
+        return self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)
+
+    def survey(self, solutions: Iterable[Solution]) -> None:
+        """Ask the nodes of a cluster at once what they lack for solutions, which planning asks one by one."""
+        if self._cluster is not None:
+            self._cluster.survey(solutions)
+
+    def close(self) -> None:
+        """Leave the cluster, and end the actors there; sessions have ended with their fleet."""
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def may_compile_ahead(self) -> bool:
+        """Tell whether a session can compile ahead: on this machine's one GPU, with walls and cores for it."""
+        is_alone = self._cluster is None and self.machine.kind == "cuda" and len(self.machine.devices) == 1
+        return is_alone and self.sandbox.has_walls and bool(spare_cores())
+
+    def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
+        """Make the loop over the devices; nothing is started."""
+        farm = self._make_farm() if self._cluster is None else self._cluster.sources
+        return Scheduler(
+            self.machine.devices if self._cluster is None else self._cluster,
+            hello_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
+            orders=OrderMaker(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
+            rules=rules,
+        )
+
+    def blob_root_for(self, job: Job) -> Path:
+        """Return the folder below which the stored inputs of a job lie."""
+        return self.trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
+
+    def root_of(self, solution: Solution) -> Path | None:
+        """Return the folder of the set that a solution's traces go to; None if it lives in memory."""
+        return self.trace_set.solution_roots.get(solution.name) or self.trace_set.root
+
+    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> Hello:
+        """Return the settings of a session."""
+        config = self.config
+        isolated = config.use_isolated_runner or rules.one_worker_a_job
+        share = QUICK_SHARE if config.quick else 1.0
+        return Hello(
+            device=device.kind,
+            hardware=device.name,
+            isolated=isolated,
+            timeout_seconds=config.timeout_seconds,
+            profile_baseline=config.profile_baseline,
+            time_budget_s=config.time_budget_s * share,
+            baseline_budget_s=config.baseline_budget_s * share,
+            timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs, config.assurance),
+            keep_samples=config.keep_samples,
+            baselines=self._choose_baselines(device),
+            gpu_uuid=device.uuid if device.kind == "cuda" else None,
+            gpu_index=device.pci_rank,
+            gpu_capability=device.capability,
+            worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
+            needs_triton=needs_triton,
+            cache_root=str(self.cache),
+            plug_ins=self._plug_ins,
+            has_walls=self.sandbox.has_walls,
+            has_early_workers=rules.is_resident and not isolated,
+            sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
+            compiles_ahead=rules.compiles_ahead,
+            sandbox_user=self.sandbox.user,
+            hidden=list_hidden_folders(self.trace_set, self.cache),
+        )
+
+    def _make_farm(self) -> BuildFarm:
+        return BuildFarm(
+            self.cache,
+            jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
+            target=BuildTarget.of(self.machine.capabilities),
+            toolchain=self._toolchain,
+        )
+
+    def _cluster_settings(self) -> ClusterSettings:
+        devices = self.config.devices
+        if devices is not None and set(devices) != {"cpu"}:
+            raise ConfigError("devices: Ray chooses the GPUs of a cluster; only cpu can be asked for with --cluster")
+        return ClusterSettings(
+            address=self.config.cluster_address,
+            kind="cpu" if devices is not None else None,
+            sandbox=self.config.sandbox,
+            cache=str(self.cache) if self._own_cache else None,
+            has_shared_blobs=self.config.shared_blobs,
+            build_jobs=self.config.build_jobs,
+            hidden=CACHE_FOLDERS,
+        )
+
+    def spread_on(self, device: Device) -> WorkerSpread:
+        """Return what is known of the spread between workers on a device; what this process learns counts at once."""
+        key = f"{device.name} {device.uuid}"
+        if key not in self._spreads:
+            self._spreads[key] = SpreadFile(self.cache, device).read()
+        return self._spreads[key]
+
+    def learn_spread(self, groups: Sequence[Sequence[float]]) -> None:
+        """Keep what latencies of the same code in several workers tell of the spread between them.
+
+        Where a run has several devices, which worker was on which is not known, and nothing is kept.
+        """
+        if len(self.machine.devices) == 1:
+            device = self.machine.devices[0]
+            self._spreads[f"{device.name} {device.uuid}"] = SpreadFile(self.cache, device).add(groups)
+
+    def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
+        """Say whether times of references are kept between runs.
+
+        Not on a CPU, whose speed is another one every minute; not where workers have no walls, since they could write
+        what is kept; and not where every reading is wanted, which nobody keeps.
+        """
+        is_wanted = self.config.profile_baseline and not self.config.keep_samples
+        if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
+            return "off"
+        return "refresh" if self.config.fresh_baselines else "use"
+
+    def _look_around(self) -> Machine:
+        """Find the devices, and what can be built for them."""
+        devices = discover_devices(self.config.devices)
+        languages = find_unavailable_languages(self._toolchain)
+        capabilities = Machine(devices, languages).capabilities
+        target = BuildTarget.of(capabilities)
+        return Machine(
+            devices,
+            languages,
+            lambda solution: why_not_buildable(solution, self._toolchain, target, capabilities),
+            self.sandbox.mark,
+        )
+
+
+def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
+    """Return what no worker reads, even where somebody has put it in a folder that workers need."""
+    roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
+    roots |= {trace_set.root} if trace_set.root is not None else set()
+    in_sets = [
+        root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
+    ]
+    loose = find_loose_folders(
+        [*trace_set.definition_files.values(), *trace_set.solution_files.values()], trace_set.roots
+    )
+    # What a worker needs may lie beside: then only the definitions are hidden.
+    needed = [Path(sys.prefix), Path(__file__)]
+    shut = [folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)]
+    shown = [file for file in trace_set.definition_files.values() if file.parent in loose - {*shut}]
+    hidden = (*in_sets, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))
+    return [str(path.absolute()) for path in hidden]

@@ -1,0 +1,121 @@
+"""What the resident engine allows (`EngineLimits`) and what it is doing (`EngineState`); both are plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from flashinfer_bench.base.stamp import utc_now
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.scheduler import DeviceSlot
+
+DeviceCondition = Literal["resting", "waiting", "starting", "ready", "working", "lost"]
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the engine takes, and for how long it keeps things."""
+
+    queue: int = 10_000
+    """Most jobs that may be open. A task that would make more is refused with QueueFull."""
+    tasks_per_submitter: int = 1_000
+    """Most open tasks of one submitter. A further one is refused with QueueFull."""
+    idle_s: float = 600.0
+    """After this many seconds without a job the engine ends its sessions and gives the devices back. The next job
+    starts them again, which takes seconds."""
+    retry_device_s: float = 60.0
+    """A device that was lost for good is tried again after this many seconds, and with the next task where none is
+    left."""
+    build_turn_s: float = 10.0
+    """On a CPU, where compilers would disturb a measurement: compilers and jobs have the machine in turns of this many
+    seconds while both have work."""
+
+
+class Shown(BaseModel):
+    """A frozen value that serialises to JSON."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class JobLabel(Shown):
+    """Names of a job."""
+
+    index: int
+    definition: str
+    solution: str
+    workload: str
+
+
+class DeviceState(Shown):
+    """What one device does."""
+
+    label: str
+    """Such as "cuda:0"."""
+    hardware: str
+    healthy: bool
+    """False while it is given up: its sessions do not start, or another run keeps its lock."""
+    condition: DeviceCondition
+    """resting: it has no session, and gets one with the next job. waiting: another run has its lock. lost: given up for
+    a while."""
+    since: str
+    """When that began, as ISO 8601 in UTC."""
+    job: JobLabel | None = None
+    """The job that runs."""
+    jobs_done: int = 0
+    """Jobs that got their verdict on it."""
+
+    @classmethod
+    def resting(cls, device: Device) -> DeviceState:
+        """Return the state of a device without a session."""
+        return cls(label=device.label, hardware=device.name, healthy=True, condition="resting", since=utc_now())
+
+
+class EngineState(Shown):
+    """What the engine does."""
+
+    devices: tuple[DeviceState, ...]
+    queue_size: int
+    """Open jobs that no device has begun."""
+    open_tasks: dict[str, int]
+    """Submitter → tasks that have not ended."""
+    jobs: dict[str, int]
+    """Status (PASSED, TIMEOUT, …, FAULT, CANCELLED) → jobs that ended so, since the engine began."""
+    rate_per_s: float
+    """Verdicts a second, in the last minute."""
+    uptime_s: float
+    is_closed: bool = False
+
+
+def describe_slot(slot: DeviceSlot | None, before: DeviceState | None, done: int) -> DeviceState:
+    """Return the state of a device; the one before if nothing has changed.
+
+    Args:
+        slot: its place in the loop; None if no loop runs.
+        before: its state before; None for a device that has come.
+        done: its verdicts.
+    """
+    if before is None:
+        assert slot is not None  # a device is in the loop, or was there before
+        before = DeviceState.resting(slot.device)
+    condition = _condition_of(slot) if slot is not None else "resting"
+    job = slot.begun.get(slot.current) if slot is not None and slot.current is not None else None
+    label = job and JobLabel(
+        index=job.index, definition=job.definition.name, solution=job.solution.name, workload=job.workload.uuid
+    )
+    if (condition, label, done) == (before.condition, before.job, before.jobs_done):
+        return before
+    since = before.since if condition == before.condition else utc_now()
+    changes = {"healthy": condition != "lost", "condition": condition, "since": since, "job": label, "jobs_done": done}
+    return before.model_copy(update=changes)
+
+
+def _condition_of(slot: DeviceSlot) -> DeviceCondition:
+    if slot.given_up_at is not None:
+        return "lost"
+    if slot.session is None:
+        return "waiting" if slot.asking is not None else "resting"
+    if not slot.session.is_ready:
+        return "starting"
+    return "working" if slot.begun else "ready"
