@@ -172,7 +172,7 @@ CHANGES = (
     Change(
         "default_iterations",
         "the default of iterations is 30, not 50",
-        one("bench/config_layers.py", "iterations: Count = 50", "iterations: Count = 30"),
+        one("bench/config_sources.py", "iterations: Count = 50", "iterations: Count = 30"),
         ("test_golden_config.py",),
     ),
     Change(
@@ -185,12 +185,12 @@ CHANGES = (
         "section_order",
         "a section of an op type beats that of a definition",
         one(
-            "bench/config_layers.py",
+            "bench/config_sources.py",
             DEFINITION_LAYER,
             "",
         )
         + one(
-            "bench/config_layers.py",
+            "bench/config_sources.py",
             "        wanted = normalise_op_type(op_type)\n",
             "        wanted = normalise_op_type(op_type)\n" + DEFINITION_LAYER,
         ),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
+from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 
 TRIALS: Final = "sampling_validation_trials"

@@ -290,7 +290,7 @@ def test_a_config_survives_pickle_and_dump():
 
 def test_section_names_of_the_user_are_told_with_their_place_and_bundled_ones_are_not(write_yaml):
     config = BenchmarkConfig.default(definition_config={"x": EvalConfig()})
-    assert config.op_type_keys() == []
-    assert [key.place for key in config.definition_keys()] == ["override: definition_config.x"]
+    assert [*config.section_places("op_type_config", users_only=True)] == []
+    assert [*config.section_places("definition_config", users_only=True)] == [("override: definition_config.x", "x")]
     config = BenchmarkConfig.from_yaml(write_yaml("op_type_config: {moe: {rtol: 1}}\n"))
-    assert [(key.place, key.name) for key in config.op_type_keys()] == [("my.yaml: op_type_config.moe", "moe")]
+    assert [*config.section_places("op_type_config", users_only=True)] == [("my.yaml: op_type_config.moe", "moe")]

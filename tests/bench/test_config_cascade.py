@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig
-from flashinfer_bench.bench.config_layers import Layer, resolve_layers
+from flashinfer_bench.bench.config_sources import Source, resolve
+
+
+def resolve_layers(sections):
+    sources = [
+        Source(str(n), {(): EvalConfig(**values, extra=extra).flat()}) for n, (values, extra) in enumerate(sections)
+    ]
+    return resolve(sources, "d", "", profile_baseline=True)
+
 
 FIELDS = {
     "warmup_runs": st.integers(0, 9),
@@ -43,8 +51,7 @@ def as_arguments(top, op_type, definition):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(SECTION, max_size=5))
 def test_the_last_layer_that_gives_a_value_wins_and_is_its_origin(sections):
-    layers = [Layer(str(number), *section) for number, section in enumerate(sections)]
-    resolved = resolve_layers(layers)
+    resolved = resolve_layers(sections)
     assert seen(resolved) == last_wins(sections)
     for name in DEFAULTS:
         givers = [str(number) for number, (values, _) in enumerate(sections) if name in values]
@@ -75,7 +82,7 @@ def test_top_level_overrides_leave_a_config_that_says_the_same_as_plain_data(top
 @settings(max_examples=40, deadline=None)
 @given(SECTION, SECTION)
 def test_digests_are_equal_exactly_when_the_values_are(one, two):
-    first, second = (resolve_layers([Layer("", *section)]) for section in (one, two))
+    first, second = (resolve_layers([section]) for section in (one, two))
     assert (first.digest() == second.digest()) == (seen(first) == seen(second)) == (first == second)
 
 

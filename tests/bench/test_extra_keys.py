@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
+from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.verdict import read_parameter
 from flashinfer_bench.bench.extra_keys import RULES, find_misspelt_extras, find_wrong_extras, why_wrong
 from flashinfer_bench.cli.main import cli as main

@@ -43,7 +43,7 @@ def test_a_sets_word_lies_between_the_bundled_settings_and_the_users(tmp_path):
     config = BenchmarkConfig.default(definition_config=sections).for_set(found)
     assert resolve(config) == resolve(pickle.loads(pickle.dumps(config))) == (0.75, 0.5)
     assert resolve(config.with_overrides(rtol=0.1)) == (0.1, 0.5)
-    assert [key.name for key in config.definition_keys()] == ["moe_e8"]
+    assert [name for _, name in config.section_places("definition_config", users_only=True)] == ["moe_e8"]
 
 
 def test_another_set_takes_the_place_of_the_first(tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
+from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import RULES
 from flashinfer_bench.data.names import KEY_CUTOFF, did_you_mean, nearest_name
 
