@@ -37,7 +37,7 @@ from flashinfer_bench.compile.diagnostics import (
 from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.includes import check_read_files
 from flashinfer_bench.compile.recipe import LINK, BuildRecipe
-from flashinfer_bench.compile.toolkit import describe_missing, find_lacked
+from flashinfer_bench.compile.toolkit import find_lacked
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
@@ -162,11 +162,10 @@ class Build:
         """
         kills, was_repeated = count_memory_kills(), False
         while (failed := self._run_steps(header)) is not None:
-            lacked = find_lacked(failed.output) if self.recipe.toolkit is not None else None
-            lacks = describe_missing(lacked, self.recipe.toolkit) if lacked and self.recipe.toolkit else None
+            lacked = find_lacked(failed.output, self.recipe.toolkit) if self.recipe.toolkit else None
             kills_since, is_full = count_memory_kills() - kills, has_no_room(self._folder)
             reason = why_machine(failed, disk_is_full=is_full, memory_kills=kills_since)
-            reason = reason or (lacks if failed.name == LINK else None)
+            reason = reason or (lacked[1] if lacked and failed.name == LINK else None)
             if reason is not None:
                 raise BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}")
             if KILLED.search(failed.output) and not was_repeated:
@@ -174,7 +173,7 @@ class Build:
             elif header is not None and is_no_plain_error(failed):
                 header = None
             else:
-                self._blame(failed, lacked if lacks else None, lacks)
+                self._blame(failed, lacked)
         allowed = [*map(Path, SYSTEM_FOLDERS), *self.recipe.readable, self._folder]
         allowed += [header.directory] if header is not None else []
         check_read_files((self._folder / "obj").glob("*.d"), self._folder / "src", allowed)
@@ -195,13 +194,12 @@ class Build:
             raise BuildFailure(f"error: compiling was still going on after {limit_s:g} s, and was ended")
         return find_failed(reports)
 
-    def _blame(self, failed: StepReport, lacked: str | None, lacks: str | None) -> NoReturn:
+    def _blame(self, failed: StepReport, lacked: tuple[str, str] | None) -> NoReturn:
         """Compile a short source of ours before the solution is blamed: it shows whether the compilers work.
 
         Args:
             failed: the step.
-            lacked: the header of the toolkit that it says is missing.
-            lacks: what to tell if our source misses it, too.
+            lacked: the header of the toolkit that it says is missing, and the message if our source misses it, too.
         """
         recipe, limits = self.recipe, self.compilers.limits
         needs = other_architecture(failed)
@@ -212,7 +210,7 @@ class Build:
             message = f"error: the compiler needed more than {limits.memory_bytes / GIB:.1f} GiB of memory\n{message}"
         if recipe.probe:
             is_elsewhere = (first_error(failed.output) or "").startswith("/")  # in a header that is not the solution's
-            header = lacked or (recipe.main_header if is_elsewhere else None)
+            header, lacks = lacked or (recipe.main_header if is_elsewhere else None, None)
             lead = f"#include <{header}>\n".encode() if header else b""
             remove_tree(self._folder / "src")  # the probe could include a header of the solution, not the system's
             write_files(self._folder / "src", {path: lead + text for path, text in recipe.probe_sources.items()})

@@ -24,14 +24,13 @@ from typing import Final
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
-from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.building import GIB, Build, Outcome
 from flashinfer_bench.compile.cache import ArtifactCache, Lease, size_limit
 from flashinfer_bench.compile.compilers import StepLimits
 from flashinfer_bench.compile.flags import count_threads
 from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
-from flashinfer_bench.compile.table import BUILDERS, make_recipe
+from flashinfer_bench.compile.table import make_recipe
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 
@@ -286,7 +285,7 @@ class BuildFarm:
 
 def is_compiled(solution: Solution) -> bool:
     """Tell whether building a solution starts compilers."""
-    return BUILDERS[solution.spec.language] is native_recipe
+    return solution.spec.language.record.is_compiled
 
 
 def describe(solution: Solution, build: Build, outcome: Outcome) -> Built:

@@ -33,7 +33,6 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 MODULE: Final = "flashinfer_bench.examine.repro.session"
 SCRIPT: Final = "repro.py"
-CALLED_IN_PYTHON: Final = frozenset({"python", "triton", "tilelang"})
 BUDGET_S: Final = 1.0
 """Seconds that the measurement may take: some failures show in timed calls alone."""
 GIB: Final = 1 << 30
@@ -147,7 +146,7 @@ def _write_script(order: ReproOrder, evaluation: Evaluation, replay: str) -> Non
         "status": evaluation.status.value,
         "message": evaluation.log.strip(),
         "entry": job.solution.spec.entry_point,
-        "is_python": job.solution.spec.language.value in CALLED_IN_PYTHON,
+        "is_python": not job.solution.spec.language.record.is_compiled,
         "replay": replay,
     }
     file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
