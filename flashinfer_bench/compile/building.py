@@ -22,7 +22,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import count_memory_kills
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure
-from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Lease, Manifest, digest_file
+from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Manifest, digest_file
 from flashinfer_bench.compile.compilers import SYSTEM_FOLDERS, Compilers, StepLimits, StepReport
 from flashinfer_bench.compile.diagnostics import (
     KILLED,
@@ -61,13 +61,12 @@ class Build:
     Args:
         solution: what is built; None for a header of ours.
         recipe: how it is built.
-        cache: where the artifact goes.
-        lease: gets the artifact's digest before its lock is given back.
+        cache: where the artifact goes. The caller holds a lease on it.
         limits: the time and memory that its compilers may take.
     """
 
     def __init__(
-        self, solution: Solution | None, recipe: BuildRecipe, cache: ArtifactCache, lease: Lease, limits: StepLimits
+        self, solution: Solution | None, recipe: BuildRecipe, cache: ArtifactCache, limits: StepLimits
     ) -> None:
         self.solution = solution
         self.recipe = recipe
@@ -77,7 +76,6 @@ class Build:
         self.was_cached = False
         self._cached_s = 0.0
         self._cache = cache
-        self._lease = lease
         self._folder = Path()
 
     @property
@@ -256,9 +254,8 @@ class Build:
         return BuildFault(f"solution {self._name} cannot be built here: {error}{advice}")
 
     def _finish(self, manifest: Manifest) -> Artifact | BuildFailure:
-        """Count the artifact as used, and check that the entry function is in it."""
+        """Check that the entry function is in the artifact."""
         recipe = self.recipe
-        self._lease.add(recipe.digest)
         files = self._cache.place(recipe.digest) / FILES
         missing = find_missing_entry(recipe, files / recipe.entry)
         return missing or Artifact(files, recipe.entry, recipe.symbol, recipe.kind, tuple(manifest.files.items()))

@@ -223,12 +223,12 @@ class BuildFarm:
         for digest, count in wanted.most_common(1):
             if count - self._free >= LEAST_BUILDS:
                 recipe = next(header for header in headers if header.digest == digest)
-                self._start(Build(None, recipe, self._cache, self._lease, self._limits))
+                self._start(Build(None, recipe, self._cache, self._limits))
 
     def _find_header(self, recipe: BuildRecipe | None) -> None:
         """Find a precompiled header in the cache."""
         if recipe is not None and recipe.digest not in self._headers:
-            build = Build(None, recipe, self._cache, self._lease, self._limits)
+            build = Build(None, recipe, self._cache, self._limits)
             outcome = build.look_up()
             if outcome is not None:
                 self._keep_header(build, outcome)
@@ -273,7 +273,7 @@ class BuildFarm:
             recipe = make_recipe(solution, self._toolchain, self._target)
         except BuildFailure as failure:
             return Built(solution, None, failure, 0.0, was_cached=False)
-        return Build(solution, recipe, self._cache, self._lease, self._limits)
+        return Build(solution, recipe, self._cache, self._limits)
 
     def _keep(self, build: Build, outcome: Outcome) -> Built:
         solution = build.solution
