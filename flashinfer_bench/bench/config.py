@@ -61,8 +61,6 @@ __all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_prob
 
 BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
 OVERRIDE_ORIGIN: Final = "override"
-KNOWN_OP_TYPES: Final = ("dsa_paged", "lowbit", "moe", "sampling", "top_k")
-"""Op types of built-in evaluators. op_type_config may name them though no set has them."""
 OLD_EXTRAS: Final = frozenset({"sampling_validation_trials", "sampling_tvd_threshold"})
 OLD_NAMES: Final = OLD_EXTRAS | {"log_dir"}
 """Fields of the public package that have another place here. They are read with a warning."""

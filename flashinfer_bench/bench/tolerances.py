@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from flashinfer_bench.bench.config_file import as_validation_error, describe_problems, list_problems, read_config_file
 from flashinfer_bench.bench.config_sources import EvalConfig, Extra, Ratio, StrictModel, Tolerance, flatten
-from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
+from flashinfer_bench.bench.evaluator_record import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
 from flashinfer_bench.data.workload import Workload

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from flashinfer_bench.bench.extra_keys import find_wrong_extras
+from flashinfer_bench.bench.evaluator_record import find_wrong_extras
 from flashinfer_bench.bench.planning.plan import (
     Job,
     JobMaker,
