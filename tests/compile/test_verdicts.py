@@ -15,6 +15,7 @@ from flashinfer_bench.compile.diagnostics import (
 )
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
 from flashinfer_bench.compile.toolkit import LIBRARIES, describe_missing, find_lacked, toolkit_includes
+from tests.kit.scratch import copy_package, run_with
 
 NOTHING = Toolchain(None, None, None, None, None)
 
@@ -180,3 +181,25 @@ def test_the_abi_of_an_old_torch_is_read_in_its_settings(tmp_path, monkeypatch, 
         (tmp_path / path).write_text(text)
     monkeypatch.setattr("flashinfer_bench.compile.toolchain.find_package", lambda name: tmp_path)
     assert find_torch().has_new_abi == bool(abi)
+
+
+USE = """
+import json, sys
+from pathlib import Path
+from flashinfer_bench.compile import build_solution, unavailable_languages
+from flashinfer_bench.data.store.drafts.guesses import find_language
+from tests.kit import make_solution
+solution = make_solution(language="mojo", sources={"main.mojo": "fn run"}, entry_point="main.mojo::run")
+built = build_solution(solution, Path(CACHE))
+print(json.dumps([unavailable_languages()["mojo"], find_language(["a.mojo"], {}).value, built.entry, built.kind]))
+"""
+
+
+def test_a_language_is_added_by_one_record_and_a_builder(tmp_path):
+    copy = copy_package(tmp_path)
+    with (copy / "data" / "languages.py").open("a") as file:
+        file.write('    MOJO = "mojo", Language((".mojo",), builder="mojo", package="json")\n')
+    builder = copy / "compile" / "builders" / "mojo.py"
+    builder.write_text("from flashinfer_bench.compile.builders.python import make_recipe as make_recipe\n")
+    found = run_with(copy, USE.replace("CACHE", repr(str(tmp_path / "cache"))))
+    assert found == [None, "mojo", "main.mojo", "python"]

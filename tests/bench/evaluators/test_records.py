@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import flashinfer_bench
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench import evaluator_record as record_module
 from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
@@ -35,6 +29,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import WorkloadFault
 from tests.cli.fake_engine import finished, write_small_set
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
+from tests.kit.scratch import copy_package, run_with
 
 pytestmark = pytest.mark.cpu
 BUNDLED = Path(__file__).parents[3] / "flashinfer-trace"
@@ -79,12 +74,9 @@ print(json.dumps([*told, choice.fingerprint, choice.why, choice.module]))
 
 
 def test_an_evaluator_is_added_by_its_file_alone(tmp_path):
-    copy = tmp_path / "flashinfer_bench"
-    shutil.copytree(Path(flashinfer_bench.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = copy_package(tmp_path)
     (copy / "bench" / "evaluators" / "parity.py").write_text(NEW)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])}
-    out = subprocess.run([sys.executable, "-c", USE], env=environment, capture_output=True, text=True, check=True)
-    mark, is_known, wrong, has_torch, fingerprint, why, module = json.loads(out.stdout)
+    mark, is_known, wrong, has_torch, fingerprint, why, module = run_with(copy, USE)
     assert (mark, is_known, has_torch) == ("ParityEvaluator 7", True, False)
     assert (fingerprint, why, module) == (mark, "Takes what has parity.", "flashinfer_bench.bench.evaluators.parity")
     assert wrong == "extra.parity_share is 2; it should be a number from 0 to 1"
