@@ -25,7 +25,7 @@ def run_with(copy: Path, program: str) -> Any:
     """Run a program that imports the copy; return the JSON that it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy.parent), str(CHECKOUT)])}
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], env=environment, cwd=copy.parent, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
