@@ -440,7 +440,7 @@ def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
         watch: notes what it does.
     """
     given = [_stand_in(name, one, watch) if isinstance(one, torch.Tensor) else one for name, one in values.items()]
-    is_compiled = "compile" in reference.definition.reference
+    is_compiled = "torch.compile" in reference.definition.reference
     eager = torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
     try:
         with eager, contextlib.redirect_stdout(io.StringIO()), watch:

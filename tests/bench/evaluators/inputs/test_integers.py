@@ -131,6 +131,43 @@ def test_other_inputs_and_names_count_as_well(name, body, inputs, least, most):
     assert made.numel() < 99 or (low, high) == (least, most) or most > 600
 
 
+HARD = {
+    "compiled": ("f = torch.compile(lambda a: a + 1, backend='eager'); return table[f(tok)]", 28),
+    "scripted": ("table[torch.jit.trace(lambda a: a + 1, torch.ones(3, dtype=torch.int64))(tok)]", 28),
+    "backward": (
+        "with torch.enable_grad():; ~w = table.clone().requires_grad_(); ~w[tok + 1].sum().backward(); return w.grad",
+        28,
+    ),
+    "writes": ("tok += 1; return table[tok]", 28),
+    "exits": ("import sys; (tok > 20).any() and sys.exit(); return table[tok]", 14),
+    "exec": ("names = {'tok': tok}; exec('at = tok + 1', names); return table[names['at']]", 28),
+    "fails on floats": (
+        "if torch.isnan(table).any() or not torch.isfinite(table).all():; ~raise ValueError; return table[tok]",
+        7,
+    ),
+    "branches on floats": ("if not torch.isfinite(table).all():; ~return table; return table[tok + 1]", 28),
+    "raises on floats": ("if torch.isnan(table).any():; ~raise ValueError; return table[tok + 1]", 28),
+    "a mask of floats": ("keep = table[:, 0] > -9; return table[keep][tok + 1]", 28),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("case", HARD)
+def test_references_of_all_kinds_are_followed_or_left_alone(case):
+    body, most = HARD[case]
+    assert ends(make(define(body, **TABLE))["tok"]) == (0, most)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_ranges():
+    definition = define(
+        "table[tok + 1].to(tok.device) * (tok >= 0)[:, None] + torch.ones(3, device=tok.device)", **TABLE
+    )
+    workload = make_workload(axes={name: SIZES[name] for name in definition.axes}, inputs={})
+    made = InputMaker(definition, workload, torch.device("cuda"), Path("nowhere")).make(1)[1]
+    assert ends(made) == (0, 28)
+
+
 def test_numbers_of_a_workload_count():
     given = {"base": ScalarInput(type="scalar", value=7)}
     assert ends(make(define("table[tok + base]", base="int32", **TABLE), given)["tok"]) == (0, 22)
