@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 
@@ -278,8 +278,8 @@ def _is_wide(blank: Blank) -> bool:
 
 def _has_words(blank: Blank, *, is_masked: bool) -> bool:
     """Tell whether any bits may stand in an input of more than 8 bits, of which the reference takes parts."""
-    bounds = _find_bounds(blank)
-    probe = _probe(blank) if _is_wide(blank) and bounds == Bounds() else None
+    may_be = not is_masked or re.search(r">>|shift", blank.definition.reference) is not None
+    probe = _probe(blank) if may_be and _is_wide(blank) and _find_bounds(blank) == Bounds() else None
     return probe is not None and probe.is_opened(blank.name, is_masked=is_masked)
 
 
@@ -287,34 +287,39 @@ def _probe(blank: Blank) -> IntegerProbe | None:
     """Return the runs of a reference on the sizes of a workload; None for inputs of the runs themselves."""
     if blank.is_plain:
         return None
-    numbers = {name: value for name, value in blank.made.items() if isinstance(value, (int, float))}
-    key = (blank.definition.reference, *blank.definition.constraints, *blank.axes.items(), *numbers.items())
+    definition = blank.definition
+    given = [(name, one.sum().item() if _is_integer(one) else one) for name, one in blank.given.items()]
+    known = [*blank.axes.items(), *((name, one) for name, one in given if not isinstance(one, torch.Tensor))]
+    key = (definition.reference, blank.device.type, *definition.constraints, *known)
     if key not in _probes:
         if len(_probes) >= MOST_PROBES:
             _probes.clear()
         try:
-            _probes[key] = IntegerProbe(blank.definition, _find_values(blank), blank.device)
+            _probes[key] = IntegerProbe(definition, _find_values(blank), blank.device)
         except DefinitionFault:
             _probes[key] = None
     return _probes[key]
 
 
+def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
+    """Tell whether a value is a tensor of integers of more than 8 bits."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.element_size() > 1
+
+
 def _find_values(blank: Blank) -> Mapping[str, Any]:
-    """Return all inputs as the runs begin with them: those that are made already, else usual ones."""
+    """Return all inputs as the runs begin with them: those that each seed has, else usual ones."""
     definition, values = blank.definition, dict[str, Any]()
     shapes = definition.get_input_shapes(blank.axes)
     for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
-        kind, one = DTYPES[spec.dtype].kind, blank.made.get(name)
-        if isinstance(one, torch.Tensor) and kind != "float" and one.element_size() > 1:
+        kind, one = DTYPES[spec.dtype].kind, blank.given.get(name)
+        if _is_integer(one):
             values[name] = take_values(one)
-        elif name in blank.made and not isinstance(one, torch.Tensor):
+        elif name in blank.given and not isinstance(one, torch.Tensor):
             values[name] = one
         elif shape is None:
             values[name] = blank.axes.get(name, 1)
         elif kind == "float" or DTYPES[spec.dtype].bits == 8 or math.prod(shape) > MOST_ELEMENTS:
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
-        elif kind == "bool":
-            values[name] = torch.ones(shape, dtype=torch.bool)
         else:
             plain = Blank(name, definition, shape, blank.axes, values, 0, torch.device("cpu"), is_plain=True)
             values[name] = find_rule(INTEGER_RULES, plain).make(plain)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -41,6 +41,8 @@ class Blank:
     """The inputs that have values already, by name."""
     seed: int
     device: torch.device
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
     is_plain: bool = False
     """Its values are usual ones, whatever the reference does with them: trial runs begin with such."""
 

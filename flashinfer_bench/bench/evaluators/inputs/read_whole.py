@@ -102,7 +102,7 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
                 values[name] = None
                 continue
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
-            blank = Blank(name, definition, shape, axes, {}, 0, torch.device("meta"))
+            blank = Blank(name, definition, shape, axes, {}, 0, torch.device("cpu"))
             if isinstance(source, RandomInput | None) and find_deviation(blank) is not None:
                 normal[name] = values[name].numel()
         follower = _Follower(normal)
