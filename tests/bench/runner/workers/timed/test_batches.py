@@ -15,7 +15,7 @@ from flashinfer_bench.bench.runner.workers.timed.batches import (
     held_up_ns,
     take_overhead,
 )
-from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 
@@ -92,7 +92,11 @@ def test_what_a_call_costs(open_timer, how, cost_ns):
     timer.meanwhile = lambda is_over: seen.append(worker.verbs()[-1])
     found = timer.confirm(CALL_NS, replace(OVERHEAD, call=LAUNCH_NS))
     assert found.batch_ns == (cost_ns and pytest.approx(cost_ns))
-    assert (found.bound, found.calls, found.resolution_ns) == ("batch", worker.trial.write([0])[0], 160_000 / CALLS)
+    assert (found.to_record()["bound"], found.calls, found.resolution_ns) == (
+        "batch",
+        worker.trial.write([0])[0],
+        160_000 / CALLS,
+    )
     asked, is_one_by_one = worker.fields_of("burst")[-1], not {"has_setup", "operations", "refuses"}.isdisjoint(how)
     assert (asked["part"] == "both", asked["together"]) == ("has_setup" in how, not is_one_by_one)
     assert ("collect" in worker.verbs()) is ("answers" not in how)

@@ -144,8 +144,9 @@ def test_few_bytes_of_a_large_output_are_seen_and_others_for_another_secret(aren
     assert (first != other, len(first) <= 8_192, unwritten) == (True, True, [False])
 
 
-@pytest.mark.parametrize("size", [4, 5, 15, 16, 17, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(5, torch.uint8), (15, torch.uint8), (17, torch.bfloat16), (40, torch.float32)]
+)
 def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dtype):
     """Or all of them, where there are fewer."""
     places, row = lay_out(arena, size, dtype=dtype), size * dtype.itemsize
@@ -155,7 +156,8 @@ def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dt
         for index in range(4):
             held = places.outputs(index)[0].view(torch.uint8)
             held[:start] = held[start + run :] = 1
-            held[start + run // 2] += index == 2
+            held[: 1 if index == 2 else 0] += 1
+            held[::4] += index == 2
         assert look(places, range(4))[1] == [True, True, False, True]
 
 

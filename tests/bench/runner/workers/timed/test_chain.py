@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed import chain
+from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTools,
     count_chain_calls,
     count_chain_reads,
     open_chain_tools,
 )
-from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.driver import DriverError
-from flashinfer_bench.worker.gpu_relay.kernels import Piece
+from flashinfer_bench.worker.gated_chain.kernels import Piece
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, LEAST_NS, TICK_NS, PlayedGpu, open_timer
 
 pytestmark = pytest.mark.cpu
@@ -60,7 +60,7 @@ def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, monkeypatch,
     monkeypatch.setattr(chain, "CACHED_BYTES", how.pop("cached_bytes", 512))
     timer, worker = open_timer(gpu, arena, **how)
     found = timer.confirm(1.001 * share * cost_ns)
-    assert (found.chain_calls, found.bound, found.why_not) == (CALLS, "chain", None)
+    assert (found.chain_calls, found.to_record()["bound"], found.why_not) == (CALLS, "chain", None)
     assert found.chain_ns == pytest.approx(cost_ns)
     assert found.least_ns == pytest.approx(share * cost_ns, rel=1e-6)
     assert timer.most_ns == found.chain_ns + EMPTY_NS
