@@ -30,7 +30,7 @@ def word_at(address):
 
 
 class PlayedBlock(ControlBlock):
-    """A control block that the played GPU sees, which goes on when the session looks whether a call waits or is over."""
+    """A control block that the played GPU sees, which goes on when the session polls it."""
 
     def __init__(self, gpu, fd, size=BLOCK_BYTES):
         super().__init__(fd, size)
