@@ -29,7 +29,7 @@ def read_keys(fd, calls=MOST_CALLS):
     return [int.from_bytes(os.pread(fd, 8, ControlBlock(fd).key_at(at)), "little") for at in range(calls)]
 
 
-@pytest.mark.parametrize("call", [0, 1, MOST_CALLS - 1])
+@pytest.mark.parametrize("call", [0, MOST_CALLS - 1])
 def test_a_key_is_for_one_call_and_none_takes_the_place_of_another(fd, call):
     ours, theirs = ControlBlock(fd), ControlBlock(fd, SIZE)
     ours.give(call, LARGEST)
@@ -42,8 +42,8 @@ def test_a_key_is_for_one_call_and_none_takes_the_place_of_another(fd, call):
     assert theirs.text(BLOCK_BYTES, SIZE).rstrip(b"\0") == CODE
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("call", [0, 2, MOST_CALLS - 1])
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("call", [0, MOST_CALLS - 1])
 def test_a_call_is_over_when_all_that_it_commits_to_is_there(fd, call, groups):
     board, words = ControlBlock(fd), [LARGEST - at for at in range(2 * groups)]
     for told in ([], words[:-1], [0, *words[1:]], words):
@@ -133,7 +133,7 @@ def fail(*given):
     raise RuntimeError("an illegal memory access")
 
 
-@pytest.mark.parametrize("raises", range(CALLS))
+@pytest.mark.parametrize("raises", [0, CALLS - 1])
 @pytest.mark.parametrize(
     ("fields", "keys", "synchronize"), [({}, [], None), (BY_HOST, [], None), (SETTLED, KEYS, None), ({}, [], fail)]
 )
