@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from statistics import median
 from typing import Any, Final
@@ -393,10 +392,6 @@ class RemoteKernel(CallableKernel):
         timer = BatchTimer(self._ask, remote, operations=operations, most_ns=most_ns)
         if by_relays is not None:
             timer.refused_share = CHAIN_REFUSED_SHARE
-        if self.task.work_ahead is not None:
-            given = [call.inputs for call in self.stress_calls]
-            given += [call.inputs for reads in self.reads for call in reads if not call.is_base]
-            timer.meanwhile = partial(self.task.work_ahead, iter(given))
         is_believed = by_relays is not None and by_relays.why_not is None
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
         self._take_reads(remote, "batch")

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
 from flashinfer_bench.bench.runner.workers.timed.bounds import CREDITED_SHARE, REFUSED_SHARE, Confirmation, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.worker.protocol import BurstDone, Collected
@@ -174,7 +173,7 @@ class BatchTimer:
         now_ns: the session's clock.
 
     `overhead` is what batches take of themselves; `refused_share` the share of a call's cost below which a latency is
-    refused; `meanwhile` is done while the worker makes its graphs, which takes its host and no time of the GPU.
+    refused.
     """
 
     def __init__(
@@ -193,7 +192,6 @@ class BatchTimer:
         self._now_ns = now_ns
         self.overhead = BatchOverhead()
         self.refused_share = REFUSED_SHARE
-        self.meanwhile: Meanwhile | None = None
         self.refused: str | None = "the call waits for the GPU" if operations is None else None
         """Why the calls cannot be made as one graph."""
         self._together = not trial.has_setup and operations is not None
@@ -224,11 +222,11 @@ class BatchTimer:
         multiple, least_ns = RESOLVED
         resolution_ns = multiple * max(overhead.noise, least_ns) / len(self._places)
         if len(self._places) > 1:
-            self._run(self.meanwhile)  # it tells the worker whether results share memory; nobody reads it
+            self._run()  # it tells the worker whether results share memory; nobody reads it
             if self._was_copied and self._together:
                 self._run()  # the graph that has the copies is made
             elif self._trial.returns and self._together:
-                self._collect(self.meanwhile)  # the graph of the copies is made
+                self._collect()  # the graph of the copies is made
         best_ns, series = math.inf, 0
         while series < TRIES and (not series or (resolution_ns < best_ns and claimed_ns < REFUSED_SHARE * best_ns)):
             best_ns = min(best_ns, self._take_series(resolution_ns, claimed_ns / CREDITED_SHARE))
@@ -278,16 +276,16 @@ class BatchTimer:
         trial.reader.look(self._indices, numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
-    def _request(self, verb: str, expected: type[Any], meanwhile: Meanwhile | None, **more: Any) -> Any:
+    def _request(self, verb: str, expected: type[Any], **more: Any) -> Any:
         fields = {"indices": self._indices, "part": self._trial.part, "together": self._together, **more}
-        return self._ask(verb, expected, "the measurement", along=Along(meanwhile=meanwhile), **fields)
+        return self._ask(verb, expected, "the measurement", **fields)
 
-    def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
+    def _run(self) -> tuple[list[int], float]:
         """Make one batch; return the numbers of its calls, and the time that it took."""
         numbers = self._trial.write(self._indices)
         self._calls += len(numbers)
         start = self._now_ns()
-        done = self._request("burst", BurstDone, meanwhile, operations=self._operations)
+        done = self._request("burst", BurstDone, operations=self._operations)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._run()
@@ -304,9 +302,9 @@ class BatchTimer:
         spent_ns = self._now_ns() - start + self._wait_for_gpu()
         return max(0.0, spent_ns - once_ns - result_ns * len(self._places) * outputs - self._copies_ns())
 
-    def _collect(self, meanwhile: Meanwhile | None = None) -> None:
+    def _collect(self) -> None:
         """Have the worker bring what the calls of a batch gave into their slots."""
-        self._is_strided = self._request("collect", Collected, meanwhile).strided or self._is_strided
+        self._is_strided = self._request("collect", Collected).strided or self._is_strided
 
     def _wait_for_gpu(self) -> float:
         """Use the GPU once a request is answered; return what of that counts as the worker's (see SLACK_NS)."""
