@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.compare.outputs import compare, describe_nonfinite
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
@@ -184,10 +184,11 @@ def judge_norms(
     excess = find_excess(rule, norms, names, stability)
     if excess is None:
         return Accepted(correctness)
-    message, output = excess.message, names.index(excess.evidence["output"])
-    nonfinite = describe_nonfinite(call.expected[output], call.got[output])
-    if nonfinite is not None:
-        message = f"output {names[output]!r}: {nonfinite} (rule {excess.rule!r})"
+    message, name = excess.message, excess.evidence["output"]
+    at = names.index(name)
+    found = compare(call.expected[at], call.got[at], Tolerance(math.inf, math.inf), output=name)
+    if found.nonfinite_mismatched:
+        message = f"{found.problem()} (rule {excess.rule!r})"
         correctness = correctness.model_copy(update=_INFINITE)
     return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, excess.integrity)
 

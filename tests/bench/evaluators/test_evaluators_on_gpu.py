@@ -12,10 +12,9 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
-from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
-from flashinfer_bench.bench.evaluators.selection.indices import judge_indices
+from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, judge_indices, read_problem
 from flashinfer_bench.bench.evaluators.verdict import check_form, compare_outputs, describe_problems
 from flashinfer_bench.data import TraceSet
 from tests.bench.evaluators.sampling.samplers import WRONG, draw, expected_shares, make_problem
@@ -81,7 +80,7 @@ def test_samplers_get_the_same_verdicts():
     generator = torch.Generator().manual_seed(1)
     assert isinstance(judge_draws(there, draw(shares, generator).cuda(), SamplingLimits(), generator), Accepted)
     for name, sampler in WRONG.items():
-        verdict = judge_draws(there, sampler(problem, shares, generator).cuda(), SamplingLimits(), generator)
+        verdict = judge_draws(there, sampler(shares, generator).cuda(), SamplingLimits(), generator)
         assert isinstance(verdict, Rejected), name
 
 

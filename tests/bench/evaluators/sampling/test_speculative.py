@@ -154,7 +154,7 @@ def test_one_timed_call_tells_too_little_to_be_rejected(job):
 def test_the_chances_of_a_chain_are_those_of_a_hand_count():
     draft = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
     target = torch.tensor([[[0.25, 0.75], [0.4, 0.6], [1.0, 0.0]]])
-    chain = Chain.of(draft, torch.tensor([[0, 0]]), target)  # accepted with 0.5, then with 0.8
+    chain = Chain(draft, torch.tensor([[0, 0]]), target)  # accepted with 0.5, then with 0.8
     assert chain.emitted_cdf[0].tolist() == pytest.approx([0, 0.5, 0.6, 1.0])
     assert chain.accepted_cdf[0].tolist() == pytest.approx([0, 0.1, 0.6, 1.0])
     assert chain.last_mass[0, 0].tolist() == pytest.approx([0, 0, 0.25])

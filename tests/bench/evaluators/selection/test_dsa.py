@@ -12,8 +12,13 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
-from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, find_roles, read_problem, score_row
-from flashinfer_bench.bench.evaluators.selection.indices import judge_indices
+from flashinfer_bench.bench.evaluators.selection.indexer import (
+    IndexerProblem,
+    find_roles,
+    judge_indices,
+    offer_tokens,
+    read_problem,
+)
 from flashinfer_bench.data import EvaluationStatus, TraceSet
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
@@ -202,10 +207,10 @@ def test_keys_that_are_not_packed_are_scored_too():
         [5],
         torch.tensor([[1, 0]]),
     )
-    row = score_row(problem, 0, 0.1)
-    assert row.tokens.tolist() == [0, 4, 5, 6, 7]
-    assert row.scores.tolist() == [-1.0] * 5
-    assert row.margins.tolist() == pytest.approx([0.1, 2.5, 3.1, 3.7, 4.3])
+    offer = offer_tokens(problem, 0.1)
+    assert offer.tokens.tolist() == [[0, 4, 5, 6, 7]]
+    assert offer.scores.tolist() == [[-1.0] * 5]
+    assert offer.margins[0].tolist() == pytest.approx([0.1, 2.5, 3.1, 3.7, 4.3])
 
 
 def test_a_reference_that_chooses_by_other_scores_is_a_fault():
