@@ -18,7 +18,7 @@ from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, judg
 from flashinfer_bench.bench.evaluators.verdict import check_form, compare_outputs, describe_problems
 from flashinfer_bench.data import TraceSet
 from tests.bench.evaluators.sampling.samplers import WRONG, draw, expected_shares, make_problem
-from tests.bench.evaluators.selection.sparse_attention import WRONG_INDEXERS, index
+from tests.bench.evaluators.selection.indexers import WRONG_INDEXERS, index
 
 pytestmark = [
     pytest.mark.gpu,

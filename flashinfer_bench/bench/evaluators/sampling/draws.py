@@ -142,15 +142,8 @@ def judge_draws(
     forbidden = find_forbidden(problem, tokens, placed)
     if forbidden is not None:
         return forbidden
-    # Where ties decide what is kept, ids say nothing.
-    by_order = {words: places if not at else places[:, placed.clear] for at, words, places in _orders(placed.places)}
-    by_order = {words: places for words, places in by_order.items() if places.numel()}
-    chances = {
-        f"{test}, tokens by {words}": chance
-        for words, places in by_order.items()
-        for test, chance in measure_chances(places).items()
-    } | _test_tokens(placed, tokens.cpu(), generator)
-    distances = {words: measure_distance(places) for words, places in by_order.items()}
+    chances = _test_places(placed.places, limits) | _test_tokens(placed, tokens.cpu(), generator)
+    distances = {order: measure_distance(places) for order, places in _orders(placed.places)}
     worst = max(distances, key=lambda order: distances[order].tvd - distances[order].noise)
     distance, (calls, rows) = distances[worst], tokens.shape
     correctness = Correctness(
@@ -223,7 +216,7 @@ def judge_timed(
     if isinstance(placed, Rejected):
         return placed
     chances, by_flatness = _test_places(placed.places, limits), placed.peaks.reshape(-1).argsort()
-    for _, order, drawn in _orders(placed.places):
+    for order, drawn in _orders(placed.places):
         for name, count in PARTS.items():
             parts = drawn.reshape(-1)[by_flatness].chunk(count) if len(by_flatness) >= count * LEAST_PART else ()
             for number, part in enumerate(parts, 1):
@@ -297,24 +290,20 @@ def _place_together(
     forbidden = find_forbidden(problem, tokens, placed, groups=groups)
     if forbidden is not None:
         return forbidden
-    # Where ties decide what is kept, ids say nothing.
-    says = placed.clear | (torch.arange(len(ORDERS)) == 0)[:, None]
-    anywhere = torch.rand(placed.places.shape, dtype=torch.float64, generator=generator)
-    places = torch.where(says[:, None], placed.places, anywhere)
-    places = places.view(*places.shape[:2], groups, -1).movedim(2, 1).flatten(1, 2)
+    places = placed.places.view(len(ORDERS), len(tokens), groups, -1).movedim(2, 1).flatten(1, 2)
     peaks = problem.probabilities.amax(dim=1).cpu().view(groups, 1, -1).expand(-1, len(tokens), -1).flatten(0, 1)
     return PlacedCalls(places, peaks)
 
 
-def _orders(places: torch.Tensor) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """Yield the number of each order, the order in words, and the places [calls, rows] in it."""
-    yield from zip(range(len(ORDERS)), ORDERS, places, strict=True)
+def _orders(places: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return each order in words, and the places [calls, rows] in it."""
+    return zip(ORDERS, places, strict=True)
 
 
 def _test_places(places: torch.Tensor, limits: SamplingLimits) -> dict[str, float]:
     """Return the p-value of each test of places [orders, calls, rows]."""
     chances: dict[str, float] = {}
-    for _, order, drawn in _orders(places):
+    for order, drawn in _orders(places):
         tests = {**measure_chances(drawn), "left out": measure_omission(drawn, limits.least_shift)}
         chances.update({f"{test}, tokens by {order}": chance for test, chance in tests.items()})
     return chances

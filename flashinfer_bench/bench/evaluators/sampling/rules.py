@@ -65,7 +65,8 @@ class PlacedDraws(NamedTuple):
 
     With the tokens in some order, each token has a stretch of [0, 1) that is as long as its probability. The place of a
     draw is a random point of its token's stretch. If the sampler is right, places are uniform and independent for
-    every distribution. So the places of all rows can be tested together.
+    every distribution. So the places of all rows can be tested together. In a row in which ties decide what is kept,
+    ids say nothing: there a draw lies anywhere in the orders by id.
     """
 
     places: torch.Tensor
@@ -74,8 +75,6 @@ class PlacedDraws(NamedTuple):
     """[calls, rows]: whether the token is in the wide set."""
     share: torch.Tensor
     """[calls, rows]: largest probability that the drawn token may have, in the narrow or the wide set."""
-    clear: torch.Tensor
-    """[rows]: whether the group at the boundary is small enough for the orders by id."""
     kept: torch.Tensor
     """[rows]: number of tokens in the wide set."""
 
@@ -210,16 +209,13 @@ def _place(problem: SamplingProblem, rows: slice, tokens: torch.Tensor, spread: 
     high = torch.where(in_group, whole, ordered.mass_of(ordered.count_above(drawn, or_equal=True)))
     weights = torch.where(probabilities >= least, probabilities, 0.0)
     ids, ranks = order_by_reversed_bits(ordered.vocabulary, tokens.device)
-    places = (
-        (low + spread[0] * (high - low)) / whole,
-        _place_in_order(weights, tokens, spread[1]),
-        _place_in_order(weights[:, ids], ranks[tokens], spread[2]),
-    )
+    clear = wide_mass - narrow_mass <= MATERIAL * narrow_mass
+    by_id = _place_in_order(weights, tokens, spread[1]), _place_in_order(weights[:, ids], ranks[tokens], spread[2])
+    places = [(low + spread[0] * (high - low)) / whole, *torch.where(clear, torch.stack(by_id), spread[1:])]
     return PlacedDraws(
         places=torch.stack(places).mT,
         allowed=(in_range & (drawn >= least) & (drawn > 0)).T,
         share=(drawn.double() / narrow_mass).clamp(max=1.0).T,
-        clear=((wide_mass - narrow_mass) <= MATERIAL * narrow_mass)[:, 0],
         kept=wide[:, 0],
     )
 
