@@ -286,7 +286,8 @@ def test_flattened_rows_have_no_large_token_and_keep_their_order(are_logits):
 
 def test_calls_are_dealt_to_some_kinds_of_flattened_rows():
     job = sampling_job(n=2)
-    kinds = list(draws.make_flattened(job.definition, job.baseline().inputs[0], 35, seeded(0)))
+    inputs = [torch.randn(2, 2000, generator=seeded(0)).softmax(dim=-1), torch.ones(2)]
+    kinds = list(draws.make_flattened(job.definition, inputs, 35, seeded(0)))
     assert sum(calls for _, calls in kinds) == 35
     assert len({inputs[0].numpy().tobytes() for inputs, _ in kinds}) == len(kinds) == 8
 
@@ -355,7 +356,8 @@ def test_a_place_lies_in_the_stretch_of_the_token_that_its_own_call_drew_from_it
         ends = torch.nn.functional.pad(call.inputs[0].double().cumsum(dim=-1), (1, 0))
         low, high = (ends.gather(1, call.got[0][:, None] + step)[:, 0] / ends[:, -1] for step in (0, 1))
         assert bool(((found >= low - 1e-6) & (found <= high + 1e-6)).all())
-    made[4].inputs[1][:], made[4].got[0][1] = 0.3, int(made[4].inputs[0][1].argmin())
+    made[4].inputs[1][:], ordered = 0.3, made[4].inputs[0].argsort(dim=1)
+    made[4].got[0][:] = torch.stack([ordered[0, -1], ordered[1, 0]])
     assert "in call 0, row 1" in place_calls(definition, made, seeded(1)).message
     made[1] = JudgedCall(made[1].inputs, [torch.zeros(3, dtype=torch.int64)], expected)
     assert place_calls(definition, made, seeded(1)).status.value == "INCORRECT_SHAPE"
