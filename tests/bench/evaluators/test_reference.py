@@ -85,8 +85,8 @@ def test_a_python_number_becomes_a_tensor_of_the_outputs_dtype():
 @pytest.mark.parametrize(
     ("body", "parts", "words"),
     [
-        pytest.param("return x", TWO, ["1 values for 2 outputs", "a, b"], id="too few"),
-        pytest.param("return {'a': x}", TWO, ["returns a", "outputs are a, b"], id="names"),
+        pytest.param("return x", TWO, ["2 outputs (a, b), got 1 values"], id="too few"),
+        pytest.param("return {'a': x}", TWO, ["outputs a, b, got a"], id="names"),
         pytest.param("return x[:-1]", {}, ["'y'", "[2]", "[3]"], id="shape"),
         pytest.param("return x.half()", {}, ["'y'", "float16", "float32"], id="dtype"),
         pytest.param("return x.to('meta')", {}, ["'y'", "lies on meta", "inputs on cpu"], id="device"),

@@ -143,7 +143,7 @@ def _split(
     left: torch.Tensor, right: torch.Tensor, size: int | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Return two flat tensors in chunks of whole windows."""
-    size = size or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"])
+    size = size or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // (2 if is_packed(left.dtype) else 1)
     size = max(WINDOW, size // WINDOW * WINDOW)
     return ((left[at : at + size], right[at : at + size]) for at in range(0, len(left), size))
 
