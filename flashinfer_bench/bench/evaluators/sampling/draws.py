@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import find_weights
+from flashinfer_bench.bench.evaluator_record import find_weights
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.sampling.rules import (
     CHUNK_ELEMENTS,
@@ -42,7 +42,6 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import (
     measure_shares,
 )
 from flashinfer_bench.bench.evaluators.verdict import check_form, decide, read_parameter
-from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, LEAST_SHIFT, TRIALS, TVD_THRESHOLD
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 
 LEAST_CALLS_TO_MOVE: Final = 8
@@ -95,9 +94,12 @@ class SamplingLimits:
         Raises:
             WorkloadFault: a parameter is out of range.
         """
-        keys = {TRIALS: cls.trials, TVD_THRESHOLD: cls.tvd_threshold, FALSE_ALARM_RATE: cls.false_alarm_rate}
-        trials, *others = (read_parameter(cfg, *item) for item in {**keys, LEAST_SHIFT: cls.least_shift}.items())
-        return cls(int(trials), *others)
+        return cls(
+            int(read_parameter(cfg, "sampling_validation_trials", cls.trials)),
+            read_parameter(cfg, "sampling_tvd_threshold", cls.tvd_threshold),
+            read_parameter(cfg, "sampling_false_alarm_rate", cls.false_alarm_rate),
+            read_parameter(cfg, "sampling_least_shift", cls.least_shift),
+        )
 
     def find_odd(self, chances: Mapping[str, float], *, alarm_share: float = 1.0) -> str | None:
         """Say what is too odd for a perfect sampler, by the p-values of several tests; None if nothing is.

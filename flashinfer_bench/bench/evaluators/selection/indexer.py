@@ -19,11 +19,11 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Verdict
 from flashinfer_bench.bench.evaluators.selection.choices import Offer, judge_choice
-from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
+DSA_TOLERANCE: Final = "dsa_score_tolerance"
 SCALE_BYTES: Final = 4
 """Bytes of a float32 scale in a packed cache."""
 
