@@ -23,6 +23,8 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOCAL_SOCKETS, LOOPBACK, SHARED_MEMORY, STEERING
+
 from benchmarks.hanging import HangWatch
 from flashinfer_bench import agents
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
@@ -41,8 +43,7 @@ from flashinfer_bench.examine.inspect.summary import (
     render_profile,
 )
 from flashinfer_bench.examine.inspect.tools import NCU, OPENINGS, SANITIZER, find_tool
-from flashinfer_bench.worker.walls.own_view import has_own_network
-from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOCAL_SOCKETS, LOOPBACK, SHARED_MEMORY, STEERING
+from flashinfer_bench.sandbox.namespaces import has_own_network
 
 FURTHER = (
     (LOOPBACK, CHILDREN, LOCAL_SOCKETS),

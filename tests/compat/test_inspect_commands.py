@@ -21,7 +21,7 @@ from flashinfer_bench.examine.inspect.ncu import NcuOptions, parse_raw, plan_ncu
 from flashinfer_bench.examine.inspect.order import Inspected, StepDone
 from flashinfer_bench.examine.inspect.sanitizer import CodePlace, find_problems, join_equal, parse_findings
 from flashinfer_bench.examine.inspect.tools import NCU, OPENINGS
-from flashinfer_bench.worker.walls.own_view import has_own_network
+from flashinfer_bench.sandbox.namespaces import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.vendor_tools import CSV, write_tools
 

@@ -10,7 +10,7 @@ from flashinfer_bench.compile.cache import ArtifactCache, Lease
 from flashinfer_bench.compile.compilers import StepLimits
 from flashinfer_bench.compile.headers import Header, begins_with, read_names
 from flashinfer_bench.compile.table import make_recipe
-from flashinfer_bench.worker.walls import landlock
+from flashinfer_bench.sandbox import landlock
 from tests.kit.native import make_native, pretend_compiler, pretend_torch, processes_in
 from tests.kit.processes import wait_until_gone
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.worker.walls.module_layer import link_modules
+from flashinfer_bench.worker.jit.module_layer import link_modules
 from tests.kit.strange import STRANGE
 
 PLACE = Path(".cache/flashinfer/0.7.2/90a")

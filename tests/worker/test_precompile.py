@@ -15,7 +15,7 @@ from flashinfer_bench.worker.jit.precompile import call_once, make_argument
 from flashinfer_bench.worker.jit.stand_in import stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.load import load_entry
-from tests.kit.walls import running_cell
+from tests.kit.sandboxes import running_cell
 from tests.kit.workers import worker_order
 
 pytestmark = pytest.mark.cpu

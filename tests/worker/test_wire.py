@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.worker.wire import (
+from flashinfer_bench.base.wire import (
     HEADER,
     FrameReader,
     WireClosed,

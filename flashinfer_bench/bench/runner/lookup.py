@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, send_frame
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.parameters import KnownParameters, Parameter, find_wrong_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, PlugIn
@@ -27,7 +28,6 @@ from flashinfer_bench.bench.runner.environments import starter_environment
 from flashinfer_bench.bench.runner.starting import SessionStarter, passing_starter, read_tail, starter_for
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 LOOKUP_LIMIT_S: Final = 180.0
 """Seconds that importing torch and the plug-ins, and choosing, may take; then the run is refused."""

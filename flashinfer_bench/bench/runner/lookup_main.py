@@ -10,11 +10,11 @@ import socket
 from dataclasses import asdict
 from typing import Any
 
+from flashinfer_bench.base.wire import FrameReader, send_frame
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator, list_known_parameters, register
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.wire import FrameReader, send_frame
 
 QUESTION_BYTES = 1 << 30
 

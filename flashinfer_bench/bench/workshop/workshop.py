@@ -25,7 +25,6 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
-from flashinfer_bench.bench.runner.workers.context_file import CONTEXTS_FOLDER
 from flashinfer_bench.bench.workshop.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
 from flashinfer_bench.compile import (
@@ -57,7 +56,6 @@ CACHE_FOLDERS: Final = (
     baseline_cache.FOLDER,
     JUDGE_FOLDER,
     SPREAD_FOLDER,
-    CONTEXTS_FOLDER,
 )
 
 
@@ -161,7 +159,6 @@ class Workshop:
         """Return the settings of a session."""
         config = self.config
         isolated = config.use_isolated_runner or rules.one_worker_a_job
-        stays = rules.retry_device_s is not None
         share = QUICK_SHARE if config.quick else 1.0
         return Hello(
             device=device.kind,
@@ -182,7 +179,6 @@ class Workshop:
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
-            has_early_workers=stays and not isolated,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,
             sandbox_user=self.sandbox.user,

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.worker.linux import end_tree
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
+from flashinfer_bench.sandbox.processes import end_tree
 
 KEPT_BYTES: Final = 16 << 20
 """Of what a program prints, so many bytes of the beginning and of the end are kept."""
@@ -57,7 +57,7 @@ def run_enclosed(template: socket.socket, order: dict[str, Any], home: Path, lim
 
     Args:
         template: the socket of the template.
-        order: as a worker's: environment, walls, memory limit.
+        order: as a worker's: environment, sandbox, memory limit.
         home: a folder of the program's own, made here and removed at the end.
         limit_s: the program is ended after so many seconds.
 
@@ -65,7 +65,7 @@ def run_enclosed(template: socket.socket, order: dict[str, Any], home: Path, lim
         DeviceFault: something of it does not end.
     """
     home.mkdir(parents=True)
-    user = (order.get("walls") or {}).get("user")
+    user = (order.get("sandbox") or {}).get("user")
     if user is not None:
         os.chown(home, user, user)
     guard, guard_end = socket.socketpair()
@@ -111,7 +111,7 @@ def _watch(guard: socket.socket, out: int, limit_s: float, now: Callable[[], flo
                 except WireClosed:
                     ended = {}
                 while (message := reader.pop()) is not None:
-                    guard_pid = message.get("guard", guard_pid)
+                    guard_pid = message.get("supervisor", guard_pid)
                     ended = message.get("exit", ended)
     if ended is None and (guard_pid is None or not end_tree(guard_pid, END_LIMIT_S)):
         raise DeviceFault("a program in its walls, or something that it started, does not end")

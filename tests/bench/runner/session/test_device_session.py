@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from flashinfer_bench.bench.runner.workers.stock import SlowContext
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline
@@ -19,7 +20,6 @@ from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
-from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings

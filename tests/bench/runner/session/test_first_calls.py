@@ -5,10 +5,10 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from flashinfer_bench.bench.runner.workers.stock import Stock
 
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
-from flashinfer_bench.bench.runner.workers.stock import Stock
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 

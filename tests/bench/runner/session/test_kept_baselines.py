@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from flashinfer_bench.bench.runner.workers.stock import Stock
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
@@ -16,7 +17,6 @@ from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap, open_kept_baselines
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.stock import Stock
 from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings

@@ -21,7 +21,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, Measur
 from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.worker.linux import tree_below
+from flashinfer_bench.sandbox.processes import tree_below
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -361,7 +361,7 @@ def test_a_worker_imports_nothing_before_its_solution_that_its_template_has_not(
     source = """
 import sys
 names = list(sys.modules)
-print(*names[names.index("flashinfer_bench.worker.template") + 1 :])
+print(*names[names.index("flashinfer_bench.worker.fork_server") + 1 :])
 def run(x):
     return x
 """

@@ -3,18 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
-
-from flashinfer_bench.base.bounded_log import BoundedLog
-from flashinfer_bench.bench.runner.workers import pool as worker_pool
-from flashinfer_bench.bench.runner.workers import stock as worker_stock
-from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
-from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.spawning import NewWorker, make_order
 from flashinfer_bench.bench.runner.workers.stock import (
     MOST_CONTEXTS,
     UNKNOWN_SOLUTION,
     ContextTraits,
 )
+
+from flashinfer_bench.base.bounded_log import BoundedLog
+from flashinfer_bench.bench.runner.workers import pool as worker_pool
+from flashinfer_bench.bench.runner.workers import stock as worker_stock
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
+from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.timing.driver import CONNECTIONS

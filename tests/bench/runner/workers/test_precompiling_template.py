@@ -8,10 +8,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from flashinfer_bench.bench.runner.workers.spawning import NewWorker, make_order
 
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.bench.runner.workers.spawning import NewWorker, make_order
-from flashinfer_bench.worker.template import READY
+from flashinfer_bench.worker.fork_server import READY
 from tests.kit.workers import ROOT
 
 pytestmark = pytest.mark.cpu
@@ -21,7 +21,7 @@ import torch
 from flashinfer_bench.worker import template
 template.prepare_stand_in = lambda: (time.sleep(0.5), print("prepared", flush=True))
 preparation = template.Preparation(is_for_gpu=True, precompiles={precompiles})
-template.run_template(socket.socket(fileno=int(sys.argv[1])), None, preparation)
+template.run_fork_server(socket.socket(fileno=int(sys.argv[1])), None, preparation)
 """
 
 
