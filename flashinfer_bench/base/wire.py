@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 import time
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -54,7 +55,8 @@ def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any],
     room.register(sock, select.POLLOUT)
     while True:
         try:
-            sent = socket.send_fds(sock, [data], list(fds), socket.MSG_DONTWAIT)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+            sent = sock.sendmsg([data], rights, socket.MSG_DONTWAIT)  # send_fds of older Pythons drops its flags
         except BlockingIOError:
             sent = 0
         fds = () if sent else fds

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.runner import own_user
 from flashinfer_bench.bench.runner.sandbox import SandboxSupport, find_sandbox
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.sandbox import user as own_user
 from flashinfer_bench.sandbox.user import choose_user, find_barrier
 
 CACHE = Path("/cache")
