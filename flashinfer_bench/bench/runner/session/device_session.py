@@ -61,7 +61,7 @@ from flashinfer_bench.compile.farm import BUILD_LIMIT_S
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
-from flashinfer_bench.worker.cuda_memory import CudaMemoryError
+from flashinfer_bench.worker.arena import CudaMemoryError
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
