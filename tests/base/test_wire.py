@@ -79,9 +79,7 @@ def test_descriptors_that_find_no_room_are_told_as_too_many_open_files(pair):
         reader.take_fds()
 
 
-@pytest.mark.parametrize(
-    "body", [b"\x80\x04K\x01.", b"[1]", b'"text"', b"{", b"[" * 60_000, None], ids=str
-)
+@pytest.mark.parametrize("body", [b"\x80\x04K\x01.", b"[1]", b'"text"', b"{", b"[" * 60_000, None], ids=str)
 def test_what_is_too_long_or_no_json_object_is_refused(pair, body):
     pair[0].send((1 << 31).to_bytes(4, "big") if body is None else len(body).to_bytes(4, "big") + body)
     reader = FrameReader(pair[1])

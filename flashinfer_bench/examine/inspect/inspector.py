@@ -22,14 +22,13 @@ import torch
 
 from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.bench.runner.environments import PACKAGE, solution_environment, worker_environment
+from flashinfer_bench.bench.runner.environments import PACKAGE, solution_environment
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
-from flashinfer_bench.bench.runner.workers.pool import default_memory_limit
+from flashinfer_bench.bench.runner.workers.pool import make_order
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
@@ -169,15 +168,8 @@ class Inspector:
 
     def _worker_order(self, home: Path, for_tool: bool = False) -> dict[str, Any]:
         """Return the order for a worker, or for a program in its place."""
-        hello = self._order.hello
-        environment = worker_environment(os.environ, Path(hello.cache_root))
-        order: dict[str, Any] = {
-            "environment": environment | {"HOME": str(home), "TMPDIR": str(home)},
-            "device": self._device,
-            "threads": usable_cores(),
-            "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(),
-            "timing": {"l2_cache": "cold", "clock": "cuda_events", "image": ""},
-        }
+        order = make_order(self._order.hello, home)
+        order["timing"]["clock"] = "cuda_events"
         if self._policies is not None and self._policy is not None:
             order["environment"] |= self._policies.environment(self._order.solution.digest)
             own = [str(home), str(self._work), *self._policy.writable]

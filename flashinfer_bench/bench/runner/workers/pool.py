@@ -582,22 +582,11 @@ class WorkerPool:
         self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
     ) -> dict[str, Any]:
         """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
-        hello, image = self._hello, self.timing_image
-        environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
+        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
+        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
+        environment = order["environment"]
         if precompiled is not None:
-            environment["CUDA_VISIBLE_DEVICES"], image = "", None
-        elif self._gpu_index is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = str(self._gpu_index)
-        order: dict[str, Any] = {
-            "environment": environment,
-            "gpu_uuid": hello.gpu_uuid if self._gpu_index is not None else None,
-            "device": "cuda:0" if hello.device == "cuda" else "cpu",
-            "threads": self._cores,
-            "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
-            "timing": {"l2_cache": hello.timing.l2_cache, "clock": hello.timing.clock},
-            "is_reference": files.is_reference,
-        }
-        order["timing"]["image"] = base64.b64encode(image).decode() if image is not None else ""
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         if self._policies is None:
             return order
         policy = self._policies.make_policy(files.digest, files.artifact, given)
@@ -610,6 +599,32 @@ class WorkerPool:
             # not finished, and the lock on a module goes with the process, or with the next worker.
             environment |= {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
         return order | {"sandbox": policy.to_json(), "shared_modules": str(self._policies.shared_modules)}
+
+
+def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
+    """Return the spawn order of a worker without a sandbox, or of a program in its place.
+
+    Args:
+        hello: the session's settings.
+        home: the worker's folder.
+        gpu_index: its GPU's number as CUDA counts; None to go by what the session sees.
+        image: machine code of the timing kernels, which it then need not assemble.
+    """
+    environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
+    if gpu_index is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
+    return {
+        "environment": environment,
+        "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
+        "device": "cuda:0" if hello.device == "cuda" else "cpu",
+        "threads": usable_cores(),
+        "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
+        "timing": {
+            "l2_cache": hello.timing.l2_cache,
+            "clock": hello.timing.clock,
+            "image": "" if image is None else base64.b64encode(image).decode(),
+        },
+    }
 
 
 @cache
