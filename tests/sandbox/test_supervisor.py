@@ -5,28 +5,24 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.runner.workers import process as worker_process
-from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox import landlock, notifications, supervisor
 from flashinfer_bench.sandbox.notifications import Notifications
-from flashinfer_bench.sandbox.processes import count_own_tasks, descendants, is_alive, read_process, resident_memory
+from flashinfer_bench.sandbox.processes import Memory, count_own_tasks, descendants, is_alive, read_process
 from flashinfer_bench.sandbox.seccomp import can_filter
-from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.protocol import Bound, Called, LaidOut, Loaded
+from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.processes import wait_until_gone
 from tests.kit.sandboxes import ORDINARY, OWN, running_cell
 from tests.kit.workers import ROOT, running_template, worker_order
@@ -280,22 +276,6 @@ def test_memory_that_no_process_shows_ends_a_worker_by_no_fault_of_its_solution(
     assert gone.value.ended.over_machine
 
 
-def test_the_sessions_arena_does_not_count(start):
-    source = "def run(x):\n    x.max()"
-    with SharedArena(torch.device("cpu")) as arena, start(source, memory_limit_bytes=512 << 20) as worker:
-        arena.reserve(600 << 20)
-        arena.block.fill_(1)
-        description, fds = arena.describe()
-        worker.ask("bind", Bound, 20.0, along=Along(fds), arena=description)
-        slot = Slot(0, (600 << 20,), torch.uint8).to_json()
-        where = {"arguments": {"x": slot}, "slots": [], "count": 1, "stride": 600 << 20}
-        worker.ask("lay_out", LaidOut, 20.0, style="dps", may_return_inputs=False, outputs=[], **where)
-        worker.ask("calls", Called, 20.0, indices=[0], part="run", lead=None, replay=False)
-        time.sleep(1.0)
-        assert resident_memory(worker.pid).shared > 512 << 20
-        assert not worker.has_ended
-
-
 def test_a_home_with_deep_and_closed_folders_is_removed(start, tmp_path):
     source = """
 import os
@@ -397,28 +377,35 @@ def test_where_signals_are_not_kept_apart_groups_are_killed(chain, tmp_path):
 # The supervisor itself.
 
 
-@pytest.mark.parametrize("error", [OverflowError("a time"), ValueError("a word"), KeyError("a name")])
 @pytest.mark.parametrize(("name", "judge"), [("utimensat", "change_file"), ("kill", "judge_aim")])
-def test_whatever_a_supervisor_is_asked_with_is_answered(monkeypatch, error, name, judge):
-    def fail(*_):
-        raise error
-
-    given = []
-    monkeypatch.setattr(notifications, judge, fail)
+def test_whatever_a_supervisor_is_asked_with_is_answered(monkeypatch, name, judge):
+    given, asked = [], Notifications(None)
     monkeypatch.setattr(notifications.fcntl, "ioctl", lambda _, code, data: given.append((code, bytes(data))))
-    asked = Notifications(None)
     asked._calls = {0: (name, "process:0")}
-    asked.turn()
-    assert notifications.ANSWER.unpack(given[-1][1]) == (0, 0, -errno.EINVAL, 0)
+    for error in (OverflowError("a time"), ValueError("a word"), KeyError("a name")):
+        monkeypatch.setattr(notifications, judge, Mock(side_effect=error))
+        asked.turn()
+        assert notifications.ANSWER.unpack(given[-1][1]) == (0, 0, -errno.EINVAL, 0)
+
+
+@pytest.mark.parametrize(
+    ("session", "worker", "is_over"),
+    [((0, 0), (90, 0), False), ((0, 0), (90, 20), True), ((0, 50), (90, 50), False), ((0, 50), (90, 70), True)],
+    ids=["private", "shared", "the arena", "more than the arena"],
+)
+def test_a_worker_is_over_its_limit_without_the_session_s_arena(monkeypatch, session, worker, is_over):
+    held = {1: Memory(*session), 2: Memory(*worker)}
+    monkeypatch.setattr(supervisor, "ancestors", lambda _: [3, 1])
+    monkeypatch.setattr(supervisor, "resident_memory", held.get)
+    monkeypatch.setattr(supervisor, "descendants", lambda _: [2])
+    monkeypatch.setattr(supervisor, "proportional_memory", held.get)
+    assert supervisor.Watch(2, 100, Notifications(None)).is_over_memory() is is_over
 
 
 def test_a_supervisor_that_cannot_see_the_session_watches_all_the_same(monkeypatch):
     monkeypatch.setattr(supervisor, "ancestors", lambda pid: [pid - 1])
-    with socket.socket() as channel:
-        watch = supervisor.Watch(os.getpid(), 1 << 50, Notifications(channel))
-        assert not watch.is_over_memory()
-        watch.memory_limit_bytes = 1
-        assert watch.is_over_memory()
+    over = [supervisor.Watch(os.getpid(), limit, Notifications(None)).is_over_memory() for limit in (1, 1 << 50)]
+    assert over == [True, False]
 
 
 FAILS = """
