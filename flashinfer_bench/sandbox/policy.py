@@ -106,15 +106,15 @@ class Policy:
 
 
 def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.socket) -> None:
-    """Turn this fresh fork into a worker's shell: own session, two pipes for output, one socket, its own folder.
+    """Turn this fresh fork into a worker's shell: own session, one pipe for output, one socket, its own folder.
 
     Args:
         order: its `home`, its `environment`, `most_tasks`, threads and processes that its user may have in all, and
             its `sandbox`, a policy, where it has one.
-        fds: the socket, and the pipes.
+        fds: the socket, and the pipe.
         supervisor: is sent the descriptor by which the filter asks.
     """
-    keep_fd, out_fd, err_fd = fds
+    keep_fd, out_fd = fds
     os.setsid()
     die_with_parent(signal.SIGKILL)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -122,7 +122,7 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
     for number in RESET_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (out_fd, 1), (err_fd, 2)):
+    for source, target in ((null, 0), (out_fd, 1), (out_fd, 2)):
         os.dup2(source, target)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -44,7 +44,7 @@ MOST_REAPED: Final = 1000
 """Reap at most this many processes in one turn: a worker may make orphans without end, and there is more to do."""
 
 RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
-"""Becomes the worker: takes its order, its socket and pipes, and the channel for `Notifications`. Never returns."""
+"""Becomes the worker: takes its order, its socket and pipe, and the channel for `Notifications`. Never returns."""
 
 
 def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker) -> None:
@@ -52,7 +52,7 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
 
     Args:
         order: the worker's, with its `memory_limit_bytes` and its `sandbox`, where it has one.
-        fds: the worker's socket, stdout and stderr; the supervisor's socket.
+        fds: the worker's socket, the pipe for what it prints, the supervisor's socket.
         run_worker: is called in the fork.
     """
     os.setsid()
@@ -66,11 +66,11 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
     is_apart = not sandbox.get("for_tool") and keep_signals_apart()  # a tool's worker may mount, and no domain does
     pid = fork()
     if pid == 0:
-        run_worker(order, fds[:3], theirs)
-    for fd in fds[:3]:
+        run_worker(order, fds[:2], theirs)
+    for fd in fds[:2]:
         os.close(fd)
     theirs.close()
-    session = socket.socket(fileno=fds[3])
+    session = socket.socket(fileno=fds[2])
     report(session, {"started": pid, "supervisor": os.getpid()})
     watch = Watch(pid, int(order["memory_limit_bytes"]), Notifications(ours, sandbox.get("writable", ())))
     try:

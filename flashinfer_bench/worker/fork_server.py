@@ -1,7 +1,7 @@
 """The fork server of workers: a process that has imported torch and made no CUDA context, from which they are forked.
 
 A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn": order}
-comes with the child's ends of four channels, in this order: the worker's socket, its stdout, its stderr, the
+comes with the child's ends of three channels, in this order: the worker's socket, the pipe for what it prints, the
 supervisor's socket. The server sends no answer: the new supervisor and the new worker report to the session themselves.
 One whose workers precompile sends one byte when it is ready. When the session's end closes, the server ends every
 supervisor that it started, and then itself.

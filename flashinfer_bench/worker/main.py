@@ -76,7 +76,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], supervisor: socket.soc
 
     Args:
         order: from the session.
-        fds: its socket, and the pipes for what is printed.
+        fds: its socket, and the pipe for what is printed.
         supervisor: is sent the descriptor by which filtered calls ask.
     """
     try:

@@ -416,7 +416,7 @@ supervisor.Watch.until_end = fail
 def run_worker(order, fds, channel):
     os.write(fds[1], b"%d" % os.getpid()); time.sleep(60); os._exit(0)
 fds = [*socket.socketpair(), *socket.socketpair()]
-ends = [fds[0].detach(), os.dup(1), os.dup(2), fds[2].detach()]
+ends = [fds[0].detach(), os.dup(1), fds[2].detach()]
 supervisor.run_supervisor({"memory_limit_bytes": 0}, ends, run_worker)
 """
 

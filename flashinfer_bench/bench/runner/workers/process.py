@@ -1,7 +1,8 @@
 """The session's handle on one worker: ask it, wait no longer than allowed, end it, know how it ended.
 
-While it waits for an answer it reads the worker's stdout and stderr, and listens to the supervisor. So it notices at
-once that a worker has died, and a worker that prints without end fills no memory.
+While it waits for an answer it reads what the worker prints, and listens to the supervisor. So it notices at once that
+a worker has died, and a worker that prints without end fills no memory. A program in a worker's place, a tool of
+`inspect`, answers nothing: it is deafened, and ends by itself.
 """
 
 from __future__ import annotations
@@ -120,14 +121,23 @@ class WorkerProcess:
         order: environment, device, threads, memory limit and sandbox of the worker; `home` is added.
         home: a folder of the worker's own, created here and removed at its end.
         given: a folder that the worker alone reads; None where it reads all that its user may.
+        log: takes what it prints.
     """
 
-    def __init__(self, server: socket.socket, order: dict[str, Any], home: Path, *, given: Path | None = None) -> None:
+    def __init__(
+        self,
+        server: socket.socket,
+        order: dict[str, Any],
+        home: Path,
+        *,
+        given: Path | None = None,
+        log: BoundedLog | None = None,
+    ) -> None:
         self._home, self.given = home, given
         self._request_id = 0
         self._is_ending = self._is_unguarded = False
         """It was told to end; its supervisor ended without a word of how the worker did."""
-        self.log = BoundedLog()
+        self.log = log or BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
         self.supervisor_pid: int | None = None
@@ -159,26 +169,23 @@ class WorkerProcess:
             os.chown(home, user, user)
         self._sock, worker_end = socket.socketpair()
         self._supervisor, supervisor_end = socket.socketpair()
-        (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
+        self._pipe, printed = os.pipe()
         try:
-            ends = [worker_end.fileno(), out_write, err_write, supervisor_end.fileno()]
+            ends = [worker_end.fileno(), printed, supervisor_end.fileno()]
             send_frame(server, {"spawn": {**order, "home": str(home)}}, ends)
         finally:
             worker_end.close()
             supervisor_end.close()
-            os.close(out_write)
-            os.close(err_write)
+            os.close(printed)
         self._reader = FrameReader(self._sock, max_bytes=MAX_ANSWER_BYTES, takes_fds=False)
         self._reports = FrameReader(self._supervisor, takes_fds=False)
-        self._pipes = [out_read, err_read]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
         self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_report)
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError, AttributeError):  # fewer switches for a chatty solution
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_READ_BYTES)
-            os.set_blocking(pipe, False)
-            self._selector.register(pipe, selectors.EVENT_READ, self._drain)
+        with contextlib.suppress(OSError, AttributeError):  # fewer switches for a chatty solution
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_READ_BYTES)
+        os.set_blocking(self._pipe, False)
+        self._selector.register(self._pipe, selectors.EVENT_READ, self._drain)
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -317,10 +324,9 @@ class WorkerProcess:
 
     def drain(self) -> None:
         """Read what the worker printed so far, without waiting."""
-        for pipe in self._pipes:
-            for _ in range(MAX_DRAINS):
-                if not self._drain(pipe):
-                    break
+        for _ in range(MAX_DRAINS):
+            if not self._drain(self._pipe):
+                break
 
     # The machine's memory.
 
@@ -449,8 +455,7 @@ class WorkerProcess:
             self._selector.close()
             self._sock.close()
             self._supervisor.close()
-            for pipe in self._pipes:
-                os.close(pipe)
+            os.close(self._pipe)
             remove_tree(self._home, REMOVE_LIMIT_S)
         return self.exit
 
