@@ -55,7 +55,7 @@ def judge(code, case, solution, *, seed=1, n=8, columns=4096, shape="[n, 4096]")
     inputs = job.baseline().inputs[0]
     StressPlan(definition, job.workload, seed).change(case, 0, inputs)
     call = JudgedCall(inputs, [solution(*inputs)], job.context.reference(inputs))
-    return job.evaluator.judge_regime(definition, case, call, job.config, job.context)
+    return job.evaluator.stress_checks(definition, job.config).judge(case, call, job.context)
 
 
 def coarse(values, dtype):
@@ -217,9 +217,9 @@ def test_only_outputs_without_a_float_are_judged_on_usual_inputs_only(changes, i
     definition = make_definition(**changes)
     job = Judging(definition, make_workload())
     assert (why_no_stress(definition) is None) is is_judged
-    assert job.evaluator.takes_regimes(definition, job.config) is is_judged
+    assert job.evaluator.stress_checks(definition, job.config).judges_floats is is_judged
     off = Judging(definition, make_workload(), regimes_rule=False)
-    assert not off.evaluator.takes_regimes(definition, off.config)
+    assert off.evaluator.stress_checks(definition, off.config) is None
 
 
 def test_each_case_has_a_name_in_words():
