@@ -1,6 +1,6 @@
-"""The inspector, a process: python -m flashinfer_bench.examine.inspect.inspector < ORDER > ANSWER.
+"""The inspector: `answer` carries out an order (`order.py`) in a process of its own (`base/isolated.py`).
 
-Both are frames (`order.py`). It does what a device session does before a call: forks the template, makes the inputs,
+It does what a device session does before a call: forks the template, makes the inputs,
 has a worker load the solution to find out how it is called. Then it runs the steps of the tool, each in the walls of a
 worker for this solution.
 """
@@ -37,7 +37,7 @@ from flashinfer_bench.examine.inspect.enclosed import run_enclosed
 from flashinfer_bench.examine.inspect.inputs import write_inputs
 from flashinfer_bench.examine.inspect.order import WORK, Inspected, InspectOrder, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
-from flashinfer_bench.sandbox.processes import die_with_parent, fork
+from flashinfer_bench.sandbox.processes import fork
 from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
 from flashinfer_bench.worker.protocol import Failed, Loaded
 
@@ -233,17 +233,6 @@ def inspect(order: InspectOrder) -> Inspected:
             return Inspected(problem=str(error))
 
 
-def main() -> int:
-    """Take an order from stdin, and write what came of it to stdout."""
-    die_with_parent(9)
-    answer = os.dup(1)
-    os.dup2(2, 1)  # whatever prints from here on is no answer
-    order = InspectOrder.model_validate_json(sys.stdin.buffer.read())
-    done = inspect(order)
-    with os.fdopen(answer, "w", encoding="utf-8") as file:
-        file.write(done.model_dump_json())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out an order (`base/isolated.py`)."""
+    return inspect(InspectOrder.model_validate(order)).model_dump(mode="json")
