@@ -21,8 +21,7 @@ from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, Jud
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.inputs.stress.cases import ONE_ROW
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import GATES, why_no_stress
+from flashinfer_bench.bench.evaluators.inputs.stress import GATES, ONE_ROW, why_no_stress
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_left_out
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     NORM,

@@ -239,7 +239,7 @@ class Evaluator(ABC):
 
     @classmethod
     def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Tell whether some calls get inputs of stress cases (`inputs/stress/`), which `judge_regime` judges."""
+        """Tell whether some calls get inputs of stress cases (`inputs/stress.py`), which `judge_regime` judges."""
         del definition, cfg
         return False
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan, count_affordable
-from flashinfer_bench.bench.evaluators.inputs.stress.supports import choose_part
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan, count_affordable
 from tests.kit.make import make_definition, make_workload
+from tests.kit.operations import WAITS, counting_operations
 
 pytestmark = pytest.mark.cpu
 
@@ -30,40 +31,59 @@ GATES_DOWN = "gates shifted down"
 SOME_GATES = "some gates shifted"
 SPIKE = "one huge value"
 FAR_LARGER = "all values 100 to 1,000 times as large"
-USUAL = (FEW, SHIFTED, SMALL, LARGE, CUBED)
+USUAL = dict.fromkeys((FEW, SHIFTED, SMALL, LARGE, CUBED), 1) | {COLUMNS: 6, ONE_FEW: 3, STRETCH: 6}
+GATED = "def run(x, gate):\n    return (torch.sigmoid(gate) * x).cumsum(0)\n"
+ALL = "def run(x, gate):\n    return (torch.sigmoid(gate) * (x.nan_to_num() == 0)).cumsum(0)\n"
+XY = {"x": "float32[n, m]", "gate": "float32[n, m]"}
 
 
-def plan(inputs, outputs=None, reference="def run(x): 1", sources=None, *, seed=3, op_type="test", has=False, **axes):
+def plan(
+    inputs=XY, output="[n, m]", reference="def run(x): 1", sources=None, *, seed=3, op_type="test", has=False, **axes
+):
     definition = make_definition(
         op_type=op_type,
         axes=dict.fromkeys(axes),
         inputs=inputs,
-        outputs=outputs or {"y": "float32[n]"},
+        outputs={"y": f"float32{output}"},
         reference=reference,
     )
     workload = make_workload(axes=axes, inputs=sources or {})
     return StressPlan(definition, workload, seed, has_constants=has)
 
 
-GATED = "def run(x, gate):\n    return (torch.sigmoid(gate) * x).cumsum(0)\n"
-FLOATS = {COLUMNS: 6, ONE_FEW: 3, STRETCH: 6}
+def change(case, values, number=0, shape="n, m", output="[n]", **how):
+    """Return a copy of values as a case makes them."""
+    axes = dict(zip(shape.split(", "), values.shape, strict=True))
+    dtype = str(values.dtype).removeprefix("torch.")
+    made = values.clone()
+    plan({"x": f"{dtype}[{shape}]"}, output, **how, **axes).change(case, number, [made])
+    return made
 
 
 @pytest.mark.parametrize(
-    ("reference", "op_type", "asked"),
+    ("asked", "told"),
     [
-        ("def run(x, gate):\n    return x * (gate != 0)\n", "test", {ZEROS: 3}),
-        ("def run(x, gate):\n    return torch.nan_to_num(x) * gate\n", "test", {NOT_FINITE: 9}),
-        (GATED, "test", {GATES_UP: 3, GATES_DOWN: 3, SOME_GATES: 12}),
-        (GATED, "gdn", {}),
-        ("def run(x, gate):\n    return torch.sigmoid(gate) * x\n", "test", {}),
+        ({ZEROS: 3}, {"reference": "def run(x, gate):\n    return x * (gate != 0)\n"}),
+        ({NOT_FINITE: 9}, {"reference": "def run(x, gate):\n    return torch.nan_to_num(x) * gate\n"}),
+        ({GATES_UP: 3, GATES_DOWN: 3, SOME_GATES: 12}, {"reference": GATED}),
+        ({}, {"reference": GATED, "op_type": "gdn"}),
+        ({}, {"reference": "def run(x, gate):\n    return torch.sigmoid(gate) * x\n"}),
+        ({SPIKE: 12, FAR_LARGER: 3, SHIFTED: 3}, {"has": True}),
+        ({SMALL: 9, ONE_ROW: 9}, {"output": "[n]", "n": 15}),
+        ({}, {"output": "[n]", "n": 16}),
+        ({ROWS: 6}, {"output": "[m]"}),
+        ({ROWS: 6, SMALL: 9, ONE_ROW: 9}, {"output": "[]"}),
+        ({ONE_ROW: 3, ROWS: 6}, {"output": "[n]", "inputs": {"x": "float32[n, k, m]", "w": "float32[n, k]"}, "k": 4}),
+        ({ONE_FEW: -3, STRETCH: -6, ROWS: 6}, {"inputs": {"x": "uint8[n, m]"}}),
+        ({ONE_FEW: -3, STRETCH: -6}, {"inputs": {"x": "float8_e4m3fn[n, m]"}}),
+        (dict.fromkeys(USUAL, -9), {"inputs": {"x": "int32[n, m]", "scale": "float32[n]"}}),
     ],
-    ids=["zeros", "not finite", "gates", "gates with rules", "nothing"],
 )
-def test_the_reference_says_which_cases_come_beside_the_usual_ones(reference, op_type, asked):
-    inputs = dict.fromkeys(("x", "gate"), "float32[n, m]")
-    found = plan(inputs, {"y": "float32[n, m]"}, reference, op_type=op_type, n=32, m=8)
-    assert Counter(found.calls) == Counter({**dict.fromkeys(USUAL, 1), **FLOATS, **asked})
+def test_definition_and_workload_say_which_cases_come_beside_the_usual_ones(asked, told):
+    found = plan(**{"n": 32, "m": 64, **told})
+    wanted = Counter(USUAL) + Counter()
+    wanted.update(asked)
+    assert Counter(found.calls) == +wanted
     assert set(found.names) == set(found.calls)
 
 
@@ -77,92 +97,41 @@ def test_the_list_is_the_same_in_each_run_and_another_order_for_another_workload
     assert len({tuple(one) for one in orders}) > 30
     assert all(len(set(one[: len(set(one))])) == len(set(one)) for one in orders)  # each once before one comes again
     first = Counter(one[0] for one in orders)
-    assert set(first) <= {*USUAL, *FLOATS}
     assert first[CUBED] > first[COLUMNS]
-
-
-@pytest.mark.parametrize(("n", "more"), [(1, 9), (15, 9), (16, 0)])
-def test_where_outputs_have_few_numbers_there_are_more_calls_of_what_shows_them(n, more):
-    calls = Counter(plan({"x": "float32[n, m]"}, n=n, m=8).calls)
-    assert (calls[SMALL], calls[ONE_ROW]) == (1 + more, more)
-
-
-def test_where_an_output_is_constant_there_are_strong_inputs():
-    usual, tried = (Counter(plan({"x": "float32[n]"}, {"y": "int64[]"}, has=has, n=64).calls) for has in (False, True))
-    assert tried - usual == Counter({SPIKE: 12, FAR_LARGER: 3, SHIFTED: 3})
 
 
 @pytest.mark.parametrize(("n", "most"), [(1 << 12, 20), (1 << 26, 4), (1 << 28, 1), (1 << 34, 1)])
 def test_of_large_inputs_fewer_are_kept(n, most):
-    assert len(plan({"x": "float32[n]"}, n=n).calls) == most
+    assert len(plan({"x": "float32[n]"}, "[n]", n=n).calls) == most
 
 
 @pytest.mark.parametrize(
     ("latency_ms", "device", "most"),
-    [
-        (None, "cuda", None),
-        (4.9, "cuda", None),
-        (5.1, "cuda", 2),
-        (3e3, "cuda", 2),
-        (1.0, "cpu", 1000),
-        (100.0, "cpu", 10),
-        (3e3, "cpu", 1),
-    ],
+    [(None, "cuda", None), (4.9, "cuda", None), (5.1, "cuda", 2), (1.0, "cpu", 1000), (3e3, "cpu", 1)],
 )
 def test_a_slow_reference_is_called_for_few(latency_ms, device, most):
     assert count_affordable(latency_ms, device) == most
 
 
-@pytest.mark.parametrize(
-    ("inputs", "output", "is_asked"),
-    [
-        ({"x": "float32[n, m]"}, "[n]", False),
-        ({"x": "float32[n, m]"}, "[m]", True),
-        ({"x": "float32[n, m]"}, "[]", True),
-        ({"x": "uint8[n, m]"}, "[n, m]", True),
-        ({"x": "float32[m]"}, "[]", False),
-    ],
-)
-def test_a_part_of_the_rows_differs_where_an_output_joins_them(inputs, output, is_asked):
-    assert (ROWS in plan(inputs, {"y": f"float32{output}"}, n=32, m=8).names) is is_asked
-
-
 def test_only_random_values_without_a_meaning_are_changed():
-    inputs = {
-        "x": "bfloat16[n, m]",
-        "scale": "float32[n]",
-        "q": "float8_e4m3fn[n, m]",
-        "kv_indices": "int32[n]",
-        "cos_sin_cache": "float32[n, m]",
-        "stored": "float32[n, m]",
-        "number": "float32",
-        "image": "uint8[n, m]",
-        "weights": "int8[n, m]",
-        "mask": "bool[n, m]",
-        "exponents": "float8_e8m0fnu[n, m]",
-        "count": "int32[n, m]",
-        "kept": "bool[n, m]",
-        "A_log": "float32[n]",
-        "dt_bias": "float32[n]",
+    free = {"x": "bfloat16", "q": "float8_e4m3fn", "image": "uint8", "weights": "int8", "mask": "bool"}
+    others = {
+        "exponents": "float8_e8m0fnu",
+        "count": "int32",
+        "kept": "bool",
+        "stored": "float32",
+        "scale": "float32",
+        "A_log": "float32",
+        "dt_bias": "float32",
+        "kv_indices": "int32",
+        "cos_sin_cache": "float32",
     }
     kept = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "kept"}
-    free = plan(inputs, sources={"stored": kept, "kept": kept}, n=4, m=8).free
-    assert {one.name: one.kind for one in free if one} == {
-        "x": "float",
-        "q": "float8",
-        "image": "bytes",
-        "weights": "bytes",
-        "mask": "bools",
-    }
-
-
-def change(case, values, number=0, shape="n, m", output="[n]", **how):
-    """Return a copy of values as a case makes them."""
-    axes = dict(zip(shape.split(", "), values.shape, strict=True))
-    dtype = str(values.dtype).removeprefix("torch.")
-    made = values.clone()
-    plan({"x": f"{dtype}[{shape}]"}, {"y": f"float32{output}"}, **how, **axes).change(case, number, [made])
-    return made
+    inputs = {name: f"{dtype}[n, m]" for name, dtype in (free | others).items()} | {"number": "float32"}
+    found = plan(inputs, sources={"stored": kept, "kept": kept}, n=8, m=8).free
+    assert [one.kind for one in found if one] == ["float", "float8", "bytes", "bytes", "bools"]
+    assert {one.name for one in found if one} == free.keys()
+    assert not any(plan({"mask": "bool[n]"}, "[n]", n=32).free)  # of few bools all could become false
 
 
 @pytest.mark.parametrize(("shape", "most"), [((256, 4096), 32), ((1, 1 << 20), 8), ((64, 4), 4)])
@@ -211,14 +180,14 @@ def test_all_but_a_few_columns_and_rows_are_smaller_still_the_same_of_inputs_tha
     [
         (torch.float32, 400, 4, 32 * 400, 4),
         (torch.bfloat16, 400, 64, 32 * 400 * 8, 8),
-        (torch.float16, 200, 64, 6550.4, 63),
+        (torch.float16, 200, 64, 6550.4, 64),
         (torch.float16, 500, 4, 1, 0),
         (torch.float32, 1 << 18, 64, 1 << 26, 8),
         (torch.float32, 1, 64, 1, 0),
     ],
     ids=str,
 )
-def test_values_of_one_row_outweigh_all_others_where_the_dtype_has_such_numbers(dtype, rows, columns, largest, count):
+def test_values_of_one_row_outweigh_all_others_if_the_dtype_has_such_numbers(dtype, rows, columns, largest, count):
     made = change(ONE_ROW, torch.ones(rows, columns, dtype=dtype), output="[]")
     assert int((made != 1).any(dim=1).sum()) == (count > 0)
     assert int((made != 1).sum()) == count
@@ -235,7 +204,7 @@ def test_values_of_one_row_outweigh_all_others_where_the_dtype_has_such_numbers(
         ("b, t, m", "[b]", (640, 4, 4), 640, 10),
     ],
 )
-def test_of_a_group_of_rows_one_outweighs_the_others(shape, output, sizes, groups, loud):
+def test_one_row_of_a_group_outweighs_the_others(shape, output, sizes, groups, loud):
     made = change(ONE_ROW, torch.ones(sizes), shape=shape, output=output)
     per_group = (made != 1).any(dim=-1).view(groups, -1).sum(dim=1)
     assert (int(per_group.sum()), int(per_group.max())) == (loud, 1)
@@ -255,37 +224,27 @@ def test_a_stretch_is_some_numbers_of_one_row_side_by_side_or_32_apart(shape, mo
     assert 1 <= min(counts) <= max(counts) <= most
 
 
-@pytest.mark.parametrize("length", [4, 7, 64, 1001])
-def test_a_part_is_every_second_place_of_a_half_and_the_next_one_of_neither(length):
-    parts = [range(length)[choose_part(length, number)] for number in range(4)]
-    assert all(len(part) == pytest.approx(length / 4, abs=1) and part.step == 2 for part in parts)
-    assert sorted(place for part in parts for place in part) == list(range(length))
-    for one, other in (parts[:2], parts[2:]):
-        assert one[0] % 2 != other[0] % 2
-        assert (one[-1] < length / 2) != (other[-1] < length / 2)
-
-
 @pytest.mark.parametrize(("case", "dim"), [(COLUMNS, 0), (ROWS, 1)])
-def test_two_calls_of_a_job_have_something_of_each_second_place_and_of_each_half(case, dim):
+@pytest.mark.parametrize("length", [4, 7, 64])
+def test_two_calls_of_a_job_have_something_of_each_second_place_and_of_each_half(case, dim, length):
     for seed in range(8):
-        found = plan({"x": "float32[n, m]"}, {"y": "float32[m]"}, seed=seed, n=64, m=64)
-        moved = set()
-        for number in (5, 17):
-            values = torch.zeros(64, 64)
+        found = plan({"x": "float32[n, m]"}, "[m]", seed=seed, n=length, m=length)
+        parts = []
+        for number in (5, 17, 2, 3):
+            values = torch.zeros(length, length)
             found.change(case, number, [values])
-            assert int(values.any(dim=dim).sum()) == 16
-            moved |= {*values.any(dim=dim).nonzero().flatten().tolist()}
-        assert all(moved & {*looked} for looked in (range(0, 64, 8), range(32), range(32, 64), range(1, 64, 2)))
-
-
-@pytest.mark.parametrize("shape", [(3, 8), (8,)], ids=str)
-def test_a_short_axis_has_no_part(shape):
-    names = "n, m" if len(shape) == 2 else "n"
-    assert not change(ROWS, torch.zeros(shape), shape=names).any()
+            parts.append(set(values.any(dim=dim).nonzero().flatten().tolist()))
+            assert values.any(dim=dim).sum() == len(parts[-1]) == pytest.approx(length / 4, abs=1)
+        assert set.union(*parts) == set(range(length))
+        for one, other in list(pairwise(parts))[::2]:
+            looks = range(length // 2), range(length // 2 + 1, length), range(0, length, 2), range(1, length, 2)
+            assert length < 64 or all((one | other) & {*looked} for looked in looks)
+    assert not change(ROWS, torch.zeros(3, 8)).any()  # a short axis has no part
+    assert not change(ROWS, torch.zeros(8), shape="n").any()
 
 
 def test_gates_are_moved_to_one_side_in_another_call_to_the_other_and_some_of_them_late():
-    found = plan(dict.fromkeys(("x", "gate"), "float32[n, t, m]"), {"y": "float32[n, t, m]"}, GATED, n=2, t=200, m=64)
+    found = plan({"x": "float32[n, t, m]", "gate": "float32[n, t, m]"}, "[n, t, m]", GATED, n=2, t=200, m=64)
     for case, low, high in ((GATES_UP, 3.4, 5.1), (GATES_DOWN, -5.1, -3.4)):
         x, gate = torch.zeros(2, 200, 64), torch.zeros(2, 200, 64)
         found.change(case, 0, [x, gate])
@@ -295,15 +254,15 @@ def test_gates_are_moved_to_one_side_in_another_call_to_the_other_and_some_of_th
         x, gate = torch.zeros(2, 200, 64), torch.zeros(2, 200, 64)
         found.change(SOME_GATES, number, [x, gate])
         for steps, moved in ((slice(120), 1), (slice(120, None), 2)):
-            assert all(int((gate[:, steps] == side).all(dim=1).sum()) == 16 * moved for side in (5, -5))
+            assert all(int((gate[:, steps] == side).all(dim=1).sum()) == 32 * moved for side in (5, -5))
 
 
 @pytest.mark.parametrize(
     ("call", "kinds"), [("isnan", {"nan"}), ("isinf", {"inf", "-inf"}), ("isfinite", {"nan", "inf", "-inf"})]
 )
-def test_what_is_not_finite_is_one_element_as_the_reference_looks_for(call, kinds):
+def test_one_element_is_not_finite_as_the_reference_looks_for(call, kinds):
     reference = f"def run(x, w):\n    return torch.where(torch.{call}(x), 0.0, x) * w\n"
-    found = plan({"x": "float32[n, m]", "w": "float32[m]"}, {"y": "float32[n, m]"}, reference, n=8, m=8)
+    found = plan({"x": "float32[n, m]", "w": "float32[m]"}, "[n, m]", reference, n=8, m=8)
     seen = set()
     for number in range(24):
         x, w = torch.ones(8, 8), torch.ones(8)
@@ -337,10 +296,8 @@ def test_strong_inputs_are_strong_and_a_huge_value_is_one_element_of_either_sign
 def test_bytes_are_bytes_of_another_size_or_side(dtype):
     usual = torch.empty(600, 64, dtype=torch.uint8).random_(256, generator=torch.Generator().manual_seed(0)).view(dtype)
     size = float(usual.float().abs().mean())
-    found = {case: change(case, usual).float() for case in USUAL}
+    found = {case: change(case, usual).float() for case in (SMALL, LARGE, CUBED, SHIFTED)}
     assert float(found[SMALL].abs().mean()) == pytest.approx(size / 8, rel=0.05)
-    assert float(found[FEW].abs().mean()) < size / 6
-    assert int((found[FEW].abs() > 32).sum()) == pytest.approx(600, rel=0.3)
     assert float(found[CUBED].abs().mean()) == pytest.approx(size / 2, rel=0.05)
     middle = 127.5 if dtype is torch.uint8 else -0.5
     assert bool((found[LARGE] > middle).all()) or bool((found[LARGE] < middle).all())
@@ -359,23 +316,21 @@ def test_bytes_of_a_part_are_at_an_end_of_their_range_and_bools_nearly_all_alike
         assert int(((means - middle).abs() > far).sum()) == pytest.approx(100, abs=2)
 
 
-def test_few_bools_stay():
-    assert change(LARGE, torch.ones(32, dtype=torch.bool), shape="n").all()
-
-
 @pytest.mark.parametrize("tells", [True, False])
 def test_bools_are_true_rarely_mostly_or_in_each_row_otherwise(tells):
     reference = f"def run(x):\n    return x.{'any' if tells else 'sum'}()\n"
     usual = torch.rand(200, 500, generator=torch.Generator().manual_seed(0)) < 0.5
-    shares = {case: change(case, usual, reference=reference).float().mean(dim=1) for case in USUAL}
-    assert [float(shares[case].mean()) for case in (FEW, SMALL, LARGE)] == pytest.approx([0.1, 0.1, 0.9], abs=0.01)
+    shares = {
+        case: change(case, usual, reference=reference).float().mean(dim=1) for case in (SMALL, LARGE, SHIFTED, CUBED)
+    }
+    assert [float(shares[case].mean()) for case in (SMALL, LARGE)] == pytest.approx([0.1, 0.9], abs=0.01)
     for case in (SHIFTED, CUBED):
-        assert float(shares[case].std()) > 0.2
+        assert float(shares[case].std()) > 0.1
         assert bool((shares[case] == 0).any()) is tells
 
 
 @pytest.mark.parametrize("columns", [2, 16, 32, 128])
-def test_no_row_or_column_of_bools_is_without_any_or_full_that_was_not(columns):
+def test_no_row_or_column_of_bools_is_empty_or_full_that_was_not(columns):
     for number in range(8):
         usual = torch.rand(64, columns, generator=torch.Generator().manual_seed(number)) < 0.5
         for case in USUAL:
@@ -385,9 +340,25 @@ def test_no_row_or_column_of_bools_is_without_any_or_full_that_was_not(columns):
                 assert bool((~made.all(dim=dim) | usual.all(dim=dim)).all())
 
 
-@pytest.mark.parametrize("case", [*USUAL, FAR_LARGER, SPIKE])
+@pytest.mark.parametrize("case", [FEW, SHIFTED, SMALL, LARGE, CUBED, FAR_LARGER, SPIKE])
 def test_float8_stays_finite_and_is_changed_as_floats_are(case):
     usual = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
     made = change(case, usual).float()
     assert made.isfinite().all()
     assert not torch.equal(made, usual.float())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float8_e4m3fn", "uint8", "int8", "bool"])
+def test_a_seed_decides_all_and_nobody_waits_for_a_device_while_inputs_are_changed(dtype):
+    made = []
+    for seed in (3, 3, 4):
+        found = plan({"x": f"{dtype}[n, m]", "gate": f"{dtype}[n, m]"}, reference=ALL, seed=seed, n=40, m=64)
+        values = [torch.ones(40, 64).to(getattr(torch, dtype)) for _ in range(2)]
+        with counting_operations() as counted:
+            for name in found.names:
+                found.change(name, 0, values)
+        made.append(values[0].float())
+        assert counted.launches() > 0
+        assert counted.counts.keys() & (WAITS - {"_to_copy"}) == set()  # it makes another dtype of what is there
+    assert made[0].equal(made[1]) or bool(made[0].isnan().any())
+    assert not made[0].equal(made[2])
