@@ -4,7 +4,7 @@ python benchmarks/bench_compare.py [--gigabytes 1] [--dtype bfloat16] [--repeats
 
 For a required matched ratio of 1 and below, and outputs that are equal, nearly equal and wrong: the time of a
 comparison, beyond that of reading both tensors twice, and the device memory that it takes. The goal, held against 1 GB
-on an H200: under 5 ms beyond that, under 300 MB; missed, or a planted fault not found, it exits with 1. On a CPU times
+on an H200: under 50 ms beyond that, under 300 MB; missed, or a planted fault not found, it exits with 1. On a CPU times
 are shown and not judged.
 """
 
@@ -20,7 +20,7 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
 
-GOAL_MS = 5.0
+GOAL_MS = 50.0
 GOAL_BYTES = 300_000_000
 
 

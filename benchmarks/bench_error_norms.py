@@ -179,9 +179,9 @@ def measure_workload(
     context = make_context(definition, workload, root, seed, reference)
     base = InputMaker(definition, workload, torch.device("cpu"), root).make(context.seed)
     passing: dict[str, bool] = {}
-    for regime, inputs in each_regime(
-        definition, workload, base, context.seed, evaluator.takes_regimes(definition, cfg)
-    ):
+    checks = evaluator.stress_checks(definition, cfg)
+    judges_floats = checks is not None and checks.judges_floats
+    for regime, inputs in each_regime(definition, workload, base, context.seed, judges_floats):
         expected = reference(inputs)
         if regime != USUAL and not all(bool((output.float() < torch.inf).all()) for output in expected):
             continue
@@ -196,7 +196,7 @@ def measure_workload(
                 passing[name] = passes
                 verdict = evaluator.judge_call(definition, call, cfg, context) if passes else None
             else:
-                passes, verdict = passing[name], evaluator.judge_regime(definition, regime, call, cfg, context)
+                passes, verdict = passing[name], checks.judge(regime, call, context)
             refused = None
             if isinstance(verdict, Rejected):
                 refused = f"{definition.name}, {workload.uuid}, {regime}, seed {seed}: {verdict.message}"

@@ -31,13 +31,14 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
 from flashinfer_bench.worker.load import load_python
 
@@ -198,9 +199,10 @@ def count(
                 row.wrong += 1
                 said = "accepted" if isinstance(verdict, Accepted) else verdict.message
                 print(f"WRONG: {solution.name}, seed {seed}, workload {workload.uuid}: {said}")
-            if solution.name in twins or not evaluator.takes_regimes(definition, settings):
+            checks = evaluator.stress_checks(definition, settings)
+            if solution.name in twins or checks is None or not checks.judges_floats:
                 continue
-            for told, verdict in judge_regimes(definition, workload, solution, baseline, settings, context):
+            for told, verdict in judge_regimes(checks, workload, solution, baseline, context):
                 row.verdicts += 1
                 if not isinstance(verdict, Accepted):
                     row.wrong += 1
@@ -210,15 +212,10 @@ def count(
 
 
 def judge_regimes(
-    definition: Definition,
-    workload: Workload,
-    solution: Honest,
-    baseline: Baseline,
-    settings: ResolvedEvalConfig,
-    context: JudgeContext,
+    checks: StressChecks, workload: Workload, solution: Honest, baseline: Baseline, context: JudgeContext
 ) -> Iterator[tuple[str, Verdict]]:
     """Yield the verdict on a call in each regime, in the rows in which the reference is finite."""
-    regimes = StressPlan(definition, workload, context.seed)
+    regimes = StressPlan(checks.definition, workload, context.seed)
     if not any(regimes.free):
         return
     for name in regimes.names:
@@ -230,7 +227,7 @@ def judge_regimes(
         if rows is not None:
             call, judge = rows.of_call(call), rows.of_context(context)
         if rows is None or any(output.numel() for output in call.expected):
-            yield name, find_evaluator(definition).judge_regime(definition, name, call, settings, judge)
+            yield name, checks.judge(name, call, judge)
 
 
 def choose(

@@ -57,10 +57,8 @@ CHANGES = (
     Change(
         "tolerance_edge",
         "an element whose error is exactly what is allowed fails (>= in place of >)",
-        one("bench/evaluators/compare/chunks.py", "errors.score <= 1)", "errors.score < 1)")
-        + one("bench/evaluators/compare/chunks.py", "errors.score.max() <= 1)", "errors.score.max() < 1)")
-        + one("bench/evaluators/compare/at_once.py", "fact.worst_score <= 1)", "fact.worst_score < 1)")
-        + one("bench/evaluators/compare/at_once.py", "failed = errors.score > 1", "failed = errors.score >= 1"),
+        one("bench/evaluators/compare/rule.py", "(error <= bounds_of(", "(error < bounds_of(")
+        + one("bench/evaluators/compare/outputs.py", "self.worst_score <= 1", "self.worst_score < 1"),
         KINDS,
     ),
     Change(
@@ -72,7 +70,7 @@ CHANGES = (
     Change(
         "nan_like_nan",
         "NaN where the reference has NaN is wrong",
-        one("bench/evaluators/compare/chunks.py", " | (chunk.got.isnan() & chunk.expected.isnan())", ""),
+        one("bench/evaluators/compare/rule.py", " | (got.isnan() & expected.isnan())", ""),
         KINDS,
     ),
     Change(

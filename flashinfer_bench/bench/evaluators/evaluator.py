@@ -1,8 +1,11 @@
 """What an evaluator is, and what its methods take and give. It runs in the judge's process; solution code never does.
 
 To judge a kind of definition in another way, subclass `DefaultEvaluator` and override one method, or subclass
-`Evaluator`. docs/evaluators.md shows how, and how a run finds the new evaluator. An evaluator reads parameters of its
-own with `cls.extra_value(cfg, "my_param")`, and declares them in `extra_keys`.
+`Evaluator`. docs/evaluators.md shows how, and how a run finds the new evaluator. What an evaluator can do is declared
+in attributes of its class. An evaluator reads parameters of its own with `cls.extra_value(cfg, "my_param")`, and
+declares them in `extra_keys`.
+
+This module and `default` import no torch, so that declarations can be read without it.
 """
 
 from __future__ import annotations
@@ -12,17 +15,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict
-from flashinfer_bench.data import Definition, Performance, Workload
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Performance, Workload
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 
-__all__ = ["Accepted", "Baseline", "Evaluator", "JudgeContext", "Rejected", "SolutionRunnable", "Verdict"]
+if TYPE_CHECKING:
+    import torch
+
+    from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The solution is right."""
+
+    correctness: Correctness
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The solution is wrong."""
+
+    status: EvaluationStatus
+    message: str
+    """Says what is wrong, where, and how far off; the trace's log shows it."""
+    correctness: Correctness | None = None
+    """How far off the values are; None if no values were compared."""
+    integrity: Mapping[str, Any] | None = None
+    """`rule` and `evidence` if a rule beside the user's tolerance decided; the trace has it in `extra`."""
+
+
+Verdict = Accepted | Rejected
 
 
 @dataclass(frozen=True)
@@ -34,7 +60,7 @@ class Baseline:
     outputs: list[list[torch.Tensor]]
     """What the reference gives for the inputs; in the order of the definition."""
     mean_latency_ms: float | None
-    """Latency of the reference; None where the reference is not timed."""
+    """Latency of the reference; None if the reference is not timed."""
     measurement: dict[str, Any] | None
     """How the latency was measured, for the trace."""
 
@@ -79,7 +105,7 @@ class SolutionRunnable(Protocol):
         """Return the outputs for inputs in the order of the definition; outputs given after the inputs are filled."""
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Yield the outputs of so many calls on the same inputs. Quick ones come sooner than by single calls."""
+        """Yield the outputs of `count` calls on the same inputs. Quick ones come sooner than by single calls."""
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial for each set of inputs."""
@@ -96,16 +122,15 @@ class JudgedCall:
     """What the reference gave for the same inputs."""
 
 
-class RecordedMetadata:
-    """What is known of recorded calls."""
-
-    destination_passing_style = False
-
-
 class RecordedCalls:
-    """Calls that were made already, as a solution that can be called: each inputs give what they gave then."""
+    """Timed calls, as a solution that can be called: each inputs give what they gave then."""
 
-    metadata = RecordedMetadata()
+    class Metadata:
+        """What is known of recorded calls."""
+
+        destination_passing_style = False
+
+    metadata = Metadata()
 
     def __init__(self, calls: Sequence[JudgedCall]) -> None:
         self._calls = list(calls)
@@ -126,7 +151,7 @@ class RecordedCalls:
         raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Yield copies of what was given for these inputs, so often.
+        """Yield copies of what was given for these inputs, `count` times.
 
         Raises:
             WorkloadFault: no call was made on them.
@@ -135,7 +160,6 @@ class RecordedCalls:
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Refuse: what was recorded cannot be timed."""
-        del input_sets
         raise WorkloadFault("the evaluator asks for a measurement after the solution was timed")
 
 
@@ -145,8 +169,13 @@ class Evaluator(ABC):
     revision: ClassVar[int] = 0
     """Increase it when a verdict or its numbers may change: resumed runs then judge again."""
     extra_keys: ClassVar[Mapping[str, Any] | None] = None
-    """The keys of `extra` that it reads, each with its default, or with its type (`float`) where it has none. A run
+    """The keys of `extra` that it reads, each with its default, or with its type (`float`) if it has none. A run
     refuses other keys, and values of another type. None: it does not say; then any key may be its own."""
+    judges_calls_alone: ClassVar[bool] = False
+    """Whether `check_correctness` judges each trial by one call on its inputs, whatever the others give. Then the first
+    trial is checked before the solution is timed, and the inputs of the others among timed calls."""
+    needs_expected: ClassVar[bool] = True
+    """Whether `judge_reads` looks at what the reference gives for each call; else only at its form."""
 
     @classmethod
     @abstractmethod
@@ -156,12 +185,11 @@ class Evaluator(ABC):
     @classmethod
     def why(cls, definition: Definition) -> str:
         """Say in one line why it takes this definition; `list --evaluators` shows the line."""
-        del definition
         return (cls.__doc__ or "Its can_evaluate says so.").strip().splitlines()[0]
 
     @classmethod
     def extra_value(cls, cfg: ResolvedEvalConfig, key: str) -> Any:
-        """Return what the configuration gives for one of `extra_keys`, else its default; None where it has none."""
+        """Return what the configuration gives for one of `extra_keys`, else its default; None if it has none."""
         declared = (cls.extra_keys or {})[key]
         return cfg.extra.get(key, None if isinstance(declared, type) else declared)
 
@@ -194,30 +222,15 @@ class Evaluator(ABC):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Call the solution and judge what it gives.
-
-        After a solution was timed, this is called once more, on one trial that `build_baseline` makes of another seed.
-        """
-
-    @classmethod
-    def judges_calls_alone(cls) -> bool:
-        """Tell whether `check_correctness` judges each trial by one call on its inputs, whatever the others give.
-
-        Then the first trial is checked before the solution is timed, and the inputs of the others among timed calls.
-        """
-        return False
-
-    needs_expected: ClassVar[bool] = True
-    """Whether `judge_reads` looks at what the reference gives for each call; else only at its form."""
+        """Call the solution and judge what it gives."""
 
     @classmethod
     def count_reads(cls, elements: int) -> int:
-        """Give how many timed calls of each trial are judged at the least.
+        """Return how many timed calls of each trial are judged at least.
 
         Args:
             elements: of the first output.
         """
-        del elements
         return 0
 
     @classmethod
@@ -238,56 +251,9 @@ class Evaluator(ABC):
         cls.judge_reads(definition, [call, call], cfg, context)
 
     @classmethod
-    def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Tell whether some calls get inputs of stress cases (`inputs/stress.py`), which `judge_regime` judges."""
-        del definition, cfg
-        return False
-
-    @classmethod
-    def judge_regime(
-        cls, definition: Definition, regime: str, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
-    ) -> Verdict:
-        """Judge a call on inputs of a stress case; it is asked only where `takes_regimes` is true."""
-        raise NotImplementedError(f"{cls.__name__} judges no call on {regime} inputs of {definition.name}")
-
-    @classmethod
-    def regimes_surely_pass(
-        cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig
-    ) -> list[bool] | None:
-        """Tell whether `judge_regime` would accept each of some calls, by a look at all of them.
-
-        Returns:
-            None says nothing, and each is judged. A list says that it would accept all: for each whether anything else
-            than zeros was expected.
-        """
-        del definition, calls, cfg
+    def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
+        """Return what judges calls on inputs of stress cases; None: no call gets such inputs."""
         return None
-
-    @classmethod
-    def tries_constants(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
-        """Tell whether outputs that are the same on all usual inputs are tried on those of stress cases."""
-        del definition, cfg
-        return False
-
-    @classmethod
-    def judge_constants(
-        cls,
-        definition: Definition,
-        regime: str,
-        call: JudgedCall,
-        constants: Mapping[int, torch.Tensor],
-        context: JudgeContext,
-    ) -> Verdict:
-        """Judge such outputs in a call on inputs of a stress case; it is asked only where `tries_constants` is true.
-
-        Args:
-            definition: what is computed.
-            regime: the name of the stress case.
-            call: what is judged.
-            constants: number of an output → what it is on all usual inputs.
-            context: of the job.
-        """
-        raise NotImplementedError(f"{cls.__name__} judges no constants on {regime} inputs of {definition.name}")
 
     @classmethod
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a verdict is, and the steps to one: check count, shape and dtype of the outputs, compare values, sum up trials.
+"""The steps to a verdict: check count, shape and dtype of the outputs, compare values, sum up trials.
 
 The process boundary has checked count, shape and dtype before. They are checked here again, because an evaluator takes
 any runnable.
@@ -7,51 +7,46 @@ any runnable.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.outputs import compare, describe_nonfinite
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
-from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, MAX_ERROR_CAP, SUMMED_TOLERANCE, why_wrong
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
+    USUAL_LIMIT,
+    NormRule,
+    describe_norms,
+    find_excess,
+    measure_outputs,
+)
+from flashinfer_bench.bench.evaluators.integrity.stability import Stability
+from flashinfer_bench.bench.extra_keys import (
+    MAX_ABSOLUTE_ERROR,
+    MAX_ERROR_CAP,
+    MAX_ERROR_NORM,
+    SUMMED_TOLERANCE,
+    why_wrong,
+)
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
+__all__ = ["Accepted", "Rejected", "Verdict", "check_form", "decide", "judge_elements", "read_parameter"]
+
 MAX_RECORDED_OUTPUTS: Final = 16
-"""A trace has a record of each output, of this many outputs at most."""
+"""Outputs that a trace has a record of, at most."""
 _NUMBERS_FOR: Final = {"float": (float, int), "int": (int,), "bool": (bool,)}
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """The solution is right."""
-
-    correctness: Correctness
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """The solution is wrong."""
-
-    status: EvaluationStatus
-    message: str
-    """Says what is wrong, where, and how far off; the trace's log shows it."""
-    correctness: Correctness | None = None
-    """How far off the values are; None where no values were compared."""
-    integrity: Mapping[str, Any] | None = None
-    """`rule` and `evidence` where a rule beside the user's tolerance decided; the trace has it in `extra`."""
-
-
-Verdict = Accepted | Rejected
+_INFINITE: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 
 
 def decide(problem: str | None, correctness: Correctness) -> Verdict:
-    """Give the verdict on values: accepted where there is no problem."""
+    """Return the verdict on values: accepted if there is no problem."""
     if problem is None:
         return Accepted(correctness)
     return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, correctness)
@@ -71,24 +66,33 @@ def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
 
 
 def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Tolerance:
-    """Give the tolerance that a configuration asks for.
+    """Return the tolerance that a configuration asks for.
 
     Args:
         cfg: the resolved configuration; `extra["max_error_cap"]` and `extra["max_absolute_error"]` are caps on the
             largest error; `extra["summed_tolerance"]` adds atol and rtol up.
-        default_ratio: the required matched ratio where the configuration gives none.
+        default_ratio: the required matched ratio if the configuration gives none.
     """
-    ratio = default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio
-    cap = read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap)
-    largest = read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error)
-    is_sum = bool(cfg.extra.get(SUMMED_TOLERANCE, False))
-    return Tolerance(cfg.rtol, cfg.atol, ratio, cap, max_absolute_error=largest, is_sum=is_sum)
+    return Tolerance(
+        cfg.rtol,
+        cfg.atol,
+        default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio,
+        read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap),
+        max_absolute_error=read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error),
+        is_sum=bool(cfg.extra.get(SUMMED_TOLERANCE, False)),
+    )
+
+
+def resolve_norm_rule(definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool) -> NormRule:
+    """Return the rule for the norms of errors; without a limit of the user's it depends on the tolerance."""
+    limit = read_parameter(cfg, MAX_ERROR_NORM, USUAL_LIMIT) if MAX_ERROR_NORM in cfg.extra else None
+    return NormRule.of(definition, cfg, by_ratio=by_ratio, limit=limit)
 
 
 def check_form(
     definition: Definition, returned: Any, expected: Sequence[torch.Tensor]
 ) -> list[torch.Tensor] | Rejected:
-    """Check count, shapes and dtypes of what a solution returned; give its outputs as a list of tensors.
+    """Check count, shapes and dtypes of what a solution returned; return its outputs as a list of tensors.
 
     A Python number is taken as a 0-d tensor of its kind. A bool output may be given as its bytes, in uint8. Elements
     that are NaN by right have to be written, too.
@@ -98,19 +102,19 @@ def check_form(
     if len(values) != len(names):
         message = f"returned {len(values)} outputs, the definition has {len(names)} ({', '.join(names)})"
         return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
-    for name, value, wanted in zip(names, values, expected, strict=True):
+    triples = list(zip(names, values, expected, strict=True))
+    for name, value, wanted in triples:
         shape = list(value.shape) if isinstance(value, torch.Tensor) else []
-        if _is_value(value) and shape != list(wanted.shape):
+        if isinstance(value, (torch.Tensor, bool, int, float)) and shape != list(wanted.shape):
             message = f"output {name!r} has shape {shape}, expected {list(wanted.shape)}"
             return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
-    for name, value, wanted in zip(names, values, expected, strict=True):
+    for name, value, wanted in triples:
         if not _fits_dtype(value, wanted.dtype):
             kind = value.dtype if isinstance(value, torch.Tensor) else f"a Python {type(value).__name__}"
-            message = f"output {name!r} is {kind}, expected {wanted.dtype}"
-            return Rejected(EvaluationStatus.INCORRECT_DTYPE, message)
+            return Rejected(EvaluationStatus.INCORRECT_DTYPE, f"output {name!r} is {kind}, expected {wanted.dtype}")
     outputs = [
         value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=wanted.dtype, device=wanted.device)
-        for value, wanted in zip(values, expected, strict=True)
+        for _, value, wanted in triples
     ]
     for name, output, wanted in zip(names, outputs, expected, strict=True):
         count = count_unwritten(wanted, output)
@@ -119,23 +123,27 @@ def check_form(
                 f"output {name!r} was not written: {count} of {output.numel()} elements, which are nan by right, hold "
                 "what lay there before the call; write nan there"
             )
-            wrong = Correctness(max_relative_error=math.inf, max_absolute_error=math.inf)
-            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, wrong)
+            return decide(message, Correctness(**_INFINITE))  # type: ignore[return-value] # there is a message
     return outputs
+
+
+def _fits_dtype(value: Any, dtype: torch.dtype) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dtype == dtype or (dtype == torch.bool and value.dtype == torch.uint8)
+    kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
+    return type(value) in _NUMBERS_FOR[kind]
 
 
 def compare_outputs(
     definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
 ) -> list[Comparison]:
     """Compare each output with the expected one."""
-    return [
-        compare(wanted, value, tolerance, output=name)
-        for name, value, wanted in zip(definition.outputs, got, expected, strict=True)
-    ]
+    triples = zip(definition.outputs, got, expected, strict=True)
+    return [compare(wanted, value, tolerance, output=name) for name, value, wanted in triples]
 
 
 def describe_problems(comparisons: Iterable[Comparison]) -> str | None:
-    """Give one line for each wrong output; None where all outputs are right."""
+    """Return one line for each wrong output; None if all outputs are right."""
     problems = [problem for comparison in comparisons if (problem := comparison.problem()) is not None]
     return "\n".join(problems) if problems else None
 
@@ -161,35 +169,67 @@ def judge_elements(
     return decide(describe_problems(seen), correctness)
 
 
-def summarise(trials: Sequence[Correctness]) -> Correctness:
+def judge_norms(
+    definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
+) -> Verdict:
+    """Judge the norms of a call's errors, and add them to what is known of its outputs."""
+    if not rule.is_on:
+        return Accepted(correctness)
+    names, norms = list(definition.outputs), measure_outputs(call.expected, call.got)
+    extra = dict(correctness.extra or {})
+    outputs = dict(extra.get("outputs", {}))
+    for name, item in describe_norms(norms, names).items():
+        outputs[name] = {**outputs.get(name, {}), **item}
+    correctness = correctness.model_copy(update={"extra": {**extra, "outputs": outputs}})
+    excess = find_excess(rule, norms, names, stability)
+    if excess is None:
+        return Accepted(correctness)
+    message, output = excess.message, names.index(excess.evidence["output"])
+    nonfinite = describe_nonfinite(call.expected[output], call.got[output])
+    if nonfinite is not None:
+        message = f"output {names[output]!r}: {nonfinite} (rule {excess.rule!r})"
+        correctness = correctness.model_copy(update=_INFINITE)
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, excess.integrity)
+
+
+def check_trials(
+    definition: Definition,
+    sol_runnable: SolutionRunnable,
+    inputs: list[list[Any]],
+    ref_outputs: list[list[torch.Tensor]],
+    *,
+    judge: Callable[[JudgedCall], Verdict],
+) -> Verdict:
+    """Call the solution on each trial's inputs and judge what it gives; the first wrong trial decides."""
+    right = []
+    for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
+        got = check_form(definition, sol_runnable(*trial_inputs), expected)
+        if isinstance(got, Rejected):
+            return got
+        verdict = judge(JudgedCall(trial_inputs, got, expected))
+        if isinstance(verdict, Rejected):
+            which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
+            return replace(verdict, message=f"{verdict.message}{which}")
+        right.append(verdict.correctness)
+    return Accepted(_summarise(right))
+
+
+def _summarise(trials: Sequence[Correctness]) -> Correctness:
     """Sum up accepted trials: the largest errors of all, and the other findings of the trial with the largest error.
 
-    Where trials have a record of each output, the worst record of each output is kept.
+    If trials have a record of each output, the worst record of each output is kept.
     """
     worst = max(trials, key=lambda trial: trial.max_relative_error)
     extra = {**(worst.extra or {}), "trials": len(trials)}
     if "outputs" in extra:
         found = [trial.extra or {} for trial in trials]
-        outputs = [each["outputs"] for each in found]
         extra["matched_ratio"] = min(each["matched_ratio"] for each in found)
-        extra["outputs"] = {name: min((each[name] for each in outputs), key=_rank) for name in outputs[0]}
-    return Correctness(
-        max_relative_error=worst.max_relative_error,
-        max_absolute_error=max(trial.max_absolute_error for trial in trials),
-        extra=extra,
-    )
-
-
-def _rank(record: dict[str, Any]) -> tuple[float, float]:
-    return (record["matched_ratio"], -record["max_absolute_error"])
-
-
-def _is_value(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, bool, int, float))
-
-
-def _fits_dtype(value: Any, dtype: torch.dtype) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.dtype == dtype or (dtype == torch.bool and value.dtype == torch.uint8)
-    kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
-    return type(value) in _NUMBERS_FOR[kind]
+        extra["outputs"] = {
+            name: min(
+                (each["outputs"][name] for each in found),
+                key=lambda record: (record["matched_ratio"], -record["max_absolute_error"]),
+            )
+            for name in extra["outputs"]
+        }
+    largest = max(trial.max_absolute_error for trial in trials)
+    return Correctness(max_relative_error=worst.max_relative_error, max_absolute_error=largest, extra=extra)

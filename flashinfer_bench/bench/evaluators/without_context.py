@@ -13,14 +13,15 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.plug_ins import OWN_PACKAGE
-from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict
 from flashinfer_bench.data import Correctness, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.errors import WorkloadFault
 
 METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")
 """The methods that the device session calls with `context`."""
+KEPT: Final = ("__module__", "__qualname__", "__doc__", "is_elementwise")
+"""Attributes that the evaluator keeps, though its methods are others."""
 
 
 def accept_context(evaluator: type[Evaluator]) -> type[Evaluator]:
@@ -28,7 +29,7 @@ def accept_context(evaluator: type[Evaluator]) -> type[Evaluator]:
     is_own = evaluator.__module__.startswith(OWN_PACKAGE)  # also where somebody has put theirs into a checkout
     if is_own and all(_takes_context(getattr(evaluator, name)) for name in METHODS):
         return evaluator
-    names = {name: getattr(evaluator, name) for name in ("__module__", "__qualname__", "__doc__")}
+    names = {name: getattr(evaluator, name) for name in KEPT if hasattr(evaluator, name)}
     methods = {name: classmethod(_fitted(name, getattr(evaluator, name))) for name in METHODS}
     return type(evaluator.__name__, (evaluator,), {**names, **methods})
 

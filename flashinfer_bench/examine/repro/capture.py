@@ -10,6 +10,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.data import Definition
 
 
@@ -60,12 +61,29 @@ class KeepingKernel:
         return got
 
 
+@dataclass(frozen=True)
+class KeepingChecks(StressChecks):
+    """Judges calls on other inputs, and keeps the one that is wrong."""
+
+    kept: KeptCall
+
+    def judge(self, case: str, call: JudgedCall, context: JudgeContext) -> Verdict:
+        """Judge a call."""
+        verdict = super().judge(case, call, context)
+        if isinstance(verdict, Rejected):
+            self.kept.take(call.inputs, call.expected, call.got)
+            self.kept.is_final = True
+        return verdict
+
+
 def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
     """Return an evaluator that judges as another one does, and keeps the call that decides."""
     base: Any = evaluator
 
     class Keeping(base):  # type: ignore[misc]
         """Judges as its base, call by call."""
+
+        is_elementwise = getattr(evaluator, "is_elementwise", False)
 
         @classmethod
         def check_correctness(
@@ -94,15 +112,10 @@ def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
             return super().judge_reads(definition, calls, cfg, context)  # type: ignore[no-any-return]
 
         @classmethod
-        def judge_regime(
-            cls, definition: Definition, regime: str, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
-        ) -> Verdict:
-            """Judge a call on other inputs, and keep it where it is wrong."""
-            verdict: Verdict = super().judge_regime(definition, regime, call, cfg, context)
-            if isinstance(verdict, Rejected):
-                kept.take(call.inputs, call.expected, call.got)
-                kept.is_final = True
-            return verdict
+        def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
+            """Judge calls on other inputs, and keep the one that is wrong."""
+            checks = super().stress_checks(definition, cfg)
+            return None if checks is None else KeepingChecks(checks.definition, checks.rule, kept)
 
     Keeping.__name__ = evaluator.__name__
     return Keeping

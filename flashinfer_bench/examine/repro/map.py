@@ -6,7 +6,8 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.pattern import describe_places, find_failing
+from flashinfer_bench.bench.evaluators.compare.outputs import find_failing
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_places
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 
 MOST_LINES: Final = 24

@@ -9,6 +9,8 @@ its check is asked. The solution's code runs as it stands below `solution/`, wit
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be looked for.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import inspect
@@ -16,9 +18,12 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from flashinfer_bench.bench.evaluators.compare.rule import find_beyond, match_bits
 
 HERE = Path(__file__).resolve().parent
 SHOWN_ROWS = 8
@@ -94,22 +99,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double()
 
 
-def match_bits(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return which whole numbers are equal."""
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
-    return expected.view(bits) == got.view(bits)
-
-
-def find_failing(left: torch.Tensor, right: torch.Tensor, rule: Any) -> torch.Tensor:
-    """Return which elements are outside of the tolerance."""
-    same = (left == right) | (left.isnan() & right.isnan())
-    error, relative = (right - left).abs(), rule["rtol"] * left.abs()
-    near: torch.Tensor = (error <= rule["atol"]) | (error <= relative)
-    if rule["is_sum"]:
-        near = error <= rule["atol"] + relative
-    return ~(same | (near & left.isfinite() & right.isfinite()))
-
-
 def find_reasons(name: str, left: torch.Tensor, right: torch.Tensor, failing: torch.Tensor, call: Any) -> list[str]:
     """Say why an output is wrong: by its elements, by its largest error, and by the rule that decided."""
     rule, count, reasons = call["tolerance"], int(failing.sum()), []
@@ -150,7 +139,8 @@ def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> boo
         return True
     left, right = plain(expected), plain(got)
     is_exact = not (expected.dtype.is_floating_point or "float4" in str(expected.dtype))
-    failing = ~match_bits(expected, got) if is_exact else find_failing(left, right, call["tolerance"])
+    limits: Any = SimpleNamespace(**call["tolerance"])
+    failing = ~match_bits(expected, got) if is_exact else find_beyond(left, right, limits)
     reasons = find_reasons(name, left, right, failing, call)
     print(f"{name}: {'; '.join(reasons) or f'right, {int(failing.sum())} of {failing.numel()} elements differ'}")
     columns = failing.shape[-1] if failing.ndim else 1

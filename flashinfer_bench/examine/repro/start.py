@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.bench import evaluators
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
@@ -33,6 +34,9 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 MODULE: Final = "flashinfer_bench.examine.repro.session"
 SCRIPT: Final = "repro.py"
+RULE: Final = ("bounds_of", "find_beyond", "match_bits")
+"""Functions of `compare/rule.py` that the script has a copy of."""
+RULE_IMPORT: Final = "from flashinfer_bench.bench.evaluators.compare.rule import find_beyond, match_bits\n"
 CALLED_IN_PYTHON: Final = frozenset({"python", "triton", "tilelang"})
 BUDGET_S: Final = 1.0
 """Seconds that the measurement may take: some failures show in timed calls alone."""
@@ -158,4 +162,12 @@ def _write_script(order: ReproOrder, evaluation: Evaluation, replay: str) -> Non
     for name, model in (("definition", job.definition), ("solution", job.solution)):
         (order.folder / f"{name}.json").write_text(model.model_dump_json(indent=2) + "\n", encoding="utf-8")
     (order.folder / "reference.py").write_text(job.definition.reference, encoding="utf-8")
-    shutil.copyfile(Path(__file__).with_name("standalone.py"), order.folder / SCRIPT)
+    (order.folder / SCRIPT).write_text(make_script(), encoding="utf-8")
+
+
+def make_script() -> str:
+    """Return the script, with the source of the rule of tolerances in place of its import."""
+    rule = Path(evaluators.__file__).with_name("compare").joinpath("rule.py").read_text(encoding="utf-8")
+    functions = [node for node in ast.parse(rule).body if isinstance(node, ast.FunctionDef) and node.name in RULE]
+    source = "\n\n\n".join(ast.get_source_segment(rule, node) or "" for node in functions)
+    return Path(__file__).with_name("standalone.py").read_text(encoding="utf-8").replace(RULE_IMPORT, f"{source}\n")

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
 from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.code.moe_comm_torch import E2M1_SIZES
 from flashinfer_bench.routines.code.quantization_torch import pack_e2m1
@@ -215,7 +216,7 @@ class Round:
 def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Check) -> str | None:
     """Say how the tokens that came back differ from the expected ones. One token that is wrong as a whole is enough."""
     error = (back.float() - wanted).abs()
-    wrong = ~((error <= check.atol) | (error <= check.rtol * wanted.abs()))
+    wrong = find_beyond(wanted, back.float(), Tolerance(check.rtol, check.atol))
     astray = ~(error.norm(dim=-1) <= ASTRAY * wanted.norm(dim=-1))
     count = int(wrong.sum())
     allowed = (1 - (1.0 if check.ratio is None else check.ratio)) * wrong.numel()

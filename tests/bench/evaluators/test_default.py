@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators import default
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.inputs import memory
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Correctness, EvaluationStatus
 from flashinfer_bench.errors import SolutionFailure, WorkloadFault
@@ -176,7 +176,7 @@ def test_the_first_call_of_the_reference_may_be_made_beside_that_of_its_worker()
 
 
 def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):
-    monkeypatch.setattr(default, "total_bytes", lambda device: 0)
+    monkeypatch.setattr(memory, "total_bytes", lambda device: 0)
     job = judging()
     made = job.baseline()
     assert [inputs[0] is made.inputs[0][0] for inputs in made.inputs] == [True] * 3

@@ -36,8 +36,8 @@ def test_a_right_solution_that_is_rejected_is_told_with_its_seed(monkeypatch, ca
             return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "never right")
 
         @staticmethod
-        def takes_regimes(*arguments):
-            return False
+        def stress_checks(*arguments):
+            return None
 
     chosen = bench_false_rejections.find_evaluator
     monkeypatch.setattr(bench_false_rejections, "find_evaluator", lambda definition: Never)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
@@ -23,7 +23,7 @@ from flashinfer_bench.examine.repro.capture import KeepingKernel, KeptCall, keep
 from flashinfer_bench.examine.repro.judging import judge_again
 from flashinfer_bench.examine.repro.map import draw_map
 from flashinfer_bench.examine.repro.session import compares_single_calls
-from flashinfer_bench.examine.repro.standalone import find_failing, find_reasons, plain
+from flashinfer_bench.examine.repro.standalone import find_reasons, plain
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 WRONG = "def run(x):\n    print('here')\n    y = x * 2\n    y[-1] += 1\n    return y\n"
@@ -154,7 +154,7 @@ def test_the_script_knows_the_rules(changes, wrong, reason):
     rule |= {"max_absolute_error": None, "ignores_shared_zeros": False, **changes}
     evidence = {"output": "y", "limit": 0.1, "row": 0, "of_rows": 2} if "atol" in changes else None
     left, right = torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.tensor(wrong).double()
-    failing = find_failing(left, right, rule)
+    failing = find_beyond(left, right, Tolerance(rule["rtol"], rule["atol"]))
     reasons = find_reasons("y", left, right, failing, {"tolerance": rule, "evidence": evidence})
     assert (reasons == []) if reason is None else reason in reasons[-1]
 

@@ -1,35 +1,65 @@
-"""Compare an output with the expected one.
+"""Compare an output with the expected one, chunk by chunk with torch: every dtype on every device, no whole copy.
 
-`rule` decides. Three measure, and find the same: `at_once` needs the fewest operations and transfers, `chunks` is
-faster for large outputs on a CPU, and `fused`, one kernel, for large outputs on a GPU.
+Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A first look takes every element
+for a number that matches, and all that it finds comes over in one transfer. Only chunks in which that was not so are
+looked at closely, in one more transfer. `rule` decides on the numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from importlib.util import find_spec
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.at_once import Worst, measure_at_once
-from flashinfer_bench.bench.evaluators.compare.chunks import (
-    CHUNK_ELEMENTS,
-    bring_small,
-    measure_chunks,
-    read_element,
-    score_elements,
-)
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
-from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance, explain_nonfinite
+from flashinfer_bench.bench.evaluators.compare.rule import (
+    WINDOW,
+    Comparison,
+    Element,
+    Tolerance,
+    bounds_of,
+    explain_nonfinite,
+    find_beyond,
+    match_bits,
+)
 
-FUSED_FROM: Final = 1 << 24
-"""Elements of an output on a GPU from which on the fused kernel is used. Smaller outputs take less than 3 ms in chunks,
-and compiling the kernel takes a second."""
-COUNTED_AT_ONCE: Final = 1 << 24
-"""Elements that are looked at at once for shared zeros; it bounds the memory that this takes."""
-E8M0: Final[torch.dtype | None] = getattr(torch, "float8_e8m0fnu", None)
+CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
+"""Elements that are compared at once, by device. On a CPU torch uses one thread for chunks of up to this size. On a GPU
+a chunk of this size takes less than 200 MB of extra memory. A float32 holds each index in a chunk."""
+SMALL_ELEMENTS: Final = 1 << 15
+"""A GPU's output with no more elements than this is compared on the CPU, in one transfer of each side: there an
+operation costs a fifth of a launch."""
+EXACT_BELOW: Final = 2.0**62
+"""Two whole numbers of 64 bits are less than 2**63 apart if their difference in float64 is below this."""
+ZERO: Final = 2.0**-127
+"""A magnitude that counts as zero. It is the least scale that is a power of two, whose byte is 0."""
+
+
+class _Seen(NamedTuple):
+    """What a look finds in one chunk."""
+
+    max_abs_error: float
+    max_rel_error: float
+    max_expected: float
+    worst_score: float
+    """Largest error in multiples of its element's bound."""
+    worst_at: float
+    """Index in the chunk."""
+    expected: float
+    got: float
+    error: float
+    mismatched: float = 0.0
+    nonfinite: float = 0.0
+    unwritten_at: float = -1.0
+    """Index in the chunk; -1 if no window looks unwritten."""
+    shared_zeros: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all elements are finite and match: a side that is not finite makes an error or a magnitude so."""
+        return math.isfinite(self.max_abs_error + self.max_expected) and self.worst_score <= 1
 
 
 def compare(
@@ -44,121 +74,158 @@ def compare(
 
     Args:
         expected: what the reference gave.
-        got: what the solution gave; of a bool output it may be the bytes, and a byte other than 0 and 1 is wrong.
+        got: what the solution gave. A bool output may be given as its bytes; a byte other than 0 and 1 is wrong.
         tolerance: what decides.
         output: the output's name for messages.
-        chunk_elements: where given, chunks of this many elements are compared, never all at once and never by the
-            fused kernel; the result is the same.
+        chunk_elements: stored elements of a chunk; the result does not depend on it.
     """
     left, right = bring_small(expected.contiguous().reshape(-1), got.contiguous().reshape(-1))
     if not left.numel():
-        return Comparison(output, tolerance, 0, 0, 0, 0.0, 0.0, 0.0, None, None)
-    found, worst = _measure(left, right, tolerance, chunk_elements)
-    packed = is_packed(expected.dtype)
-    is_exact = not (packed or expected.dtype.is_floating_point)
-    if is_exact and found.mismatched:
-        wanted, given = (_whole_number(side[found.worst_at]) for side in (left, right))
-        worst = Worst(wanted, given, float(abs(given - wanted)))
-    shape = (*expected.shape[:-1], expected.shape[-1] * 2) if packed else tuple(expected.shape)
+        return Comparison(output, tolerance)
+    chunks = list(_split(left, right, chunk_elements))
+    seen = _look_at([_look(*chunk, tolerance) for chunk in chunks])
+    close = [at for at, one in enumerate(seen) if not one.is_plain]
+    if close:
+        close = list(range(len(seen))) if tolerance.ignores_shared_zeros else close
+        closely = zip(close, _look_at([_look(*chunks[at], tolerance, closely=True) for at in close]), strict=True)
+        for at, one in closely:
+            seen[at] = one
+    width = 2 if is_packed(expected.dtype) else 1
+    shape = (*expected.shape[:-1], expected.shape[-1] * width) if width > 1 else tuple(expected.shape)
+    step = len(chunks[0][0]) * width
+    worst_in = max(range(len(seen)), key=lambda at: seen[at].worst_score)
+    worst, at = seen[worst_in], worst_in * step + int(seen[worst_in].worst_at)
+    wanted, given, error = worst.expected, worst.got, worst.error
+    mismatched, nonfinite = (int(sum(counts)) for counts in zip(*(one[8:10] for one in seen), strict=True))
+    is_exact = _is_whole(expected)
+    if is_exact and mismatched:
+        wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
+        error = float(abs(given - wanted))
+    unwritten = (chunk * step + int(one.unwritten_at) for chunk, one in enumerate(seen) if one.unwritten_at >= 0)
+    unwritten_at = next(unwritten, None)
     return Comparison(
         output=output,
         tolerance=tolerance,
-        elements=left.numel() * (2 if packed else 1),
-        mismatched=found.mismatched,
-        nonfinite_mismatched=found.nonfinite_mismatched,
-        max_abs_error=math.inf if found.nonfinite_mismatched else found.max_abs_error,
-        max_rel_error=math.inf if found.nonfinite_mismatched else found.max_rel_error,
-        max_expected=found.max_expected,
-        worst=_describe(worst, _unravel(found.worst_at, shape)),
-        unwritten_at=None if found.unwritten_at is None else _unravel(found.unwritten_at, shape),
-        shared_zeros=_count_shared_zeros(left, right) if tolerance.ignores_shared_zeros and found.mismatched else 0,
+        elements=left.numel() * width,
+        mismatched=mismatched,
+        nonfinite_mismatched=nonfinite,
+        max_abs_error=math.inf if nonfinite else max(one.max_abs_error for one in seen),
+        max_rel_error=math.inf if nonfinite else max(one.max_rel_error for one in seen),
+        max_expected=max(one.max_expected for one in seen),
+        worst=Element(_unravel(at, shape), wanted, given, error),
+        unwritten_at=None if unwritten_at is None else _unravel(unwritten_at, shape),
+        shared_zeros=int(sum(one.shared_zeros for one in seen)) if tolerance.ignores_shared_zeros else 0,
         is_exact=is_exact,
     )
 
 
-def _measure(
-    left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, chunk_elements: int | None
-) -> tuple[Findings, Worst]:
-    if chunk_elements is not None:
-        found = measure_chunks(left, right, tolerance, chunk_elements=chunk_elements)
-    elif left.numel() >= FUSED_FROM:
-        found = _measure_large(left, right, tolerance)
-    elif left.device.type != "cpu" or left.numel() <= CHUNK_ELEMENTS["cpu"]:
-        return measure_at_once(left, right, tolerance)
-    else:
-        found = measure_chunks(left, right, tolerance)
-    return found, _read_worst(left, right, tolerance, at=found.worst_at)
-
-
-def _measure_large(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Findings:
-    if expected.device.type == "cuda" and find_spec("triton") is not None:
-        # Imported here, because importing Triton takes a third of a second and small outputs do not need it.
-        from flashinfer_bench.bench.evaluators.compare.fused import is_usable, measure_fused
-
-        if is_usable(expected.dtype, expected.device, tolerance):
-            return measure_fused(expected, got, tolerance)
-    return measure_chunks(expected, got, tolerance)
-
-
-def _count_shared_zeros(left: torch.Tensor, right: torch.Tensor) -> int:
-    """Count the elements that are zero on both sides or nan on both sides."""
-    parts = [slice(start, start + COUNTED_AT_ONCE) for start in range(0, left.numel(), COUNTED_AT_ONCE)]
-    return sum(_count_both(_readable(left[part]), _readable(right[part])) for part in parts)
-
-
-def _count_both(left: torch.Tensor, right: torch.Tensor) -> int:
-    is_zero, is_nan = (left == 0) & (right == 0), left.isnan() & right.isnan()
-    return int((is_zero | is_nan).sum())
-
-
-def _readable(flat: torch.Tensor) -> torch.Tensor:
-    """Give values that can be compared with zero; of scales that are powers of two, the bytes: they have no zero."""
-    if is_packed(flat.dtype):
-        return unpack(flat)
-    if flat.dtype == E8M0:
-        return flat.view(torch.uint8)
-    return flat.float() if flat.dtype.itemsize == 1 and flat.dtype.is_floating_point else flat
-
-
-def _read_worst(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, *, at: int) -> Worst:
-    chunk = read_element(expected, got, at)
-    return Worst(float(chunk.expected), float(chunk.got), float(score_elements(chunk, tolerance).error))
+def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    """Return which elements fail, as booleans of the output's shape. Packed values give two elements each."""
+    if _is_whole(expected):
+        return ~match_bits(expected, got)
+    return find_beyond(read_values(expected), read_values(got), tolerance)
 
 
 def describe_nonfinite(expected: torch.Tensor, got: torch.Tensor) -> str | None:
-    """Say where a float output is nan or infinite and a finite number was expected; None where that is nowhere."""
-    left, right = expected.reshape(-1), got.reshape(-1)
-    count, first, value = 0, 0, 0.0
-    for start in range(0, left.numel(), COUNTED_AT_ONCE):
-        wanted, given = (_readable(side[start : start + COUNTED_AT_ONCE]) for side in (left, right))
+    """Say where a float output is nan or infinite and a finite number was expected; None if that is nowhere."""
+    count, first, value, start = 0, 0, 0.0, 0
+    for left, right in _split(expected.reshape(-1), got.reshape(-1)):
+        wanted, given = read_values(left), read_values(right)
         strange = wanted.isfinite() & ~given.isfinite()
         found = int(strange.sum())
         if found and not count:
             at = int(strange.to(torch.uint8).argmax())
             first, value = start + at, float(given[at])
-        count += found
+        count, start = count + found, start + len(wanted)
     if not count:
         return None
-    many = f"{count} of {left.numel()} elements are" if count > 1 else f"1 of {left.numel()} elements is"
+    many = f"{count} of {start} elements are" if count > 1 else f"1 of {start} elements is"
     where = f"the first, at {list(_unravel(first, tuple(expected.shape)))}, is {value:g}"
     return f"{many} nan or infinite where a finite number is expected, {where}: {explain_nonfinite(value)}"
 
 
-def _whole_number(value: torch.Tensor) -> int:
-    return int((value.view(torch.uint8) if value.dtype == torch.bool else value).item())
+def bring_small(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors of one size, on the CPU if they are so small that a GPU would take longer to look at them."""
+    return [one.cpu() if one.numel() <= SMALL_ELEMENTS else one for one in tensors]
 
 
-def _describe(worst: Worst, index: tuple[int, ...]) -> Element:
-    wanted, found, error = worst
-    relative = error / abs(wanted) if wanted and math.isfinite(wanted) else math.inf
-    return Element(index, wanted, found, error, relative if error else 0.0)
+def read_values(values: torch.Tensor) -> torch.Tensor:
+    """Return values in the type in which they are compared: float64, or float32 for smaller floats."""
+    if is_packed(values.dtype):
+        return unpack(values.contiguous().reshape(-1)).reshape(*values.shape[:-1], values.shape[-1] * 2)
+    if values.dtype == torch.float64 or not values.dtype.is_floating_point:
+        return _bytes_of_bool(values).double()
+    return values.float()
+
+
+def _split(
+    left: torch.Tensor, right: torch.Tensor, size: int | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Return two flat tensors in chunks of whole windows."""
+    size = size or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"])
+    size = max(WINDOW, size // WINDOW * WINDOW)
+    return ((left[at : at + size], right[at : at + size]) for at in range(0, len(left), size))
+
+
+def _look_at(numbers: list[list[torch.Tensor]]) -> list[_Seen]:
+    """Return what was found in chunks, in one transfer."""
+    flat = torch.stack([number for of_chunk in numbers for number in of_chunk])
+    return [_Seen(*line) for line in flat.view(len(numbers), -1).tolist()]
+
+
+def _look(
+    left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, *, closely: bool = False
+) -> list[torch.Tensor]:
+    """Return the fields of `_Seen`, all of one dtype; the last four only if the elements are looked at closely."""
+    expected, got = read_values(left), read_values(right)
+    error, magnitude = (got - expected).abs_(), expected.abs()
+    if _is_whole(left):
+        if left.element_size() == 8:  # float64 has not all of them
+            exact = (right.view(torch.int64) - left.view(torch.int64)).abs_().double()
+            error = torch.where(error < EXACT_BELOW, exact, error)
+        score = torch.where(match_bits(left, right), 0.0, error.clamp(min=2.0))
+    else:
+        score = error / bounds_of(magnitude, tolerance)
+    counts: tuple[torch.Tensor, ...] = ()
+    if closely:
+        failed, finite = find_failing(left, right, tolerance), expected.isfinite()
+        # The arithmetic is wrong where a side is nan or infinite.
+        error = torch.where(error.isnan(), torch.where(failed, math.inf, 0.0), error)
+        score = torch.where(finite & ~error.isinf(), score, error)
+        magnitude = torch.where(finite, magnitude, 0.0)
+        nonfinite = failed & ~(finite & got.isfinite())
+        both = (expected.isnan() & got.isnan()) | ((expected.abs() <= ZERO) & (got.abs() <= ZERO))
+        unwritten = _first_unwritten(got, failed) if tolerance.by_ratio else torch.full_like(failed.sum(), -1)
+        counts = (failed.sum(), nonfinite.sum(), unwritten, both.sum())
+    relative = (error / magnitude).nan_to_num_(nan=0.0, posinf=0.0)
+    worst_score, at = score.max(dim=0)
+    largest = [error.max(), relative.max(), magnitude.max(), worst_score, at.to(error.dtype)]
+    worst = [values.take(at) for values in (expected, got, error)]
+    return [*largest, *worst, *(count.to(error.dtype) for count in counts)]
+
+
+def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
+    """Return the index of the first window that looks unwritten; -1 if there is none."""
+    whole = got.numel() // WINDOW * WINDOW
+    if whole == 0:
+        return torch.full((), -1, device=got.device)
+    values, wrong = got[:whole].view(-1, WINDOW), failed[:whole].view(-1, WINDOW)
+    suspicious = (values == values[:, :1]).all(dim=1) & (wrong.sum(dim=1) * 2 >= WINDOW)
+    return torch.where(suspicious.any(), suspicious.to(torch.uint8).argmax() * WINDOW, -1)
+
+
+def _is_whole(values: torch.Tensor) -> bool:
+    return not (values.dtype.is_floating_point or is_packed(values.dtype))
+
+
+def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
+    """Return booleans as their bytes, because torch takes every byte but 0 as true; other values as they are."""
+    return values.view(torch.uint8) if values.dtype == torch.bool else values
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(reversed(list(_coordinates(at, shape))))
-
-
-def _coordinates(at: int, shape: tuple[int, ...]) -> Iterator[int]:
+    index = []
     for size in reversed(shape):
-        at, coordinate = divmod(at, size)
-        yield coordinate
+        at, place = divmod(at, size)
+        index.append(place)
+    return tuple(reversed(index))

@@ -1,82 +1,104 @@
-"""Says in a few words what a wrong output looks like: which rows or columns differ, or what was done to all values.
+"""Says in a few words what a wrong output looks like: what was done to all values, or at which places they differ.
 
-A pattern is a hint for whoever looks for the bug; nothing is decided by it.
+A pattern is a hint for whoever looks for the bug; nothing is decided by it. Values are looked at if many elements fail:
+a factor, an offset, a shift, another order. Else places are: along each axis a region, which is one stretch of places
+or the same stretch of each period (a tile), or a few numbers; or a side of the diagonal. Most places of a region fail,
+and hardly any others do, so that a wrong column counts though some of its elements are right by chance. A region has to
+save bits over a list of all that fails: places that fail at random have none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf, lgamma, log, log2
 from typing import Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.chunks import match_bits
-from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
-from flashinfer_bench.bench.evaluators.compare.regions import (
-    LEAST_EVIDENCE,
-    MOST_ELSEWHERE,
-    FailingRegion,
-    find_region,
-    weigh,
-)
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, read_values
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
 
 MOST_ELEMENTS: Final = 1 << 24
 """No pattern is looked for in an output with more elements: it would take seconds."""
+MOST_PLACES: Final = 1 << 22
+"""Only a stretch without a gap is looked for along a longer axis."""
 LEAST_SHARE: Final = 0.99
-"""A pattern of values holds where so many of the elements fit it."""
+"""Share of the elements that fit a pattern of values, at least."""
 LEAST_FAILING: Final = 0.25
-"""A pattern of values is looked for where so many of the elements fail. Fewer are told by where they are. Factors of
-single rows or columns count where fewer than this share of them are 1."""
-FACTOR_DIGITS: Final = 4
-MOST_PLACES: Final = 8
-"""More places than this, without a rule in them, are counted and not listed."""
+"""Patterns of values are looked for if this share of the elements fails. Factors of single rows or columns count if
+less than this share of them is 1."""
+LEAST_INSIDE: Final = 0.8
+"""Share of a region's places that fail, at least."""
+MOST_ELSEWHERE: Final = 0.1
+"""Share of all that fail that lies elsewhere, at most."""
+LEAST_EVIDENCE: Final = 10.0
+"""Bits that a region saves, at least. Places at random have one by a chance of less than 2 to minus this power."""
+MOST_OBSERVATIONS: Final = 2
+"""Elements that fail at one place count as this many independent ones at most: they may have one cause."""
 STRAY_SHARE: Final = 0.05
-"""Strays are so many elements of a place at most, as a share of those that fail where most do."""
-ONLY: Final = "only"
-MOSTLY: Final = "mostly"
-"""Stands before a pattern where some elements fail elsewhere."""
+"""Elements of a place that are strays, at most, as a share of those that fail where most do."""
+MOST_LISTED: Final = 8
+"""More places than this, without a rule in them, are counted and not listed."""
+TILES: Final = tuple(2**power for power in range(1, 13))
+"""Periods that are always tried."""
+MOST_GAPS: Final = 8
+"""Distances between stretches that are tried as periods, the most common ones first."""
 SHIFTS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""By so many places a shifted output is looked for along each axis: one, and the sizes of tiles."""
+"""Places by which a shifted output is looked for along each axis: one, and the sizes of tiles."""
 LEAST_FACTORS: Final = 4
-"""Rows or columns that an output has at least, and elements in each, where a factor for each of them says anything."""
+"""Rows or columns of an output, and elements in each, for a factor for each of them to say anything."""
+ONLY, MOSTLY = "only", "mostly"
+"""Stands before places; the second one if some elements fail elsewhere."""
 
 
-class ToldPlaces(NamedTuple):
-    """Where along one axis elements fail."""
+class Region(NamedTuple):
+    """Places of an axis: one stretch of them, or the same stretch of each period."""
 
-    words: str
-    is_all: bool
-    """No element fails elsewhere."""
+    start: int
+    wide: int
+    period: int | None = None
 
+    def mark(self, size: int) -> torch.Tensor:
+        """Return which places of an axis lie in the region."""
+        places = torch.arange(size) % (self.period or size)
+        return (places >= self.start) & (places < self.start + self.wide)
 
-def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return which elements fail, as booleans of the output's shape. Packed values give two elements each."""
-    if not (expected.dtype.is_floating_point or is_packed(expected.dtype)):
-        return ~match_bits(expected, got)
-    return ~_is_near(_readable(expected), _readable(got), tolerance)
+    def describe(self, size: int, noun: str) -> str:
+        """Return the region in words; `noun` has a `{}` for the number."""
+        many, start, end = _plural(noun), self.start, self.start + self.wide
+        which = "the first" if start == 0 else "the last" if end == (self.period or size) else ""
+        numbers = many.format(f" {start} to {end - 1}")
+        if self.period is not None:
+            if self.wide == 1:
+                return f"every {_ordinal(self.period)} {noun.format('')}, from {start}"
+            every = f"of every {self.period}"
+            return f"{which} {self.wide} {every} {many.format('')}" if which else f"{numbers} {every}"
+        if self.wide == 1:
+            which = "the last" if end == size else which
+            return f"{which} {noun.format('')}" if which else noun.format(f" {start}")
+        return f"{which} {self.wide} {many.format('')}" if which else numbers
 
 
 def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> str | None:
-    """Return what a wrong output looks like; None where no pattern is known, or nothing fails."""
+    """Return what a wrong output looks like; None if no pattern is known, or nothing fails."""
     if not 1 < expected.numel() <= MOST_ELEMENTS or expected.shape != got.shape:
         return None
     failing = find_failing(expected, got, tolerance)
     if not failing.any():
         return None
-    if not (expected.dtype.is_floating_point or is_packed(expected.dtype)):
-        tolerance = Tolerance(0.0, 0.0)
-    left, right = _readable(expected), _readable(got)
-    is_rounded = tolerance.rtol == 0.0 and bool((left == right)[failing].any())  # whole numbers that float64 lacks
+    left, right = read_values(expected), read_values(got)
+    is_exact = not (expected.dtype.is_floating_point or is_packed(expected.dtype))
+    is_rounded = is_exact and bool((left == right)[failing].any())  # whole numbers that float64 lacks
     if failing.float().mean() >= LEAST_FAILING and not is_rounded:
-        told = next(_describe_values(left, right, tolerance), None)
-        if told is not None:
-            return told
+        words = _describe_values(left, right, Tolerance(0.0, 0.0) if is_exact else tolerance)
+        if words is not None:
+            return words
     return describe_places(failing)
 
 
 def describe_places(failing: torch.Tensor) -> str | None:
-    """Say at which places along each axis elements fail; None where they fail at all places of every axis, or none."""
+    """Say at which places along each axis elements fail; None if they fail at all places of every axis, or none."""
     if not failing.any():
         return None
     diagonal = _describe_diagonal(failing)
@@ -85,66 +107,110 @@ def describe_places(failing: torch.Tensor) -> str | None:
     told = [found for axis in range(failing.ndim) if (found := _describe_axis(failing, axis)) is not None]
     if not told:
         return None
-    return f"{ONLY if all(one.is_all for one in told) else MOSTLY} {' and '.join(one.words for one in told)}"
+    return f"{ONLY if all(is_all for _, is_all in told) else MOSTLY} {' and '.join(words for words, _ in told)}"
 
 
-def _describe_axis(failing: torch.Tensor, axis: int) -> ToldPlaces | None:
-    """Return which places of an axis fail; None where they lie anywhere."""
-    size = failing.shape[axis]
-    others = [other for other in range(failing.ndim) if other != axis]
-    counts = failing.flatten().byte() if failing.numel() == size else failing.sum(dim=others)
-    hit = counts > 0 if failing.numel() == size else _find_hit(counts)
+def find_region(hit: torch.Tensor, observations: int = 1) -> Region | None:
+    """Return the region in which places of an axis fail; None if there is none. A stretch without a gap is one.
+
+    Args:
+        hit: which places fail, at least one and not all.
+        observations: elements that fail at each of them.
+    """
+    hit = hit.cpu()
+    places = hit.nonzero().flatten()
+    first, wide = int(places[0]), int(places[-1] - places[0]) + 1
+    if len(places) == wide:
+        return Region(first, wide)
+    if len(hit) > MOST_PLACES:
+        return None
+    begins = places[torch.cat([torch.ones(1, dtype=torch.bool), places.diff() > 1])]
+    gaps, counts = torch.unique(begins.diff(), return_counts=True)
+    common = gaps[counts.argsort(descending=True, stable=True)][:MOST_GAPS].tolist()
+    periods = [period for period in sorted({*common, *TILES}) if 1 < period <= len(hit) // 2]
+    regions = [_find_stretch(hit), *(found for period in periods if (found := _fold(hit, period)) is not None)]
+    times = min(observations, MOST_OBSERVATIONS)
+    # Whether it begins or ends a tile, and where: the longer the period, the more there are of it.
+    costs = [2 * log2(one.period) + 3 if one.period is not None else 2 * log2(len(hit)) for one in regions]
+    weighed = [_weigh(hit, one.mark(len(hit)), cost, times) for one, cost in zip(regions, costs, strict=True)]
+    best = max(range(len(regions)), key=weighed.__getitem__)
+    return regions[best] if weighed[best] >= LEAST_EVIDENCE else None
+
+
+def _find_stretch(hit: torch.Tensor) -> Region:
+    """Return the stretch in which places that fail outnumber the others by the most."""
+    sums = torch.cat([torch.zeros(1, dtype=torch.long), (hit.long() * 2 - 1).cumsum(0)])
+    end = int((sums - sums.cummin(0).values).argmax())
+    start = int(sums[: end + 1].argmin())
+    return Region(start, end - start)
+
+
+def _fold(hit: torch.Tensor, period: int) -> Region | None:
+    """Return the one stretch of a period that mostly fails; None if there is none, or are several."""
+    shares = hit[: len(hit) // period * period].reshape(-1, period).float().mean(dim=0)
+    places = (shares > 0.5).nonzero().flatten()
+    if not 0 < len(places) < period:
+        return None
+    first, wide = int(places[0]), int(places[-1] - places[0]) + 1
+    return Region(first, wide, period) if wide == len(places) else None
+
+
+def _weigh(failing: torch.Tensor, inside: torch.Tensor, cost: float, times: int = 1) -> float:
+    """Return the bits that a region saves over a list of all that fails; minus infinity if it does not hold.
+
+    Args:
+        failing: what fails.
+        inside: the region.
+        cost: the bits that say which region it is.
+        times: how often each counts.
+    """
+    total, fails = failing.numel(), int(failing.sum())
+    has, hits = int(inside.sum()), int((failing & inside).sum())
+    if not 0 < has < total or hits < LEAST_INSIDE * has or fails - hits > MOST_ELSEWHERE * fails:
+        return -inf
+    total, fails, has, hits = (number * times for number in (total, fails, has, hits))
+    exceptions = _log2_choices(has, hits) + _log2_choices(total - has, fails - hits) + log2(fails + 1)
+    return _log2_choices(total, fails) - exceptions - cost
+
+
+def _log2_choices(total: int, chosen: int) -> float:
+    """Return the bits that tell which of all are chosen."""
+    return (lgamma(total + 1) - lgamma(chosen + 1) - lgamma(total - chosen + 1)) / log(2)
+
+
+def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
+    """Return which places of an axis fail, and whether no element fails elsewhere; None if they lie anywhere."""
+    counts = failing.movedim(axis, 0).reshape(failing.shape[axis], -1).sum(dim=1)
+    size, hit = len(counts), _find_hit(counts)
     if size == 1 or bool(hit.all()):
         return None
     noun = _name_axis(axis, failing.ndim)
     region = find_region(hit, observations=int(counts[hit].min()))
     if region is not None:
-        inside = region.mark(size).to(hit.device)
-        return ToldPlaces(_describe_region(region, size, noun), not bool(counts[~inside].any()))
-    words = _list_places(hit.nonzero().flatten(), size, noun)
-    return None if words is None else ToldPlaces(words, not bool(counts[~hit].any()))
+        return region.describe(size, noun), not bool(counts[~region.mark(size).to(hit.device)].any())
+    many, places = _plural(noun), hit.nonzero().flatten().tolist()
+    if len(places) <= MOST_LISTED:
+        words = many.format(f" {', '.join(map(str, places))}")
+    elif places[-1] - places[0] < size // 2:
+        words = f"{len(places)} of {size} {many.format('')}, {places[0]} to {places[-1]}"
+    else:
+        return None
+    return words, not bool(counts[~hit].any())
 
 
 def _find_hit(counts: torch.Tensor) -> torch.Tensor:
-    """Return at which places elements fail. A few are left out where they are strays among many at other places.
-
-    Args:
-        counts: of each place, how many elements fail.
-    """
-    total = int(counts.sum())
-    elements = counts.bincount() * torch.arange(int(counts.max()) + 1, device=counts.device)
-    typical = int((elements.cumsum(0) * 2 < total).sum())
+    """Return at which places elements fail, by the count of each; strays among many at other places are left out."""
+    ordered = counts.sort().values
+    sums = ordered.cumsum(0)
+    typical = ordered[int((sums * 2 < sums[-1]).sum())]
     hit = counts * 2 >= typical
     strays = counts[~hit].float()
-    are_few = float(strays.sum()) <= MOST_ELSEWHERE * total
+    are_few = float(strays.sum()) <= MOST_ELSEWHERE * float(sums[-1])
     return hit if are_few and float(strays.mean()) <= STRAY_SHARE * float(counts[hit].float().mean()) else counts > 0
 
 
-def _describe_region(region: FailingRegion, size: int, noun: str) -> str:
-    """Say a region in words."""
-    many, start, wide, period = _plural(noun), region.start, region.wide, region.period
-    if period is None:
-        which = "the last" if start + wide == size else "the first" if start == 0 else ""
-        if wide == 1:
-            return f"{which} {noun.format('')}" if which else noun.format(f" {start}")
-        return f"{which} {wide} {many.format('')}" if which else many.format(f" {start} to {start + wide - 1}")
-    if wide == 1:
-        return f"every {_ordinal(period)} {noun.format('')}, from {start}"
-    which = "the first" if start == 0 else "the last" if start + wide == period else ""
-    part = f"{which} {wide}" if which else f"{many.format('')} {start} to {start + wide - 1}"
-    return f"{part} of every {period} {many.format('')}" if which else f"{part} of every {period}"
-
-
-def _list_places(places: torch.Tensor, size: int, noun: str) -> str | None:
-    """Return the numbers of a few places, or where many of them lie; None where they lie anywhere."""
-    many, first, last = _plural(noun), int(places[0]), int(places[-1])
-    if len(places) <= MOST_PLACES:
-        return many.format(f" {', '.join(map(str, places.tolist()))}")
-    return f"{len(places)} of {size} {many.format('')}, {first} to {last}" if last - first < size // 2 else None
-
-
 def _describe_diagonal(failing: torch.Tensor) -> str | None:
-    """Say where a square output fails beside its diagonal; None where it fails on both sides of it, or hardly."""
+    """Say where a square output fails beside its diagonal; None if it fails on both sides of it, or hardly."""
     if failing.ndim != 2 or failing.shape[0] != failing.shape[1] or len(failing) < LEAST_FACTORS:
         return None
     ones = torch.ones_like(failing)
@@ -155,92 +221,66 @@ def _describe_diagonal(failing: torch.Tensor) -> str | None:
         "below the diagonal": ones.tril(-1),
         "on and below the diagonal": ones.tril(),
     }
-    fitting = {words: weigh(failing, side, float(len(sides))) for words, side in sides.items()}
-    words = max(fitting, key=fitting.__getitem__)
-    if fitting[words] < LEAST_EVIDENCE:
+    evidence = {words: _weigh(failing, side, float(len(sides))) for words, side in sides.items()}
+    words = max(evidence, key=evidence.__getitem__)
+    if evidence[words] < LEAST_EVIDENCE:
         return None
     return f"{MOSTLY if bool((failing & ~sides[words]).any()) else ONLY} {words}"
 
 
-def _describe_values(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
-    """Yield what was done to the expected values, where one thing was done to all of them."""
-    finite = left.isfinite() & right.isfinite()
+def _describe_values(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> str | None:
+    """Return what was done to the expected values, if one thing was done to nearly all of them."""
     if bool((right == right.flatten()[0]).all()):
-        yield f"all values are {right.flatten()[0].item():g}"
+        return f"all values are {right.flatten()[0].item():g}"
+    for words, wanted, given in _candidates(left, right, tolerance):
+        if _share_near(wanted, given, tolerance) >= LEAST_SHARE:
+            return words
+    return None
+
+
+def _candidates(
+    left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield what may have been done, what it would give, and what was given."""
+    finite = left.isfinite() & right.isfinite()
     usable = finite & (left.abs() > left[finite].abs().mean() if bool(finite.any()) else finite)
     if bool(usable.any()):
         factor = float((right[usable] / left[usable]).median())
-        if factor and _fits(left * factor, right, tolerance):
-            yield f"got is expected times {factor:.{FACTOR_DIGITS}g}"
         offset = float((right[usable] - left[usable]).median())
-        if offset and _fits(left + offset, right, tolerance):
-            yield f"got is expected plus {offset:.{FACTOR_DIGITS}g}"
-    if left.ndim >= 2:
-        turned = left.transpose(-1, -2)
-        if left.shape[-1] > 1 and left.shape[-2] > 1 and _fits(turned.reshape(left.shape), right, tolerance):
-            yield "got is expected, transposed"
-    yield from _describe_shifts(left, right, tolerance)
-    yield from _describe_factors(left, right, tolerance)
-    if _fits(left.flatten().sort().values, right.flatten().sort().values, tolerance):
-        yield "got has the expected values in another order"
-
-
-def _describe_shifts(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
-    """Yield by how many places along which axis the output is shifted."""
+        if factor:
+            yield f"got is expected times {factor:.4g}", left * factor, right
+        if offset:
+            yield f"got is expected plus {offset:.4g}", left + offset, right
+    if left.ndim >= 2 and min(left.shape[-2:]) > 1:
+        yield "got is expected, transposed", left.transpose(-1, -2).reshape(left.shape), right
     for axis, size in enumerate(left.shape):
         noun = _name_axis(axis, left.ndim)
         for by in (sign * far for far in SHIFTS if far <= size // 2 and size > 2 for sign in (1, -1)):
-            kept = left.narrow(axis, max(0, -by), size - abs(by))
-            if _fits(kept, right.narrow(axis, max(0, by), size - abs(by)), tolerance):
-                one = f"to the {'next' if by > 0 else 'previous'} {noun.format('')}"
-                far = f"{'on' if by > 0 else 'back'} by {abs(by)} {_plural(noun).format('')}"
-                yield f"got is expected, shifted {one if abs(by) == 1 else far}"
+            far = f"{'on' if by > 0 else 'back'} by {abs(by)} {_plural(noun).format('')}"
+            far = f"to the {'next' if by > 0 else 'previous'} {noun.format('')}" if abs(by) == 1 else far
+            kept, given = (side.narrow(axis, max(0, at), size - abs(by)) for side, at in ((left, -by), (right, by)))
+            yield f"got is expected, shifted {far}", kept, given
+    rows = [one.reshape(-1, one.shape[-1]) for one in (left, right)] if left.ndim >= 2 else []
+    if rows and min(rows[0].shape) >= LEAST_FACTORS and bool(finite.all()):  # a norm or a weight is missing
+        for dim, noun in ((1, "row"), (0, "column")):
+            factors = (rows[0] * rows[1]).sum(dim, keepdim=True) / rows[0].square().sum(dim, keepdim=True)
+            if _share_near(torch.ones_like(factors), factors, tolerance) < LEAST_FAILING:
+                between = f"{float(factors.min()):.3g} to {float(factors.max()):.3g}"
+                yield f"each {noun} is expected times a factor of its own, {between}", rows[0] * factors, rows[1]
+    yield "got has the expected values in another order", left.flatten().sort().values, right.flatten().sort().values
 
 
-def _describe_factors(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
-    """Yield whether each row, or each column, has a factor of its own: a norm or a weight is missing."""
-    if left.ndim < 2 or not bool((left.isfinite() & right.isfinite()).all()):
-        return
-    rows = [one.reshape(-1, one.shape[-1]) for one in (left, right)]
-    if min(rows[0].shape) < LEAST_FACTORS:
-        return
-    for dim, noun in ((1, "row"), (0, "column")):
-        factors = (rows[0] * rows[1]).sum(dim, keepdim=True) / (rows[0] * rows[0]).sum(dim, keepdim=True)
-        are_ones = _is_near(torch.ones_like(factors), factors, tolerance).float().mean()
-        if are_ones < LEAST_FAILING and _fits(rows[0] * factors, rows[1], tolerance):
-            low, high = float(factors.min()), float(factors.max())
-            yield f"each {noun} is expected times a factor of its own, {low:.3g} to {high:.3g}"
-
-
-def _fits(wanted: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
-    return bool(_is_near(wanted, got, tolerance).float().mean() >= LEAST_SHARE)
-
-
-def _is_near(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    same = (left == right) | (left.isnan() & right.isnan())
-    error = (right - left).abs()
-    if tolerance.is_sum:
-        near = error <= tolerance.atol + tolerance.rtol * left.abs()
-    else:
-        near = (error <= tolerance.atol) | (error <= tolerance.rtol * left.abs())
-    return same | (near & left.isfinite() & right.isfinite())
-
-
-def _readable(values: torch.Tensor) -> torch.Tensor:
-    if is_packed(values.dtype):
-        return unpack(values.contiguous().reshape(-1)).reshape(*values.shape[:-1], values.shape[-1] * 2).float()
-    if values.dtype == torch.float64 or not values.dtype.is_floating_point:
-        return values.double()
-    return values.float()
+def _share_near(wanted: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> float:
+    return 1.0 - float(find_beyond(wanted, got, tolerance).float().mean())
 
 
 def _name_axis(axis: int, count: int) -> str:
     """Return the word for a place along an axis; `{}` stands where its number goes, with a blank before it."""
-    if axis == count - 1 and count > 1:
+    if count == 1:
+        return "element{}"
+    if axis == count - 1:
         return "column{}"
-    if axis == count - 2 and count == 2:
-        return "row{}"
-    return "element{}" if count == 1 else f"index{{}} of axis {axis}"
+    return "row{}" if count == 2 else f"index{{}} of axis {axis}"
 
 
 def _plural(noun: str) -> str:

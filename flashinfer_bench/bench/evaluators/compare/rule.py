@@ -1,21 +1,25 @@
-"""What comparing one output found, and the rule that decides: plain numbers, which `chunks` or `fused` measures.
+"""The rule of tolerances, stated once, and what decides on one output.
 
-An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|; where the tolerance is a sum,
-it fails where |got - expected| > atol + rtol * |expected|. So where the expected value is zero, atol alone decides.
+An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|. If the tolerance is a sum, it
+fails where |got - expected| > atol + rtol * |expected|. So where the expected value is zero, atol alone decides.
 Integers and booleans have no tolerance. Where the expected value is not finite, only the same kind (nan, +inf, -inf)
 matches. A nan or an infinity anywhere else is wrong, whatever the matched ratio.
 
-An output passes where the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
-error may be over a cap, and no stretch of the output may look unwritten. Where shared zeros are ignored, the ratio has
-to be reached once more among the elements that are neither zero on both sides nor nan on both sides (padding often is).
+An output passes if the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
+error may be over a cap, and no stretch of the output may look unwritten. If shared zeros are ignored, the ratio has to
+be reached once more among the elements that are neither zero nor nan on both sides (padding often is).
+
+`outputs` measures. The script that `repro` writes has a copy of the source of `bounds_of`, `find_beyond` and
+`match_bits`: these three use torch and `math` alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+import torch
 
 WINDOW: Final = 32
 """Elements in an aligned window. A window of equal values of which half fail counts as never written. Kernels that
@@ -33,8 +37,8 @@ class Tolerance:
     required_matched_ratio: float = 1.0
     """Share of the elements that must match."""
     max_error_cap: float = 2.0
-    """Largest error allowed where the ratio is below 1, in multiples of the largest finite expected magnitude M. Two
-    values between -M and M differ by at most 2 M. Rounding errors and near ties stay below this; garbage does not."""
+    """Largest error allowed below a ratio of 1, in multiples of the largest finite expected magnitude M. Two values
+    between -M and M differ by at most 2 M. Rounding errors and near ties stay below this; garbage does not."""
     ignores_shared_zeros: bool = False
     """Whether the ratio must also be reached without the elements that are zero on both sides or nan on both sides."""
     max_absolute_error: float = math.inf
@@ -44,25 +48,34 @@ class Tolerance:
 
     @property
     def by_ratio(self) -> bool:
-        """Tell whether some elements may fail."""
+        """Whether some elements may fail."""
         return self.required_matched_ratio < 1.0
 
-    @property
-    def added(self) -> float:
-        """What is added to rtol * |expected|."""
-        return self.atol if self.is_sum else 0.0
+
+def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float = math.inf) -> torch.Tensor:
+    """Return the error that each element may have, by its expected magnitude; it is finite, and `most` at most.
+
+    An infinite magnitude has the largest finite bound, or nan if rtol is zero: no error there is within it.
+    """
+    limits = torch.finfo(magnitude.dtype)
+    most = min(most, limits.max)
+    bound = magnitude * min(tolerance.rtol, most)
+    if tolerance.is_sum:
+        bound += min(tolerance.atol, most)
+    return bound.clamp_(min(max(tolerance.atol, limits.tiny), most), most)
 
 
-@dataclass(frozen=True)
-class Element:
-    """One element of an output and how far off it is."""
+def find_beyond(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    """Return which elements of two tensors of float32, or of float64, are beyond the tolerance."""
+    error = (got - expected).abs_()
+    alike = (got == expected) | (got.isnan() & expected.isnan())
+    return ~(alike | (error <= bounds_of(expected.abs(), tolerance)))
 
-    index: tuple[int, ...]
-    expected: float | int
-    got: float | int
-    abs_error: float
-    rel_error: float
-    """|got - expected| / |expected|; infinite where only the expected value is zero."""
+
+def match_bits(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Return which whole numbers or booleans of two tensors of one width are equal."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
+    return expected.view(bits) == got.view(bits)
 
 
 def explain_nonfinite(got: float) -> str | None:
@@ -73,70 +86,56 @@ def explain_nonfinite(got: float) -> str | None:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What was measured in a flat output, or in a stretch of one."""
+class Element:
+    """One element of an output and its errors."""
 
-    mismatched: int
-    nonfinite_mismatched: int
-    max_abs_error: float
-    max_rel_error: float
-    """Largest relative error of the elements whose expected value is not zero."""
-    max_expected: float
-    """Largest finite magnitude that was expected."""
-    worst_score: float
-    """Largest error, in multiples of the error that its element may have."""
-    worst_at: int
-    """Index of the first element with this score."""
-    unwritten_at: int | None
-    """Index of the first window that looks unwritten."""
+    index: tuple[int, ...]
+    expected: float | int
+    got: float | int
+    abs_error: float
 
-    def moved(self, start: int) -> Findings:
-        """Give the findings with the indices that they have where the stretch begins at `start`."""
-        unwritten_at = None if self.unwritten_at is None else self.unwritten_at + start
-        return replace(self, worst_at=self.worst_at + start, unwritten_at=unwritten_at)
+    @property
+    def rel_error(self) -> float:
+        """|got - expected| / |expected|; infinite where only the expected value is zero."""
+        has_share = self.expected and math.isfinite(self.expected)
+        return self.abs_error / abs(self.expected) if has_share else math.inf if self.abs_error else 0.0
 
-    @staticmethod
-    def combine(stretches: Sequence[Findings]) -> Findings:
-        """Put the findings of one output's stretches together; they are in the order of the output."""
-        worst = max(stretches, key=lambda found: found.worst_score)
-        return Findings(
-            mismatched=sum(found.mismatched for found in stretches),
-            nonfinite_mismatched=sum(found.nonfinite_mismatched for found in stretches),
-            max_abs_error=max(found.max_abs_error for found in stretches),
-            max_rel_error=max(found.max_rel_error for found in stretches),
-            max_expected=max(found.max_expected for found in stretches),
-            worst_score=worst.worst_score,
-            worst_at=worst.worst_at,
-            unwritten_at=next((found.unwritten_at for found in stretches if found.unwritten_at is not None), None),
+    def describe(self) -> str:
+        """Return index, values and errors in words."""
+        expected, got = (f"{one:.9g}" if isinstance(one, float) else str(one) for one in (self.expected, self.got))
+        overflow = math.isfinite(self.expected) and explain_nonfinite(self.got)
+        errors = (
+            f"(abs error {self.abs_error:.6g}, rel error {self.rel_error:.6g}){f'; {overflow}' if overflow else ''}"
         )
+        return f"worst at {list(self.index)}: expected {expected}, got {got} {errors}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output compared with the expected one."""
+    """One output compared with the expected one. The numbers of an empty output are zero."""
 
     output: str
     tolerance: Tolerance
-    elements: int
-    mismatched: int
-    nonfinite_mismatched: int
+    elements: int = 0
+    mismatched: int = 0
+    nonfinite_mismatched: int = 0
     """Elements that are nan or infinite on one side only, or in different ways on both sides."""
-    max_abs_error: float
+    max_abs_error: float = 0.0
     """Infinite where `nonfinite_mismatched` is not zero."""
-    max_rel_error: float
+    max_rel_error: float = 0.0
     """Largest of the elements whose expected value is not zero; infinite where `nonfinite_mismatched` is not zero."""
-    max_expected: float
+    max_expected: float = 0.0
     """Largest finite magnitude that was expected."""
-    worst: Element | None
-    """The element with the largest error in multiples of what it is allowed; None for an empty output."""
-    unwritten_at: tuple[int, ...] | None
-    """First element of a stretch that looks unwritten; searched only where some elements may fail."""
+    worst: Element | None = None
+    """The element with the largest error in multiples of its bound; None for an empty output."""
+    unwritten_at: tuple[int, ...] | None = None
+    """First element of a stretch that looks unwritten; searched only if some elements may fail."""
     shared_zeros: int = 0
-    """Elements that are zero on both sides or nan on both sides; counted only where the tolerance ignores them."""
+    """Elements that are zero or nan on both sides; counted only if the tolerance ignores them and an element fails."""
     is_exact: bool = False
     """Whether the dtype has no tolerance, as integers and booleans."""
     pattern: str | None = None
-    """What a wrong output looks like; None where nobody has looked, or none is known."""
+    """What a wrong output looks like; None if it is not known."""
 
     @property
     def matched_ratio(self) -> float:
@@ -145,20 +144,26 @@ class Comparison:
 
     @property
     def counted_ratio(self) -> float:
-        """Share of matching elements without the shared zeros; 1.0 where no element is left."""
+        """Share of matching elements without the shared zeros; 1.0 if no element is left."""
         counted = self.elements - self.shared_zeros
         return (counted - self.mismatched) / counted if counted else 1.0
 
     def problem(self) -> str | None:
-        """Say why this output is wrong; None where it is right."""
-        what = self._fault()
+        """Say why this output is wrong; None if it is right."""
+        fault = self._fault()
+        if fault is None:
+            return None
         seen = f" ({self.pattern})" if self.pattern is not None else ""
-        return None if what is None else f"output {self.output!r}: {what}{seen}{self._worst_place()}; {self._demands()}"
+        worst = f"; {self.worst.describe()}" if self.worst is not None else ""
+        limits, required = self.tolerance, self.tolerance.required_matched_ratio
+        within = f"atol={limits.atol:g}, rtol={limits.rtol:g}{', added' if limits.is_sum else ''}"
+        within = "integers and booleans have no tolerance" if self.is_exact else within
+        demands = f"matched ratio {self.matched_ratio:.6g}, required {required:g}, {within}"
+        return f"output {self.output!r}: {fault}{seen}{worst}; {demands}"
 
     def to_record(self) -> dict[str, Any]:
-        """Give the comparison as values that JSON can hold, of bounded size."""
+        """Return the comparison as values that JSON can hold, of bounded size."""
         worst = self.worst
-        element = {} if worst is None else {"index": list(worst.index), "expected": worst.expected, "got": worst.got}
         return {
             "elements": self.elements,
             "mismatched": self.mismatched,
@@ -168,47 +173,27 @@ class Comparison:
             "max_absolute_error": self.max_abs_error,
             "max_relative_error": self.max_rel_error,
             "max_expected": self.max_expected,
-            "worst": element or None,
+            "worst": worst and {"index": list(worst.index), "expected": worst.expected, "got": worst.got},
         }
 
     def _fault(self) -> str | None:
-        tolerance = self.tolerance
-        if self.nonfinite_mismatched == self.elements and self.worst is not None and math.isnan(self.worst.got):
-            return f"all {self.elements} elements are nan, as those of an output that was never written are"
+        limits, largest = self.tolerance, f"the largest error, {self.max_abs_error:.6g}, is over"
         if self.nonfinite_mismatched:
+            if self.nonfinite_mismatched == self.elements and self.worst is not None and math.isnan(self.worst.got):
+                return f"all {self.elements} elements are nan, as those of an output that was never written are"
             return f"{self.nonfinite_mismatched} of {self.elements} elements are nan or infinite unlike the reference"
-        if self.matched_ratio < tolerance.required_matched_ratio:
+        if self.matched_ratio < limits.required_matched_ratio:
             return f"{self.mismatched} of {self.elements} elements differ"
-        if self.max_abs_error > tolerance.max_absolute_error:
-            return f"the largest error, {self.max_abs_error:.6g}, is over {tolerance.max_absolute_error:g}"
-        if not tolerance.by_ratio:
+        if self.max_abs_error > limits.max_absolute_error:
+            return f"{largest} {limits.max_absolute_error:g}"
+        if not limits.by_ratio:
             return None
-        if self.counted_ratio < tolerance.required_matched_ratio:
+        if self.counted_ratio < limits.required_matched_ratio:
             counted = self.elements - self.shared_zeros
             return f"{self.mismatched} of the {counted} elements that are not zero on both sides differ"
         if self.unwritten_at is not None:
             return f"a stretch of equal, wrong values at {list(self.unwritten_at)} looks unwritten"
-        if self.max_abs_error > max(tolerance.max_error_cap * self.max_expected, tolerance.atol):
-            cap = f"max_error_cap={tolerance.max_error_cap:g} times the largest expected {self.max_expected:.6g}"
-            return f"the largest error, {self.max_abs_error:.6g}, is over {cap}"
+        if self.max_abs_error > max(limits.max_error_cap * self.max_expected, limits.atol):
+            times = f"times the largest expected {self.max_expected:.6g}"
+            return f"{largest} max_error_cap={limits.max_error_cap:g} {times}"
         return None
-
-    def _worst_place(self) -> str:
-        if self.worst is None:
-            return ""
-        worst = self.worst
-        errors = f"abs error {worst.abs_error:.6g}, rel error {worst.rel_error:.6g}"
-        expected, got = (f"{one:.9g}" if isinstance(one, float) else str(one) for one in (worst.expected, worst.got))
-        overflow = math.isfinite(worst.expected) and explain_nonfinite(worst.got)
-        told = f"; {overflow}" if overflow else ""
-        return f"; worst at {list(worst.index)}: expected {expected}, got {got} ({errors}){told}"
-
-    def _demands(self) -> str:
-        tolerance = self.tolerance
-        ratio = f"matched ratio {self.matched_ratio:.6g}, required {tolerance.required_matched_ratio:g}"
-        within = (
-            "integers and booleans have no tolerance"
-            if self.is_exact
-            else f"atol={tolerance.atol:g}, rtol={tolerance.rtol:g}{', added' if tolerance.is_sum else ''}"
-        )
-        return f"{ratio}, {within}"

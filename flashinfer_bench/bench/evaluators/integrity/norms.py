@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.chunks import CHUNK_ELEMENTS, bring_small
+from flashinfer_bench.bench.evaluators.compare.outputs import CHUNK_ELEMENTS, bring_small
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 
 LEAST_ROW: Final = 16

@@ -12,9 +12,8 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.chunks import bounds_of
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, bounds_of
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule
 from flashinfer_bench.bench.evaluators.integrity.norms import FLOOR, NO_VALUE_SCALES, row_length

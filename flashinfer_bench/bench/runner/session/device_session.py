@@ -453,7 +453,7 @@ class DeviceSession:
         self._turns.hand_over(kernel.worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
         self._settle_task(job, kernel, baseline)
         kernel.expect(baseline.inputs)
-        is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone()
+        is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):

@@ -21,6 +21,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress import (
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, differs, find_constants
 from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
@@ -48,8 +49,9 @@ def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan
     """
     definition, evaluator = job.block.definition, job.block.evaluator
     outputs = baseline.outputs if baseline is not None else ()
-    has_constants = evaluator.tries_constants(definition, job.config) and bool(find_constants(outputs))
-    if not evaluator.takes_regimes(definition, job.config):
+    checks = evaluator.stress_checks(definition, job.config)
+    has_constants = checks is not None and bool(find_constants(outputs))
+    if checks is None or not checks.judges_floats:
         why = why_no_stress(definition) or f"{evaluator.__name__} does not compare element by element"
         job.notes["why_no_regimes"] = why if job.config.regimes_rule else "regimes_rule is off"
         if not has_constants:
@@ -120,9 +122,7 @@ class _Judging:
 
     def __post_init__(self) -> None:
         """Ask the evaluator what it judges."""
-        block, config = self.job.block, self.job.config
-        self._takes_norms = block.evaluator.takes_regimes(block.definition, config)
-        self._tries_constants = bool(self.constants) and block.evaluator.tries_constants(block.definition, config)
+        self._checks = self.job.block.evaluator.stress_checks(self.job.block.definition, self.job.config)
 
     @property
     def has_constant_output(self) -> bool:
@@ -157,28 +157,26 @@ class _Judging:
     def judge(self, found: Found) -> Rejected | None:
         """Judge calls; tell of each what became of it."""
         wrong = self._judge_constants(found)
-        if wrong is None and self._takes_norms:
-            wrong = self._judge_norms([one for one in found if one[0] not in FOR_CONSTANTS_ALONE])
+        if wrong is None and self._checks is not None and self._checks.judges_floats:
+            wrong = self._judge_norms(self._checks, [one for one in found if one[0] not in FOR_CONSTANTS_ALONE])
         return wrong
 
     def _judge_constants(self, found: Found) -> Rejected | None:
-        block = self.job.block
         for case, call in found if self.constants else []:
             changed = {at for at, usual in self.constants.items() if bool(differs(call.expected[at], usual).any())}
             self._changed |= changed
             self._tell(case, JUDGED if changed else THE_SAME)
-            if not changed or not self._tries_constants:
+            if not changed or self._checks is None:
                 continue
             usual = {at: self.constants[at] for at in changed}
-            verdict = block.evaluator.judge_constants(block.definition, case, call, usual, self.context)
+            verdict = self._checks.judge_constants(case, call, usual, self.context)
             if isinstance(verdict, Rejected):
                 return verdict
         return None
 
-    def _judge_norms(self, found: Found) -> Rejected | None:
+    def _judge_norms(self, checks: StressChecks, found: Found) -> Rejected | None:
         """Judge floats, by one look at all calls where they surely pass."""
-        block = self.job.block
-        sure = block.evaluator.regimes_surely_pass(block.definition, [call for _, call in found], self.job.config)
+        sure = checks.surely_pass([call for _, call in found])
         if sure is not None:
             for (case, _), says in zip(found, sure, strict=True):
                 self._tell(case, JUDGED if says else ZEROS)
@@ -187,7 +185,7 @@ class _Judging:
             rows = find_finite_rows(call, self.baseline.outputs)
             judged = call if rows is None else rows.of_call(call)
             context = self.context if rows is None else rows.of_context(self.context)
-            verdict = block.evaluator.judge_regime(block.definition, case, judged, self.job.config, context)
+            verdict = checks.judge(case, judged, context)
             has_norms = isinstance(verdict, Rejected) or any(map(says_something, judged.expected))
             self._tell(case, _describe(has_norms=has_norms, in_part=rows is not None))
             if isinstance(verdict, Rejected):

@@ -58,7 +58,7 @@ def judge(code, case, solution, **settings):
     inputs = job.baseline().inputs[0]
     plan.change(case, 0, inputs)
     call = JudgedCall(inputs, [solution(*inputs)], job.context.reference(inputs))
-    return job.evaluator.judge_regime(definition, case, call, job.config, job.context)
+    return job.evaluator.stress_checks(definition, job.config).judge(case, call, job.context)
 
 
 def count_rejected(code, case, solution, *, seeds, **settings):
@@ -187,6 +187,6 @@ def test_leaving_out_what_averages_out_is_always_found(code, shape, wrong, n):
 def test_only_outputs_without_a_float_are_judged_on_usual_inputs_only(changes, is_judged):
     definition = make_definition(**changes)
     job = Judging(definition, make_workload())
-    assert job.evaluator.takes_regimes(definition, job.config) is is_judged
+    assert job.evaluator.stress_checks(definition, job.config).judges_floats is is_judged
     off = Judging(definition, make_workload(), regimes_rule=False)
-    assert not off.evaluator.takes_regimes(definition, off.config)
+    assert off.evaluator.stress_checks(definition, off.config) is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.default import judge_norms
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, find_limit
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
+from flashinfer_bench.bench.evaluators.verdict import judge_norms
 from flashinfer_bench.data import Correctness
 from tests.bench.evaluators.judging import Judging
 from tests.bench.evaluators.pretend_gpu import PretendGpu

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.chunks import bounds_of
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, bounds_of
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.integrity import sure as module
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, measure_outputs

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgedCall, Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, Rejected
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.bench.runner.session import stress
 from flashinfer_bench.bench.runner.session.stress import judge_stress, plan_stress
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
-from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
@@ -64,12 +64,8 @@ def judge_all(*solutions, of=SUMS, xs=None):
 
 def test_calls_are_looked_at_together_and_judged_alone_where_one_may_be_wrong(monkeypatch):
     alone = []
-    judge_one = DefaultEvaluator.judge_regime.__func__
-    monkeypatch.setattr(
-        DefaultEvaluator,
-        "judge_regime",
-        classmethod(lambda cls, *given: alone.append(given[1]) or judge_one(cls, *given)),
-    )
+    judge_one = StressChecks.judge
+    monkeypatch.setattr(StressChecks, "judge", lambda self, *given: alone.append(given[0]) or judge_one(self, *given))
     assert judge_all(right, right, right) == (None, {"r0": "judged", "r1": "judged", "r2": "judged"})
     wrong, told = judge_all(right, lambda x: torch.ones(64), right)
     assert isinstance(wrong, Rejected)
@@ -135,23 +131,6 @@ def test_an_output_that_overflows_is_left_out_whole():
     """Kernels of low precision overflow near the limit elsewhere than the reference."""
     for solution in (lambda x: run(HALF)(x * 1.03)[0], lambda x: torch.zeros(64, 64).half()):
         assert judge_rows(solution, HALF, "float16") == LEFT_OUT
-
-
-class Stricter(DefaultEvaluator):
-    """Rejects whatever it judges."""
-
-    @classmethod
-    def judge_regime(cls, definition, regime, call, cfg, context):
-        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "never")
-
-
-def test_an_evaluator_with_a_rule_of_its_own_judges_each_call():
-    x = torch.randn(64, 256)
-    call = JudgedCall([x], [right(x)], [right(x)])
-    definition = make_definition(inputs={"x": "float32[n, 256]"}, outputs={"y": "float32[n]"}, reference=SUMS)
-    config = Judging(definition, make_workload(axes={"n": 64}, inputs={})).config
-    assert DefaultEvaluator.regimes_surely_pass(definition, [call], config) == [True]
-    assert Stricter.regimes_surely_pass(definition, [call], config) is None
 
 
 def test_what_is_wrong_is_told_though_the_reference_has_no_memory_for_later_calls():
