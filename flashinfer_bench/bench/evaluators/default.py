@@ -164,7 +164,7 @@ class DefaultEvaluator(Evaluator):
         from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
 
         can_look = cls.judges_calls_alone and cls.compares_elements(definition)
-        if can_look and surely_pass(calls, cls.tolerance(cfg), cls.norm_rule(definition, cfg)):
+        if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
             return Accepted(Correctness())
         return super().judge_reads(definition, calls, cfg, context)
 

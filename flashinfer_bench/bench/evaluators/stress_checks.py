@@ -20,7 +20,7 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     REGIME_ROUNDING,
     Stability,
 )
-from flashinfer_bench.bench.evaluators.integrity.sure import norms_surely_pass
+from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
 from flashinfer_bench.bench.evaluators.verdict import judge_norms
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 
@@ -63,7 +63,7 @@ class StressChecks:
             None says nothing, and each is judged. A list says that it would accept all: for each whether anything else
             than zeros was expected.
         """
-        return norms_surely_pass(calls, self._rule)
+        return surely_pass(calls, self._rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:
         """Judge whether outputs differ from the usual ones where the reference's do.
