@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from flashinfer_bench.agents import FFI_PROMPT, FFI_PROMPT_SIMPLE
     from flashinfer_bench.bench.benchmark import Benchmark
     from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig
-    from flashinfer_bench.bench.resident.engine import Engine
-    from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
-    from flashinfer_bench.bench.resident.task import Task
+    from flashinfer_bench.bench.engine import Engine
+    from flashinfer_bench.bench.engine_state import EngineLimits, EngineState
+    from flashinfer_bench.bench.task import Task
     from flashinfer_bench.data import (
         AxisConst,
         AxisExpr,
@@ -83,9 +83,9 @@ __getattr__, __dir__ = lazy_names(
         "bench.benchmark": ["Benchmark"],
         "bench.config": ["BenchmarkConfig", "EvalConfig"],
         "agents": ["FFI_PROMPT", "FFI_PROMPT_SIMPLE"],
-        "bench.resident.engine": ["Engine"],
-        "bench.resident.state": ["EngineLimits", "EngineState"],
-        "bench.resident.task": ["Task"],
+        "bench.engine": ["Engine"],
+        "bench.engine_state": ["EngineLimits", "EngineState"],
+        "bench.task": ["Task"],
         "data": __all__,
     },
     left_out=_why_left_out,

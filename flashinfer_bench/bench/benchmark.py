@@ -1,12 +1,14 @@
-"""A run, in one screen: plan → sessions → verdicts → traces.
+"""A run of a trace set, in one screen: plan → submission → verdicts → traces.
 
-Other modules decide: `plan` what is run, `machine` on which devices, `runner` how, `evaluators` whether it is right.
-A fault is not a verdict. It makes no trace; it is an event, and stands in `faults`.
+Other modules decide: `planning` what is run, `machine` on which devices, `harness` how jobs and results flow,
+`evaluators` whether a solution is right. A fault is not a verdict. It makes no trace; it is an event, and stands in
+`faults`.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,31 +18,29 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice, RunStarted
-from flashinfer_bench.bench.planning.first_call import FirstCall
-from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
+from flashinfer_bench.bench.context import HarnessContext
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice, RunStarted
+from flashinfer_bench.bench.harness import Harness
+from flashinfer_bench.bench.plan_run import PlanRun
+from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
+from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, find_resumed, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
+from flashinfer_bench.bench.reserve import Reservation
 from flashinfer_bench.bench.runner.environments import tell_withheld
-from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-from flashinfer_bench.bench.runner.recorded import find_resumed
-from flashinfer_bench.bench.schedule import find_first_call
-from flashinfer_bench.bench.workshop.given_order import GivenOrder
-from flashinfer_bench.bench.workshop.recorder import TraceRecorder
-from flashinfer_bench.bench.workshop.repeats import Repeats
-from flashinfer_bench.bench.workshop.reserved import Reservation
-from flashinfer_bench.bench.workshop.workshop import Workshop
+from flashinfer_bench.bench.scheduler import Rules
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
 
-REPEATING: Final = FleetRules(lambda _times: GivenOrder(), one_worker_a_job=True)
 MOST_WORKERS: Final = 1000
-"""Workers of one job, at most: a number above is a slip."""
+"""Workers of one job, at most: a higher number is a slip."""
+IDLE_S: Final = 600.0
+"""Seconds without a run after which kept sessions end."""
 
 
 class Benchmark:
@@ -51,6 +51,8 @@ class Benchmark:
         config: how it is run; the bundled defaults where it is left out. What the set says of its own definitions
             (`tolerances.yaml`) goes below what the user says.
         cache: folder for what is built; the user's cache where it is left out.
+        keeps_sessions: sessions stay between runs, until `close` or for ten minutes: imports and the times of
+            references are there for the next run.
 
     Raises:
         ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
@@ -61,13 +63,18 @@ class Benchmark:
     """
 
     def __init__(
-        self, trace_set: TraceSet, config: BenchmarkConfig | None = None, *, cache: Path | None = None
+        self,
+        trace_set: TraceSet,
+        config: BenchmarkConfig | None = None,
+        *,
+        cache: Path | None = None,
+        keeps_sessions: bool = False,
     ) -> None:
         self._trace_set = trace_set
-        self.workshop = Workshop(trace_set, config, cache)
-        self.config = self.workshop.config
-        self.machine = self.workshop.machine
-        self.sandbox = self.workshop.sandbox
+        self.context = HarnessContext(trace_set, config, cache)
+        self.config = self.context.config
+        self.machine = self.context.machine
+        self.sandbox = self.context.sandbox
         self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
         self._repeat = 1
@@ -75,6 +82,11 @@ class Benchmark:
         """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
         them."""
         self._reservations: list[Reservation] = []
+        self._keeps_sessions = keeps_sessions
+        self._kept: Harness | None = None
+        """The harness of the run before, if its sessions stay."""
+        self._keeping = threading.Lock()
+        self._idle: threading.Timer | None = None
 
     def __enter__(self) -> Benchmark:
         return self
@@ -102,9 +114,10 @@ class Benchmark:
         self._repeat = times
 
     def close(self) -> None:
-        """Leave the cluster, where there is one; each run has ended its own processes."""
+        """End kept sessions, and leave the cluster; other runs have ended their own processes."""
         self._release()
-        self.workshop.close()
+        self._end_kept()
+        self.context.close()
 
     @collector_paused()
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
@@ -122,14 +135,14 @@ class Benchmark:
         if resume:
             recorded = RecordedJobs.from_traces(self._saved_traces(), retry_timeouts=retry_timeouts)
         asked = list(select(self._trace_set, self.config))
-        evaluators = self.workshop.fingerprint_evaluators([item.definition for item in asked])
-        self.workshop.survey(solution for item in asked for solution in item.solutions)
+        evaluators = self.context.fingerprint_evaluators([item.definition for item in asked])
+        self.context.survey(solution for item in asked for solution in item.solutions)
         plan = make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
-        return replace(plan, plug_in_keys=self.workshop.plug_in_keys)
+        return replace(plan, plug_in_keys=self.context.plug_in_keys)
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded trace of each job that a plan with `resume` leaves out."""
-        return find_resumed(self.plan(), plan, self._saved_traces()) if plan.resumed else []
+        return find_resumed(plan.recorded, self._saved_traces())
 
     def reserve(self, plan: Plan) -> Plan:
         """Return the plan of a resumed run without the jobs that other runs of the set judge now.
@@ -139,13 +152,11 @@ class Benchmark:
         self._release()
         by_root: dict[Path, list[Job]] = {}
         for job in plan.jobs:
-            root = self._trace_set.solution_roots.get(job.solution.name) or self._trace_set.root
+            root = self.context.root_of(job.solution)
             if root is not None:
                 by_root.setdefault(root, []).append(job)
-        taken: dict[int, str] = {}
-        for root, jobs in by_root.items():
-            self._reservations.append(Reservation(root))
-            taken |= self._reservations[-1].reserve(jobs)
+        self._reservations = [Reservation(root, jobs) for root, jobs in by_root.items()]
+        taken = {index: process for one in self._reservations for index, process in one.taken.items()}
         if not taken:
             return plan
         left_out = Counter(
@@ -181,33 +192,65 @@ class Benchmark:
         self.faults = []
         if not plan.jobs:
             return
-        seeds = self._seeds.anew()
-        recorder = TraceRecorder(self.workshop, seeds)
-        if save_results:
-            for job in {id(job.solution): job for job in plan.jobs}.values():
-                recorder.check(job.definition, job.solution)
-        yield RunStarted(self.machine.devices, len(plan.jobs))
-        yield from map(Notice, tell_withheld(os.environ))
-        needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
-        repeats = Repeats(plan.jobs, self._repeat) if self._repeat > 1 else None
-        rules = make_rules(self.workshop, plan) if repeats is None else REPEATING
-        with self.workshop.make_fleet(seeds, rules, needs_triton=needs_triton) as fleet:
-            told = fleet.run(plan.jobs) if repeats is None else _run_repeats(fleet, repeats)
-            for happening in told:
-                if isinstance(happening, Judged):
-                    trace = recorder.make_trace(happening.job, happening.device, happening.evaluation)
-                    if save_results:
-                        recorder.save(happening.job, trace)
-                    else:
-                        self._unsaved[id(trace)] = trace
-                    self._trace_set.keep_traces([trace])
-                    yield JobFinished(happening.job, trace, happening.device, happening.seconds)
-                    continue
-                if isinstance(happening, JobFaulted):
-                    self.faults.append(happening)
-                yield happening
-            if repeats is not None:
-                self.workshop.learn_spread(repeats.groups())
+        harness = self._take_harness(plan)
+        run = PlanRun(plan.jobs, self._repeat, is_saved=save_results)
+        try:
+            if save_results:
+                for job in {id(job.solution): job for job in plan.jobs}.values():
+                    harness.recorder.check(job.definition, job.solution)
+            yield RunStarted(self.machine.devices, len(plan.jobs))
+            yield from map(Notice, tell_withheld(os.environ))
+            harness.submit(run, run.jobs)
+            while run.open:
+                for event in harness.step():
+                    self._note(event, is_saved=save_results)
+                    yield event
+                    if self._repeat > 1 and isinstance(event, JobFinished | JobFaulted):
+                        harness.withdraw(run, event.job)  # its other workers
+            if self._repeat > 1:
+                self.context.learn_spread(run.latencies())
+            if self._keeps_sessions:
+                self._keep(harness)
+        finally:
+            if self._kept is not harness:
+                harness.release()
+
+    def _note(self, event: Event, *, is_saved: bool) -> None:
+        if isinstance(event, JobFinished):
+            if not is_saved:
+                self._unsaved[id(event.trace)] = event.trace
+            self._trace_set.keep_traces([event.trace])
+        elif isinstance(event, JobFaulted):
+            self.faults.append(event)
+
+    def _take_harness(self, plan: Plan) -> Harness:
+        """Return the harness of the run before, if its sessions stay, else a new one."""
+        with self._keeping:
+            kept, self._kept = self._kept, None
+            if self._idle is not None:
+                self._idle.cancel()
+        return kept or Harness(
+            self.context,
+            self._seeds.anew(),
+            make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
+            needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
+        )
+
+    def _keep(self, harness: Harness) -> None:
+        """Keep sessions for the next run, and end them if none comes for long."""
+        with self._keeping:
+            self._kept = harness
+            self._idle = threading.Timer(IDLE_S, self._end_kept)
+            self._idle.daemon = True
+            self._idle.start()
+
+    def _end_kept(self) -> None:
+        with self._keeping:
+            kept, self._kept = self._kept, None
+            if self._idle is not None:
+                self._idle.cancel()
+        if kept is not None:
+            kept.release()
 
     def run_all(
         self,
@@ -281,33 +324,12 @@ class Benchmark:
             )
 
 
-def make_rules(workshop: Workshop, plan: Plan) -> FleetRules:
-    """Return the rules of a run: modules that first calls would compile are compiled ahead, where that can be."""
+def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
+    """Return the rules of a run: modules that first calls would compile are compiled ahead, if that is possible."""
+    if keeps_sessions:
+        return Rules.resident()
+    if repeats:
+        return Rules(one_worker_a_job=True)
     solutions = {job.solution_key: job.solution for job in plan.jobs}
     compiles = any(find_first_call(one) is FirstCall.MODULES for one in solutions.values())
-    if not compiles or not workshop.may_compile_ahead():
-        return FleetRules()
-    return FleetRules(compiles_ahead=True)
-
-
-def _run_repeats(fleet: Fleet, repeats: Repeats) -> Iterator[Happening]:
-    """Run several workers of each job; yields what happens as if each job had one."""
-    begun: set[int] = set()
-    for happening in fleet.run(repeats.copies()):
-        if isinstance(happening, Judged):
-            evaluation = repeats.hear(happening.job, happening.evaluation)
-            if evaluation is None:
-                continue
-            yield replace(happening, job=repeats.original(happening.job), evaluation=evaluation)
-            fleet.remove(repeats.left_of(happening.job))
-        elif isinstance(happening, JobFaulted):
-            if repeats.fault(happening.job):
-                yield replace(happening, job=repeats.original(happening.job))
-                fleet.remove(repeats.left_of(happening.job))
-        elif isinstance(happening, JobStarted):
-            job = repeats.original(happening.job)
-            if job.index not in begun:
-                begun.add(job.index)
-                yield replace(happening, job=job)
-        else:
-            yield happening
+    return Rules(compiles_ahead=compiles and context.may_compile_ahead())

@@ -6,16 +6,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.cli.edit.warm import WarmEngines
 from flashinfer_bench.cli.edit.watch import keep_judging
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
@@ -43,37 +42,7 @@ from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.errors import DataSetError, Fault, Misuse
 
-
-class RunnableBenchmark(Protocol):
-    """The part of a Benchmark that `run` uses."""
-
-    @property
-    def machine(self) -> Machine:
-        """The devices that jobs run on, and what can be built for them."""
-
-    def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
-        """Return the jobs of the run, and what is skipped."""
-
-    def reserve(self, plan: Plan) -> Plan:
-        """Return the plan without the jobs that other runs judge now."""
-
-    def find_resumed(self, plan: Plan) -> list[Trace]:
-        """Return the recorded traces of the jobs that it leaves out."""
-
-    def replay(self, traces: Iterable[Trace]) -> None:
-        """Give jobs the inputs that they had when these traces were recorded."""
-
-    def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
-        """Run the plan's jobs; yield what happens as it happens."""
-
-    def repeat(self, times: int) -> None:
-        """Time each solution in so many workers."""
-
-    def close(self) -> None:
-        """End everything."""
-
-
-BenchmarkFactory = Callable[[TraceSet, BenchmarkConfig], RunnableBenchmark]
+BenchmarkFactory = Callable[[TraceSet, BenchmarkConfig], Benchmark]
 
 
 def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchmark) -> int:
@@ -91,13 +60,28 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
 
 
 def _watch(args: argparse.Namespace, make_engine: BenchmarkFactory) -> int:
-    """Judge each time a draft is saved, on an engine that stays; return the exit code of the last verdicts."""
-    with WarmEngines() as warm:
-        make = warm.open if make_engine is Benchmark and args.repeat == 1 else make_engine
-        return keep_judging(args, lambda given, trace_set: _judge(given, trace_set, make))
+    """Judge each time a draft is saved, with sessions that stay; return the exit code of the last verdicts."""
+    kept: list[tuple[TraceSet, Benchmark]] = []
+
+    def reopen(trace_set: TraceSet, config: BenchmarkConfig) -> Benchmark:
+        if kept and (kept[0][0] is not trace_set or kept[0][1].config != config):
+            kept.pop()[1].close()
+        if not kept:
+            kept.append((trace_set, Benchmark(trace_set, config, keeps_sessions=True)))
+        return kept[0][1]
+
+    stays = make_engine is Benchmark and args.repeat == 1
+    try:
+        return keep_judging(
+            args,
+            lambda given, trace_set: _judge(given, trace_set, reopen if stays else make_engine, closes=not stays),
+        )
+    finally:
+        for _, engine in kept:
+            engine.close()
 
 
-def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
+def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory, *, closes: bool = True) -> int:
     """Run the jobs that the flags ask for, or print the plan; return the exit code."""
     drafts = take_drafts(args, trace_set)
     left = _leave_out_unread(args, trace_set)
@@ -122,7 +106,7 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
             if not args.quiet:
                 write_err(f"draft: {file}")
     progress = choose_progress(sys.stderr, quiet=args.quiet, limit_s=config.timeout_seconds)
-    _run(engine, outcome, progress, save_results=not args.no_save_results)
+    _run(engine, outcome, progress, save_results=not args.no_save_results, closes=closes)
     _tell_result(args, outcome, trace_set)
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
 
@@ -148,7 +132,7 @@ def _leave_out_unread(args: argparse.Namespace, trace_set: TraceSet) -> AskedNam
 
 def _open(
     args: argparse.Namespace, trace_set: TraceSet, config: BenchmarkConfig, make_engine: BenchmarkFactory
-) -> tuple[RunnableBenchmark, Plan]:
+) -> tuple[Benchmark, Plan]:
     """Return the engine and the jobs that the flags choose. What is replayed is not saved again."""
     replayed = read_replay(args.replay) if args.replay else []
     with naming_flags(args):
@@ -200,8 +184,10 @@ def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:
         write_err(line)
 
 
-def _run(engine: RunnableBenchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool) -> None:
-    """Run the plan and keep its events in the outcome. In the end the engine is closed, also after an error."""
+def _run(
+    engine: Benchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool, closes: bool = True
+) -> None:
+    """Run the plan and keep its events in the outcome. In the end the engine is closed, unless its sessions stay."""
     started = time.monotonic()
     events: Iterator[Event] = iter(())
     with one_interrupt():
@@ -220,7 +206,8 @@ def _run(engine: RunnableBenchmark, outcome: RunOutcome, progress: RunProgress, 
         finally:
             if isinstance(events, Generator):
                 events.close()
-            engine.close()
+            if closes:
+                engine.close()
             outcome.seconds = time.monotonic() - started
 
 

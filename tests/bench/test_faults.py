@@ -33,7 +33,7 @@ def run(trace_set, *, devices=None, lost_blobs=(), **overrides):
     config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1, **overrides)
     benchmark = Benchmark(trace_set, config)
     if devices:
-        benchmark.workshop.machine = Machine(devices, benchmark.machine.languages)
+        benchmark.context.machine = Machine(devices, benchmark.machine.languages)
     plan = benchmark.plan()
     for lost in lost_blobs:
         (trace_set.root / lost).unlink()

@@ -7,7 +7,7 @@ import pytest
 from flashinfer_bench import Benchmark, BenchmarkConfig, Engine, TraceSet
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.resident.task import Task, TaskOrder
+from flashinfer_bench.bench.task import Task
 from flashinfer_bench.errors import TaskFailed
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -58,7 +58,7 @@ def test_what_other_devices_have_not_begun_is_left_out_too(tmp_path):
     trace_set = TraceSet.from_path(write_set(tmp_path, "endless"))
     with Benchmark(trace_set, BenchmarkConfig.default(**QUICKLY)) as benchmark:
         devices = tuple(Device("cpu", index, f"CPU {index}", "cpu") for index in range(2))
-        benchmark.workshop.machine = Machine(devices, benchmark.machine.languages)
+        benchmark.context.machine = Machine(devices, benchmark.machine.languages)
         events = list(benchmark.run(benchmark.plan(), save_results=False))
     judged = [event for event in events if isinstance(event, JobFinished)]
     assert 1 <= len(judged) <= len(devices)
@@ -79,8 +79,8 @@ def test_a_task_of_an_engine_is_completed_without_them_and_judged_anew_when_subm
 
 def test_a_task_without_the_timeout_does_not_look_completed(tmp_path):
     job = SimpleNamespace(solution=make_solution(), workload=make_workload("w1"))
-    task = Task(TaskOrder(make_solution(), ("w0", "w1")), cancel=lambda _: None)
-    task.note(make_trace())
-    task.note(JobFaulted(job, "left out: another task's call ran out of time", is_left_out=True))
+    task = Task(make_solution(), ("w0", "w1"), cancel=lambda _: None)
+    task.note(job, make_trace())
+    task.note(job, JobFaulted(job, "left out: another task's call ran out of time", is_left_out=True))
     with pytest.raises(TaskFailed, match="left out"):
         task.result(0)

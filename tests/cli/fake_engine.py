@@ -3,9 +3,8 @@
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.planning.plan import make_plan
+from flashinfer_bench.bench.planning.plan import find_resumed, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
-from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -63,9 +62,7 @@ class FakeEngine:
         return plan
 
     def find_resumed(self, plan):
-        if not plan.resumed:
-            return []
-        return find_resumed(self.plan(), plan, (trace for traces in self.trace_set.traces.values() for trace in traces))
+        return find_resumed(plan.recorded, (trace for traces in self.trace_set.traces.values() for trace in traces))
 
     def replay(self, traces):
         self.replayed = list(traces)

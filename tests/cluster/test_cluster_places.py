@@ -17,9 +17,9 @@ from flashinfer_bench.bench.events import JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import SessionLost
-from flashinfer_bench.bench.runner.fleet import Fleet, Judged
-from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
+from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.scheduler import Judged, Scheduler
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.places import PlayedPlaces
@@ -148,8 +148,8 @@ def play(places, hello, jobs, disturb=lambda event, done: None):
     """Run jobs on places; `disturb` is called after each verdict."""
     orders = OrderMaker(places.sources, blob_root_for=lambda _: Path("nowhere"), seed_of=lambda _: 1)
     happenings, done = [], 0
-    with Fleet(places, hello_for=lambda _: hello, orders=orders) as fleet:
-        for one in fleet.run(jobs):
+    with Scheduler(places, hello_for=lambda _: hello, orders=orders) as scheduler:
+        for one in scheduler.run(jobs):
             happenings.append(one)
             if isinstance(one, Judged):
                 done += 1
@@ -273,11 +273,9 @@ def judge_there(monkeypatch, tmp_path, device):
         trace_set, BenchmarkConfig.default(devices=[device.label], **counts), cache=tmp_path / "cache"
     )
     places = PlayedPlaces([device])
-    workshop = benchmark.workshop
-    monkeypatch.setattr(workshop, "_make_farm", lambda: places.sources)
-    fleet_of = Fleet
+    monkeypatch.setattr(benchmark.context, "_make_farm", lambda: places.sources)
     monkeypatch.setattr(
-        "flashinfer_bench.bench.workshop.workshop.Fleet", lambda _devices, **others: fleet_of(places, **others)
+        "flashinfer_bench.bench.context.Scheduler", lambda _devices, **others: Scheduler(places, **others)
     )
     try:
         events = list(benchmark.run(benchmark.plan(), save_results=False))

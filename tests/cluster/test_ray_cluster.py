@@ -136,7 +136,7 @@ def test_an_engine_on_two_nodes_gives_the_verdicts_and_no_worker_reaches_anythin
     with Engine(trace_set, make_config(ray_cluster), cache=tmp_path / "cache") as engine:
         tasks = {name: engine.submit(name) for name in ("double_python", "wrong", "spy")}
         traces = {name: task.result(timeout_s=100) for name, task in tasks.items()}
-        nodes = {device.node for device in engine.workshop.machine.devices}
+        nodes = {device.node for device in engine.context.machine.devices}
         assert list_actors(ray_cluster) != []
     assert wait_until_gone(lambda: list_actors(ray_cluster)) == []
     assert {name: [one.evaluation.status.value for one in told] for name, told in traces.items()} == {

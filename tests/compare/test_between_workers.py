@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.workshop.spread_file import SpreadFile
+from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.timing.between_workers import (
     DEFAULT_SPREADS,
     MOST_FREEDOM,

@@ -10,8 +10,8 @@ import pytest
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.recorder import TraceRecorder
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.bench.workshop.recorder import TraceRecorder
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import parse_case, split_session
 from flashinfer_bench.cli.perf.rows import make_row
@@ -65,8 +65,8 @@ def test_a_trace_of_a_saved_case_has_the_roofline_of_its_routine(tmp_path):
     engine = Benchmark(TraceSet.from_path(tmp_path), BenchmarkConfig.default(devices=["cpu"]))
     (job,) = engine.plan().jobs
     device = Device("cuda", 0, "NVIDIA H200", "GPU-0")
-    trace = TraceRecorder(engine.workshop, JobSeeds(None)).make_trace(
-        job, device, Evaluation.model_validate({**PASSED, "performance": FAST})
+    trace = TraceRecorder(engine.context).make_trace(
+        job, device, Evaluation.model_validate({**PASSED, "performance": FAST}), JobSeeds(None).describe(job)
     )
     facts = trace.evaluation.extra["roofline"]
     assert (facts["flops"], facts["bytes"]) == (5 * 4096 * 8192, 3 * 4096 * 8192 + 2 * 8192 + 4)

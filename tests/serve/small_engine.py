@@ -4,9 +4,9 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
+from flashinfer_bench.bench.engine_state import DeviceState, EngineState
 from flashinfer_bench.bench.events import JobFinished, JobStarted
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.resident.state import DeviceState, EngineState
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import QueueFull
 from tests.kit import make_definition, make_trace, make_workload, write_trace_set

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # sessions start sooner without the models
+    from flashinfer_bench.data.solution import Solution
 
 BUILT_AHEAD: Final = ("cpp", "cuda")
 """Languages of solutions that are built before they run."""
@@ -40,3 +43,8 @@ def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
     if any(MODULES.search(text) for text in texts):
         return FirstCall.MODULES
     return FirstCall.TRITON if language == "triton" or any("triton" in text for text in texts) else FirstCall.NOTHING
+
+
+def find_first_call(solution: Solution) -> FirstCall:
+    """Return what a solution compiles at its first call, by its language and its texts."""
+    return look_at_first_call(solution.spec.language, (source.content for source in solution.sources))

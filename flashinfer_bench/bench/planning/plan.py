@@ -16,15 +16,27 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.planning.resume import FULL, PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import (
+    FULL,
+    PROTOCOL,
+    Decision,
+    JobLimits,
+    RecordedJobs,
+    fingerprint,
+    is_same,
+    read_fingerprint,
+)
 from flashinfer_bench.bench.planning.selection import Selected, select, set_missing_aside
 from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.sets.latest import in_order_of_time
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.drafts.draft import is_kept_draft
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.store.ownership import is_of_first_root
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
+from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
@@ -100,6 +112,8 @@ class Plan:
     skips: tuple[Skip, ...] = ()
     resumed: int = 0
     """Jobs left out because an equal one is recorded."""
+    recorded: tuple[Job, ...] = ()
+    """These jobs."""
     redone: int = 0
     """Jobs that are recorded and yet in the plan: something changed."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
@@ -148,18 +162,19 @@ def make_plan(
     skips += [skip for item in selected for skip in _skips(item, machine, config)]
     resolve = partial(resolve_workload, config, trace_set)
     jobs: list[Job] = []
+    left_out: list[Job] = []
     decisions: Counter[Decision] = Counter()
     for item in selected:
         for job in _jobs(item, config, machine, partial(JobMaker.of, item, config, machine, evaluators or {}, resolve)):
             decision = decide(job, config, recorded)
             decisions[decision] += 1
-            if decision.action != "skip":
-                jobs.append(job)
+            (left_out if decision.action == "skip" else jobs).append(job)
     reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
     return Plan(
         jobs=tuple(_numbered(jobs)),
         skips=(*(Skip(name, None, None, reason, is_fault=True) for name, reason in missing.items()), *skips),
-        resumed=decisions.total() - len(jobs),
+        resumed=len(left_out),
+        recorded=tuple(left_out),
         redone=sum(reasons.values()),
         redone_reasons=reasons,
     )
@@ -170,6 +185,29 @@ def describe_nothing(plan: Plan) -> str:
     reasons = Counter(skip.reason for skip in plan.skips)
     lines = [f"{reason} ({number} skipped)" for reason, number in reasons.items()]
     return "\n  ".join(["nothing was run, since everything was skipped:", *lines]) if lines else NO_DEFINITIONS
+
+
+def find_resumed(jobs: Iterable[Job], traces: Iterable[AnyTrace]) -> list[Trace]:
+    """Return the recorded trace of each job that a resumed run leaves out: the latest, with a baseline if any has one.
+
+    They count in the table of the run, and for --require-passed.
+    """
+    wanted = {(job.definition.name, job.solution.name, job.workload.uuid): job for job in jobs}
+    names = {name for name, _, _ in wanted}
+    found: dict[tuple[str, str, str], AnyTrace] = {}
+    for trace in in_order_of_time(trace for trace in traces if trace.definition in names):
+        key = (trace.definition, trace.solution or "", trace.workload.uuid)
+        if key not in wanted or trace.evaluation is None:
+            continue
+        lacks_baseline = key in found and _has_baseline(found[key]) and not _has_baseline(trace)
+        if is_same(read_fingerprint(trace.evaluation), wanted[key].fingerprint) and not lacks_baseline:
+            found[key] = trace
+    return [to_trace(found[key]) for key in wanted if key in found]
+
+
+def _has_baseline(trace: AnyTrace) -> bool:
+    performance = trace.evaluation.performance if trace.evaluation is not None else None
+    return performance is not None and performance.reference_latency_ms > 0
 
 
 def set_foreign_aside(

@@ -7,12 +7,14 @@ is in `cluster/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner.client import SessionClient
+from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
 from flashinfer_bench.compile import Built
 from flashinfer_bench.data import Solution
@@ -161,42 +163,26 @@ class LocalPlaces:
 
     Args:
         devices: one place each.
-        lock: keeps other runs off a device.
-        start: starts a session on a device.
     """
 
-    def __init__(
-        self,
-        devices: Iterable[Device],
-        lock: Callable[[Device, ExitStack], Iterator[str | None]],
-        start: Callable[[Device, Hello], Session],
-    ) -> None:
-        self.devices = tuple(devices)
-        self._lock = lock
-        self._start = start
+    least_shares: Final = 1
+    expects_more: Final = False
 
-    @property
-    def least_shares(self) -> int:
-        """Say that one device may have all there is."""
-        return 1
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self.devices = tuple(devices)
 
     def look(self) -> News:
-        """Say that nothing has changed: the devices of a machine stay."""
+        """Return that nothing has changed: the devices of a machine stay."""
         return NO_NEWS
 
     def has(self, device: Device) -> bool:
-        """Say that a device is there: a session that does not start is what tells otherwise."""
+        """Return whether it has a device; a session that does not start is what tells otherwise."""
         return device in self.devices
-
-    @property
-    def expects_more(self) -> bool:
-        """Say no: a machine gets no further device."""
-        return False
 
     def lock(self, device: Device, held: ExitStack) -> Iterator[str | None]:
         """Take a GPU's lock."""
-        yield from self._lock(device, held)
+        return ask_for_device(device, held)
 
     def open(self, device: Device, hello: Hello) -> Session:
         """Start a session on a device."""
-        return self._start(device, hello)
+        return SessionClient(device, hello)

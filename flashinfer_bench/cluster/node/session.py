@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.host.block_orders import describe_solution
+from flashinfer_bench.bench.runner.orders import describe_solution
 from flashinfer_bench.bench.runner.places import Session
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, JobFault
 from flashinfer_bench.cluster.node.shelf import BlobShelf

@@ -1,6 +1,6 @@
 """Measures two sides in turn on one device: A B B A …, each block in a worker of its own, until each ratio is decided.
 
-The loop over the devices of a run (`bench/runner/fleet.py`) does the work: every block is a job, judged and timed as a
+The loop over the devices (`bench/scheduler.py`) does the work: every block is a job, judged and timed as a
 run would, in one trial. Which jobs come next is decided here.
 """
 
@@ -13,14 +13,14 @@ from math import log
 from typing import Any, Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import JobFaulted, Notice
+from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.resident.submission import Submissions
-from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.bench.workshop.given_order import GivenOrder
-from flashinfer_bench.bench.workshop.workshop import Workshop
+from flashinfer_bench.bench.scheduler import Happening, Judged, Rules, Scheduler
+from flashinfer_bench.bench.solution_jobs import SolutionJobs
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
 from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.errors import ConfigError
@@ -120,14 +120,14 @@ def measure(
     """
     device = discover_devices(config.devices)[0]
     once = for_blocks(config, device)
-    workshop = Workshop(trace_set, once, None)
-    series = _make_series(workshop, pairings, wanted.workloads, trace_set)
+    context = HarnessContext(trace_set, once, None)
+    series = _make_series(context, pairings, wanted.workloads, trace_set)
     needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs.values())
     seeds = JobSeeds(once.seed)
-    rules = FleetRules(lambda _times: GivenOrder(), one_worker_a_job=True)
-    with workshop.make_fleet(seeds, rules, needs_triton=needs_triton) as fleet:
-        seconds = _Turns(fleet, series, wanted, tell).run()
-    workshop.learn_spread([latencies for one in series for latencies in latencies_by_side(one)])
+    rules = Rules(one_worker_a_job=True)
+    with context.make_scheduler(seeds, rules, needs_triton=needs_triton) as scheduler:
+        seconds = _Turns(scheduler, series, wanted, tell).run()
+    context.learn_spread([latencies for one in series for latencies in latencies_by_side(one)])
     return ComparedSides(
         rows=tuple(_row(one) for one in series),
         threshold=wanted.threshold,
@@ -146,9 +146,9 @@ def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:
 
 
 def _make_series(
-    workshop: Workshop, pairings: Sequence[Pairing], workloads: tuple[str, ...] | None, trace_set: TraceSet
+    context: HarnessContext, pairings: Sequence[Pairing], workloads: tuple[str, ...] | None, trace_set: TraceSet
 ) -> list[PairSeries]:
-    submissions = Submissions(workshop)
+    made = SolutionJobs(context)
     known = {
         one.first.definition: {each.workload.uuid for each in trace_set.workloads.get(one.first.definition, [])}
         for one in pairings
@@ -164,7 +164,7 @@ def _make_series(
         own = None if wanted is None else sorted(wanted & known[pairing.first.definition])
         if own == []:
             continue  # the wanted workloads are of other definitions
-        first, second = (submissions.make_jobs(one, own) for one in (pairing.first, pairing.second))
+        first, second = (made.make_jobs(one, own) for one in (pairing.first, pairing.second))
         found += [PairSeries(pairing, {"A": a, "B": b}) for a, b in zip(first, second, strict=True)]
     return found
 
@@ -173,9 +173,9 @@ class _Turns:
     """Gives the loop the blocks that come next, and hears what they came to."""
 
     def __init__(
-        self, fleet: Fleet, series: list[PairSeries], wanted: Measuring, tell: Callable[[str], object]
+        self, scheduler: Scheduler, series: list[PairSeries], wanted: Measuring, tell: Callable[[str], object]
     ) -> None:
-        self._fleet = fleet
+        self._scheduler = scheduler
         self._series = series
         self._wanted = wanted
         self._tell = tell
@@ -185,9 +185,9 @@ class _Turns:
     def run(self) -> float:
         """Measure until all is decided or the budget is spent; return the seconds from the first verdict on."""
         while jobs := self._next_round():
-            self._fleet.add(jobs)
-            while self._fleet.has_open_jobs:
-                for happening in self._fleet.turn(limit_s=TURN_S):
+            self._scheduler.add(jobs, Lane(in_order=True))
+            while self._scheduler.has_open_jobs:
+                for happening in self._scheduler.step(limit_s=TURN_S):
                     self._hear(happening)
                 if self._is_spent:
                     return self._seconds
@@ -239,7 +239,7 @@ class _Turns:
 
     def _drop_stopped(self, series: PairSeries) -> None:
         if series.stopped:
-            self._fleet.remove([index for index, (one, _, _) in self._meant.items() if one is series])
+            self._scheduler.remove([index for index, (one, _, _) in self._meant.items() if one is series])
 
     def _describe(self) -> str:
         still = sum(one.is_open(self._wanted.threshold) for one in self._series)

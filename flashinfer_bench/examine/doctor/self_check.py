@@ -17,7 +17,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.bench.workshop.spread_file import SpreadFile
+from flashinfer_bench.bench.spread_file import SpreadFile
 from flashinfer_bench.compile.known_good import NAME, PROGRAMS, define_double
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.data.measurement import read_measurement

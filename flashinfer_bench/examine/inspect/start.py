@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.bench.context import list_hidden_folders
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.environments import session_environment
-from flashinfer_bench.bench.runner.host.block_orders import describe_solution
+from flashinfer_bench.bench.runner.orders import describe_solution
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Level, find_sandbox
-from flashinfer_bench.bench.workshop.workshop import list_hidden_folders
 from flashinfer_bench.compile import BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.data import CompileOptions, Definition, Solution, TraceSet, Workload
 from flashinfer_bench.data.digest import seed_of

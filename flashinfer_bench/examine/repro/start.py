@@ -17,14 +17,14 @@ from typing import Any, Final
 from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.bench import evaluators
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.context import list_hidden_folders
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.environments import session_environment
-from flashinfer_bench.bench.runner.host.block_orders import describe_solution
+from flashinfer_bench.bench.runner.orders import describe_solution
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, Hello, JobFault, JobVerdict
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
-from flashinfer_bench.bench.workshop.workshop import list_hidden_folders
 from flashinfer_bench.compile import BuildFarm, BuildTarget, find_toolchain
 from flashinfer_bench.data import Evaluation, TraceSet
 from flashinfer_bench.data.solution import check_source_path

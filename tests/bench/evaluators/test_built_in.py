@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench import context as context_module
 from flashinfer_bench.bench.evaluators.built_in import DEFAULT, IN_ORDER, mark_built_in
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.registry import _EVALUATORS, choose_evaluator
 from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.bench.workshop import workshop as workshop_module
 from flashinfer_bench.data import TraceSet
 from tests.cli.fake_engine import finished, write_small_set
 from tests.kit import make_definition
@@ -44,5 +44,5 @@ def test_a_raised_revision_is_judged_again(tmp_path, monkeypatch):
     trace_set.keep_traces([event.trace for event in events if isinstance(event, JobFinished)])
     assert Benchmark(trace_set, config).plan(resume=True).resumed == len(jobs) > 0
     raised = (replace(DEFAULT, revision=DEFAULT.revision + 1),)
-    monkeypatch.setattr(workshop_module, "mark_built_in", lambda definition: mark_built_in(definition, raised))
+    monkeypatch.setattr(context_module, "mark_built_in", lambda definition: mark_built_in(definition, raised))
     assert Benchmark(trace_set, config).plan(resume=True).redone_reasons == {"evaluator changed": len(jobs)}

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from flashinfer_bench.bench import context
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators import registry
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.bench.runner import lookup, lookup_main
 from flashinfer_bench.bench.runner.session.start import Starter
 from flashinfer_bench.bench.runner.starting import SessionStarter, passing_starter, starter_ids
-from flashinfer_bench.bench.workshop import workshop
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
@@ -144,9 +144,9 @@ def test_the_resident_engine_asks_once_for_all_definitions(monkeypatch):
         choice = lookup.EvaluatorChoice("Mine", "mine", "", "", "mine:Mine 0")
         return lookup.EvaluatorLookup({"first": choice, "other": choice}, {"odd": "it is odd"})
 
-    monkeypatch.setattr(workshop, "look_up_evaluators", look_up)
+    monkeypatch.setattr(context, "look_up_evaluators", look_up)
     settings = BenchmarkConfig(devices=["cpu"], evaluator_modules=["mine"])
-    shop = workshop.Workshop(TraceSet(), settings, None)
+    shop = context.HarnessContext(TraceSet(), settings, None)
     for definition in (DEFINITIONS[0], DEFINITIONS[2], DEFINITIONS[0]):
         assert shop.fingerprint_evaluators([definition], DEFINITIONS)[definition.name] == "mine:Mine 0"
     with pytest.raises(ConfigError, match="it is odd"):

@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench import BenchmarkConfig
-from flashinfer_bench.bench.events import Notice
-from flashinfer_bench.cli.edit.warm import WarmEngines
 from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
 from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.run import execute
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.errors import EngineClosed
 from tests.cli.fake_engine import FakeEngine, write_small_set
 from tests.kit import DOUBLE
 
@@ -171,30 +167,6 @@ def test_what_beside_the_draft_decides_is_watched_too(tmp_path):
 
     wait_for_change([file], before, sleep, beside=[other])
     assert len(looks) == 5
-
-
-@pytest.mark.cpu
-def test_an_engine_stays_between_the_runs_of_a_watch(root, monkeypatch):
-    monkeypatch.setenv("FIB_CACHE_PATH", str(root.parent / "cache"))
-    trace_set = TraceSet.from_path(root)
-    config, other = (
-        BenchmarkConfig.default(solutions=[name], workloads=["w0"], devices=["cpu"], iterations=1)
-        for name in ("double_python", "other")
-    )
-    with WarmEngines() as warm:
-        first = warm.open(trace_set, config)
-        events = list(first.run(first.plan(), save_results=False))
-        assert [type(event).__name__ for event in events if not isinstance(event, Notice)] == [
-            "RunStarted",
-            "JobStarted",
-            "JobFinished",
-        ]
-        again = warm.open(trace_set, other)
-        assert again.machine is first.machine
-        assert len(again.plan().jobs) == 1
-        assert warm.open(TraceSet.from_path(root), config).machine is not first.machine
-        with pytest.raises(EngineClosed):
-            list(first.run(first.plan()))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.runner.host.block_orders import describe_solution
+from flashinfer_bench.bench.runner.orders import describe_solution
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.session.wanted import files_of

@@ -13,7 +13,7 @@ from flashinfer_bench import EngineLimits, EngineState
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError, DataSetError, EngineClosed, QueueFull, TaskCancelled, TaskFailed
-from tests.bench.resident.played import PlayedSession, play_engine
+from tests.bench.played import PlayedSession, play_engine
 from tests.kit.make import make_solution
 
 pytestmark = pytest.mark.cpu
@@ -342,7 +342,7 @@ def test_what_cannot_be_is_said_at_once(engine, wanted, workloads, message):
 
 
 def test_a_set_without_a_folder_has_nowhere_to_save(engine):
-    engine.workshop.trace_set.root = None
+    engine.context.trace_set.root = None
     with pytest.raises(DataSetError, match="nowhere to save"):
         engine.submit(solution("one"))
 

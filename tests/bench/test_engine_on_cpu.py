@@ -12,7 +12,7 @@ import pytest
 from flashinfer_bench import BenchmarkConfig, Engine, EngineLimits
 from flashinfer_bench.bench.events import JobStarted, Notice
 from flashinfer_bench.bench.runner.starting import starter_ids
-from tests.bench.resident.played import write_set
+from tests.bench.played import write_set
 from tests.kit.make import make_solution
 from tests.kit.processes import all_pids, marked, wait_until_gone
 
@@ -83,7 +83,7 @@ def test_right_and_wrong_solutions_of_one_name_in_one_block_get_their_own_verdic
 
 
 def test_a_worker_that_was_made_ahead_has_a_folder_of_its_own_and_sees_no_other(engine):
-    if not engine.workshop.sandbox.has_walls:
+    if not engine.context.sandbox.has_walls:
         pytest.skip("this machine gives workers no walls")
     seen = []
     for number in (1, 2, 1):

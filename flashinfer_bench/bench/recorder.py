@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.environments import recorded_variables
-from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError, Fault
@@ -23,35 +23,43 @@ class TraceRecorder:
     """Makes traces of verdicts, and appends them to the set that the solution came from.
 
     Args:
-        workshop: under which settings the verdicts are reached.
-        seeds: what their inputs are made from.
+        context: under which settings the verdicts are reached.
     """
 
-    def __init__(self, workshop: Workshop, seeds: JobSeeds) -> None:
-        self._workshop = workshop
-        self._seeds = seeds
+    def __init__(self, context: HarnessContext) -> None:
+        self._context = context
         self._writers: dict[Path, TraceWriter] = {}
 
-    def make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
-        """Add what the verdict was reached under: settings, seed, digests, device."""
-        config = self._workshop.config
+    def make_trace(self, job: Job, device: Device, evaluation: Evaluation, seed: Mapping[str, Any]) -> Trace:
+        """Return a trace: the verdict and what it was reached under.
+
+        Args:
+            job: what was judged.
+            device: the device that it ran on.
+            evaluation: the verdict.
+            seed: the seed of its inputs, as a trace has it.
+        """
+        config = self._context.config
         variables = recorded_variables(os.environ) if device.node is None else {}  # a node has others
+        on_node = {"node": device.node} if device.node is not None else {}
         run: dict[str, Any] = {
             "fingerprint": dict(job.fingerprint),
             "config": job.config.values(),
             "timeout_seconds": config.timeout_seconds,
             "worker_memory_gb": config.worker_memory_gb,
-            **self._seeds.describe(job),
-            "device": describe_device(device),
-            "sandbox": self._workshop.sandbox_of(device).record(),
+            **seed,
+            "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid, **on_node},
+            "sandbox": self._context.sandbox_of(device).record(),
             **({"quick": True} if config.quick else {}),
             **({"variables": variables} if variables else {}),
             "runner": "isolated" if config.use_isolated_runner else "persistent",
         }
-        extra = {**self._with_intervals(device, evaluation), "run": run, **self._roofline(job, device, evaluation)}
-        extended = evaluation.model_copy(update={"extra": extra})
+        extra = {**(evaluation.extra or {}), **self._measured(job, device, evaluation), "run": run}
         return Trace(
-            definition=job.definition.name, workload=job.workload, solution=job.solution.name, evaluation=extended
+            definition=job.definition.name,
+            workload=job.workload,
+            solution=job.solution.name,
+            evaluation=evaluation.model_copy(update={"extra": extra}),
         )
 
     def save(self, job: Job, trace: Trace) -> None:
@@ -77,48 +85,26 @@ class TraceRecorder:
         self._writer(solution).check(author=solution.author, **names)
 
     def _writer(self, solution: Solution) -> TraceWriter:
-        root = self.root_of(solution)
-        return self._writers.setdefault(root, TraceWriter(root))
-
-    def root_of(self, solution: Solution) -> Path:
-        """Return the folder of the set that a solution's traces go to.
-
-        Raises:
-            DataSetError: there is none.
-        """
-        trace_set = self._workshop.trace_set
-        root = trace_set.solution_roots.get(solution.name) or trace_set.root
+        root = self._context.root_of(solution)
         if root is None:
             raise DataSetError(
                 "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
             )
-        return root
+        return self._writers.setdefault(root, TraceWriter(root))
 
-    def _with_intervals(self, device: Device, evaluation: Evaluation) -> dict[str, Any]:
-        """Return what a verdict tells beside its status, with intervals that hold for the next worker, too."""
-        extra, performance = dict(evaluation.extra or {}), evaluation.performance
+    def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
+        """Return the records of times, with intervals that hold for the next worker, and the share of the roofline."""
+        performance, found = evaluation.performance, dict[str, Any]()
         if performance is None:
-            return extra
-        spread = self._workshop.spread_on(device)
-        for name, latency_ms in (
-            ("measurement", performance.latency_ms),
-            ("baseline", performance.reference_latency_ms),
-        ):
+            return found
+        spread, extra = self._context.spread_on(device), evaluation.extra or {}
+        times = {"measurement": performance.latency_ms, "baseline": performance.reference_latency_ms}
+        for name, latency_ms in times.items():
             record = extra.get(name)
             if isinstance(record, dict) and record.get("interval") != WORKERS:
-                extra[name] = told_with_spread(record, latency_ms, spread)
-        return extra
-
-    def _roofline(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
-        """Tell what share of the GPU's roofline was reached, where the cost of the workload is known."""
-        if evaluation.performance is None or device.kind == "cpu":
-            return {}
-        cost = cost_of_workload(job.definition, job.workload, self._workshop.blob_root_for(job))
-        facts = describe_time(cost, device.name, evaluation.performance.latency_ms) if cost is not None else None
-        return {} if facts is None else {"roofline": facts}
-
-
-def describe_device(device: Device) -> dict[str, Any]:
-    """Return what a trace tells of the device that judged it."""
-    on_node = {"node": device.node} if device.node is not None else {}
-    return {"kind": device.kind, "index": device.index, "uuid": device.uuid, **on_node}
+                found[name] = told_with_spread(record, latency_ms, spread)
+        cost = None
+        if device.kind != "cpu":
+            cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
+        facts = None if cost is None else describe_time(cost, device.name, performance.latency_ms)
+        return found if facts is None else {**found, "roofline": facts}

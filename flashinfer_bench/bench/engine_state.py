@@ -7,6 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from flashinfer_bench.base.stamp import utc_now
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.scheduler import DeviceSlot
+
 DeviceCondition = Literal["resting", "waiting", "starting", "ready", "working", "lost"]
 
 
@@ -62,6 +66,11 @@ class DeviceState(Shown):
     jobs_done: int = 0
     """Jobs that got their verdict on it."""
 
+    @classmethod
+    def resting(cls, device: Device) -> DeviceState:
+        """Return the state of a device without a session."""
+        return cls(label=device.label, hardware=device.name, healthy=True, condition="resting", since=utc_now())
+
 
 class EngineState(Shown):
     """What the engine does."""
@@ -77,3 +86,36 @@ class EngineState(Shown):
     """Verdicts a second, in the last minute."""
     uptime_s: float
     is_closed: bool = False
+
+
+def describe_slot(slot: DeviceSlot | None, before: DeviceState | None, done: int) -> DeviceState:
+    """Return the state of a device; the one before if nothing has changed.
+
+    Args:
+        slot: its place in the loop; None if no loop runs.
+        before: its state before; None for a device that has come.
+        done: its verdicts.
+    """
+    if before is None:
+        assert slot is not None  # a device is in the loop, or was there before
+        before = DeviceState.resting(slot.device)
+    condition = _condition_of(slot) if slot is not None else "resting"
+    job = slot.begun.get(slot.current) if slot is not None and slot.current is not None else None
+    label = job and JobLabel(
+        index=job.index, definition=job.definition.name, solution=job.solution.name, workload=job.workload.uuid
+    )
+    if (condition, label, done) == (before.condition, before.job, before.jobs_done):
+        return before
+    since = before.since if condition == before.condition else utc_now()
+    changes = {"healthy": condition != "lost", "condition": condition, "since": since, "job": label, "jobs_done": done}
+    return before.model_copy(update=changes)
+
+
+def _condition_of(slot: DeviceSlot) -> DeviceCondition:
+    if slot.given_up_at is not None:
+        return "lost"
+    if slot.session is None:
+        return "waiting" if slot.asking is not None else "resting"
+    if not slot.session.is_ready:
+        return "starting"
+    return "working" if slot.begun else "ready"

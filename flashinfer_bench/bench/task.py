@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Any, Final, Literal
 
 from flashinfer_bench.bench.events import JobFaulted
+from flashinfer_bench.bench.harness import Submission
+from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.data import Solution, Trace
-from flashinfer_bench.errors import EngineRefusal, TaskCancelled, TaskFailed
+from flashinfer_bench.errors import EngineRefusal, TaskFailed
 
 LOG: Final = logging.getLogger(__name__)
 TaskState = Literal["pending", "running", "completed", "failed", "cancelled"]
@@ -24,33 +25,42 @@ MOST_TOLD: Final = 5
 """The message of a failed task tells this many of its faults."""
 
 
-@dataclass(frozen=True)
-class TaskOrder:
-    """What was submitted."""
-
-    solution: Solution
-    workloads: tuple[str, ...]
-    """Uuids, in the order of the definition's workloads."""
-    priority: int = 0
-    submitter: str = ""
-    save_results: bool = True
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    submitted_at: float = field(default_factory=time.time)
-
-
-class Task:
+class Task(Submission):
     """One submitted solution with some workloads of its definition. `Engine.submit` makes it.
 
-    Args:
-        order: what was submitted.
-        cancel: takes the task out of the engine.
-
     `async for trace in task` gives each trace once as it comes; `await task` gives what `result` does.
+
+    Args:
+        solution: the solution.
+        workloads: uuids, in the order of the definition's workloads.
+        cancel: takes the task out of the engine.
+        on_end: called before anybody sees that it has ended.
+        priority: higher ones go first.
+        submitter: who asks.
+        is_saved: traces are saved before the task has them.
     """
 
-    def __init__(self, order: TaskOrder, cancel: Callable[[Task], None]) -> None:
-        self.order = order
+    is_shared = True
+    outlives_faults = True
+
+    def __init__(
+        self,
+        solution: Solution,
+        workloads: Sequence[str],
+        *,
+        cancel: Callable[[Task], object],
+        on_end: Callable[[Task], object] = lambda _task: None,
+        priority: int = 0,
+        submitter: str = "",
+        is_saved: bool = True,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.solution = solution
+        self.workloads = tuple(workloads)
+        self.lane = Lane(priority, submitter)
+        self.is_saved = is_saved
         self._cancel = cancel
+        self._on_end = on_end
         self._changed = threading.Condition()
         self._state: TaskState = "pending"
         self._traces: list[Trace] = []
@@ -60,22 +70,12 @@ class Task:
         self._listeners: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
-        return f"<Task {self.id[:8]} {self.state}: {self.order.solution.name}, {len(self.order.workloads)} workloads>"
-
-    @property
-    def id(self) -> str:
-        """A name that nobody can guess."""
-        return self.order.id
-
-    @property
-    def solution(self) -> Solution:
-        """What is judged."""
-        return self.order.solution
+        return f"<Task {self.id[:8]} {self.state}: {self.solution.name}, {len(self.workloads)} workloads>"
 
     @property
     def definition(self) -> str:
         """The name of its definition."""
-        return self.order.solution.definition
+        return self.solution.definition
 
     @property
     def state(self) -> TaskState:
@@ -133,7 +133,7 @@ class Task:
         It is called in the engine's thread, so it has to be quick. What it raises is logged.
         """
         with self._changed:
-            if self._state in ("pending", "running"):
+            if self._state in OPEN_STATES:
                 self._callbacks.append(callback)
                 return
         self._call(callback)
@@ -174,51 +174,47 @@ class Task:
     def _result_or_raise(self) -> list[Trace]:
         if self._error is not None:
             raise self._error
-        places = {uuid: place for place, uuid in enumerate(self.order.workloads)}
+        places = {uuid: place for place, uuid in enumerate(self.workloads)}
         return sorted(self.traces, key=lambda trace: places.get(trace.workload.uuid, len(places)))
 
-    def note_start(self) -> None:
-        """Take note that a device took a job of it up. The engine calls this."""
+    def note_start(self, job: Job) -> bool:
+        """Note that a device took a job of it up. The engine calls this."""
         with self._changed:
             if self._state == "pending":
                 self._state = "running"
+        return super().note_start(job)
 
-    def note(self, told: Trace | JobFaulted) -> None:
+    def note(self, job: Job, result: Trace | JobFaulted) -> None:
         """Keep what one of its jobs came to; end with the last. The engine calls this."""
+        del job
         with self._changed:
             if self._state not in OPEN_STATES:
                 return
             self._state = "running"
-            if isinstance(told, Trace):
-                self._traces.append(told)
+            if isinstance(result, Trace):
+                self._traces.append(result)
             else:
-                self._faults.append(told)
-            is_last = len(self._traces) + len(self._faults) >= len(self.order.workloads)
+                self._faults.append(result)
+            is_last = len(self._traces) + len(self._faults) >= len(self.workloads)
             # A task that lacks the verdict for which its jobs were left out must not look as if all was well.
             has_timeout = any(trace.evaluation and trace.evaluation.status.value == "TIMEOUT" for trace in self._traces)
             failed = [fault for fault in self._faults if not (fault.is_left_out and has_timeout)]
-        if is_last and failed:
-            self.end("failed", TaskFailed(describe_faults(failed)))
-        elif is_last:
-            self.end("completed")
-        else:
-            self._tell()
+        if is_last:
+            self.end("failed", TaskFailed(describe_faults(failed))) if failed else self.end("completed")
+        self._tell()
 
     def end(self, state: TaskState, error: EngineRefusal | None = None) -> None:
         """End it, unless it has ended. The engine calls this."""
         with self._changed:
             if self._state not in OPEN_STATES:
                 return
+            self._on_end(self)
             self._state, self._error = state, error
             callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
         self._tell()
         for callback in callbacks:
             self._call(callback)
-
-    def end_cancelled(self) -> None:
-        """End it, since somebody cancelled it."""
-        self.end("cancelled", TaskCancelled(f"task {self.id} was cancelled"))
 
     def _tell(self) -> None:
         for listener in list(self._listeners):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.planning.plan import (
     Job,
@@ -19,7 +20,6 @@ from flashinfer_bench.bench.planning.plan import (
 from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, set_missing_aside
 from flashinfer_bench.bench.planning.suitability import why_not_here
-from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.latest import in_order_of_time
@@ -34,15 +34,15 @@ MOST_KEPT: Final = 10_000
 6 KB."""
 
 
-class Submissions:
+class SolutionJobs:
     """Makes jobs of solutions that come in while the engine runs; usable from any thread.
 
     Args:
-        workshop: the trace set, the settings and the machine.
+        context: the trace set, the settings and the machine.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, context: HarnessContext) -> None:
+        self._context = context
         self._makers: dict[str, JobMaker] = {}
         self._recorded: dict[str, Recorded] = {}
         self._own: dict[tuple[str, str], str] = {}
@@ -57,9 +57,9 @@ class Submissions:
         """
         if isinstance(solution, Solution):
             return solution
-        found = self._workshop.trace_set.get_solution(solution)
+        found = self._context.trace_set.get_solution(solution)
         if found is None:
-            names = [one.name for listed in self._workshop.trace_set.solutions.values() for one in listed]
+            names = [one.name for listed in self._context.trace_set.solutions.values() for one in listed]
             raise ConfigError(f"the trace set has no solution {solution!r}{did_you_mean(solution, names)}")
         return found
 
@@ -74,7 +74,7 @@ class Submissions:
             ConfigError: there is no such definition or workload, or the solution cannot run on this machine.
         """
         maker = self._maker(solution.definition)
-        reason = why_not_here(solution, self._workshop.machine, interpret=self._workshop.config.interpret)
+        reason = why_not_here(solution, self._context.machine, interpret=self._context.config.interpret)
         if reason is not None:
             raise ConfigError(f"{solution.name} cannot run here: {reason}")
         jobs = list(maker.jobs_of(solution))
@@ -96,7 +96,7 @@ class Submissions:
         """
         if not jobs:
             return {}
-        config = self._workshop.config
+        config = self._context.config
         recorded = self._recorded_of(jobs[0].definition.name)
         found: dict[str, Trace] = {}
         for job in jobs:
@@ -123,7 +123,7 @@ class Submissions:
         with self._lock:
             if definition not in self._recorded:
                 known: Recorded = {}
-                for trace in in_order_of_time(kept_of(self._workshop.trace_set.traces.get(definition, []))):
+                for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
                     marks = read_fingerprint(trace.evaluation) if trace.evaluation is not None else None
                     if marks is not None and "solution" in marks:
                         known.setdefault((trace.workload.uuid, marks["solution"]), []).append(trace)
@@ -137,7 +137,7 @@ class Submissions:
             return self._makers[name]
 
     def _open_definition(self, name: str) -> JobMaker:
-        trace_set, config = self._workshop.trace_set, self._workshop.config
+        trace_set, config = self._context.trace_set, self._context.config
         definition = trace_set.definitions.get(name)
         if definition is None:
             raise ConfigError(f"the trace set has no definition {name!r}{did_you_mean(name, trace_set.definitions)}")
@@ -153,6 +153,6 @@ class Submissions:
         reason = why_no_jobs(selected[0]) if not selected[0].workloads or not definition.is_runnable else None
         if reason is not None:
             raise ConfigError(f"{name}: {reason}")
-        evaluators = self._workshop.fingerprint_evaluators([definition], trace_set.definitions.values())
-        machine = self._workshop.machine
+        evaluators = self._context.fingerprint_evaluators([definition], trace_set.definitions.values())
+        machine = self._context.machine
         return JobMaker.of(selected[0], config, machine, evaluators, partial(resolve_workload, config, trace_set))

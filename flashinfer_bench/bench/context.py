@@ -1,6 +1,6 @@
-"""What judging needs, found once: the machine, its walls, the evaluators, and the loop over the devices.
+"""What judging a trace set needs, found once: the machine, the sandbox, the evaluators, the settings of a session.
 
-A run of a plan (`Benchmark`) and the resident engine both start from it.
+Runs, the resident engine and comparisons all start from it. It starts no device session.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import baseline_cache
-from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules
-from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
+from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.runner.workers.context_file import CONTEXTS_FOLDER
-from flashinfer_bench.bench.workshop.spread_file import SPREAD_FOLDER, SpreadFile
+from flashinfer_bench.bench.scheduler import Rules, Scheduler
+from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
 from flashinfer_bench.compile import (
     BuildFarm,
@@ -61,7 +61,7 @@ CACHE_FOLDERS: Final = (
 )
 
 
-class Workshop:
+class HarnessContext:
     """What judging a trace set needs on this machine.
 
     Args:
@@ -143,10 +143,10 @@ class Workshop:
         is_alone = self._cluster is None and self.machine.kind == "cuda" and len(self.machine.devices) == 1
         return is_alone and self.sandbox.has_walls and bool(spare_cores())
 
-    def make_fleet(self, seeds: JobSeeds, rules: FleetRules, *, needs_triton: bool) -> Fleet:
+    def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
         """Make the loop over the devices; nothing is started."""
         farm = self._make_farm() if self._cluster is None else self._cluster.sources
-        return Fleet(
+        return Scheduler(
             self.machine.devices if self._cluster is None else self._cluster,
             hello_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
             orders=OrderMaker(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
@@ -157,11 +157,14 @@ class Workshop:
         """Return the folder below which the stored inputs of a job lie."""
         return self.trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
 
-    def greet(self, device: Device, rules: FleetRules, *, needs_triton: bool) -> Hello:
+    def root_of(self, solution: Solution) -> Path | None:
+        """Return the folder of the set that a solution's traces go to; None if it lives in memory."""
+        return self.trace_set.solution_roots.get(solution.name) or self.trace_set.root
+
+    def greet(self, device: Device, rules: Rules, *, needs_triton: bool) -> Hello:
         """Return the settings of a session."""
         config = self.config
         isolated = config.use_isolated_runner or rules.one_worker_a_job
-        stays = rules.retry_device_s is not None
         share = QUICK_SHARE if config.quick else 1.0
         return Hello(
             device=device.kind,
@@ -182,7 +185,7 @@ class Workshop:
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
-            has_early_workers=stays and not isolated,
+            has_early_workers=rules.is_resident and not isolated,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,
             sandbox_user=self.sandbox.user,

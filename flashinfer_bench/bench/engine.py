@@ -1,0 +1,311 @@
+"""The resident engine: it judges what is submitted while it runs, from any thread, and stays warm in between.
+
+    with Engine(trace_set, config) as engine:
+        task = engine.submit(solution)          # returns at once
+        for trace in task.result(): ...
+
+`Engine`: `submit(solution, workloads=None, *, priority=0, submitter="", save_results=True, use_recorded=False)`,
+`state()`, `subscribe(callback)`, `close(drain=False)`.
+`Task`: `id`, `state`, `traces`, `faults`, `result(timeout_s=None)`, `cancel()`, `add_done_callback(fn)`,
+`async for trace in task`, `await task`; `solution`, `definition`, `workloads`, `is_done`.
+Errors: `QueueFull`, `EngineClosed`, `TaskFailed`, `TaskCancelled` in `flashinfer_bench.errors`; a solution, definition
+or workload that is not there, or cannot run here, is a `ConfigError`.
+
+One thread drives the `Harness`; it makes the traces, saves them, and calls the callbacks. Others wake it by a pipe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.base.plain_values import to_number
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.context import HarnessContext
+from flashinfer_bench.bench.engine_state import DeviceState, EngineLimits, EngineState, describe_slot
+from flashinfer_bench.bench.events import Event
+from flashinfer_bench.bench.harness import Harness
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner.job_seeds import JobSeeds
+from flashinfer_bench.bench.runner.starting import end_starters_of_thread as end_launchers_of_thread
+from flashinfer_bench.bench.scheduler import POLL_S, Rules
+from flashinfer_bench.bench.solution_jobs import SolutionJobs
+from flashinfer_bench.bench.task import Task
+from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.errors import ConfigError, EngineClosed, FlashInferBenchError, QueueFull, TaskCancelled
+
+LOG: Final = logging.getLogger(__name__)
+RESTART_S: Final = 1.0
+"""Seconds after which the loop over the devices is started anew if it failed."""
+RATE_S: Final = 60.0
+"""Seconds before now over which verdicts are counted for the rate."""
+
+
+class Engine:
+    """Judges solutions of a trace set's definitions as they are submitted. A context manager.
+
+    Args:
+        trace_set: definitions and workloads; solutions may be submitted that it does not have.
+        config: how they are judged; the bundled defaults if left out. Its filters (`definitions`, `solutions`,
+            `workloads` and the like) choose nothing here.
+        cache: folder for what is built; the user's cache if left out.
+        limits: how much it takes, and how long it keeps devices.
+
+    Raises:
+        ConfigError: as for `Benchmark`.
+
+    Examples:
+        >>> with Engine(TraceSet.from_path("flashinfer-trace")) as engine:
+        ...     traces = engine.submit("rmsnorm_h64_torch").result()
+    """
+
+    def __init__(
+        self,
+        trace_set: TraceSet,
+        config: BenchmarkConfig | None = None,
+        *,
+        cache: Path | None = None,
+        limits: EngineLimits | None = None,
+    ) -> None:
+        self.limits = limits or EngineLimits()
+        self.context = HarnessContext(trace_set, config, cache)
+        self._jobs = SolutionJobs(self.context)
+        rules = Rules.resident(retry_device_s=self.limits.retry_device_s, build_turn_s=self.limits.build_turn_s)
+        needs_triton = self.context.machine.languages.get("triton", "none") is None
+        seeds = JobSeeds(self.context.config.seed)
+        self._harness = Harness(self.context, seeds, rules, needs_triton=needs_triton)
+        self._harness.on_saved = self._jobs.keep
+        self._lock = self._harness.lock
+        self._tasks: dict[str, Task] = {}
+        """Open tasks by their id."""
+        self._subscribers: list[Callable[[Event], object]] = []
+        self._began = time.monotonic()
+        self._verdicts: list[tuple[float, str]] = []
+        self._done: Counter[str] = Counter()
+        """Device → its verdicts."""
+        self._devices = {one.label: DeviceState.resting(one) for one in self.context.machine.devices}
+        self._is_closed = False
+        self._is_stopping = threading.Event()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        self._thread = threading.Thread(target=self._drive, name="flashinfer-bench engine", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        solution: Solution | str,
+        workloads: Sequence[str] | None = None,
+        *,
+        priority: int = 0,
+        submitter: str = "",
+        save_results: bool = True,
+        use_recorded: bool = False,
+    ) -> Task:
+        """Take a solution to be judged; return its handle at once. Usable from any thread.
+
+        Args:
+            solution: a solution of one of the set's definitions, or the name of one that the set has.
+            workloads: uuids of workloads of its definition; None for all.
+            priority: higher ones go first.
+            submitter: who asks. Submitters of one priority get equal shares of the devices.
+            save_results: append each trace to the set on disk before the task gets it.
+            use_recorded: take traces that the set has of equal jobs, in place of judging them again.
+
+        Raises:
+            ConfigError: there is no such solution, definition or workload, it cannot run on this machine, or the
+                priority is no whole number.
+            DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
+            QueueFull: as much is open as `limits` allow.
+            EngineClosed: the engine was closed.
+        """
+        priority = to_number(priority)
+        if not isinstance(priority, int):
+            raise ConfigError(f"priority must be a whole number, not {priority!r}")
+        found = self._jobs.find(solution)
+        jobs = self._jobs.make_jobs(found, workloads)
+        if save_results and jobs:
+            self._harness.recorder.check(jobs[0].definition, found)
+        uuids = [job.workload.uuid for job in jobs]
+        hooks = {"cancel": self._cancel, "on_end": self._forget}
+        task = Task(found, uuids, priority=priority, submitter=submitter, is_saved=save_results, **hooks)
+        recorded = self._jobs.find_recorded(jobs) if use_recorded else {}
+        left = [job for job in jobs if job.workload.uuid not in recorded]
+        with self._lock:
+            self._refuse(task, left)
+            if left:
+                self._tasks[task.id] = task
+            self._harness.submit(task, left)
+        for job in jobs:
+            if job.workload.uuid in recorded:
+                task.note(job, recorded[job.workload.uuid])
+        self._wake_up()
+        return task
+
+    def state(self) -> EngineState:
+        """Return what the engine does now."""
+        with self._lock:
+            now, devices = time.monotonic(), tuple(self._devices.values())
+            self._verdicts = [one for one in self._verdicts if one[0] >= now - RATE_S]
+            running = sum(device.job is not None for device in devices)
+            return EngineState(
+                devices=devices,
+                queue_size=max(0, self._harness.open_jobs - running),
+                open_tasks=self._count_tasks(),
+                jobs=dict(self._harness.ended),
+                rate_per_s=len(self._verdicts) / max(1.0, min(RATE_S, now - self._began)),
+                uptime_s=now - self._began,
+                is_closed=self._is_closed,
+            )
+
+    def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
+        """Have a function told of everything that happens; return a function that ends this.
+
+        It is called in the engine's thread, so it has to be quick. What it raises is logged.
+        """
+        self._subscribers.append(callback)
+
+        def end() -> None:
+            with contextlib.suppress(ValueError):  # it was ended before
+                self._subscribers.remove(callback)
+
+        return end
+
+    def close(self, *, drain: bool = False) -> None:
+        """Take no more tasks, and end every process and thread of the engine.
+
+        Args:
+            drain: finish the open tasks first. Otherwise they fail with EngineClosed.
+        """
+        with self._lock:
+            self._is_closed = True
+            open_tasks = list(self._tasks.values())
+        is_other = threading.current_thread() is not self._thread
+        if drain and is_other:
+            for task in open_tasks:
+                with contextlib.suppress(FlashInferBenchError):  # how it ended is the business of who holds it
+                    task.result()
+        self._is_stopping.set()
+        self._wake_up()
+        if is_other:
+            self._thread.join()
+            self.context.close()
+        atexit.unregister(self.close)
+
+    def _refuse(self, task: Task, jobs: list[Job]) -> None:
+        """Raise if a task cannot be taken."""
+        if self._is_closed:
+            raise EngineClosed("the engine was closed: it takes no more tasks")
+        count, most, submitter = self._harness.open_jobs, self.limits.queue, task.lane.submitter
+        if count + self._harness.count_new(jobs) > most:
+            raise QueueFull(f"{count} jobs are open, and this task has {len(jobs)}; {most} may be open")
+        if self._count_tasks().get(submitter, 0) >= self.limits.tasks_per_submitter:
+            raise QueueFull(
+                f"submitter {submitter!r} has {self.limits.tasks_per_submitter} open tasks, the most it may"
+            )
+
+    def _count_tasks(self) -> dict[str, int]:
+        """Return how many tasks each submitter has open."""
+        return dict(Counter(task.lane.submitter for task in self._tasks.values()))
+
+    def _cancel(self, task: Task) -> None:
+        self._harness.withdraw(task)
+        task.end("cancelled", TaskCancelled(f"task {task.id} was cancelled"))
+        self._wake_up()
+
+    def _forget(self, task: Task) -> None:
+        with self._lock:
+            self._tasks.pop(task.id, None)
+
+    def _wake_up(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # it is awake
+            if self._wake >= 0:  # else the thread has ended, and the number may be another file's
+                os.write(self._wake, b".")
+
+    # From here on: in the engine's thread.
+
+    def _drive(self) -> None:
+        try:
+            while self._sleep():
+                try:
+                    self._serve()
+                except Exception as error:  # round one device loop: what is open has no verdict, the engine goes on
+                    LOG.exception("the loop over the devices failed, and is started anew")
+                    self._release()
+                    self._tell(self._harness.fail(f"the engine failed: {type(error).__name__}: {error}"))
+                    self._is_stopping.wait(RESTART_S)
+                self._release()
+        finally:
+            self._release()
+            with self._lock:
+                self._is_closed = True
+                tasks = list(self._tasks.values())
+            for task in tasks:
+                task.end("failed", EngineClosed("the engine was closed before the task was complete"))
+            with self._lock:
+                for fd in (self._woken, self._wake):
+                    os.close(fd)
+                self._woken = self._wake = -1
+
+    def _release(self) -> None:
+        self._harness.release()
+        end_launchers_of_thread()
+        self._look()
+
+    def _sleep(self) -> bool:
+        """Wait, holding no device, until there is something to do; return whether the engine goes on."""
+        while not self._harness.has_notes and not self._is_stopping.is_set():
+            wait([self._woken])
+            self._empty_pipe()
+        return not self._is_stopping.is_set()
+
+    def _empty_pipe(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _serve(self) -> None:
+        """Drive the loop over the devices until the engine is closed, or had no job for a while."""
+        busy_at = time.monotonic()
+        while not self._is_stopping.is_set():
+            if self._harness.open_jobs or self._harness.has_notes:
+                busy_at = time.monotonic()
+            left_s = busy_at + self.limits.idle_s - time.monotonic()
+            if left_s <= 0 and not self._harness.open_jobs:
+                return
+            self._tell(self._harness.step(self._woken, min(POLL_S, max(0.0, left_s)) or POLL_S))
+            self._empty_pipe()
+            self._look()
+
+    def _look(self) -> None:
+        """Note what each device does, and which verdicts there are."""
+        with self._lock:
+            while self._harness.verdicts:
+                self._verdicts.append(self._harness.verdicts.popleft())
+                self._done[self._verdicts[-1][1]] += 1
+            slots = {slot.device.label: slot for slot in self._harness.slots}
+            for label in {**self._devices, **slots}:
+                self._devices[label] = describe_slot(slots.get(label), self._devices.get(label), self._done[label])
+
+    def _tell(self, events: Iterable[Event]) -> None:
+        for event in events:
+            for callback in list(self._subscribers):
+                try:
+                    callback(event)
+                except Exception:  # round one callback: it is not ours, and stops nothing
+                    LOG.exception("a subscriber of the engine failed")

@@ -1,0 +1,282 @@
+"""The one front of judging: submissions on one side, the loop over the devices on the other, results in between.
+
+    Benchmark.run ──┐                                    ┌─▶ queue ─▶ device sessions
+                    ├─▶ Submission ─▶ Harness.submit ────┤
+    Engine.submit ──┘        ▲                           └── verdicts, faults
+                             └── trace (saved), fault ◀──────┘
+
+Whoever drives it calls `step` again and again: `Benchmark.run` in the caller's thread, `Engine` in a thread of its own.
+Equal jobs of submissions that share are one job: equal is the definition, the workload, the sources, the settings
+(`Job.fingerprint`), never the name of a solution. Each submission gets a trace with its own solution's name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from flashinfer_bench.bench.context import HarnessContext
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice
+from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.recorder import TraceRecorder
+from flashinfer_bench.bench.runner.job_seeds import JobSeeds
+from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Happening, Judged, Rules, Scheduler
+from flashinfer_bench.data import Evaluation, Trace
+from flashinfer_bench.errors import FlashInferBenchError
+
+CANCELLED: Final = "CANCELLED"
+Result = Evaluation | JobFaulted
+
+
+class Submission:
+    """Jobs that somebody wants judged. A subclass hears what becomes of them; it may submit further jobs then."""
+
+    lane: Lane = Lane()
+    is_shared = False
+    """Its jobs may be those of other submissions, too."""
+    is_saved = False
+    """Each trace is appended to the set on disk before it is told."""
+    outlives_faults = False
+    """A trace that cannot be saved is a fault of its job; otherwise the error is raised."""
+
+    def note_start(self, job: Job) -> bool:
+        """Note that a device took a job up; return whether others are told."""
+        del job
+        return True
+
+    def join(self, job: Job, result: Result) -> Result | None:
+        """Return what a job comes to, given what one worker came to; None if that is not known yet, or was told."""
+        del job
+        return result
+
+    def note(self, job: Job, result: Trace | JobFaulted) -> None:
+        """Note what a job came to."""
+
+
+@dataclass
+class OpenJob:
+    """A job without a verdict."""
+
+    job: Job
+    """With the number that the harness gave it: no other of its jobs ever has it."""
+    lane: Lane
+    waiting: list[tuple[Submission, Job]] = field(default_factory=list)
+    """Submissions, each with the job as it is to them: with their own solution."""
+
+
+class Harness:
+    """The open jobs, and the loop that judges them. `submit` and `withdraw` may be called from any thread.
+
+    Args:
+        context: the set, the settings and the machine.
+        seeds: what the inputs of jobs are made from.
+        rules: of the loop over the devices.
+        needs_triton: some solution is written in Triton.
+    """
+
+    def __init__(self, context: HarnessContext, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> None:
+        self._make_scheduler = partial(context.make_scheduler, seeds, rules, needs_triton=needs_triton)
+        self._seeds = seeds
+        self.recorder = TraceRecorder(context)
+        self.on_saved: Callable[[Job, Trace], object] = lambda _job, _trace: None
+        """Told of each trace that is on disk."""
+        self.lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._open: dict[int, OpenJob] = {}
+        self._equal: dict[object, OpenJob] = {}
+        """What equal jobs have in common → the open job that others may share."""
+        self._of_solution: Counter[str] = Counter()
+        """Solution's key → how many of its jobs are open."""
+        self._gone: dict[str, Job] = {}
+        """Solution's key → the last of its jobs, which has ended."""
+        self._notes: deque[Callable[[Scheduler], object]] = deque()
+        """What is to be done between two steps of the loop."""
+        self._scheduler: Scheduler | None = None
+        self.ended: Counter[str] = Counter()
+        """Status, FAULT, LEFT_OUT or CANCELLED → jobs that ended so."""
+        self.verdicts: deque[tuple[float, str]] = deque()
+        """Monotonic seconds and device of each verdict; whoever reads them takes them out."""
+
+    @property
+    def open_jobs(self) -> int:
+        """How many jobs have no result."""
+        return len(self._open)
+
+    @property
+    def slots(self) -> list[DeviceSlot]:
+        """The devices of the loop; none while no session is held."""
+        return [] if self._scheduler is None else self._scheduler.slots
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether something is to be done with the loop."""
+        return bool(self._notes)
+
+    def count_new(self, jobs: Iterable[Job]) -> int:
+        """Return how many of these jobs are equal to no open one."""
+        return sum(_mark(job) not in self._equal for job in jobs)
+
+    def submit(self, submission: Submission, jobs: Iterable[Job]) -> None:
+        """Take jobs of a submission."""
+        new: list[Job] = []
+        raised: list[Job] = []
+        lane = submission.lane
+        with self.lock:
+            for job in jobs:
+                entry = self._equal.get(_mark(job)) if submission.is_shared else None
+                if entry is None:
+                    entry = OpenJob(replace(job, index=next(self._numbers)), lane)
+                    self._open[entry.job.index] = entry
+                    self._of_solution[job.solution_key] += 1
+                    if submission.is_shared:
+                        self._equal[_mark(job)] = entry
+                    new.append(entry.job)
+                elif lane.priority > entry.lane.priority:
+                    entry.lane = lane
+                    raised.append(entry.job)
+                own = replace(job, index=entry.job.index) if submission.is_shared else job
+                entry.waiting.append((submission, own))
+            if new or raised:
+                self._notes.append(lambda scheduler: self._deal(scheduler, lane, new, raised))
+
+    def withdraw(self, submission: Submission, job: Job | None = None) -> None:
+        """Take out a job of a submission, or all of them. One that runs may end; its verdict is told to nobody."""
+        unwanted = []
+        with self.lock:
+            for entry in self._open.values():
+                left = [one for one in entry.waiting if one[0] is not submission or (job and one[1] is not job)]
+                if entry.waiting and not left:
+                    unwanted.append(entry.job.index)
+                    self._unshare(entry)
+                entry.waiting = left
+            if unwanted:
+                self._notes.append(lambda scheduler: self._drop(scheduler, unwanted))
+
+    def step(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Event]:
+        """Go once round the loop; yield what happens.
+
+        Args:
+            wake: a descriptor that ends the wait if it can be read.
+            limit_s: longest wait.
+
+        Raises:
+            Fault: a trace cannot be saved, or a device cannot be had.
+        """
+        if self._scheduler is None:
+            self._scheduler = self._make_scheduler()
+        while self._notes:
+            self._notes.popleft()(self._scheduler)
+        for happening in self._scheduler.step(wake, limit_s):
+            yield from self._hear(happening)
+        with self.lock:
+            gone = [job for key, job in self._gone.items() if key not in self._of_solution]
+            self._gone.clear()
+        for job in gone:
+            self._scheduler.forget_solution(job)
+
+    def release(self) -> None:
+        """End all sessions; the next step starts others."""
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is not None:
+            scheduler.__exit__()
+
+    def fail(self, reason: str) -> Iterator[Event]:
+        """Fail every open job: the loop that had them is gone."""
+        with self.lock:
+            self._notes.clear()
+            jobs = [entry.job for entry in self._open.values()]
+        for job in jobs:
+            yield from self._hear(JobFaulted(job, reason))
+
+    def _deal(self, scheduler: Scheduler, lane: Lane, new: list[Job], raised: list[Job]) -> None:
+        """Give jobs to the loop, in place of what it would have begun next."""
+        scheduler.recall()
+        scheduler.add([*new, *scheduler.remove(job.index for job in raised)], lane)
+
+    def _drop(self, scheduler: Scheduler, unwanted: list[int]) -> None:
+        """Take jobs out of the loop that nobody wants any more; one that runs may end."""
+        removed = scheduler.remove(unwanted)
+        for job in removed:
+            self._seeds.forget(self._close(job).job)
+        self.ended.update([CANCELLED] * len(removed))
+
+    def _hear(self, happening: Happening) -> Iterator[Event]:
+        """Pass on what the loop tells, to those who wait for it. The one place at which results arrive."""
+        if isinstance(happening, Notice):
+            yield happening
+        elif isinstance(happening, JobStarted):
+            with self.lock:
+                waiting = list(self._open[happening.job.index].waiting)
+            told = [job for submission, job in waiting if submission.note_start(job)]
+            yield from (replace(happening, job=job) for job in told[:1])
+        else:
+            yield from self._settle(happening)
+
+    def _settle(self, ended: Judged | JobFaulted) -> Iterator[Event]:
+        """Give a job's result to each submission that waits for it, and yield it once for each solution."""
+        entry = self._close(ended.job)
+        seed = self._seeds.describe(entry.job)
+        self._seeds.forget(entry.job)
+        if isinstance(ended, JobFaulted):
+            self.ended["LEFT_OUT" if ended.is_left_out else "FAULT"] += 1
+        else:
+            self.ended[ended.evaluation.status.value if entry.waiting else CANCELLED] += 1
+            self.verdicts.append((time.monotonic(), ended.device.label))
+        told: Trace | JobFaulted
+        made: dict[tuple[str, str], Trace | JobFaulted] = {}
+        for submission, job in sorted(entry.waiting, key=lambda pair: not pair[0].is_saved):
+            name = (job.solution.name, job.solution.author)
+            if name not in made:
+                result = submission.join(job, ended if isinstance(ended, JobFaulted) else ended.evaluation)
+                if isinstance(result, Evaluation) and isinstance(ended, Judged):
+                    told = self._record(submission, replace(ended, job=job, evaluation=result), seed)
+                    yield JobFinished(job, told, ended.device, ended.seconds) if isinstance(told, Trace) else told
+                elif isinstance(result, JobFaulted):
+                    told = replace(result, job=job)
+                    yield told
+                else:
+                    continue
+                made[name] = told
+            told = made[name]
+            submission.note(job, replace(told, job=job) if isinstance(told, JobFaulted) else told)
+
+    def _record(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> Trace | JobFaulted:
+        """Return the trace of a verdict, which is saved if that is wanted."""
+        job = judged.job
+        trace = self.recorder.make_trace(job, judged.device, judged.evaluation, seed)
+        try:
+            if submission.is_saved:
+                self.recorder.save(job, trace)
+                self.on_saved(job, trace)
+        except (FlashInferBenchError, OSError) as error:
+            if not submission.outlives_faults:
+                raise
+            return JobFaulted(job, f"it has a verdict, which could not be saved: {error}")
+        return trace
+
+    def _close(self, job: Job) -> OpenJob:
+        """Take out a job that has ended, or that nobody wants any more."""
+        with self.lock:
+            entry = self._open.pop(job.index)
+            self._unshare(entry)
+            self._of_solution[job.solution_key] -= 1
+            if not self._of_solution[job.solution_key]:
+                del self._of_solution[job.solution_key]
+                self._gone[job.solution_key] = job
+        return entry
+
+    def _unshare(self, entry: OpenJob) -> None:
+        """Share an open job with no later one: an equal one begins anew."""
+        if self._equal.get(_mark(entry.job)) is entry:
+            del self._equal[_mark(entry.job)]
+
+
+def _mark(job: Job) -> object:
+    return job.definition.name, job.workload.uuid, tuple(sorted(job.fingerprint.items()))

@@ -1,0 +1,96 @@
+"""Jobs that runs of one set have reserved, so that a second run at the same time leaves them out.
+
+A run writes the digests of its jobs to a file in `.runs/` below the set's root, and holds the file's flock(2) until it
+ends. The kernel frees the lock of a run that is killed; the next run removes its file. A set that cannot be written to
+has no reservations.
+
+Format of a file: the run's process id, then a job's digest a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, try_lock, wait_for_lock
+from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.data.digest import digest_of
+
+_log = logging.getLogger(__name__)
+FOLDER: Final = ".runs"
+
+
+class Reservation:
+    """The jobs that one run has reserved in one set.
+
+    Args:
+        root: folder of the set.
+        jobs: what the run is to judge.
+    """
+
+    def __init__(self, root: Path, jobs: Iterable[Job]) -> None:
+        self._root = root
+        self._name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._held = contextlib.ExitStack()
+        self.taken: dict[int, str] = {}
+        """Index of each job that another run has reserved → that run's process."""
+        try:
+            self._reserve({_digest(job): job.index for job in jobs})
+        except OSError as error:
+            _log.warning("another run of this set at the same time would judge its jobs again: %s", error)
+            self.release()
+
+    def release(self) -> None:
+        """Give the jobs up."""
+        self._held.close()
+
+    def _reserve(self, wanted: dict[str, int]) -> None:
+        path = self._root / FOLDER
+        with open_folder(path, self._root) as opened:
+            folder = os.open(opened.own_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._held.callback(os.close, folder)
+        self._held.callback(_suppressed, path.rmdir)  # unless another run has a file in it
+        wait_for_lock(folder, path, USUAL_LIMIT_S)
+        try:
+            others = _read_others(folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(self._name, flags, 0o600, dir_fd=folder)
+            self._held.callback(os.close, file)
+            self._held.callback(_suppressed, lambda: os.unlink(self._name, dir_fd=folder))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            lines = [str(os.getpid()), *(digest for digest in wanted if digest not in others)]
+            with os.fdopen(os.dup(file), "w") as out:
+                out.write("\n".join(lines))
+        finally:
+            fcntl.flock(folder, fcntl.LOCK_UN)
+        self.taken = {wanted[digest]: process for digest, process in others.items() if digest in wanted}
+
+
+def _read_others(folder: int) -> dict[str, str]:
+    """Return the digests that runs have reserved, each with the run's process; forget runs that have ended."""
+    found: dict[str, str] = {}
+    for name in os.listdir(folder):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with contextlib.suppress(OSError), os.fdopen(os.open(name, flags, dir_fd=folder)) as file:
+            if try_lock(file.fileno()):
+                os.unlink(name, dir_fd=folder)
+                continue
+            process, *digests = file.read().split()
+            found |= dict.fromkeys(digests, process)
+    return found
+
+
+def _suppressed(call: Callable[[], object]) -> None:
+    with contextlib.suppress(OSError):
+        call()
+
+
+def _digest(job: Job) -> str:
+    names = [job.definition.name, job.solution.name, job.workload.uuid]
+    return digest_of([names, sorted(job.fingerprint.items())])[:32]

@@ -1,1 +1,0 @@
-"""The resident engine: it takes solutions while it runs, from any thread."""

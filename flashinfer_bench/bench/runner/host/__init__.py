@@ -1,1 +1,0 @@
-"""What the host's loop over its sessions works with."""

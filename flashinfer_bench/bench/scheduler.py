@@ -1,0 +1,521 @@
+"""The loop over the devices: it deals jobs out, passes on what comes back, and replaces sessions that are lost.
+
+    queue → batch (its solutions are built) → session of a device slot → verdict, fault or notice
+
+A session is sent its next batch early, so that it prepares workers, and begins it when it is told to. A batch that was
+not begun is taken back if another device would idle, or if the order of the queue has changed. A job whose session was
+lost runs once more on a fresh session; the second time it is a fault. Compilers run meanwhile (`compile/farm.py`).
+
+One thread drives the loop with one select. Nothing here judges, makes traces, or knows who wants a job: `harness.py`.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from flashinfer_bench.base.files.held_folders import sweep_folders
+from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
+from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, JobTimes, Lane
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner.client import SessionLost, SessionTimedOut
+from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
+from flashinfer_bench.bench.runner.known_failures import KnownFailures
+from flashinfer_bench.bench.runner.orders import OrderMaker
+from flashinfer_bench.bench.runner.places import Builds, LocalPlaces, Places, Session
+from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
+from flashinfer_bench.data import Evaluation, Solution
+from flashinfer_bench.errors import DeviceFault
+
+POLL_S: Final = 1.0
+"""Longest wait of one step of the loop, unless its caller says otherwise."""
+NEARLY_DONE: Final = 2
+"""A device of a run with this many jobs left may take a part of a solution ahead: a worker for it takes as long to
+start as two short jobs do."""
+FAILED_STARTS: Final = 2
+"""A device is given up after this many sessions that did not start."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A job has its evaluation."""
+
+    job: Job
+    device: Device
+    evaluation: Evaluation
+    seconds: float
+
+
+Happening = JobStarted | Judged | JobFaulted | Notice
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What differs between loops. The defaults are those of a run of one plan."""
+
+    turn_s: float = float("inf")
+    """Seconds of work in a batch; see `JobQueue`."""
+    retry_device_s: float | None = None
+    """A device that was given up is tried again after this many seconds. None: never, and a lock that another run holds
+    for too long is an error if no other device is left."""
+    build_turn_s: float | None = None
+    """On a CPU compilers and jobs have turns of this many seconds. None: all builds end before the first job."""
+    compiles_ahead: bool = False
+    """The session of the only device compiles ahead what would take minutes at a first call."""
+    one_worker_a_job: bool = False
+    """Each job gets a worker of its own, whatever the configuration says."""
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether solutions keep coming, and sessions stay for them."""
+        return self.retry_device_s is not None
+
+    @classmethod
+    def resident(cls, *, retry_device_s: float = 60.0, build_turn_s: float = 10.0) -> Rules:
+        """Return the rules of a loop whose sessions stay."""
+        return cls(turn_s=TURN_S, retry_device_s=retry_device_s, build_turn_s=build_turn_s)
+
+
+@dataclass(eq=False)
+class DeviceSlot:
+    """One device: its lock, its session, and its jobs."""
+
+    device: Device
+    session: Session | None = None
+    begun: dict[int, Job] = field(default_factory=dict)
+    """Jobs of its batch without an answer yet, in order."""
+    ahead: dict[int, Job] = field(default_factory=dict)
+    """Jobs of the batch that its session was sent, and has not begun."""
+    current: int | None = None
+    """The job that runs, or whose baseline is prepared: it is to blame if the session is lost."""
+    started: int | None = None
+    """The job whose start was told last."""
+    is_blamed: bool = False
+    """The session has told which job is to blame for its end."""
+    failed_starts: int = 0
+    """Sessions in a row that ended before they were ready."""
+    asking: Iterator[str | None] | None = None
+    """Asks for the lock of the device while another run has it."""
+    is_locked: bool = False
+    held: ExitStack = field(default_factory=ExitStack)
+    """Gives the lock back."""
+    given_up_at: float | None = None
+    """Monotonic seconds; None while it is in use."""
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Jobs that it has been given and not answered."""
+        return [*self.begun.values(), *self.ahead.values()]
+
+    def end_session(self) -> None:
+        """End its session; it has no jobs any more."""
+        session, self.session = self.session, None
+        self.begun, self.ahead, self.current, self.started = {}, {}, None, None
+        if session is not None:
+            session.end()
+
+    def free(self) -> None:
+        """Give the lock back, or ask for it no more."""
+        self.asking, self.is_locked = None, False
+        self.held.close()
+
+
+class Scheduler:
+    """Runs jobs on devices; a context manager that leaves no process behind.
+
+    Args:
+        places: where sessions run; devices are places of this machine.
+        hello_for: returns the settings of a device's session.
+        orders: makes the orders of batches; the scheduler ends its farm.
+        rules: of a run, or of a loop whose sessions stay.
+    """
+
+    def __init__(
+        self,
+        places: Places | Iterable[Device],
+        *,
+        hello_for: Callable[[Device], Hello],
+        orders: OrderMaker,
+        rules: Rules | None = None,
+    ) -> None:
+        self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
+        self.slots = [DeviceSlot(device) for device in self._places.devices]
+        self._hello_for = hello_for
+        self._orders = orders
+        self._farm = orders.farm
+        self._rules = rules or Rules()
+        self._times = JobTimes()
+        self.queue = JobQueue(self._times.estimate, self._rules.turn_s)
+        self._known = KnownFailures()
+        self._turns = BuildTurns(self._farm, self._rules.build_turn_s)
+        self._notices: list[Notice] = []
+        self._last_words = "no device could be used"
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for slot in self.slots:
+            slot.end_session()
+        self._farm.__exit__()
+        for slot in self.slots:
+            slot.free()
+        sweep_folders()
+
+    @property
+    def has_open_jobs(self) -> bool:
+        """Whether any job has no answer yet."""
+        return bool(self.queue.remaining or any(slot.jobs for slot in self.slots))
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
+        """Run jobs; yield what becomes of each when it is known."""
+        self.add(list(jobs))
+        while self.has_open_jobs:
+            yield from self.step()
+
+    def add(self, jobs: list[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
+        """Take further jobs. If no device is left, each is tried again; so is a solution that ran out of time."""
+        for key in {job.solution_key for job in jobs}:
+            self._known.hung.forget(key)
+        before = self._farm.open_builds
+        self._turns.begin_builds(is_busy=any(slot.begun for slot in self._on_cpu))
+        self._farm.add({job.solution_key: job.solution for job in jobs}.values())
+        self._farm.poll()
+        self.queue.add(jobs, lane)
+        if self._rules.compiles_ahead:
+            self._orders.expect(jobs)
+        count = self._farm.open_builds
+        if count > before:
+            solutions = "solution" if count == 1 else "solutions"
+            self._notices.append(Notice(f"compiling {count} {solutions}, {self._farm.jobs} at once"))
+        if self._rules.is_resident and not self._has_device:
+            for slot in self.slots:
+                slot.given_up_at, slot.failed_starts = None, 0
+
+    def remove(self, indices: Iterable[int]) -> list[Job]:
+        """Take out jobs that no session has begun; return those. The others go on, and are answered."""
+        wanted = set(indices)
+        self.recall(lambda job: job.index in wanted)
+        removed = self.queue.remove(wanted)
+        self._known.forget(job.index for job in removed)
+        return removed
+
+    def forget_solution(self, job: Job) -> None:
+        """Forget what is known of a job's solution, of which no job is open."""
+        self._farm.forget(job.solution)
+        self._times.forget(job)
+        self._known.hung.forget(job.solution_key)
+
+    def recall(self, is_meant: Callable[[Job], bool] = lambda _job: True) -> None:
+        """Take back batches that have such a job and were not begun: the order of the queue changes."""
+        for slot in self.slots:
+            if any(map(is_meant, slot.ahead.values())):
+                self._take_back(slot)
+
+    def step(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Happening]:
+        """Go once round the loop: give every device work, then wait until something happens.
+
+        Args:
+            wake: a descriptor that ends the wait if it can be read.
+            limit_s: longest wait.
+
+        Raises:
+            DeviceFault: another run keeps the lock of the only device of a run.
+        """
+        notices, self._notices = self._notices, []
+        yield from notices
+        yield from self._welcome()
+        yield from self._open_sessions()
+        if self.has_open_jobs and not self._has_device and not self._places.expects_more:
+            while jobs := self.queue.take():
+                for job in jobs:
+                    yield self._fault(job, f"no device is left to run it: {self._last_words}")
+            return
+        self._share_processor()
+        for slot in self.slots:
+            yield from self._keep_busy(slot)
+        yield from self._listen(wake, limit_s)
+        self._farm.poll()
+
+    @property
+    def _on_cpu(self) -> list[DeviceSlot]:
+        return [slot for slot in self.slots if slot.device.kind == "cpu"]
+
+    @property
+    def _has_device(self) -> bool:
+        return any(slot.given_up_at is None for slot in self.slots)
+
+    def _share_processor(self) -> None:
+        """Give the processors of a CPU device to compilers or to jobs."""
+        slots = self._on_cpu
+        is_waiting = any(slot.ahead for slot in slots) or (
+            bool(slots and self._farm.open_builds) and self.queue.has_ready(self._farm.is_ready)
+        )
+        self._turns.update(is_busy=any(slot.begun for slot in slots), is_waiting=is_waiting)
+        if slots and not self._turns.may_measure:
+            for slot in slots:
+                self._take_back(slot)
+
+    def _welcome(self) -> Iterator[Notice]:
+        """Take up the places that have come meanwhile."""
+        news = self._places.look()
+        yield from map(Notice, news.notices)
+        known = {slot.device for slot in self.slots}
+        for device in news.joined:
+            if device not in known:  # else an actor was lost, and its session has not told so yet
+                self.slots.append(DeviceSlot(device))
+                yield Notice(f"{device.label} ({device.name}) is used from now on")
+
+    def _open_sessions(self) -> Iterator[Happening]:
+        """Start the sessions that the open jobs need: as many as jobs, at most one for each device."""
+        retry_s = self._rules.retry_device_s
+        needed = self.queue.remaining + sum(len(slot.jobs) for slot in self.slots)
+        needed -= sum(slot.session is not None for slot in self.slots)
+        for slot in [slot for slot in self.slots if slot.session is None]:
+            if needed <= 0:
+                if slot.asking is not None:
+                    slot.free()
+                continue
+            if slot.given_up_at is not None:
+                if retry_s is None or time.monotonic() - slot.given_up_at < retry_s:
+                    continue
+                slot.given_up_at, slot.failed_starts = None, FAILED_STARTS - 1
+            yield from self._open(slot)
+            needed -= slot.session is not None
+
+    def _open(self, slot: DeviceSlot) -> Iterator[Happening]:
+        """Start a device's session once its lock is ours."""
+        try:
+            while not slot.is_locked:
+                slot.asking = slot.asking or self._places.lock(slot.device, slot.held)
+                line = next(slot.asking, "")
+                if line is None:
+                    return
+                slot.is_locked = line == ""
+                if line:
+                    yield Notice(line)
+        except DeviceFault as fault:
+            if not self._rules.is_resident and not any(other.session for other in self.slots):
+                raise
+            yield self._drop_device(slot, str(fault))
+            return
+        slot.asking = None
+        slot.session = self._places.open(slot.device, self._hello_for(slot.device))
+
+    def _drop_device(self, slot: DeviceSlot, reason: str, last_words: str = "") -> Notice:
+        slot.given_up_at, slot.asking = time.monotonic(), None
+        self._last_words = last_words or reason
+        if not self._rules.is_resident:
+            return Notice(f"{slot.device.label} is not used any more: {reason}")
+        slot.free()
+        return Notice(f"{slot.device.label} is not used for {self._rules.retry_device_s:g} s: {reason}")
+
+    def _keep_busy(self, slot: DeviceSlot) -> Iterator[Happening]:
+        """Have a session run the batch that it was sent, and send it the next one.
+
+        One that is still starting gets its first batch, too: its workers start while it makes its own context.
+        """
+        session = slot.session
+        if session is None:
+            return
+        while session.is_ready and not slot.begun:
+            if any(self._known.find(job) for job in slot.ahead.values()):
+                self._take_back(slot)
+            if not slot.ahead:
+                yield from self._send(slot, session)
+            if not slot.ahead:
+                session.wait_forever()
+                return
+            slot.begun, slot.ahead, slot.is_blamed = slot.ahead, {}, False
+            session.begin()
+        if not slot.ahead:
+            yield from self._send(slot, session)
+
+    def _send(self, slot: DeviceSlot, session: Session) -> Iterator[JobFaulted]:
+        """Send a session the next batch, if there is one.
+
+        A session of a run that is nearly done may split a solution. One that has nothing to do takes what another has
+        not begun, too.
+        """
+        splits = len(slot.begun) <= (0 if self._rules.is_resident else NEARLY_DONE)
+        is_ready = partial(self._may_run, slot.device)
+        while not slot.ahead:
+            devices = max(sum(other.session is not None for other in self.slots), self._places.least_shares)
+            jobs = self.queue.take(slot.device.label, devices=devices, is_ready=is_ready, splits=splits)
+            if not jobs:
+                others = [other for other in self.slots if other is not slot and other.ahead]
+                if slot.begun or not others:
+                    return
+                self._take_back(max(others, key=lambda other: len(other.ahead)))
+                continue
+            known = {job.index: fault for job in jobs if (fault := self._known.find(job)) is not None}
+            for fault in known.values():
+                self._forget(fault.job)
+                yield fault
+            if left := [job for job in jobs if job.index not in known]:
+                order, broken = self._orders.make(left)
+                yield from (self._fault(job, message) for job, message in broken)
+                sent = {job.index for job in order.jobs}
+                slot.ahead = {job.index: job for job in left if job.index in sent}
+                if slot.ahead:
+                    session.send(order.model_copy(update={"announced": self._orders.announce()}))
+
+    def _take_back(self, slot: DeviceSlot) -> None:
+        """Take back the batch that a session has not begun: it begins none that it is not told to."""
+        jobs, slot.ahead = list(slot.ahead.values()), {}
+        if jobs:
+            self.queue.give_back(jobs)
+            if slot.session is not None:
+                slot.session.drop()
+
+    def _may_run(self, device: Device, solution: Solution) -> bool:
+        """Return whether a solution is built; on a CPU, whether jobs may be measured now."""
+        return self._farm.is_ready(solution) and (device.kind != "cpu" or self._turns.may_measure)
+
+    def _fault(self, job: Job, message: str) -> JobFaulted:
+        self._forget(job)
+        return self._known.fault(job, message)
+
+    def _forget(self, job: Job) -> None:
+        """Forget a job that has its answer."""
+        self._known.forget([job.index])
+        self.queue.forget([job.index])
+
+    def _listen(self, wake: int | None, limit_s: float) -> Iterator[Happening]:
+        with selectors.DefaultSelector() as selector:
+            sessions = [(slot, slot.session) for slot in self.slots if slot.session is not None]
+            for slot, session in sessions:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.has_unsent else 0)
+                selector.register(session, events, slot)
+            for waker in self._farm.wakers():
+                selector.register(waker, selectors.EVENT_READ)
+            if wake is not None:
+                selector.register(wake, selectors.EVENT_READ)
+            limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
+            limits += [LOCK_POLL_S] if any(slot.asking for slot in self.slots) else []
+            found = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
+        for slot, session in sessions:
+            events = found.get(slot, 0)
+            try:
+                if events & selectors.EVENT_WRITE:
+                    session.flush()
+                if events & selectors.EVENT_READ:
+                    for message in session.messages():
+                        yield from self._hear(slot, session, message)
+                else:
+                    session.check_deadline()
+            except SessionLost as lost:
+                yield from self._replace(slot, session, lost)
+
+    def _hear(self, slot: DeviceSlot, session: Session, message: dict[str, Any]) -> Iterator[Happening]:
+        if "ready" in message:
+            slot.failed_starts = 0
+        elif "phase" in message:
+            index = message["phase"]["job"]
+            if index in slot.begun:
+                slot.current = index
+                if message["phase"]["name"] != REFERENCE_PHASE and index != slot.started:
+                    slot.started = index
+                    yield JobStarted(slot.begun[index], slot.device)
+        elif "verdict" in message:
+            verdict = JobVerdict.model_validate(message["verdict"])
+            job, slot.current = slot.begun.pop(verdict.job), None
+            self._times.add(job, verdict.seconds)
+            self._known.hung.note(job.solution_key, job.solution.name, job.workload.uuid, verdict.ran_out)
+            self._forget(job)
+            yield Judged(job, slot.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
+        elif "fault" in message:
+            fault = JobFault.model_validate(message["fault"])
+            job, slot.current = slot.begun.pop(fault.job), None
+            slot.is_blamed = fault.retry
+            if fault.is_left_out:
+                self._forget(job)
+                yield JobFaulted(job, fault.message, is_left_out=True)
+            else:
+                yield from self._retry_or_fault(job, fault.message, session.phase, retry=fault.retry)
+        elif "notice" in message:
+            yield Notice(str(message["notice"]))
+
+    def _retry_or_fault(self, job: Job, message: str, phase: str, *, retry: bool = True) -> Iterator[Happening]:
+        if retry and self._known.may_retry(job, message, phase):
+            self.queue.give_back([job])
+        else:
+            yield self._fault(job, message)
+
+    def _replace(self, slot: DeviceSlot, session: Session, lost: SessionLost) -> Iterator[Happening]:
+        """Give a lost session's jobs back; the next step starts another, unless its device lets none start."""
+        reason, jobs, current = str(lost), slot.jobs, slot.current
+        suspect = slot.begun.get(current) if current is not None else None
+        if suspect is None and session.is_ready and not slot.is_blamed:
+            suspect = next(iter(slot.begun.values()), None)
+        slot.end_session()
+        self.queue.give_back([job for job in jobs if job is not suspect])
+        yield Notice(f"{reason}; {len(jobs)} of its jobs go back to the queue")
+        if suspect is not None and isinstance(lost, SessionTimedOut) and session.phase == REFERENCE_PHASE:
+            yield self._fault(suspect, self._known.note_hung_reference(suspect, reason))
+        elif suspect is not None:
+            yield from self._retry_or_fault(suspect, reason, session.phase)
+        slot.failed_starts += 0 if session.is_ready else 1
+        if not self._places.has(slot.device):
+            self.slots.remove(slot)
+            self._last_words = reason
+        elif slot.failed_starts >= FAILED_STARTS:
+            yield self._drop_device(slot, "its session does not start", reason)
+
+
+class BuildTurns:
+    """Whether jobs may begin on a CPU, which compilers would disturb. A GPU's jobs run beside compilers.
+
+    In a run every solution is built before the first job. A resident engine cannot wait for that: there compilers and
+    jobs have turns while both have work, and compilers are held still while jobs run.
+
+    Args:
+        farm: runs the compilers.
+        turn_s: seconds of a turn; None: no job begins before everything is built.
+    """
+
+    def __init__(self, farm: Builds, turn_s: float | None) -> None:
+        self._farm = farm
+        self._turn_s = turn_s
+        self._since = time.monotonic()
+
+    @property
+    def may_measure(self) -> bool:
+        """Whether a job may begin."""
+        return not self._farm.open_builds or (self._farm.is_held and not self._is_over)
+
+    def begin_builds(self, *, is_busy: bool) -> None:
+        """Builds are about to be added: while a job runs on the CPU, they wait for their turn."""
+        if self._turn_s is not None and is_busy and not self._farm.open_builds:
+            self._give(to_jobs=True)
+
+    def update(self, *, is_busy: bool, is_waiting: bool) -> None:
+        """Give the turn to the other side if it is over.
+
+        Args:
+            is_busy: a job runs on the CPU.
+            is_waiting: a job could begin there.
+        """
+        if self._turn_s is None:
+            return
+        if not self._farm.open_builds or (self._farm.is_held and not is_busy and (self._is_over or not is_waiting)):
+            self._give(to_jobs=False)
+        elif not self._farm.is_held and is_waiting and self._is_over:
+            self._give(to_jobs=True)
+
+    def _give(self, *, to_jobs: bool) -> None:
+        self._since = time.monotonic()
+        if to_jobs:
+            self._farm.hold()
+        else:
+            self._farm.release()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._turn_s is not None and time.monotonic() - self._since >= self._turn_s
