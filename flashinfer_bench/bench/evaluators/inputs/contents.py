@@ -192,20 +192,12 @@ class Contents(_Calls):
     def differs(self) -> bool:
         """Whether any input differs from call to call; zeros, for example, do not."""
         tensors = [at for at, value in enumerate(self.base) if isinstance(value, torch.Tensor) and value.numel()]
-        return any(map(self._is_drawn, tensors)) or any(map(self._is_other, tensors))
-
-    def _is_other(self, index: int) -> bool:
-        value, varied = self.base[index], self._varied[index]
-        if varied.way == "fixed":
-            return False
-        target = torch.empty_like(value, memory_format=torch.contiguous_format)
-        for number in PROBES:
-            writer = open_writer(value.device)
-            self._write(index, self._draw_secrets([number]), [target], writer)
-            writer.finish()
-            if not torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (target, value))):
-                return True
-        return False
+        return any(map(self._is_drawn, tensors)) or any(
+            not torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (made, self.base[at])))
+            for at in tensors
+            for number in PROBES
+            for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
+        )
 
     def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it."""

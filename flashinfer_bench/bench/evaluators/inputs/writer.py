@@ -63,11 +63,27 @@ class Flips:
     """Whether all bits of a byte are flipped together."""
 
 
-class CpuWriter:
-    """Writes at once, with numpy and torch. `KernelWriter` takes the same calls."""
+class Writer:
+    """Writes tensors: on a CPU at once, on a GPU in one launch at `finish`. Until then the caller holds all of them.
+
+    Args:
+        device: of all tensors.
+        launch: launches the kernel on a stream; None on a CPU.
+    """
+
+    def __init__(self, device: torch.device, launch: driver.Launcher | None = None) -> None:
+        self._device = device
+        self._launch = launch
+        self._pieces: list[Unsigned] = []
+        self._sources: list[torch.Tensor] = []
+        self._flips: list[tuple[torch.Tensor, int, Flips]] = []
 
     def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
         """Fill some rows of bytes [rows, bytes] with a word of 64 bits, repeated along each."""
+        first, step = held.data_ptr(), held.stride(0)
+        if self._launch is not None and first % 8 == step % 8 == 0:
+            self._add(FILL, word, first + step * np.asarray(rows, np.uint64), held.shape[1])
+            return
         for row in rows:
             fill(held[row], word)
 
@@ -80,6 +96,9 @@ class CpuWriter:
             by: [targets].
         """
         size = value.dtype.itemsize
+        if self._launch is not None:
+            self._add(MOVE, self._address(value), into, value.numel() * size, by * np.uint64(size))
+            return
         source = value.reshape(-1).view(torch.uint8)
         for target, move in zip(into, by.tolist(), strict=True):
             flat = target.view(-1).view(torch.uint8)
@@ -99,6 +118,9 @@ class CpuWriter:
             keys: [targets]: secrets below 2**63, and NEGATED.
             columns: elements of a row, below 2**23; the last row may have fewer.
         """
+        if self._launch is not None:
+            self._add(MULTIPLIED[value.dtype], self._address(value), into, value.numel(), by, keys, columns)
+            return
         self.move_rows(value, into, by)
         whole = value.numel() // columns * columns
         for target, key in zip(into, keys.tolist(), strict=True):
@@ -118,6 +140,10 @@ class CpuWriter:
             keys: [targets]: secrets below 2**63.
             deviation: the values' standard deviation.
         """
+        if self._launch is not None:
+            bits = int(np.float32(deviation).view(np.uint32))
+            self._add(DRAWN[into[0].dtype], bits, into, into[0].numel(), keys)
+            return
         for target, key in zip(into, keys.tolist(), strict=True):
             values = target if target.dtype is torch.float32 else torch.empty(target.shape)
             values.normal_(0.0, deviation, generator=torch.Generator().manual_seed(key))
@@ -125,116 +151,40 @@ class CpuWriter:
                 target.copy_(values)
 
     def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
-        """Flip bits at random of targets that were written before.
+        """Flip bits at random, once all else is written.
 
         Args:
             into: contiguous targets.
             keys: [targets]: secrets below 2**63.
             flips: the bits.
         """
-        for target, key in zip(into, keys.tolist(), strict=True):
-            _flip(target, key, flips)
-
-    def finish(self) -> None:
-        """Do nothing: all is written."""
-
-
-class KernelWriter:
-    """Collects writes on a GPU, and does them in one launch. Whoever asks holds all tensors until `finish`.
-
-    Args:
-        device: of all tensors.
-        launch: launches the kernel on a stream.
-    """
-
-    def __init__(self, device: torch.device, launch: driver.Launcher) -> None:
-        self._device = device
-        self._launch = launch
-        self._pieces: list[Unsigned] = []
-        self._sources: list[torch.Tensor] = []
-        self._flips: list[tuple[torch.Tensor, int, Flips]] = []
-
-    def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
-        """Fill some rows of bytes, as `CpuWriter` does; the kernel takes those that begin at a multiple of eight."""
-        first, step = held.data_ptr(), held.stride(0)
-        if first % 8 or step % 8:
-            for row in rows:
-                fill(held[row], word)
-        else:
-            self._add(FILL, word, first + step * np.asarray(rows, np.uint64), held.shape[1])
-
-    def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
-        """Write a tensor to each target, moved along."""
-        size = value.dtype.itemsize
-        self._add(
-            MOVE,
-            self._address(value),
-            _addresses(into),
-            value.numel() * size,
-            by * np.uint64(size),
-        )
-
-    def vary_rows(
-        self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, keys: Unsigned, columns: int
-    ) -> None:
-        """Write a tensor to each target, moved along, shuffled in rows and multiplied."""
-        self._add(
-            MULTIPLIED[value.dtype],
-            self._address(value),
-            _addresses(into),
-            value.numel(),
-            by,
-            keys,
-            columns,
-        )
-
-    def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
-        """Write normal values around zero to each target."""
-        self._add(
-            DRAWN[into[0].dtype],
-            int(np.float32(deviation).view(np.uint32)),
-            _addresses(into),
-            into[0].numel(),
-            keys,
-        )
-
-    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
-        """Flip bits at random, once the kernel has written the targets."""
         self._flips += [(target, key, flips) for target, key in zip(into, keys.tolist(), strict=True)]
 
     def _address(self, value: torch.Tensor) -> int:
         self._sources.append(value.contiguous())  # a copy lives until the launch; the stream keeps the order after that
         return self._sources[-1].data_ptr()
 
-    def _add(self, kind: int, source: int, into: Unsigned, *fields: int | Unsigned) -> None:
+    def _add(self, kind: int, source: int, into: Sequence[torch.Tensor] | Unsigned, *fields: int | Unsigned) -> None:
         """Add a piece for each target: kind, source, target, count; then the move, the key, the columns."""
+        addresses = into if isinstance(into, np.ndarray) else np.array([one.data_ptr() for one in into], np.uint64)
         pieces = np.zeros((len(into), PIECE_FIELDS), np.uint64)
-        for column, field in enumerate((kind, source, into, *fields), start=1):
+        for column, field in enumerate((kind, source, addresses, *fields), start=1):
             pieces[:, column] = field
         self._pieces.append(pieces)
 
-    def take_pieces(self) -> tuple[Unsigned, int]:
-        """Return the pieces added since the last call, [pieces, PIECE_FIELDS], and their tiles."""
-        pieces = np.concatenate([np.zeros((0, PIECE_FIELDS), np.uint64), *self._pieces])
-        ends = np.cumsum(-(-pieces[:, COUNT].astype(np.int64) // TILE))
-        pieces[1:, 0] = ends[:-1]
-        self._pieces.clear()
-        return pieces, int(ends[-1]) if len(ends) else 0
-
     def finish(self) -> None:
         """Launch the kernel, and flip bits behind it on the same stream. Nobody waits for either."""
-        pieces, tiles = self.take_pieces()
-        if len(pieces):
+        if self._launch is not None and self._pieces:
+            pieces = np.concatenate(self._pieces)
+            ends = np.cumsum(-(-pieces[:, COUNT].astype(np.int64) // TILE))
+            pieces[1:, 0] = ends[:-1]
             told = torch.from_numpy(pieces.view(np.int64)).to(self._device)
             stream = torch.cuda.current_stream(self._device).cuda_stream
-            self._launch(stream, told.data_ptr(), len(pieces), tiles, TILE)
-        self._sources.clear()
+            self._launch(stream, told.data_ptr(), len(pieces), int(ends[-1]), TILE)
         for target, key, flips in self._flips:
             _flip(target, key, flips)
-        self._flips.clear()
-
-
-Writer = CpuWriter | KernelWriter
+        for done in (self._pieces, self._sources, self._flips):
+            done.clear()
 
 
 def open_writer(device: torch.device) -> Writer:
@@ -243,7 +193,7 @@ def open_writer(device: torch.device) -> Writer:
     Raises:
         DeviceFault: the driver of a GPU does not take the kernel.
     """
-    return KernelWriter(device, _find_kernel(device)) if device.type == "cuda" else CpuWriter()
+    return Writer(device, _find_kernel(device) if device.type == "cuda" else None)
 
 
 @cache
@@ -256,10 +206,6 @@ def _find_kernel(device: torch.device) -> driver.Launcher:
         raise DeviceFault(f"the kernel that writes inputs of calls does not load: {error}") from error
     blocks = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_PROCESSOR
     return driver.Launcher(kernel, blocks=blocks, threads=THREADS, arguments=4)
-
-
-def _addresses(tensors: Sequence[torch.Tensor]) -> Unsigned:
-    return np.array([one.data_ptr() for one in tensors], np.uint64)
 
 
 def _draw_factors(chance: np.random.Generator, shape: tuple[int, ...]) -> torch.Tensor:

@@ -92,7 +92,7 @@ def _look(
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape and dtype as rows: [tensors, elements], of dtypes that torch cannot stack in bytes."""
+    """Return tensors of one shape and dtype as rows: [tensors, elements], or bytes of narrow ones and whole numbers."""
     if tensors[0].dtype in MULTIPLIED:
         return torch.stack(list(tensors)).view(len(tensors), -1)
     return torch.stack([one.contiguous().view(-1).view(torch.uint8) for one in tensors])

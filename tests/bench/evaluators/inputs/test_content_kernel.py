@@ -13,7 +13,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs import writer as writer_module
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
-from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, TILE, CpuWriter, KernelWriter
+from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, TILE, Writer
 from tests.kit.philox import check_kernel, philox
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
@@ -71,7 +71,7 @@ def on_cpu(library, monkeypatch):
         library.write_pieces(ctypes.c_void_p(_address), *numbers)
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: type("Stream", (), {"cuda_stream": 0}))
-    return KernelWriter(CPU, launch)
+    return Writer(CPU, launch)
 
 
 @pytest.mark.parametrize("key", [(0, 0), (0x85A308D3243F6A88, 0x299F31D0A4093822)])
@@ -96,7 +96,7 @@ def test_it_moves_fills_and_flips_as_torch_does(on_cpu, dtype, told):
     contents = Contents([value, value], [VariedInput("x", "rolled", **told), VariedInput("y", "fixed")], 7, 5)
     numbers = [5, 0, 1]
     made = []
-    for writer in (on_cpu, CpuWriter()):
+    for writer in (on_cpu, Writer(CPU)):
         into = [[torch.zeros(value.shape, dtype=dtype) for _ in numbers] for _ in range(2)]
         held = torch.zeros(4, 3 * TILE + 8, dtype=torch.uint8)
         contents.write_all(numbers, into, writer)

@@ -20,7 +20,7 @@ from flashinfer_bench.bench.evaluators.inputs.contents import (
 )
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.rules import FEW_BOOLS
-from flashinfer_bench.bench.evaluators.inputs.writer import CpuWriter
+from flashinfer_bench.bench.evaluators.inputs.writer import Writer
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -265,7 +265,7 @@ def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
     bases = [torch.full((64,), 10.0**at) for at in range(3)]
     dealt = DealtContents([Contents([base], [VariedInput("x", "scaled")], at, 1) for at, base in enumerate(bases)])
     into = [torch.empty(64) for _ in range(12)]
-    dealt.write_all(range(12), [into], CpuWriter())
+    dealt.write_all(range(12), [into], Writer(CPU))
     assert [dealt.set_of(number) for number in range(12)] == [0, 1, 2] * 4
     assert [round(float(one.abs().log10().mean())) for one in into] == [0, 1, 2] * 4
     assert [number for number in range(12) if dealt.is_base(number)] == [3, 4, 5]
@@ -319,7 +319,9 @@ def nudge(value, count=24):
     """Return some calls' values of a stored input that is not moved along: [calls, elements], and its own."""
     flips, made = find_nudge(value), [value.clone() for _ in range(count)]
     if flips is not None:
-        CpuWriter().flip_rows(made, np.arange(count, dtype=np.uint64), flips)
+        writer = Writer(CPU)
+        writer.flip_rows(made, np.arange(count, dtype=np.uint64), flips)
+        writer.finish()
     read = unpack if value.dtype is FLOAT4 else torch.Tensor.double
     return torch.stack([read(one) for one in made]), read(value)
 
