@@ -33,21 +33,20 @@ FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 TURNED_SHARE: Final = 0.25
 """A row depends on the order of equal values where another order moves it by more than this share of its limit."""
 _ATEN: Final = torch.ops.aten
-CHOOSING: Final = frozenset(
-    {
-        _ATEN.topk.default,
-        _ATEN.sort.default,
-        _ATEN.sort.stable,
-        _ATEN.kthvalue.default,
-        _ATEN.median.dim,
-        _ATEN.nanmedian.dim,
-        _ATEN.max.dim,
-        _ATEN.min.dim,
-        _ATEN.argmax.default,
-        _ATEN.argmin.default,
-    }
-)
-"""Operations that give the places of what they choose; others of torch's, such as argsort, are made of these."""
+CHOOSING: Final = {
+    _ATEN.topk.default: (2, -1),
+    _ATEN.sort.default: (1, -1),
+    _ATEN.sort.stable: (1, -1),
+    _ATEN.kthvalue.default: (2, -1),
+    _ATEN.median.dim: (1, -1),
+    _ATEN.nanmedian.dim: (1, -1),
+    _ATEN.max.dim: (1, -1),
+    _ATEN.min.dim: (1, -1),
+    _ATEN.argmax.default: (1, None),
+    _ATEN.argmin.default: (1, None),
+}
+"""Operations that give the places of their choices → where the dimension stands among the arguments, and its default.
+Others, such as argsort, are made of these."""
 MEMORY_SHARE: Final = 4
 """Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
 
@@ -203,10 +202,8 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         if func not in CHOOSING or given.get("stable") or not args[0].dim():
             return func(*args, **given)
         self.has_chosen = True
-        schema = func._schema.arguments
-        named = {one.name: one.default_value for one in schema}
-        named.update(zip((one.name for one in schema), args, strict=False))
-        dim = {**named, **given}["dim"]
+        place, default = CHOOSING[func]
+        dim = args[place] if len(args) > place else given.get("dim", default)
         values, along = (args[0].reshape(-1), 0) if dim is None else (args[0], dim)
         order = torch.randperm(values.shape[along], generator=self._generator).to(values.device)
         found = func(values.index_select(along, order), *args[1:], **given)
