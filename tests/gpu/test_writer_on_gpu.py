@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, choose_columns
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
 from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, open_writer
 from tests.kit.philox import check_kernel
 
@@ -48,24 +48,3 @@ def test_bits_are_flipped_once_the_bytes_are_written(count, told):
     assert (one != other).double().mean() > 0.9
     if "is_nudged" in told:
         assert torch.equal(one.abs().sort().values, value.abs().sort().values)
-
-
-@pytest.mark.parametrize("shape", [(1,), (4_095,), ((1 << 22) + 5,), (100, 64), (333, 1_001), (4, 1 << 18), (3_000, 4)])
-def test_rows_are_shuffled_each_in_its_own_order_in_each_call(shape):
-    """Of an input that tells where its elements stood."""
-    places = torch.arange(torch.Size(shape).numel(), device=DEVICE).view(shape)
-    planes = [torch.ones(shape, device=DEVICE)]
-    planes += [((places >> bit & 1) + 1).float() for bit in range(places.numel().bit_length())]
-    found = []
-    for number in (5, 6):
-        factors, *made = (Contents([one], [VariedInput("x", "scaled")], 3, -1).make(number)[0] for one in planes)
-        found.append(sum((one / factors > 1.5).long() << bit for bit, one in enumerate(made)).view(-1))
-        assert 0.79 < factors.min() <= factors.max() < 1.26
-        assert torch.equal(found[-1].sort().values, places.view(-1))
-    count, columns = places.numel(), choose_columns(places)
-    if columns >= 64:
-        orders = found[0][: count - count % columns].view(-1, columns)
-        orders = orders - orders.amin(-1, keepdim=True)
-        assert (found[0] == found[1]).double().mean() < 0.1
-        assert (orders.diff(dim=-1).abs() == 1).double().mean() < 0.1
-        assert (orders[1:] == orders[:-1]).double().sum() <= 0.1 * orders.numel()

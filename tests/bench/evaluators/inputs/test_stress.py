@@ -134,28 +134,6 @@ def test_only_random_values_without_a_meaning_are_changed():
     assert not any(plan({"mask": "bool[n]"}, "[n]", n=32).free)  # of few bools all could become false
 
 
-@pytest.mark.parametrize(("shape", "most"), [((256, 4096), 32), ((1, 1 << 20), 8), ((64, 4), 4)])
-def test_few_large_values_are_few_and_large(shape, most):
-    for case, in_rows in ((FEW, max(1, shape[0] // 64)), (ONE_FEW, 1)):
-        made = change(case, torch.zeros(shape))
-        assert 1 <= int(made.any(dim=1).sum()) <= in_rows
-        assert int((made != 0).sum()) <= most
-        assert 56 <= float(made.abs().max()) <= 80
-
-
-@pytest.mark.parametrize("shape", [(1, 4000), (2, 64), (48, 64), (6000, 8)])
-def test_some_rows_are_shifted_to_one_side_and_most_stay(shape):
-    signs = set()
-    for number in range(12):
-        made = change(SHIFTED, torch.zeros(shape), number)
-        assert torch.equal(made, made[:, :1].expand_as(made))
-        sizes = made[:, 0].abs()
-        assert float(sizes.max()) <= 5.8
-        assert 1 <= int((sizes > 0).sum()) <= max(2, shape[0] / 3)
-        signs |= {float(one) for one in made[:, 0].sign() if one}
-    assert signs == {1, -1}
-
-
 def test_all_but_a_few_columns_and_rows_are_smaller_still_the_same_of_inputs_that_share_them():
     found = plan({"x": "float32[n, m]", "w": "bfloat16[k, m]", "v": "float32[m, k]"}, n=400, m=1000, k=8)
     x, w, v = torch.ones(400, 1000), torch.ones(8, 1000).bfloat16(), torch.ones(1000, 8)
@@ -163,16 +141,29 @@ def test_all_but_a_few_columns_and_rows_are_smaller_still_the_same_of_inputs_tha
     assert 1 / 32 <= float(x.amax()) <= 1 / 16
     columns, rows = (x == x.amax()).any(dim=0), (x == x.amax()).any(dim=1)
     assert (int(columns.sum()), int(rows.sum())) == (15, 15)
-    assert torch.equal(x == x.amax(), rows[:, None] & columns)
     assert torch.equal((w == w.amax()).any(dim=0), columns)
     assert torch.equal((v == v.amax()).any(dim=1), columns)
     quiet = x.masked_fill(columns, 0).square().sum(dim=1) / x.square().sum(dim=1)
     assert quiet.tolist() == pytest.approx([1 / 400] * 400, rel=0.02)
-    again, few = torch.ones(400, 1000), torch.ones(15, 15)
-    found.change(SMALL, 1, [again, None, None])
-    found.change(SMALL, 0, [few, None, None])
-    assert not torch.equal((again == again.amax()).any(dim=0), columns)
-    assert len(few.unique()) == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "most", "low", "high"),
+    [
+        (FEW, (256, 4096), 32, 56, 80),
+        (ONE_FEW, (256, 4096), 8, 56, 80),
+        (ONE_FEW, (64, 4), 4, 56, 80),
+        (SHIFTED, (1, 4000), 4000, 0.9, 1.2),
+        (SHIFTED, (48, 64), 16 * 64, 0.9, 4.5),
+        (STRETCH, (16, 1 << 17), 525, 168, 240),
+        (STRETCH, (4096, 16), 2, 168, 240),
+    ],
+)
+def test_few_elements_become_large_or_shifted_to_either_side(case, shape, most, low, high):
+    made = [change(case, torch.zeros(shape), number, output="[m]") for number in range(12)]
+    assert all(1 <= int((one != 0).sum()) <= most for one in made)
+    assert all(low <= float(one.abs().max()) <= high for one in made)
+    assert min(float(one.min()) for one in made) < 0 < max(float(one.max()) for one in made)
 
 
 @pytest.mark.parametrize(
@@ -208,20 +199,6 @@ def test_one_row_of_a_group_outweighs_the_others(shape, output, sizes, groups, l
     made = change(ONE_ROW, torch.ones(sizes), shape=shape, output=output)
     per_group = (made != 1).any(dim=-1).view(groups, -1).sum(dim=1)
     assert (int(per_group.sum()), int(per_group.max())) == (loud, 1)
-
-
-@pytest.mark.parametrize(("shape", "most"), [((16, 1 << 17), 525), ((64, 256), 5), ((4096, 16), 2)])
-def test_a_stretch_is_some_numbers_of_one_row_side_by_side_or_32_apart(shape, most):
-    counts = set()
-    for number in range(20):
-        made = change(STRETCH, torch.zeros(shape), number, output="[m]")
-        (row,) = made.any(dim=1).nonzero().flatten().tolist()
-        places = made[row].nonzero().flatten()
-        counts.add(len(places))
-        assert {int(one) % shape[1] for one in places.diff()} <= {1, 32, *range(shape[1] - most * 32, shape[1])}
-        assert len(made[row][places].sign().unique()) == 1
-        assert 168 <= float(made.abs().max()) <= 240
-    assert 1 <= min(counts) <= max(counts) <= most
 
 
 @pytest.mark.parametrize(("case", "dim"), [(COLUMNS, 0), (ROWS, 1)])
@@ -281,28 +258,13 @@ def test_half_of_some_rows_become_zeros():
     assert 30 < int((change(ZEROS, torch.ones(1, 100)) == 0).sum()) < 70
 
 
-def test_strong_inputs_are_strong_and_a_huge_value_is_one_element_of_either_sign():
-    spikes = []
-    for number in range(12):
-        made = change(SPIKE, torch.ones(100, 100, dtype=torch.float16), number)
-        assert int((made != 1).sum()) == 1
-        spikes.append(made[made != 1].item())
-        assert 9.9 <= abs(spikes[-1]) <= 65504
-    assert min(spikes) < 0 < max(spikes)
-    assert 99 <= change(FAR_LARGER, torch.ones(10, 10, dtype=torch.float16)).unique().item() <= 1001
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
 def test_bytes_are_bytes_of_another_size_or_side(dtype):
     usual = torch.empty(600, 64, dtype=torch.uint8).random_(256, generator=torch.Generator().manual_seed(0)).view(dtype)
-    size = float(usual.float().abs().mean())
-    found = {case: change(case, usual).float() for case in (SMALL, LARGE, CUBED, SHIFTED)}
-    assert float(found[SMALL].abs().mean()) == pytest.approx(size / 8, rel=0.05)
-    assert float(found[CUBED].abs().mean()) == pytest.approx(size / 2, rel=0.05)
-    middle = 127.5 if dtype is torch.uint8 else -0.5
-    assert bool((found[LARGE] > middle).all()) or bool((found[LARGE] < middle).all())
-    sides = (found[SHIFTED] > middle).float().mean(dim=1)
-    assert 100 < int(((sides == 0) | (sides == 1)).sum()) < 300
+    small, large, cubed = (change(case, usual).float() for case in (SMALL, LARGE, CUBED))
+    size, middle = float(usual.float().abs().mean()), 127.5 if dtype is torch.uint8 else -0.5
+    assert [float(one.abs().mean()) for one in (small, cubed)] == pytest.approx([size / 8, size / 2], rel=0.05)
+    assert bool((large > middle).all()) or bool((large < middle).all())
 
 
 @pytest.mark.parametrize(("case", "dim"), [(COLUMNS, 0), (ROWS, 1)])
