@@ -30,8 +30,8 @@ def test_copies_moves_and_fills_are_those_of_a_cpu(count):
     made = []
     for device in (torch.device("cpu"), DEVICE):
         contents = Contents([value.to(device).mT], [VariedInput("x", "rolled")], 3, 1)
-        held, writer = torch.zeros(3, count, dtype=torch.uint8, device=device), open_writer(device)
-        writer.fill_rows(held, [0, 2], 0xF1E2D3C4B5A69788)
+        held, writer = torch.zeros(3, count + -count % 8, dtype=torch.uint8, device=device), open_writer(device)
+        writer.fill_rows(held[:, :count], [0, 2], 0xF1E2D3C4B5A69788)
         writer.finish()
         made.append([values[0].cpu() for values in contents.make_all([0, 1, 2])] + [held.cpu()])
     assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))

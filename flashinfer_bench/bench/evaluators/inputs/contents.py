@@ -29,7 +29,11 @@ import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
-from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
+from flashinfer_bench.bench.evaluators.inputs.custom import (
+    SLOW_S,
+    CustomInputs,
+    list_custom,
+)
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import (
@@ -66,7 +70,10 @@ COUNTED_TOGETHER: Final = 1 << 26
 """Bytes that are counted at a time."""
 LEAST_REACH: Final = 4
 """Whole numbers of both signs count as quantised from this size on. Smaller ones may be codes, such as -1 for none."""
-NARROW_FLOATS: Final = {torch.float8_e4m3fn: (8, 0x7E, 8), torch.float8_e5m2: (8, 0x7B, 4)}
+NARROW_FLOATS: Final = {
+    torch.float8_e4m3fn: (8, 0x7E, 8),
+    torch.float8_e5m2: (8, 0x7B, 4),
+}
 """Dtype → bits of a number, code of the largest finite number, and numbers from one power of two to the next."""
 PACKED_FLOATS: Final = (4, 7, 2)
 """The same of two 4-bit floats in a byte."""
@@ -141,7 +148,12 @@ class _Calls:
     base: list[Any]
     """The evaluator's inputs, in the order of the definition. They are read and never changed."""
 
-    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
+    def write_all(
+        self,
+        numbers: Sequence[int],
+        into: Sequence[Sequence[torch.Tensor] | None],
+        writer: Writer,
+    ) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it.
 
         Args:
@@ -180,8 +192,14 @@ class Contents(_Calls):
         base_number: the call that gets the base itself, whose expected outputs are known.
     """
 
-    def __init__(self, base: Sequence[Any], varied: Sequence[VariedInput], seed: int, base_number: int) -> None:
-        self.base = list(base)
+    def __init__(
+        self,
+        base: Sequence[Any],
+        varied: Sequence[VariedInput],
+        seed: int,
+        base_number: int,
+    ) -> None:
+        self.base = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in base]
         self.base_number = base_number
         self._varied = list(varied)
         self._seed = seed
@@ -199,7 +217,12 @@ class Contents(_Calls):
             for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
         )
 
-    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
+    def write_all(
+        self,
+        numbers: Sequence[int],
+        into: Sequence[Sequence[torch.Tensor] | None],
+        writer: Writer,
+    ) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it."""
         base = [at for at, number in enumerate(numbers) if number == self.base_number]
         own = [at for at, number in enumerate(numbers) if number != self.base_number]
@@ -232,7 +255,13 @@ class Contents(_Calls):
     def _is_drawn(self, index: int) -> bool:
         return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN
 
-    def _write(self, index: int, secrets: Unsigned, into: Sequence[torch.Tensor], writer: Writer) -> None:
+    def _write(
+        self,
+        index: int,
+        secrets: Unsigned,
+        into: Sequence[torch.Tensor],
+        writer: Writer,
+    ) -> None:
         """Have one input of some calls written, given the secrets of each."""
         value, varied = self.base[index], self._varied[index]
         keys = secrets[:, -1 if varied.is_joint else index]
@@ -243,7 +272,13 @@ class Contents(_Calls):
             writer.draw_rows(into, keys, varied.deviation)
         elif varied.way == "scaled" and value.dtype in MULTIPLIED:
             is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
-            writer.vary_rows(value, into, choose_moves(value, keys), keys | is_negated, choose_columns(value))
+            writer.vary_rows(
+                value,
+                into,
+                choose_moves(value, keys),
+                keys | is_negated,
+                choose_columns(value),
+            )
         else:
             writer.move_rows(value, into, choose_moves(value, keys))
             flips = self._find_flips(index)
@@ -307,7 +342,12 @@ class DealtContents(_Calls):
         """Tell whether a call has the evaluator's own inputs."""
         return number // len(self._each) == self._each[self.set_of(number)].base_number
 
-    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
+    def write_all(
+        self,
+        numbers: Sequence[int],
+        into: Sequence[Sequence[torch.Tensor] | None],
+        writer: Writer,
+    ) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it."""
         for number, one in enumerate(self._each):
             own = [at for at, call in enumerate(numbers) if self.set_of(call) == number]
@@ -318,7 +358,10 @@ class DealtContents(_Calls):
 
 def device_of(values: Sequence[Any]) -> torch.device:
     """Return the device of the first tensor; the CPU if there is none."""
-    return next((value.device for value in values if isinstance(value, torch.Tensor)), torch.device("cpu"))
+    return next(
+        (value.device for value in values if isinstance(value, torch.Tensor)),
+        torch.device("cpu"),
+    )
 
 
 def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.Tensor:

@@ -34,7 +34,19 @@ SCANS: Final = frozenset({"cumsum", "cumprod", "logcumsumexp", "cumsum_", "cumpr
 """Functions in which the first elements count for all that follow."""
 MIXES: Final = frozenset({"lerp", "mul", "addcmul", "where"})
 """Functions that keep a part of an argument."""
-VIEWS: Final = frozenset({"float", "double", "to", "unsqueeze", "view", "reshape", "transpose", "squeeze", "flip"})
+VIEWS: Final = frozenset(
+    {
+        "float",
+        "double",
+        "to",
+        "unsqueeze",
+        "view",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "flip",
+    }
+)
 """Methods of a tensor that keep its values."""
 
 
@@ -141,7 +153,11 @@ def _mixed(node: ast.AST) -> list[ast.expr]:
 def _compares_with_zero(node: ast.AST) -> bool:
     """Tell whether values are compared with zero; shapes and sizes are no values."""
     match node:
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=value)]):
+        case ast.Compare(
+            left=left,
+            ops=[ast.Eq() | ast.NotEq()],
+            comparators=[ast.Constant(value=value)],
+        ):
             return value in (0, 0.0) and bool(_plain_name(left))
         case ast.Call(func=ast.Attribute(attr="eq" | "ne"), args=[ast.Constant(value=value)]):
             return value in (0, 0.0)

@@ -27,7 +27,12 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import FEW_BOOLS, find_flips, has_any_bools, is_free
+from flashinfer_bench.bench.evaluators.inputs.rules import (
+    FEW_BOOLS,
+    find_flips,
+    has_any_bools,
+    is_free,
+)
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
@@ -415,7 +420,13 @@ STRESS_CASES: Final = USUAL | {
     GATES_UP: StressCase([(everything, shift(*GATE, side=1))]),
     GATES_DOWN: StressCase([(everything, shift(*GATE, side=-1))]),
     SOME_GATES: StressCase(
-        [(part_of(-1, turn=turn, late=turn > 1), shift(GATE[1], GATE[1], side=(-1) ** turn)) for turn in range(4)],
+        [
+            (
+                part_of(-1, turn=turn, late=turn > 1),
+                shift(GATE[1], GATE[1], side=(-1) ** turn),
+            )
+            for turn in range(4)
+        ],
         0.5,
     ),
     SPIKE: StressCase([(one_element, spike)]),

@@ -27,7 +27,12 @@ from flashinfer_bench.timing import driver
 
 Unsigned = NDArray[np.uint64]
 """Unsigned 64-bit numbers: addresses, moves, keys."""
-MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
+MULTIPLIED: Final = {
+    torch.bfloat16: 2,
+    torch.float16: 3,
+    torch.float32: 4,
+    torch.float64: 5,
+}
 """Dtypes that can be shuffled and multiplied → the kernel's number for it."""
 DRAWN: Final = {torch.bfloat16: 6, torch.float16: 7, torch.float32: 8}
 """Dtypes that can be drawn → the kernel's number for it. Its numbers have 24 bits, too few for float64."""
@@ -75,31 +80,39 @@ class Writer:
         self._device = device
         self._launch = launch
         self._pieces: list[Unsigned] = []
-        self._sources: list[torch.Tensor] = []
         self._flips: list[tuple[torch.Tensor, int, Flips]] = []
 
     def fill_rows(self, held: torch.Tensor, rows: Sequence[int], word: int) -> None:
-        """Fill some rows of bytes [rows, bytes] with a word of 64 bits, repeated along each."""
-        first, step = held.data_ptr(), held.stride(0)
-        if self._launch is not None and first % 8 == step % 8 == 0:
-            self._add(FILL, word, first + step * np.asarray(rows, np.uint64), held.shape[1])
+        """Fill some rows of bytes [rows, bytes] with a word of 64 bits, repeated along each.
+
+        On a GPU rows begin at multiples of eight.
+        """
+        if self._launch is None:
+            for row in rows:
+                fill(held[row], word)
             return
-        for row in rows:
-            fill(held[row], word)
+        addresses = held.data_ptr() + held.stride(0) * np.asarray(rows, np.uint64)
+        self._add(FILL, word, addresses, held.shape[1])
 
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor to each target, moved along by a number of elements; the first ones come last.
 
         Args:
-            value: the tensor.
+            value: contiguous.
             into: contiguous targets of its shape and dtype.
             by: [targets].
         """
         size = value.dtype.itemsize
         if self._launch is not None:
-            self._add(MOVE, self._address(value), into, value.numel() * size, by * np.uint64(size))
+            self._add(
+                MOVE,
+                value.data_ptr(),
+                into,
+                value.numel() * size,
+                by * np.uint64(size),
+            )
             return
-        source = value.reshape(-1).view(torch.uint8)
+        source = value.view(-1).view(torch.uint8)
         for target, move in zip(into, by.tolist(), strict=True):
             flat = target.view(-1).view(torch.uint8)
             left = len(flat) - move * size
@@ -107,19 +120,32 @@ class Writer:
             flat[left:].copy_(source[: move * size])
 
     def vary_rows(
-        self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, keys: Unsigned, columns: int
+        self,
+        value: torch.Tensor,
+        into: Sequence[torch.Tensor],
+        by: Unsigned,
+        keys: Unsigned,
+        columns: int,
     ) -> None:
         """Write a tensor to each target, moved along, then shuffled in rows and multiplied by factors.
 
         Args:
-            value: of a dtype in MULTIPLIED; not empty.
+            value: contiguous, of a dtype in MULTIPLIED, not empty.
             into: contiguous targets of its shape and dtype.
             by: [targets]: elements by which it is moved.
             keys: [targets]: secrets below 2**63, and NEGATED.
             columns: elements of a row, below 2**23; the last row may have fewer.
         """
         if self._launch is not None:
-            self._add(MULTIPLIED[value.dtype], self._address(value), into, value.numel(), by, keys, columns)
+            self._add(
+                MULTIPLIED[value.dtype],
+                value.data_ptr(),
+                into,
+                value.numel(),
+                by,
+                keys,
+                columns,
+            )
             return
         self.move_rows(value, into, by)
         whole = value.numel() // columns * columns
@@ -160,11 +186,13 @@ class Writer:
         """
         self._flips += [(target, key, flips) for target, key in zip(into, keys.tolist(), strict=True)]
 
-    def _address(self, value: torch.Tensor) -> int:
-        self._sources.append(value.contiguous())  # a copy lives until the launch; the stream keeps the order after that
-        return self._sources[-1].data_ptr()
-
-    def _add(self, kind: int, source: int, into: Sequence[torch.Tensor] | Unsigned, *fields: int | Unsigned) -> None:
+    def _add(
+        self,
+        kind: int,
+        source: int,
+        into: Sequence[torch.Tensor] | Unsigned,
+        *fields: int | Unsigned,
+    ) -> None:
         """Add a piece for each target: kind, source, target, count; then the move, the key, the columns."""
         addresses = into if isinstance(into, np.ndarray) else np.array([one.data_ptr() for one in into], np.uint64)
         pieces = np.zeros((len(into), PIECE_FIELDS), np.uint64)
@@ -183,8 +211,8 @@ class Writer:
             self._launch(stream, told.data_ptr(), len(pieces), int(ends[-1]), TILE)
         for target, key, flips in self._flips:
             _flip(target, key, flips)
-        for done in (self._pieces, self._sources, self._flips):
-            done.clear()
+        self._pieces.clear()
+        self._flips.clear()
 
 
 def open_writer(device: torch.device) -> Writer:

@@ -66,7 +66,14 @@ class NormRule:
     """Name of the rule that judges rows; None if none does."""
 
     @classmethod
-    def of(cls, definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool, limit: float | None) -> NormRule:
+    def of(
+        cls,
+        definition: Definition,
+        cfg: ResolvedEvalConfig,
+        *,
+        by_ratio: bool,
+        limit: float | None,
+    ) -> NormRule:
         """Return the rule for a definition.
 
         Args:
@@ -77,7 +84,11 @@ class NormRule:
         """
         is_on = cfg.lost_rows_rule if by_ratio else cfg.norm_rule
         row_rule = (LOST_ROWS if by_ratio else NORM) if is_on else None
-        return cls(find_limit(definition, cfg.rtol) if limit is None else limit, cfg.norm_rule, row_rule)
+        return cls(
+            find_limit(definition, cfg.rtol) if limit is None else limit,
+            cfg.norm_rule,
+            row_rule,
+        )
 
     @property
     def is_on(self) -> bool:
@@ -110,7 +121,10 @@ def measure_outputs(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor
 
 
 def find_excess(
-    rule: NormRule, norms: Sequence[Norms | None], names: Sequence[str], stability: Stability
+    rule: NormRule,
+    norms: Sequence[Norms | None],
+    names: Sequence[str],
+    stability: Stability,
 ) -> Excess | None:
     """Return the first output that breaks the rule; None if none does.
 
@@ -167,7 +181,13 @@ def _describe_rows(name: str, shares: torch.Tensor, lost: torch.Tensor, rule: No
         f"output {name!r}: {count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has "
         f"{worst:.3g} times the norm of what was expected, {rule.limit:g} is allowed (rule {row_rule!r})"
     )
-    evidence = {"output": name, "rows": count, "row": row, "error_norm": worst, "limit": rule.limit}
+    evidence = {
+        "output": name,
+        "rows": count,
+        "row": row,
+        "error_norm": worst,
+        "limit": rule.limit,
+    }
     return Excess(row_rule, message, evidence)
 
 

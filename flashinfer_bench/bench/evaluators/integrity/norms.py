@@ -14,7 +14,10 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.outputs import CHUNK_ELEMENTS, bring_small
+from flashinfer_bench.bench.evaluators.compare.outputs import (
+    CHUNK_ELEMENTS,
+    bring_small,
+)
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 
 LEAST_ROW: Final = 16
@@ -61,7 +64,10 @@ class Norms:
         """Return the norm of the whole error as a share of the whole output's, without some rows [rows]."""
         error, expected, _ = self.figures
         if left_out is not None:
-            error, expected = float(self.error[~left_out].sum()), float(self.expected[~left_out].sum())
+            error, expected = (
+                float(self.error[~left_out].sum()),
+                float(self.expected[~left_out].sum()),
+            )
         return math.sqrt(error / expected) if expected else 0.0
 
     @property
@@ -97,7 +103,11 @@ def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
     parts = zip(*(torch.split(one, step) for one in sides), strict=True)
     squares = torch.cat([_square(wanted, found, most) for wanted, found in parts], dim=1)
     squares = squares.cpu() if squares.shape[1] <= BROUGHT_ROWS else squares
-    return Norms(squares[0].nan_to_num_(nan=torch.inf, posinf=torch.inf), squares[1], is_small=columns is None)
+    return Norms(
+        squares[0].nan_to_num_(nan=torch.inf, posinf=torch.inf),
+        squares[1],
+        is_small=columns is None,
+    )
 
 
 def says_something(expected: torch.Tensor) -> bool:
@@ -109,7 +119,11 @@ def says_something(expected: torch.Tensor) -> bool:
 def _square(expected: torch.Tensor, got: torch.Tensor, most: int) -> torch.Tensor:
     """Return the squared norms [2, rows] of the error and of what was expected; a row longer than `most` in pieces."""
     if expected.shape[1] > most:
-        pieces = zip(torch.split(expected, most, dim=1), torch.split(got, most, dim=1), strict=True)
+        pieces = zip(
+            torch.split(expected, most, dim=1),
+            torch.split(got, most, dim=1),
+            strict=True,
+        )
         return torch.stack([_square(wanted, found, most) for wanted, found in pieces]).sum(dim=0)
     wanted, error = _values(expected), _values(got)
     error = error - wanted

@@ -194,7 +194,11 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call an operation; one that chooses, on its elements in another order."""
         del types

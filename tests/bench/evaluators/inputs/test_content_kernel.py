@@ -101,14 +101,12 @@ def test_it_moves_fills_and_flips_as_torch_does(on_cpu, dtype, told):
         held = torch.zeros(4, 3 * TILE + 8, dtype=torch.uint8)
         contents.write_all(numbers, into, writer)
         writer.fill_rows(held[:, 8:], [1, 3], 0xF1E2D3C4B5A69788)
-        writer.fill_rows(held[:, 1:4], [0], 0x0707070707070707)  # at no multiple of eight
         writer.finish()
         made.append([*into[0], *into[1], held])
     for one, other in zip(*made, strict=True):
         assert torch.equal(one, other)
     assert torch.equal(made[0][0], value)
     assert not torch.equal(made[0][1], value)
-    assert made[0][-1][0].sum() == 21
 
 
 def test_calls_together_and_one_by_one_get_the_same(on_cpu):

@@ -52,10 +52,7 @@ BOOLS = torch.full((64,), 1, dtype=torch.uint8)
         (ROWS, ROWS + 0.9 * (0.01 + 0.01 * ROWS.abs()), TOLERANCE, False),
         (ROWS, ROWS + 0.9 * (0.01 + 0.01 * ROWS.abs()), replace(TOLERANCE, is_sum=True), True),
         (ROWS, ROWS * 1.005, replace(TOLERANCE, max_absolute_error=1e-3), False),
-        (ROWS, ROWS * 1.005, replace(TOLERANCE, max_absolute_error=1.0), True),
         (ROWS, ROWS, replace(TOLERANCE, required_matched_ratio=0.9), False),
-        (ROWS, ROWS[:5], None, False),
-        (ROWS, ROWS.double(), None, False),
         *((ROWS, lose((3, 5), bad), tolerance, False) for bad in (NAN, INF) for tolerance in (TOLERANCE, None)),
         *((lose((3, 5), bad), got, None, False) for bad in (NAN, INF) for got in (ROWS, lose((3, 5), bad))),
         (ROWS * 1e-4, torch.zeros_like(ROWS), TOLERANCE, False),
@@ -85,7 +82,6 @@ def test_rules_that_are_off_are_not_looked_at():
     rule = NormRule(0.1, judges_output=False, row_rule=None)
     assert look((ROWS, lose(4, 0.0)), tolerance=Tolerance(rtol=5.0, atol=5.0), rule=rule) == [False]
     assert surely_pass([], RULE, TOLERANCE) == []
-    assert surely_pass([JudgedCall([], [], [ROWS])], RULE, TOLERANCE) is None
 
 
 def test_it_is_told_of_each_call_whether_anything_else_than_zeros_was_expected():
