@@ -28,9 +28,7 @@ from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import (
-    FEW_BOOLS,
     find_flips,
-    has_any_bools,
     is_free,
 )
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
@@ -440,6 +438,8 @@ FOR_CONSTANTS_ALONE: Final = frozenset({SPIKE, FAR_LARGER})
 
 
 Kind = Literal["float", "float8", "bytes", "bools"]
+KINDS: Final[dict[int, Kind]] = {0x80: "float8", 0xFF: "bytes", 0x01: "bools"}
+"""Bits of each byte of a random input that may be flipped → its kind."""
 
 
 class Free(NamedTuple):
@@ -475,25 +475,16 @@ def _has_few_numbers(definition: Definition, workload: Workload) -> bool:
 
 def _find_free(definition: Definition, name: str, shape: tuple[int, ...], axes: dict[str, int]) -> Free | None:
     """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
-    blank, dtype = (
-        Blank(name, definition, shape, axes, {}, 0, torch.device("cpu")),
-        DTYPES[definition.inputs[name].dtype],
-    )
-    flips, count = find_flips(blank) if dtype.bits == 8 else 0, math.prod(shape)
-    kind: Kind
+    blank = Blank(name, definition, shape, axes, {}, 0, torch.device("cpu"))
+    count = math.prod(shape)
     if RATES.fullmatch(name.lower()) or not shape or not count:
         return None
+    kind: Kind | None = None
     if is_free(blank):
         kind = "float"
-    elif count > MANY_ELEMENTS:
-        return None
-    elif has_any_bools(blank) and count >= FEW_BOOLS:
-        kind = "bools"
-    elif flips and dtype.kind == "float":
-        kind = "float8"
-    elif flips == 0xFF:
-        kind = "bytes"
-    else:
+    elif DTYPES[blank.dtype_name].bits == 8 and count <= MANY_ELEMENTS:
+        kind = KINDS.get(find_flips(blank))
+    if kind is None:
         return None
     named = tuple(definition.inputs[name].shape or ())
     groups = 1
