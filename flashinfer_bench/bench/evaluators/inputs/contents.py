@@ -428,7 +428,7 @@ def find_nudge(value: torch.Tensor) -> Flips | None:
         bits = (nibbles[:, None] << 4 | nibbles).view(-1)
     elif value.dtype in NARROW_FLOATS:
         bits = _find_float_bits(set(seen), *NARROW_FLOATS[value.dtype])
-    return Flips(bits, is_whole=value.dtype is torch.int8) if bits.any() else None
+    return Flips(bits.to(value.device), is_whole=value.dtype is torch.int8) if bits.any() else None
 
 
 def _find_float_bits(seen: set[int], width: int, largest: int, binade: int) -> torch.Tensor:

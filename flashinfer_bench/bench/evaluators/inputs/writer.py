@@ -252,5 +252,5 @@ def _flip(into: torch.Tensor, key: int, flips: Flips) -> None:
         if isinstance(flips.bits, int):
             bits = pattern.bitwise_and_(flips.bits)
         else:
-            bits = flips.bits.to(device).index_select(0, held.int()).bitwise_and_(pattern)
+            bits = flips.bits.index_select(0, held.int()).bitwise_and_(pattern)
         held.bitwise_xor_(bits)
