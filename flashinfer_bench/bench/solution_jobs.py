@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from flashinfer_bench.bench.context import HarnessContext
-from flashinfer_bench.bench.extra_keys import find_wrong_extras
+from flashinfer_bench.bench.evaluator_record import find_wrong_extras
 from flashinfer_bench.bench.planning.plan import (
     Job,
     JobMaker,

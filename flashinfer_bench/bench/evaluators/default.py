@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import DEFAULT, BuiltIn
+from flashinfer_bench.bench.evaluator_record import (
+    MAX_ABSOLUTE_ERROR,
+    MAX_ERROR_CAP,
+    MAX_ERROR_NORM,
+    POSITIVE,
+    SUMMED_TOLERANCE,
+    TRUTH,
+    EvaluatorRecord,
+)
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,
@@ -39,9 +47,17 @@ Judge = Callable[[JudgedCall], Verdict]
 class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
-    built_in: ClassVar[BuiltIn] = DEFAULT
-    """Which definitions this evaluator takes, and the revision of its rules; the host reads the same object."""
-    revision = DEFAULT.revision
+    record = EvaluatorRecord(
+        revision=4,
+        extra_keys={
+            SUMMED_TOLERANCE: TRUTH,
+            MAX_ABSOLUTE_ERROR: POSITIVE,
+            MAX_ERROR_CAP: POSITIVE,
+            MAX_ERROR_NORM: POSITIVE,
+        },
+    )
+    """The definitions that this evaluator takes, and the revision of its rules. The host reads it without the class."""
+    revision = record.revision
     judges_calls_alone = True
     is_elementwise: ClassVar[bool] = True
     """Whether outputs have to be near the reference's, element by element."""
@@ -52,6 +68,8 @@ class DefaultEvaluator(Evaluator):
         """Take back what an overriding class no longer keeps, unless it declares it itself."""
         super().__init_subclass__(**keywords)
         own = vars(cls)
+        if "record" in own:
+            cls.revision = cls.record.revision
         if "check_correctness" in own:
             cls.judges_calls_alone = own.get("judges_calls_alone", False)
         if "check_correctness" in own or "judge_trial" in own:
@@ -59,8 +77,8 @@ class DefaultEvaluator(Evaluator):
 
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
-        """Take the definitions that `built_in` says."""
-        return cls.built_in.takes(definition)
+        """Take the definitions that `record` covers."""
+        return cls.record.covers(definition)
 
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:

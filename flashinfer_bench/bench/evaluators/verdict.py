@@ -14,6 +14,13 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluator_record import (
+    MAX_ABSOLUTE_ERROR,
+    MAX_ERROR_CAP,
+    MAX_ERROR_NORM,
+    SUMMED_TOLERANCE,
+    why_wrong,
+)
 from flashinfer_bench.bench.evaluators.compare.outputs import compare, describe_nonfinite
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
@@ -27,13 +34,6 @@ from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     measure_outputs,
 )
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
-from flashinfer_bench.bench.extra_keys import (
-    MAX_ABSOLUTE_ERROR,
-    MAX_ERROR_CAP,
-    MAX_ERROR_NORM,
-    SUMMED_TOLERANCE,
-    why_wrong,
-)
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Final
@@ -75,9 +75,7 @@ class SessionStarter:
             return False
         return not wait([self._sock], 0)  # it never says anything here
 
-    def start(
-        self, environment: Mapping[str, str], sock: int, lifeline: int, output: int, *, serves: str | None = None
-    ) -> StartedSession:
+    def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> StartedSession:
         """Have a session forked; return at once.
 
         Args:
@@ -85,11 +83,9 @@ class SessionStarter:
             sock: the session's end of the channel to its host.
             lifeline: held by everything below the session.
             output: the file for what it prints.
-            serves: the module whose `serve_host` serves the host in place of a session's.
         """
         ours, theirs = socket.socketpair()
         order: dict[str, object] = {"environment": dict(environment), "folder": str(Path.cwd())}
-        order |= {} if serves is None else {"serves": serves}
         with theirs, suppress(OSError):  # it has ended: the session's channels close, which says so
             send_frame(self._sock, order, [sock, lifeline, output, theirs.fileno()])
         return StartedSession(self, ours)
@@ -187,17 +183,6 @@ def starter_for(environment: Mapping[str, str]) -> SessionStarter:
             known.end()
         _STARTERS[key] = SessionStarter(environment)
     return _STARTERS[key]
-
-
-@contextmanager
-def passing_starter(environment: Mapping[str, str]) -> Iterator[SessionStarter]:
-    """Give a process that forks sessions. In the end it is ended, unless this thread had such processes before."""
-    had_any = any(key[:2] == (os.getpid(), threading.get_native_id()) for key in _STARTERS)
-    try:
-        yield starter_for(environment)
-    finally:
-        if not had_any:
-            end_starters_of_thread()
 
 
 def starter_ids() -> set[int]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import SAMPLING
+from flashinfer_bench.bench.evaluator_record import COUNT, SHARE, EvaluatorRecord, ExtraKey, find_weights, is_number
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
@@ -46,8 +46,8 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import (
     measure_shares,
 )
 from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict, check_form, decide, read_parameter
-from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, LEAST_SHIFT, TRIALS, TVD_THRESHOLD
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
+from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import DefinitionFault
 
 DEFAULT_TRIALS: Final = 100
@@ -71,12 +71,36 @@ DETECTABLE: Final = 5.5
 """Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
 to another without being rejected. Few draws show coarse faults only."""
 
+TRIALS: Final = "sampling_validation_trials"
+TVD_THRESHOLD: Final = "sampling_tvd_threshold"
+FALSE_ALARM_RATE: Final = "sampling_false_alarm_rate"
+LEAST_SHIFT: Final = "sampling_least_shift"
+"""Mass that a sampler may not omit unseen: the rule `power` calls it until omitting it would show."""
+
+
+def draws_tokens(definition: Definition) -> bool:
+    """Tell whether a definition gives one token for each row of probabilities or logits."""
+    specs = list(definition.outputs.values())
+    is_tokens = len(specs) == 1 and DTYPES[specs[0].dtype].kind == "int" and len(specs[0].shape or ()) == 1
+    return is_tokens and find_weights(definition) is not None
+
 
 class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
-    built_in = SAMPLING
-    revision = SAMPLING.revision
+    record = EvaluatorRecord(
+        revision=2,
+        op_types=("sampling",),
+        takes=draws_tokens,
+        extra_keys={
+            TRIALS: COUNT,
+            TVD_THRESHOLD: SHARE,
+            FALSE_ALARM_RATE: SHARE,
+            LEAST_SHIFT: ExtraKey(
+                "a number from 0.001 to 0.5", lambda value: is_number(value) and 1e-3 <= value <= 0.5
+            ),
+        },
+    )
     is_random = True
     needs_expected = False
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.built_in import find_weights
+from flashinfer_bench.bench.evaluator_record import find_weights
 from flashinfer_bench.data import Definition
 
 POWER: Final = "power"

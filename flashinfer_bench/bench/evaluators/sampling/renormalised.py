@@ -12,11 +12,12 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import RENORMALISED, find_weights
+from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, find_weights
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
 from flashinfer_bench.data import Correctness, Definition
+from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
 TIE: Final = 1e-6
@@ -25,11 +26,20 @@ BOUNDARY_MASS: Final = 1e-3
 """Entries holding up to this share of the kept mass may differ from the reference's, because sums are rounded."""
 
 
+def renormalises(definition: Definition) -> bool:
+    """Tell whether a definition keeps some probabilities of each row and rescales them."""
+    weights, outputs = find_weights(definition), list(definition.outputs.values())
+    if weights is None or "logits" in weights.lower() or len(outputs) != 1:
+        return False
+    is_filter = ("top_k" in definition.inputs) != ("top_p" in definition.inputs)
+    is_float = DTYPES[outputs[0].dtype].kind == "float"
+    return is_filter and is_float and outputs[0].shape == definition.inputs[weights].shape
+
+
 class RenormalisedEvaluator(DefaultEvaluator):
     """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
 
-    built_in = RENORMALISED
-    revision = RENORMALISED.revision
+    record = EvaluatorRecord(revision=1, op_types=("sampling",), takes=renormalises)
 
     @classmethod
     def check_reference(

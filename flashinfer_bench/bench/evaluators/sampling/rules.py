@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.built_in import find_weights
+from flashinfer_bench.bench.evaluator_record import find_weights
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import WorkloadFault
 

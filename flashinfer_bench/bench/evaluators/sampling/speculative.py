@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import SPECULATIVE
+from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
@@ -29,12 +29,21 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chance
 from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide
 from flashinfer_bench.data import Correctness, Definition
 
+SPECULATIVE_TENSORS = [
+    *("draft_probs", "draft_token_ids", "target_probs"),
+    *("output_token_ids", "accepted", "emitted"),
+]
+"""Names of inputs and outputs of chain speculative sampling."""
+
 
 class SpeculativeEvaluator(DefaultEvaluator):
     """Takes op type sampling with drafted tokens: draft_probs, draft_token_ids and target_probs."""
 
-    built_in = SPECULATIVE
-    revision = SPECULATIVE.revision
+    record = EvaluatorRecord(
+        revision=2,
+        op_types=("sampling",),
+        takes=lambda definition: [*definition.inputs, *definition.outputs] == SPECULATIVE_TENSORS,
+    )
     is_random = True
     needs_expected = False
 

@@ -8,13 +8,12 @@ the scores that they select: see `indices`.
 from __future__ import annotations
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import DSA
+from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, ExtraKey, is_number
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
-from flashinfer_bench.bench.evaluators.selection.indices import DEFAULT_TOLERANCE, judge_indices
+from flashinfer_bench.bench.evaluators.selection.indices import DEFAULT_TOLERANCE, DSA_TOLERANCE, judge_indices
 from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, read_parameter
-from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault
 
@@ -22,8 +21,15 @@ from flashinfer_bench.errors import DefinitionFault
 class DSAEvaluator(DefaultEvaluator):
     """Takes op type dsa_paged, also spelt dsa-paged."""
 
-    built_in = DSA
-    revision = DSA.revision
+    record = EvaluatorRecord(
+        revision=4,
+        op_types=("dsa_paged",),
+        extra_keys={
+            "dsa_score_tolerance": ExtraKey(
+                "a number from 0 to 1, 1 excluded", lambda value: is_number(value) and 0 <= value < 1
+            )
+        },
+    )
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:

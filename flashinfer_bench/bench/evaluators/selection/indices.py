@@ -19,9 +19,9 @@ import torch
 
 from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, ScoredRow, score_row
 from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
-from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Correctness
 
+DSA_TOLERANCE: Final = "dsa_score_tolerance"
 DEFAULT_TOLERANCE: Final = 2e-3
 """How far off a score may be, as a share of its magnitude. Rounding the scaled keys to bfloat16 changes the worst of
 some hundred scores by this share. Scores differ from each other by about a hundred times as much."""

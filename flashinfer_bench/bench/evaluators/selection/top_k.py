@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import TOP_K
+from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
@@ -28,8 +28,11 @@ NOTHING: Final = -1
 class TopKEvaluator(DefaultEvaluator):
     """Takes op type top_k: input scores [rows, columns], output indices [rows, k] and maybe values [rows, k]."""
 
-    built_in = TOP_K
-    revision = TOP_K.revision
+    record = EvaluatorRecord(
+        revision=1,
+        op_types=("top_k",),
+        takes=lambda definition: "scores" in definition.inputs and "indices" in definition.outputs,
+    )
 
     @classmethod
     def check_reference(

@@ -7,9 +7,7 @@ order. The first sessions import the judge themselves, beside the start of their
 
 An order is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the
 file for what it prints, and a socket on which this process tells how the session fares: {"pid"}, then {"exit"}. Where
-the host closes its end of that socket, nobody wants the session: it is killed, or not forked at all. An order
-may name a module, {"serves"}, whose function serves the host in place of a session's: the process that imports
-evaluators (`lookup_main.py`) is forked like a session.
+the host closes its end of that socket, nobody wants the session: it is killed, or not forked at all.
 """
 
 from __future__ import annotations
@@ -158,8 +156,7 @@ class Starter:
                 os.set_inheritable(lifeline, True)
                 os.close(control)
                 enter(order, output)
-                serve = find_server(order["serves"]) if "serves" in order else self._serve
-                serve(host)
+                self._serve(host)
                 code = 0
         except BaseException:  # the process must end here, whatever happened
             traceback.print_exc()
@@ -178,12 +175,6 @@ class Starter:
         self._host.close()
         for control in self._sessions.values():
             control.close()
-
-
-def find_server(module: str) -> Serve:
-    """Import a module, and return its function that serves the host."""
-    serve: Serve = importlib.import_module(module).serve_host
-    return serve
 
 
 def is_unwanted(control: int) -> bool:
