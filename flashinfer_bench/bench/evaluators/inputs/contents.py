@@ -35,9 +35,8 @@ from flashinfer_bench.bench.evaluators.inputs.custom import (
     list_custom,
 )
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
 from flashinfer_bench.bench.evaluators.inputs.rules import (
-    Way,
     find_deviation,
     find_flips,
     find_way,
