@@ -44,9 +44,8 @@ STEPS: Final = (
     ("session.main", None, "run_block send_answer prepare_portion make_evaluation look_ahead"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
-    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers make_room take_output _take_fresh"),
+    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers make_room take_output _take _tend"),
     ("workers.pool", "WorkerPool", "_spawn _reap"),
-    ("workers.stock", "Stock", "take tend"),
     (
         "workers.kernel",
         "RemoteKernel",
@@ -66,10 +65,10 @@ STEPS: Final = (
 OTHERS: Final = (
     ("timing.procedure", "TrialInProgress", "check warm_up check_lines sample choose_calls"),
     ("bench.evaluators.default", "DefaultEvaluator", "judge_trial judge_call check_reference"),
-    ("bench.evaluators.verdict", None, "judge_norms"),
+    ("bench.evaluators.default", None, "judge_norms"),
     ("bench.evaluators.inputs.make", "InputMaker", "make"),
     ("bench.evaluators.inputs.contents", "DealtContents", "write_all make"),
-    ("bench.evaluators.inputs.stress.plan", "StressPlan", "change"),
+    ("bench.evaluators.inputs.stress", "StressPlan", "change"),
     ("bench.evaluators.inputs.memory", None, "look_at_free_bytes"),
     ("bench.evaluators.reference", "Reference", "__call__"),
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flashinfer_bench.bench.runner.session import start
 from flashinfer_bench.bench.runner.starting import starter_ids
-from flashinfer_bench.worker.linux import ancestors, is_alive
+from flashinfer_bench.sandbox.processes import ancestors, is_alive
 
 VARIABLE = "FIB_TEST_MARK"
 MARK = uuid.uuid4().hex

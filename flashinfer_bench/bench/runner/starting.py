@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Final
 
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
 
 MODULE: Final = "flashinfer_bench.bench.runner.session.start"
 AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "OPENBLAS_", "CUDA_MODULE_", "MALLOC_")

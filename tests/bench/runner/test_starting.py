@@ -13,7 +13,7 @@ import pytest
 from flashinfer_bench.bench.runner import starting
 from flashinfer_bench.bench.runner.session.start import Starter
 from flashinfer_bench.bench.runner.starting import SessionStarter, starter_for
-from flashinfer_bench.worker.linux import is_alive
+from flashinfer_bench.sandbox.processes import is_alive
 from tests.kit.processes import wait_until_gone
 
 pytestmark = pytest.mark.cpu

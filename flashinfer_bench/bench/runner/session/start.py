@@ -25,8 +25,8 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from flashinfer_bench.base.host import collector_paused
-from flashinfer_bench.worker.linux import die_with_parent, fork, hide_memory
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
+from flashinfer_bench.sandbox.processes import die_with_parent, fork, hide_memory
 
 DESCRIPTORS: Final = 4
 """Descriptors that come with an order."""

@@ -1,0 +1,152 @@
+"""Frames: the messages between our processes.
+
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON holding one object. File descriptors may
+travel with the first byte of a frame (SCM_RIGHTS). Nothing is ever unpickled. A frame over the reader's limit, or
+one that is not a JSON object, is a WireError: the reader trusts no length that the other side claims.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import socket
+import struct
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+HEADER: Final = struct.Struct(">I")
+MAX_FRAME_BYTES: Final = 16 << 20
+READ_BYTES: Final = 1 << 16
+MAX_FDS: Final = 8
+
+
+class WireError(Exception):
+    """The other side sent bytes that are no frame."""
+
+
+class WireClosed(Exception):
+    """The other side closed its end."""
+
+
+def encode_frame(message: dict[str, Any]) -> bytes:
+    """Return the bytes of one frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one frame on a blocking socket, `fds` with its first byte."""
+    data = encode_frame(message)
+    sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
+    sock.sendall(data[sent:])
+
+
+def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
+    """Send one frame to a side that may not read; say whether all of it was taken before the deadline.
+
+    Otherwise part of it may be on its way: no other frame can follow.
+    """
+    data = memoryview(encode_frame(message))
+    room = select.poll()
+    room.register(sock, select.POLLOUT)
+    while True:
+        try:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+            sent = sock.sendmsg([data], rights, socket.MSG_DONTWAIT)  # send_fds of older Pythons drops its flags
+        except BlockingIOError:
+            sent = 0
+        fds = () if sent else fds
+        data = data[sent:]
+        if not data:
+            return True
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        room.poll(left_s * 1000)
+
+
+class FrameReader:
+    """Cut what arrives on one socket into frames; keeps what is not complete yet.
+
+    Args:
+        sock: a connected stream socket; this reader is the only one that reads it.
+        max_bytes: frames that claim to be longer are refused.
+        takes_fds: whether descriptors may come along. Otherwise the kernel drops them, and this process never has them.
+    """
+
+    def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES, takes_fds: bool = True) -> None:
+        self._sock = sock
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+        self._has_lost_fds = False
+        self._takes_fds = takes_fds
+
+    def pump(self) -> None:
+        """Read once what is there.
+
+        Raises:
+            WireClosed: the other side has closed its end.
+        """
+        try:
+            if self._takes_fds:
+                data, fds, flags, _ = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
+                self._fds.extend(fds)
+                self._has_lost_fds = self._has_lost_fds or bool(flags & socket.MSG_CTRUNC)
+            else:
+                data = self._sock.recv(READ_BYTES)
+        except ConnectionResetError as reset:
+            raise WireClosed from reset
+        if not data:
+            raise WireClosed
+        self._buffer += data
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether `pop` would return a frame, or raise."""
+        if len(self._buffer) < HEADER.size:
+            return False
+        (length,) = HEADER.unpack_from(self._buffer)
+        return bool(length > self._max_bytes or len(self._buffer) >= HEADER.size + length)
+
+    def pop(self) -> dict[str, Any] | None:
+        """Return the next whole frame, or None where more must be read first.
+
+        Raises:
+            WireError: the bytes are no frame of ours.
+        """
+        if not self.has_frame:
+            return None
+        (length,) = HEADER.unpack_from(self._buffer)
+        if length > self._max_bytes:
+            raise WireError(f"a frame of {length} bytes is over the limit of {self._max_bytes}")
+        body = bytes(self._buffer[HEADER.size : HEADER.size + length])
+        del self._buffer[: HEADER.size + length]
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"a frame is not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise WireError("a frame is not a JSON object")
+        return message
+
+    def take_fds(self) -> list[int]:
+        """Hand over the file descriptors that arrived so far; the caller closes them.
+
+        Raises:
+            OSError: one was lost, since this process has as many files open as it may.
+        """
+        if self._has_lost_fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        fds, self._fds = self._fds, []
+        return fds
+
+    def read(self) -> dict[str, Any]:
+        """Block until one whole frame is there and return it."""
+        while (message := self.pop()) is None:
+            self.pump()
+        return message

@@ -1,0 +1,83 @@
+"""Namespaces: a network of one's own, and for root a /proc that it cannot steer.
+
+A tool of `inspect` and the program that it looks at speak over the network's loopback, which no other process reaches,
+and there is no way out. Compilers have such a network, too, with nothing in it. Root makes one; another user has it in
+a user namespace of its own, where the system lets users make these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.sandbox.processes import show_memory
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
+GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 1
+REQUEST: Final = struct.Struct("16sh22x")
+"""The kernel's `ifreq`: the name of an interface, and its flags."""
+READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+STEERS_THE_SYSTEM: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+"""Of /proc: root's files there steer the system, whoever writes them as root."""
+
+
+def enter_own_network() -> bool:
+    """Leave the machine's network for one of this process's own, with loopback alone; say whether it was done."""
+    user, group = os.getuid(), os.getgid()
+    if not _unshare(CLONE_NEWNET):
+        if user == 0 or not _unshare(CLONE_NEWUSER | CLONE_NEWNET):
+            return False
+        show_memory()  # else the files below belong to root
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        flags = REQUEST.unpack(fcntl.ioctl(any_socket, GET_FLAGS, REQUEST.pack(b"lo", 0)))[1]
+        fcntl.ioctl(any_socket, SET_FLAGS, REQUEST.pack(b"lo", flags | IS_UP))
+        return True
+    return False
+
+
+def has_own_network() -> bool:
+    """Tell whether a process could have a network of its own here: a child tries it."""
+    pid = os.fork()
+    if pid == 0:
+        is_done = False
+        with suppress(BaseException):
+            is_done = enter_own_network()
+        os._exit(0 if is_done else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def seal_proc() -> None:
+    """Make what steers the system read-only in a view of files of this process's own; root calls it.
+
+    Raises:
+        OSError: it is not to be had, and these files can be written.
+    """
+    paths = [path for path in (f"/proc/{name}" for name in STEERS_THE_SYSTEM) if Path(path).exists()]
+    if not _unshare(CLONE_NEWNS):
+        if all(os.statvfs(path).f_flag & os.ST_RDONLY for path in paths):
+            return  # as in a container
+        raise OSError("root cannot have a view of files of its own here, and could steer the system through /proc")
+    _mount(None, "/", RECURSIVE | PRIVATE)
+    for path in paths:
+        _mount(path, path, BIND | RECURSIVE)
+        _mount(path, path, BIND | REMOUNT | READ_ONLY)
+
+
+def _unshare(flags: int) -> bool:
+    return bool(ctypes.CDLL(None).unshare(flags) == 0)
+
+
+def _mount(source: str | None, target: str, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(None if source is None else source.encode(), target.encode(), None, ctypes.c_ulong(flags), None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount of {target}: {os.strerror(number)}")

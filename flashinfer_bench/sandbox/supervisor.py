@@ -1,0 +1,186 @@
+"""The supervisor: the parent of exactly one worker, alive a moment longer than it.
+
+It adopts whatever the worker leaves behind, kills it, and reports how the worker ended. It speaks over one socket:
+
+    supervisor → session   {"started": pid, "supervisor": its own pid}
+                           {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
+    session → supervisor   any byte, or the end of the stream: end the worker now
+
+The worker is ended as a whole: its process group first, then every descendant. Where the kernel keeps signals apart
+(`landlock.keep_signals_apart`), all are killed at once. Else the supervisor kills all that it sees, with their groups:
+a process that only forks and ends is gone by then, its group is not. The supervisor ends when none is left; where it
+does not, the session ends it and them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from flashinfer_bench.base.wire import send_frame
+from flashinfer_bench.sandbox.landlock import keep_signals_apart, kill_domain
+from flashinfer_bench.sandbox.notifications import Notifications
+from flashinfer_bench.sandbox.processes import (
+    Memory,
+    adopt_orphans,
+    ancestors,
+    descendants,
+    fork,
+    kill_with_groups,
+    proportional_memory,
+    resident_memory,
+)
+
+POLL_S: Final = 0.05
+TREE_POLL_S: Final = 0.5
+"""Seconds between two looks at the memory of all processes below the supervisor."""
+MOST_REAPED: Final = 1000
+"""Reap at most this many processes in one turn: a worker may make orphans without end, and there is more to do."""
+
+RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
+"""Becomes the worker: takes its order, its socket and pipe, and the channel for `Notifications`. Never returns."""
+
+
+def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker) -> None:
+    """Fork the worker, watch it to its end, clean up after it and report.
+
+    Args:
+        order: the worker's, with its `memory_limit_bytes` and its `sandbox`, where it has one.
+        fds: the worker's socket, the pipe for what it prints, the supervisor's socket.
+        run_worker: is called in the fork.
+    """
+    os.setsid()
+    adopt_orphans()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ours, theirs = socket.socketpair()
+    sandbox = order.get("sandbox") or {}
+    is_apart = not sandbox.get("for_tool") and keep_signals_apart()  # a tool's worker may mount, and no domain does
+    pid = fork()
+    if pid == 0:
+        run_worker(order, fds[:2], theirs)
+    for fd in fds[:2]:
+        os.close(fd)
+    theirs.close()
+    session = socket.socket(fileno=fds[2])
+    report(session, {"started": pid, "supervisor": os.getpid()})
+    watch = Watch(pid, int(order["memory_limit_bytes"]), Notifications(ours, sandbox.get("writable", ())))
+    try:
+        status = watch.until_end(session, wake_read)
+    finally:
+        leftover = end_descendants(is_apart=is_apart)
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    ended = {"code": code, "signal": signal_number, "leftover": leftover, "over_memory": watch.over_memory}
+    report(session, {"exit": ended})
+
+
+def report(session: socket.socket, message: dict[str, Any]) -> None:
+    """Send the session a message, if it is still there."""
+    with suppress(OSError):
+        send_frame(session, message)
+
+
+class Watch:
+    """One worker's life: waits for its end, and ends it when told to or when it takes too much memory.
+
+    Meanwhile it answers what the filter on the worker's calls asks.
+    """
+
+    def __init__(self, pid: int, memory_limit_bytes: int, asked: Notifications) -> None:
+        self.pid = pid
+        self.asked = asked
+        self.memory_limit_bytes = memory_limit_bytes
+        self.over_memory = False
+        self._next_tree_poll = 0.0
+        self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it cannot be seen
+        self._arena_bytes = 0
+        """The most shared memory that the session has had: the arena. A worker that maps the arena shows it as its own
+        memory too, so this number is taken off."""
+
+    def until_end(self, session: socket.socket, wake_read: int) -> int:
+        """Return the worker's wait status."""
+        told_by = [session.fileno()]
+        while True:
+            ready, _, _ = select.select([wake_read, *told_by, *self.asked.descriptors()], [], [], POLL_S)
+            if any(fd in ready for fd in self.asked.descriptors()):
+                self.asked.turn()
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+            if session.fileno() in ready:
+                told_by = []
+                self.kill()
+            status = self._reap()
+            if status is not None:
+                return status
+            if self.memory_limit_bytes and self.is_over_memory():
+                self.over_memory = True
+                self.kill()
+
+    def _reap(self) -> int | None:
+        """Reap what has ended, orphans too, which would stay in the process table; return the worker's own status."""
+        for _ in range(MOST_REAPED):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == self.pid:
+                return status
+            if pid == 0:
+                return None
+        return None
+
+    def kill(self) -> None:
+        """End the worker and all that is in its group."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)  # it has not made its group yet
+
+    def is_over_memory(self) -> bool:
+        """Look at the worker each time. Looking at all below it costs more, and is done every TREE_POLL_S seconds."""
+        self._arena_bytes = max(self._arena_bytes, resident_memory(self._session).shared)
+        if self._is_too_much([resident_memory(self.pid)]):
+            return True
+        if time.monotonic() < self._next_tree_poll:
+            return False
+        self._next_tree_poll = time.monotonic() + TREE_POLL_S
+        below = descendants(os.getpid())
+        # Forks share their parent's pages, which the first sum counts once for each of them.
+        return self._is_too_much(map(resident_memory, below)) and self._is_too_much(map(proportional_memory, below))
+
+    def _is_too_much(self, held: Iterable[Memory]) -> bool:
+        memory = sum(held, Memory())
+        return memory.private + max(0, memory.shared - self._arena_bytes) > self.memory_limit_bytes
+
+
+def end_descendants(*, is_apart: bool = False) -> int:
+    """Kill and reap every process below this one; return how many there were, as far as they were seen.
+
+    It goes on until none is left: a session that waits for that has a deadline.
+
+    Args:
+        is_apart: `kill_domain` reaches what is below this process, and nothing else.
+    """
+    own = os.getpid()
+    seen: set[int] = set()
+    while True:
+        if is_apart:
+            kill_domain()
+        else:
+            seen.update(alive := descendants(own))
+            kill_with_groups(own, alive)
+        try:
+            for _ in range(MOST_REAPED):
+                pid = os.waitpid(-1, os.WNOHANG)[0]
+                if pid == 0:
+                    time.sleep(0.001)
+                    break
+                seen.add(pid)
+        except ChildProcessError:
+            return len(seen)

@@ -1,0 +1,128 @@
+"""Whether a worker that root starts can be a user of its own, and which one. Files are looked at, nothing is changed.
+
+The user has no name and no other process; its number comes from the solution's digest, so that the folder of what a
+solution compiles at run time stays its own from run to run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PACKAGE: Final = Path(__file__).parents[1]
+FIRST_USER, USERS = 1_300_000_000, 1 << 24
+"""Far from users with names, and from ranges that containers are given."""
+FIRST_SMALL_USER, SMALL_USERS = 40_000, 20_000
+"""Where this process sees 65,536 users only."""
+OLD_WHOLE_MAP: Final = 1 << 31
+NEEDED: Final = {"CHOWN": 0, "KILL": 5, "SETGID": 6, "SETUID": 7}
+"""Rights that root needs to start, end and clean up after another user's process; a container may lack some."""
+
+
+def find_own_user(cache_root: Path) -> str | None:
+    """Say why root cannot give its workers a user of their own; None where it can."""
+    lacking = [name for name, number in NEEDED.items() if not _held_rights() >> number & 1]
+    if lacking:
+        return f"workers stay root, without its rights: root lacks CAP_{' and CAP_'.join(lacking)} here"
+    for path in (*environment_files(), *device_files(), Path(tempfile.gettempdir())):
+        barrier = find_barrier(path)
+        if barrier is not None:
+            return f"workers stay root, without its rights: other users cannot read {barrier}"
+    barrier = find_barrier(_nearest(cache_root), enters_only=True)
+    if barrier is not None:
+        advice = "set FIB_CACHE_PATH to a folder that they can"
+        return f"workers stay root, without its rights: other users cannot enter {barrier}; {advice}"
+    return None
+
+
+def choose_user(digest: str) -> int:
+    """Return the number of the user, and of its group, that a solution's workers become."""
+    first, count = (FIRST_USER, USERS) if _sees_all_users() else (FIRST_SMALL_USER, SMALL_USERS)
+    number = first + int(digest[:12], 16) % count
+    while _has_name(number):
+        number += 1
+    return number
+
+
+def environment_files() -> Iterator[Path]:
+    """Yield what a worker cannot do without: what a user must be able to read of the environment."""
+    yield Path(os.path.realpath(sys.executable))
+    yield from (Path(sys.prefix), Path(sys.base_prefix), PACKAGE, PACKAGE / "__init__.py")
+    yield Path(os.__file__)
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and torch.origin:
+        yield Path(torch.origin)
+
+
+def device_files() -> Iterator[Path]:
+    """Yield the device nodes of GPUs, which a user must be able to write."""
+    devices = Path("/dev")
+    yield from (*devices.glob("nvidia[0-9]*"), *devices.glob("nvidiactl"))
+
+
+def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:
+    """Return the first part of a path that keeps other users from it; None where they reach it.
+
+    Args:
+        path: has to be there.
+        enters_only: they need not list a folder.
+    """
+    for folder in reversed(path.absolute().parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            return folder
+    mode = path.stat().st_mode
+    needed = stat.S_IROTH
+    if stat.S_ISDIR(mode):
+        needed = stat.S_IXOTH if enters_only else stat.S_IXOTH | stat.S_IROTH
+    if stat.S_ISCHR(mode):
+        needed |= stat.S_IWOTH
+    return path if mode & needed != needed else None
+
+
+def reads_without_rights() -> bool:
+    """Tell whether root reads the environment as its owner, or as anybody, and not by its rights alone."""
+    return all(_may_read(path) for path in environment_files())
+
+
+def _may_read(path: Path) -> bool:
+    for folder in path.absolute().parents:
+        if not _bits(folder) & 1:
+            return False
+    return bool(_bits(path) & 4)
+
+
+def _bits(path: Path) -> int:
+    """Return what user and group 0 may do with a file: 4 to read, 2 to write, 1 to execute or enter."""
+    facts = path.stat()
+    shift = 6 if facts.st_uid == 0 else 3 if facts.st_gid == 0 else 0
+    return facts.st_mode >> shift & 7
+
+
+def _held_rights() -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("CapEff:")[2].split(None, 1)[0], 16)
+
+
+def _sees_all_users() -> bool:
+    table = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(int(count) >= OLD_WHOLE_MAP for _, _, count in table)
+
+
+def _has_name(number: int) -> bool:
+    try:
+        pwd.getpwuid(number)
+    except KeyError:
+        return False
+    return True
+
+
+def _nearest(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that is there."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

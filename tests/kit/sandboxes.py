@@ -1,0 +1,116 @@
+"""Workers in a sandbox, without a session: of the tests' user, of an ordinary one, or of a user of their own."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from flashinfer_bench.bench.runner.workers.policies import find_devices, find_readable
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.sandbox.policy import Policy
+from flashinfer_bench.sandbox.user import choose_user
+from flashinfer_bench.worker.protocol import Loaded
+from tests.kit.workers import ROOT, worker_order
+
+ORDINARY, OWN = 65534, choose_user("7" * 64)
+SCRIPT = """
+import os, socket, sys
+import encodings.idna, fcntl, mmap, multiprocessing.synchronize, resource, shutil, signal, subprocess
+import tempfile, threading
+from pathlib import Path
+import torch
+from flashinfer_bench.worker.fork_server import run_fork_server
+user = int(sys.argv[3])
+if user:
+    os.setgroups([]); os.setgid(user); os.setuid(user)
+run_fork_server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
+"""
+"""An ordinary user may not be able to read the interpreter's folder: what attacks need is imported before."""
+
+
+class Cell:
+    """A folder with places for workers, and a template that starts them.
+
+    Args:
+        root: an empty folder that every user can enter.
+        template: the socket of the template.
+        user: who the template is.
+        own: the user that workers become.
+    """
+
+    def __init__(self, root: Path, template: socket.socket, user: int, own: int | None) -> None:
+        self.root, self.template, self.user, self.own = root, template, user, own
+        self.worker = own if own is not None else user
+        self.artifact = self.make("artifact")
+        self.jit = self.make("jit", owner=self.worker)
+        self.readable = find_readable({"PATH": "/usr/bin:/bin"})
+
+    def make(self, name: str, *, owner: int = 0) -> Path:
+        """Make a folder of a user's (by default of who plays the rest of the machine: the template's)."""
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            os.chown(folder, owner or self.user, owner or self.user)
+        return folder
+
+    def policy(self) -> Policy:
+        """Return the policy of a worker that has a home, an artifact and a folder for what it compiles."""
+        home = str(self.root / "run" / "home")
+        return Policy((*self.readable, str(self.artifact)), (home, str(self.jit)), tuple(find_devices()), self.own)
+
+    @contextmanager
+    def loaded(self, source: str, **changes):
+        """Load a source in a worker in a sandbox; yields the worker."""
+        (self.artifact / "main.py").write_text("def run(x): return x\n" + source)
+        home = self.root / "run" / "home"
+        shutil.rmtree(home, ignore_errors=True)
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
+        policy = replace(self.policy(), **changes).to_json()
+        with WorkerProcess(self.template, worker_order(sandbox=policy, environment=environment), home) as worker:
+            if os.geteuid() == 0:
+                os.chown(home, self.worker, self.worker)
+            worker.wait_ready()
+            place = {"directory": str(self.artifact), "entry": "main.py", "symbol": "run", "kind": "python"}
+            answer = worker.ask("load", Loaded, 50.0, environment={"FIB_JIT": str(self.jit)}, **place)
+            assert isinstance(answer, Loaded), answer
+            yield worker
+
+    def run(self, source: str, **changes) -> str:
+        """Return what a source prints while it is loaded."""
+        with self.loaded(source, **changes) as worker:
+            worker.drain()
+            return worker.log.take()
+
+
+@contextmanager
+def running_cell(*, user: int = 0, own: int | None = None):
+    """Yield a cell; when the block ends no process of it is left.
+
+    Args:
+        user: who the session would be; 0 for whoever runs the tests.
+        own: the user that a worker becomes.
+    """
+    root = Path(tempfile.mkdtemp(prefix="fib-cell-"))
+    root.chmod(0o755)
+    run = root / "run"
+    run.mkdir()
+    run.chmod(0o711)
+    if user:
+        os.chown(run, user, user)
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run), str(user)]
+    process = subprocess.Popen(
+        command, pass_fds=[theirs.fileno()], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    theirs.close()
+    try:
+        yield Cell(root, ours, user, own)
+    finally:
+        ours.close()
+        process.wait(60)
+        shutil.rmtree(root, ignore_errors=True)
