@@ -11,7 +11,7 @@ import pytest
 
 from flashinfer_bench import BenchmarkConfig, Engine, EngineLimits
 from flashinfer_bench.bench.events import JobStarted, Notice
-from flashinfer_bench.bench.runner.starting import starter_ids
+from flashinfer_bench.bench.runner.launcher import launcher_ids
 from tests.bench.played import write_set
 from tests.kit.make import make_solution
 from tests.kit.processes import all_pids, marked, wait_until_gone
@@ -113,7 +113,7 @@ def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cac
         if isinstance(event, Notice):
             notices.append(event.message)
         elif isinstance(event, JobStarted) and not notices:
-            (session,) = children_of(starter_ids())
+            (session,) = children_of(launcher_ids())
             notices.append("killed")
             os.kill(session, signal.SIGKILL)
 

@@ -19,8 +19,8 @@ import torch
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
+from flashinfer_bench.bench.runner import launcher as session_start
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.session import start as session_start
 from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
@@ -137,7 +137,7 @@ def test_host_and_session_hide_their_memory(monkeypatch):
     monkeypatch.setattr(session_start.signal, "signal", lambda *_: None)
     ours, theirs = socket.socketpair()
     ours.close()  # no order comes
-    session_start.start(theirs.detach(), os.getppid())
+    session_start.main(theirs.detach(), os.getppid())
     assert hidden == ["session"]
 
     def hide():

@@ -1,7 +1,7 @@
 """Asks a process of its own which evaluator judges which definition: the host imports neither torch nor plug-ins.
 
 So a plug-in that cannot be used is found before anything runs. The process is forked from the one that sessions are
-forked from (`starting.py`), which has torch already. So a run with plug-ins waits for no further import of torch. Its
+forked from (`launcher.py`), which has torch already. So a run with plug-ins waits for no further import of torch. Its
 side is `lookup_main.py`; each sends one frame:
 
     question  {"plug_ins": [PlugIn], "definitions": [Definition]}
@@ -24,7 +24,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.parameters import KnownParameters, Parameter, find_wrong_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, PlugIn
 from flashinfer_bench.bench.runner.environments import starter_environment
-from flashinfer_bench.bench.runner.starting import SessionStarter, passing_starter, read_tail, starter_for
+from flashinfer_bench.bench.runner.launcher import Launcher, launcher_for, passing_launcher, read_tail
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
@@ -98,7 +98,7 @@ def look_up_evaluators(
     }
     names = ", ".join(plug_in.reference for plug_in in plug_ins) or "none"
     environment = starter_environment(os.environ, kind)
-    with nullcontext(starter_for(environment)) if keeps_starter else passing_starter(environment) as starter:
+    with nullcontext(launcher_for(environment)) if keeps_starter else passing_launcher(environment) as starter:
         answer = _ask(starter, {**environment, **NO_DEVICE}, question, names, limit_s)
     if "refused" in answer:
         raise ConfigError(answer["refused"])
@@ -108,7 +108,7 @@ def look_up_evaluators(
 
 
 def _ask(
-    starter: SessionStarter, environment: Mapping[str, str], question: dict[str, Any], names: str, limit_s: float
+    starter: Launcher, environment: Mapping[str, str], question: dict[str, Any], names: str, limit_s: float
 ) -> dict[str, Any]:
     ours, theirs = socket.socketpair()
     with ours, tempfile.TemporaryFile() as printed:

@@ -1,6 +1,6 @@
 """The process behind `lookup.py`: it imports the evaluators, tells which one takes which definition, and ends.
 
-The process that sessions are forked from forks it, too (`session/start.py`). What a plug-in prints while it is imported
+The process that sessions are forked from forks it, too (`launcher.py`). What a plug-in prints while it is imported
 goes into a file.
 """
 

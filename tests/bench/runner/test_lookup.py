@@ -14,8 +14,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators import registry
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.bench.runner import lookup, lookup_main
-from flashinfer_bench.bench.runner.session.start import Starter
-from flashinfer_bench.bench.runner.starting import SessionStarter, passing_starter, starter_ids
+from flashinfer_bench.bench.runner.launcher import ForkServer, Launcher, launcher_ids, passing_launcher
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
@@ -43,7 +42,7 @@ IMPORTED = (registry, lookup_main)
 """Imported here, so that no fork below has to."""
 
 
-class Forked(SessionStarter):
+class Forked(Launcher):
     """A starter in a fork of this process, which has torch."""
 
     def __init__(self):
@@ -54,7 +53,7 @@ class Forked(SessionStarter):
             try:
                 self._sock.close()
                 sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what the tests' program captures
-                Starter(theirs, lambda _fd: None).run()
+                ForkServer(theirs, lambda _fd: None).run()
             finally:
                 os._exit(0)
         theirs.close()
@@ -77,7 +76,7 @@ def starters(monkeypatch, tmp_path):
             starter._output.close()
             os.waitpid(starter.child, 0)
 
-    monkeypatch.setattr(lookup, "passing_starter", pass_one)
+    monkeypatch.setattr(lookup, "passing_launcher", pass_one)
     (tmp_path / "mine.py").write_text(SOURCE)
     return asked
 
@@ -156,14 +155,14 @@ def test_the_resident_engine_asks_once_for_all_definitions(monkeypatch):
 
 def test_a_process_for_a_lookup_alone_is_ended_after_it():
     def borrow():
-        with passing_starter({**os.environ, "PYTHONPATH": "none"}) as starter:
-            seen.append((starter.pid in starter_ids(), starter))
+        with passing_launcher({**os.environ, "PYTHONPATH": "none"}) as starter:
+            seen.append((starter.pid in launcher_ids(), starter))
 
-    seen: list[tuple[bool, SessionStarter]] = []
+    seen: list[tuple[bool, Launcher]] = []
     thread = threading.Thread(target=borrow)  # one that has no such process yet
     thread.start()
     thread.join()
     ((was_there, starter),) = seen
     assert was_there
     assert not starter.is_there
-    assert starter.pid not in starter_ids()
+    assert starter.pid not in launcher_ids()
