@@ -31,12 +31,9 @@ from typing import NamedTuple
 import torch
 
 from flashinfer_bench.timing import driver
-from flashinfer_bench.timing.clocks import event_clock, make_clock, shared_recorder
-from flashinfer_bench.timing.clocks.cupti import CuptiClock
-from flashinfer_bench.timing.clocks.graphs import capture
-from flashinfer_bench.timing.lane import GpuLane, Lead
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.clocks import CudaEventClock, CuptiClock, make_clock, shared_recorder
+from flashinfer_bench.timing.gpu_queue import GpuQueue, Preamble
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.statistics import trimmed_mean
 from flashinfer_bench.timing.summary import summarise
 
@@ -44,7 +41,7 @@ CALLS = 12
 CONTEXTS = 4
 WARM, READINGS = 30, 150
 SPIN_NS = 60_000
-RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+RECIPE = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
 Call = Callable[[], object]
 
 
@@ -56,7 +53,7 @@ class TheirReading(NamedTuple):
     std: float
 
 
-class TheirLane(GpuLane):
+class TheirLane(GpuQueue):
     """A lane with cuda-bench's flush: a buffer of the size of the L2, filled once."""
 
     def __init__(self, device: torch.device) -> None:
@@ -64,12 +61,12 @@ class TheirLane(GpuLane):
         size = torch.cuda.get_device_properties(device).L2_cache_size
         self._filled = torch.empty(size, dtype=torch.uint8, device=device)
 
-    def lead_up(self, lead: Lead) -> None:
+    def enqueue(self, lead: Preamble) -> None:
         """Fill the buffer, then spin."""
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         address, size = ctypes.c_uint64(self._filled.data_ptr()), ctypes.c_size_t(self._filled.numel())
         driver.check(driver.driver().cuMemsetD8Async(address, ctypes.c_ubyte(0), size, stream), "filling the buffer")
-        super().lead_up(lead)
+        super().enqueue(lead)
 
 
 def make_calls() -> dict[str, Call]:
@@ -175,7 +172,7 @@ def measure_ours(call: Call, gap_ns: int) -> dict[str, float]:
     measured = summarise(trials, launch_gap_ns=gap_ns)
     lane = TheirLane(device)
     spans_us = after_their_flush(call, lane)
-    events = event_clock(lane, "to compare")
+    events = CudaEventClock(lane, "to compare")
     by_events = summarise([take_trial(lambda _: call, events, RECIPE) for _ in range(3)]).record
     return {
         "latency": measured.latency_ms * 1e3,
@@ -193,9 +190,9 @@ def after_their_flush(call: Call, lane: TheirLane) -> list[float]:
 
     Readings are taken one by one: the flush is no kernel of ours, and would count for the call before it.
     """
-    clock = CuptiClock(lane, shared_recorder(), capture=capture, fallback=lambda reason: event_clock(lane, reason))
+    clock = CuptiClock(lane, shared_recorder())
     with clock:
-        spans_ns = [clock.sample([call], Lead(spin_ns=SPIN_NS))[0].span_ns for _ in range(WARM + READINGS)]
+        spans_ns = [clock.sample([call], [Preamble(delay_ns=SPIN_NS)])[0].span_ns for _ in range(WARM + READINGS)]
     return [span_ns / 1e3 for span_ns in spans_ns[WARM:]]
 
 

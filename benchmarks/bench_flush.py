@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -20,27 +19,24 @@ import torch
 
 from flashinfer_bench.examine.doctor.probe import make_reader
 from flashinfer_bench.timing import driver, lane
-from flashinfer_bench.timing.clocks import event_clock
-from flashinfer_bench.timing.clocks.cupti import CuptiClock
-from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
-from flashinfer_bench.timing.clocks.graphs import capture
-from flashinfer_bench.timing.lane import GpuLane
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.clocks import CuptiClock
+from flashinfer_bench.timing.cupti import CuptiRecorder
+from flashinfer_bench.timing.gpu_queue import GpuQueue
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 
 SIZES_MIB = (8, 16, 24, 32)
 READS = 30
 PTX = Path(lane.__file__).with_name("gpu_kernels.ptx").read_bytes()
 
 
-def make_writing_lane(device: torch.device) -> GpuLane:
+def make_writing_lane(device: torch.device) -> GpuQueue:
     """Return a lane whose flush writes its buffer, as flushes usually do."""
     read, write = (
         b"ld.global.cg.v4.u32 {%a, %b, %c, %d}, [%address];",
         b"st.global.v4.u32 [%address], {%c, %c, %c, %c};",
     )
     assert read in PTX
-    return GpuLane(device, image=PTX.replace(read, b"mov.u32 %a, 0; mov.u32 %b, 0; mov.u32 %c, 0; " + write))
+    return GpuQueue(device, image=PTX.replace(read, b"mov.u32 %a, 0; mov.u32 %b, 0; mov.u32 %c, 0; " + write))
 
 
 class AccessWindow(ctypes.Structure):
@@ -72,15 +68,15 @@ def main() -> int:
     torch.zeros(1, device=device)
     recorder = CuptiRecorder()
 
-    def clock_on(gpu: GpuLane) -> CuptiClock:
-        return CuptiClock(gpu, recorder, capture=capture, fallback=partial(event_clock, gpu))
+    def clock_on(gpu: GpuQueue) -> CuptiClock:
+        return CuptiClock(gpu, recorder)
 
     clocks = {
-        "warm": clock_on(GpuLane(device, l2_cache="warm")),
-        "reading flush": clock_on(GpuLane(device)),
+        "warm": clock_on(GpuQueue(device, l2_cache="warm")),
+        "reading flush": clock_on(GpuQueue(device)),
         "writing flush": clock_on(make_writing_lane(device)),
     }
-    recipe = Recipe(warmup_runs=10, iterations=READS, budget_s=10.0)
+    recipe = Procedure(warmup_runs=10, iterations=READS, budget_s=10.0)
 
     def time_us(call: Callable[[], object], clock: CuptiClock) -> tuple[float, dict[str, object]]:
         trial = take_trial(lambda _index: call, clock, recipe)

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 
 import torch
 
-from flashinfer_bench.timing.clocks import event_clock
-from flashinfer_bench.timing.clocks.cupti import CuptiClock
-from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
-from flashinfer_bench.timing.clocks.graphs import capture
-from flashinfer_bench.timing.lane import GpuLane
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.clocks import CuptiClock
+from flashinfer_bench.timing.cupti import CuptiRecorder
+from flashinfer_bench.timing.gpu_queue import GpuQueue
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.timeline import Operation, busy_time
 
 GOAL_MS = 80.0
@@ -49,9 +45,9 @@ def main() -> int:
         return torch.add(x, 1, out=y)
 
     recorder = Tally()
-    lane = GpuLane(device)
-    clock = CuptiClock(lane, recorder, capture=capture, fallback=partial(event_clock, lane))
-    recipe = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+    lane = GpuQueue(device)
+    clock = CuptiClock(lane, recorder)
+    recipe = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
     holds = True
     for run in range(4):
         recorder.busy_ns = 0

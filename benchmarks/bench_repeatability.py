@@ -28,7 +28,7 @@ from statistics import fmean, median
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
-from flashinfer_bench.timing.recipe import EXTRA_SHARE
+from flashinfer_bench.timing.procedure import EXTRA_SHARE
 from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.stopping import StoppingRule
 

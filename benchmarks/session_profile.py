@@ -64,7 +64,7 @@ STEPS: Final = (
 )
 """Module below `bench.runner`, class or None, and its functions."""
 OTHERS: Final = (
-    ("timing.recipe", None, "check warm_up check_lines take_samples choose_calls"),
+    ("timing.procedure", "TrialInProgress", "check warm_up check_lines sample choose_calls"),
     ("bench.evaluators.default", "DefaultEvaluator", "judge_trial judge_call check_reference"),
     ("bench.evaluators.verdict", None, "judge_norms"),
     ("bench.evaluators.inputs.make", "InputMaker", "make"),

@@ -1,6 +1,6 @@
 """How a time was measured, as a trace says it: the record `evaluation.extra["measurement"]`, as reports read it.
 
-`timing.summary` makes the record, of facts that `timing.facts` declares. Traces come from foreign files too, and the
+`timing.summary` makes the record, of facts that `timing.measurement` names. Traces come from foreign files too, and the
 record has had several forms. So nothing in it is trusted: a value of another form than expected counts as not given.
 """
 

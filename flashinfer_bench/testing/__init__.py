@@ -1,12 +1,11 @@
 """One call, timed from Python as a benchmark script does it: `bench_gpu_time`. Imported when it is first asked for.
 
-The package measures nothing itself: samples are taken by `timing.recipe`, and summarised by `timing.summary`.
+The package measures nothing itself: samples are taken by `timing.procedure`, and summarised by `timing.summary`.
 It isolates nothing, and judges nothing.
 
 * `gpu_time` decides what was asked for, and which warnings say what was done otherwise.
 * `device` decides where a call is timed, and by which clock.
 * `rotation` decides whether copies of the arguments make calls cold.
-* `timed` decides which of its numbers a script gets from the result.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING
 from flashinfer_bench.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flashinfer_bench.testing.gpu_time import bench_gpu_time
-    from flashinfer_bench.testing.timed import GpuTime
+    from flashinfer_bench.testing.gpu_time import GpuTime, bench_gpu_time
 
 __all__ = ["GpuTime", "bench_gpu_time"]
 
-__getattr__, __dir__ = lazy_names(__name__, __all__, {"timed": ["GpuTime"], "gpu_time": ["bench_gpu_time"]})
+__getattr__, __dir__ = lazy_names(__name__, __all__, {"gpu_time": __all__})

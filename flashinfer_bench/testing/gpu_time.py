@@ -5,21 +5,24 @@ If something is done otherwise than it was asked for, a warning says so, and so 
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
+from opcode import opmap
 from statistics import median
+from types import FrameType
 from typing import Any, Final
+
+import numpy as np
 
 from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.testing.device import TimingDevice, find_device
 from flashinfer_bench.testing.rotation import RotationRefused, check_cold, find_tensors, rotate
-from flashinfer_bench.testing.timed import GpuTime
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, latency_ns, reason_of_fallback
-from flashinfer_bench.timing.progress import CHECKS, Recipe, Supplier
-from flashinfer_bench.timing.recipe import FLUSH_NS, RETAKES, take_trial
+from flashinfer_bench.timing.procedure import CHECKS, FLUSH_NS, RETAKES, LaunchSource, Procedure, take_trial
 from flashinfer_bench.timing.settings import L2Cache
 from flashinfer_bench.timing.summary import summarise
 
@@ -32,7 +35,7 @@ MOST: Final = 10_000
 """Most calls that a time to fill asks for."""
 MOST_GIVEN: Final = 10_000_000
 """A larger count is refused: no script waits for so many calls."""
-COMPARISON: Final = Recipe(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, exact=True)
+COMPARISON: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, exact=True)
 """The trials that estimate the time of a call, and those that tell whether rotated calls were cold."""
 SLOW_MS: Final = 2.0
 """A rotated call that takes at least this long is not checked for being cold: an L2 makes no difference to it."""
@@ -43,6 +46,62 @@ NO_GPU_WORK: Final = "fn launched nothing on the GPU: the time is the one that i
 WITHOUT_EFFECT: Final = (
     "{} has no effect: each sample is one call, the whole L2 of its GPU is flushed, and each process reports its own."
 )
+UNPACK: Final = opmap["UNPACK_SEQUENCE"]
+UNPACK_SOME: Final = opmap["UNPACK_EX"]
+"""Of `first, *others = …`."""
+NO_PLACES: Final = (
+    "it is unclear whether samples or (median, std) are meant: unpack the result, median_ms, std_ms = …, "
+    "or take its times_ms"
+)
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """The time of one call. `median_ms, std_ms = …` unpacks it; to everything else it is the single samples.
+
+    So it serves scripts that take two numbers, and those that take a list: `min`, `sorted`, `statistics.median`, `len`
+    and numpy's functions are of the samples.
+    """
+
+    median_ms: float
+    std_ms: float
+    times_ms: tuple[float, ...]
+    """Every sample, in the order in which they were taken."""
+    measurement: dict[str, Any]
+    """Method, cache state, counts, spread, flags and more, as JSON-able values."""
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.median_ms, self.std_ms) if _unpacks_two(sys._getframe(1)) else self.times_ms)
+
+    def __len__(self) -> int:
+        return len(self.times_ms)
+
+    def __getitem__(self, place: slice) -> tuple[float, ...]:
+        if not isinstance(place, slice):
+            raise TypeError(NO_PLACES)
+        return self.times_ms[place]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return the samples, so that `numpy.median(bench_gpu_time(...))` says what a script expects of it."""
+        del copy  # it is made anew each time
+        return np.array(self.times_ms, dtype=dtype)
+
+    @property
+    def method(self) -> str:
+        """The clock that it was timed by: "cupti", "cuda_events" or "wall"."""
+        return str(self.measurement["method"])
+
+
+def _unpacks_two(frame: FrameType) -> bool:
+    """Return whether code is about to unpack a value into two names. Nothing else tells the two uses apart.
+
+    Raises:
+        TypeError: it is about to put all but some into one name.
+    """
+    operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    if operation == UNPACK_SOME:
+        raise TypeError(NO_PLACES)
+    return operation == UNPACK and count == 2
 
 
 def bench_gpu_time(
@@ -117,14 +176,14 @@ def bench_gpu_time(
     device = find_device(find_tensors(call), "auto" if enable_cupti else "cuda_events")
     per_call_ms = cache(partial(_estimate_call_ms, call, device, l2_cache))
     with device.active():
-        recipe = Recipe(
+        procedure = Procedure(
             warmup_runs=_count(dry_runs, DRY_RUNS, dry_fill_ms, per_call_ms),
             iterations=_count(iterations, ITERATIONS, fill_ms, per_call_ms),
             budget_s=min(budget_s, LONGEST_S),
             cuda_graphs=use_cuda_graph,
             exact=True,
         )
-        timed = _time_rotated(call, device, recipe) if rotate_buffers else _time(call, device, recipe, l2_cache)
+        timed = _time_rotated(call, device, procedure) if rotate_buffers else _time(call, device, procedure, l2_cache)
     idle = {
         "num_iters_within_graph": num_iters_within_graph not in (None, 1),
         "l2_flush_size_mb": l2_flush_size_mb is not None,
@@ -174,29 +233,33 @@ def _estimate_call_ms(call: partial[object], device: TimingDevice, l2_cache: L2C
 
 
 def _time(
-    call: partial[object], device: TimingDevice, recipe: Recipe, l2_cache: L2Cache, supply: Supplier | None = None
+    call: partial[object],
+    device: TimingDevice,
+    procedure: Procedure,
+    l2_cache: L2Cache,
+    source: LaunchSource | None = None,
 ) -> GpuTime:
-    """Time a call by one trial, or the launches that `supply` gives in its place."""
+    """Time a call by one trial, or the launches that `source` gives in its place."""
     clock, before = device.clock(l2_cache), device.state()
-    trial = take_trial(supply or (lambda _: call), clock, recipe, now=device.now)
+    trial = take_trial(source or (lambda _: call), clock, procedure, now=device.now)
     gap_ns = device.launch_gap_ns
     measured = summarise([trial], launch_gap_ns=gap_ns, before=before, after=device.state())
     times_ms = tuple(latency_ns(sample, gap_ns) / 1e6 for sample in trial.samples)
     return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record)
 
 
-def _time_rotated(call: partial[object], device: TimingDevice, recipe: Recipe) -> GpuTime:
+def _time_rotated(call: partial[object], device: TimingDevice, procedure: Procedure) -> GpuTime:
     """Time a call over rotated arguments if that makes it cold, else behind a flush; the measurement says which."""
     try:
-        launches = rotate(call, device, max(recipe.warmup_runs, CHECKS) + 1 + recipe.iterations * (1 + RETAKES))
-        timed = _time(call, device, recipe, "warm", lambda index: launches[index % len(launches)])
+        launches = rotate(call, device, max(procedure.warmup_runs, CHECKS) + 1 + procedure.iterations * (1 + RETAKES))
+        timed = _time(call, device, procedure, "warm", lambda index: launches[index % len(launches)])
         if timed.median_ms < SLOW_MS:
-            likewise = replace(COMPARISON, cuda_graphs=recipe.cuda_graphs)
+            likewise = replace(COMPARISON, cuda_graphs=procedure.cuda_graphs)
             warm, flushed = _time(call, device, likewise, "warm"), _time(call, device, likewise, "cold")
             check_cold(rotated_ms=timed.median_ms, warm_ms=warm.median_ms, flushed_ms=flushed.median_ms)
         facts = {"cache_state": "cold", "rotated_sets": len(launches)}
     except RotationRefused as refused:
-        timed, facts = _time(call, device, recipe, "cold"), {"rotation_refused": str(refused)}
+        timed, facts = _time(call, device, procedure, "cold"), {"rotation_refused": str(refused)}
     return replace(timed, measurement=timed.measurement | facts)
 
 

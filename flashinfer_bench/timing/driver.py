@@ -1,4 +1,4 @@
-"""The CUDA driver, and the few calls that timing needs: assemble, load and launch our own kernels, reset L2 lines.
+"""The CUDA driver calls that timing needs and torch does not have: our kernels, L2 lines, a stream, captured nodes.
 
 The calls need a current CUDA context, which torch makes; `make_context` alone makes it.
 """
@@ -13,13 +13,36 @@ from typing import Final
 JIT_INPUT_PTX: Final = 1
 """The driver's number for PTX as an input of its linker."""
 OPERATION_NODES: Final = (0, 1, 2)
-"""The driver's numbers for nodes of a graph that are kernels, copies and fills."""
 CHILD_GRAPH: Final = 4
-"""The same for a graph within a graph."""
-Kernel = ctypes.c_void_p
+"""The driver's numbers for graph nodes that are kernels, copies and fills; and for a graph within a graph."""
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""The variable that says how many connections to the GPU a context has, which streams share. CUDA makes eight where it
-is not set; each takes 8 ms to make and 5 ms to end."""
+"""Variable with the number of connections to the GPU that a context has, which streams share; CUDA makes eight. Each
+takes 8 ms to make and 5 ms to end."""
+TYPES: Final = {
+    "p": ctypes.c_void_p,
+    "s": ctypes.c_char_p,
+    "z": ctypes.c_size_t,
+    "u": ctypes.c_uint,
+    "i": ctypes.c_int,
+}
+CALLS: Final = {
+    "cuLinkCreate_v2": "uppp",
+    "cuLinkAddData_v2": "piszsupp",
+    "cuLinkComplete": "ppp",
+    "cuLinkDestroy": "p",
+    "cuModuleLoadData": "ps",
+    "cuModuleGetFunction": "pps",
+    "cuLaunchKernel": "puuuuuuuppp",
+    "cuCtxResetPersistingL2Cache": "",
+    "cuStreamCreate": "pu",
+    "cuGraphGetNodes": "ppp",
+    "cuGraphNodeGetType": "pp",
+    "cuGetErrorString": "ip",
+    "cuMemHostRegister_v2": "pzu",
+    "cuMemHostUnregister": "p",
+    "cuMemHostGetDevicePointer_v2": "ppu",
+}
+"""Driver call → letters of its arguments' types."""
 
 
 class DriverError(Exception):
@@ -30,21 +53,8 @@ class DriverError(Exception):
 def driver() -> ctypes.CDLL:
     """Load libcuda once and declare the calls that are made here."""
     library = ctypes.CDLL("libcuda.so.1")
-    pointer, pointers = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
-    text, size, number = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint
-    library.cuLinkCreate_v2.argtypes = [number, pointer, pointer, pointers]
-    library.cuLinkAddData_v2.argtypes = [pointer, ctypes.c_int, text, size, text, number, pointer, pointer]
-    library.cuLinkComplete.argtypes = [pointer, pointers, ctypes.POINTER(size)]
-    library.cuLinkDestroy.argtypes = [pointer]
-    library.cuModuleLoadData.argtypes = [pointers, text]
-    library.cuModuleGetFunction.argtypes = [pointers, pointer, text]
-    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
-    library.cuCtxResetPersistingL2Cache.argtypes = []
-    library.cuStreamCreate.argtypes = [pointers, number]
-    library.cuGraphGetNodes.argtypes = [pointer, pointer, ctypes.POINTER(size)]
-    library.cuGraphNodeGetType.argtypes = [pointer, ctypes.POINTER(ctypes.c_int)]
-    library.cuGraphChildGraphNodeGetGraph.argtypes = [pointer, pointers]
-    library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(text)]
+    for name, letters in CALLS.items():
+        getattr(library, name).argtypes = [TYPES[letter] for letter in letters]
     return library
 
 
@@ -60,7 +70,7 @@ def check(code: int, what: str, *, error: type[DriverError] = DriverError) -> No
 def make_context() -> None:
     """Start the driver and make the context of this process's first GPU, which torch then finds made.
 
-    It takes 0.3 s and holds no lock of Python's. It says nothing where it fails: torch will say why.
+    It takes 0.3 s, and holds no lock of Python's. A failure is left for torch to report.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -72,10 +82,10 @@ def make_context() -> None:
 
 
 def set_connections(count: int | None) -> None:
-    """Say how many connections the next context of this process has; None: as many as CUDA makes.
+    """Set how many connections the next context of this process has; None: CUDA's number. A user's setting holds.
 
-    Where the user says how many, that holds. The driver reads the variable, and Python's `os.environ`, of which other
-    processes get theirs, knows nothing of it. Call it while no other thread runs.
+    Only the driver sees it: Python's `os.environ`, which other processes inherit, does not change. Call it while no
+    other thread runs.
     """
     if CONNECTIONS in os.environ:
         return
@@ -87,17 +97,17 @@ def set_connections(count: int | None) -> None:
 
 
 def assemble(ptx: bytes) -> bytes:
-    """Return the machine code of PTX for the current device. To load it takes 1 ms; to load PTX takes 70 ms.
+    """Return the machine code of PTX for the current device: it loads in 1 ms, PTX in 70 ms.
 
     Raises:
         DriverError: the driver cannot assemble it.
     """
-    library, state = driver(), ctypes.c_void_p()
+    library, state, text = driver(), ctypes.c_void_p(), ptx + b"\0"
     image, size = ctypes.c_void_p(), ctypes.c_size_t()
     check(library.cuLinkCreate_v2(0, None, None, ctypes.byref(state)), "preparing to assemble PTX")
     try:
-        text = ptx + b"\0"
-        check(library.cuLinkAddData_v2(state, JIT_INPUT_PTX, text, len(text), b"timing", 0, None, None), "assembling")
+        added = library.cuLinkAddData_v2(state, JIT_INPUT_PTX, text, len(text), b"timing", 0, None, None)
+        check(added, "assembling")
         check(library.cuLinkComplete(state, ctypes.byref(image), ctypes.byref(size)), "linking")
         return ctypes.string_at(image, size.value)
     finally:
@@ -112,7 +122,7 @@ class Module:
         self._handle = ctypes.c_void_p()
         check(driver().cuModuleLoadData(ctypes.byref(self._handle), self._image), "loading the timing kernels")
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> ctypes.c_void_p:
         """Return the kernel of that name."""
         found = ctypes.c_void_p()
         check(driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"finding {name}")
@@ -122,12 +132,11 @@ class Module:
 class Launcher:
     """Launches one kernel whose arguments are 64-bit integers. The arguments are copied at each launch."""
 
-    def __init__(self, kernel: Kernel, *, blocks: int, threads: int, arguments: int) -> None:
+    def __init__(self, kernel: ctypes.c_void_p, *, blocks: int, threads: int, arguments: int) -> None:
         self._kernel = kernel
         self._shape = (blocks, 1, 1, threads, 1, 1, 0)
         self._values = [ctypes.c_uint64() for _ in range(arguments)]
-        pointers = [ctypes.addressof(value) for value in self._values]
-        self._pointers = (ctypes.c_void_p * max(arguments, 1))(*pointers)
+        self._pointers = (ctypes.c_void_p * max(arguments, 1))(*map(ctypes.addressof, self._values))
         self._launch = driver().cuLaunchKernel
 
     def __call__(self, stream: int, *arguments: int) -> None:
@@ -142,8 +151,8 @@ class Launcher:
 def make_stream() -> int:
     """Make a stream that waits for the legacy default stream, and is waited for; return its handle.
 
-    Streams of torch do neither. While this one is captured, a launch on the legacy default stream is an error that ends
-    the capture. While a stream of torch's is captured, the launch runs at once and the graph does not hold it.
+    Streams of torch do neither. While this stream is captured, a launch on the legacy default stream is an error that
+    ends the capture. While a stream of torch's is captured, the launch runs at once and the graph does not hold it.
     """
     stream = ctypes.c_void_p()
     check(driver().cuStreamCreate(ctypes.byref(stream), 0), "making a stream")
@@ -152,38 +161,32 @@ def make_stream() -> int:
 
 
 def count_captured(stream: int) -> int | None:
-    """Return how many kernels, copies and fills a stream's capture has so far; None where that cannot be told.
+    """Return how many kernels, copies and fills a stream's capture has so far.
+
+    None if that cannot be told: the driver is older than CUDA 11.3, or the capture holds another graph.
 
     Args:
         stream: handle of a stream under capture.
     """
-    status, graph = ctypes.c_int(), ctypes.c_void_p()
-    ask = getattr(driver(), "cuStreamGetCaptureInfo_v2", None)  # a driver of CUDA 11.3 or later has it
+    library = driver()
+    status, graph, count, kind = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
+    ask = getattr(library, "cuStreamGetCaptureInfo_v2", None)
     if ask is None:
         return None
-    pointer = ctypes.c_void_p
-    ask.argtypes = [pointer, *[ctypes.POINTER(kind) for kind in (ctypes.c_int, ctypes.c_uint64)], *[pointer] * 3]
+    ask.argtypes = [ctypes.c_void_p] * 6
     if ask(stream, ctypes.byref(status), None, ctypes.byref(graph), None, None) != 0 or graph.value is None:
         return None
-    return _count_operations(graph)
-
-
-def _count_operations(graph: ctypes.c_void_p) -> int | None:
-    library, count = driver(), ctypes.c_size_t()
     if library.cuGraphGetNodes(graph, None, ctypes.byref(count)) != 0:
         return None
-    nodes = (ctypes.c_void_p * count.value)()
+    nodes = (ctypes.c_void_p * max(count.value, 1))()
     if count.value and library.cuGraphGetNodes(graph, nodes, ctypes.byref(count)) != 0:
         return None
-    operations = 0
-    for node in nodes:
-        kind, child = ctypes.c_int(), ctypes.c_void_p()
+    kinds = []
+    for node in nodes[: count.value]:
         if library.cuGraphNodeGetType(node, ctypes.byref(kind)) != 0:
             return None
-        if kind.value == CHILD_GRAPH and library.cuGraphChildGraphNodeGetGraph(node, ctypes.byref(child)) == 0:
-            operations += _count_operations(child) or 0
-        operations += kind.value in OPERATION_NODES
-    return operations
+        kinds.append(kind.value)
+    return None if CHILD_GRAPH in kinds else sum(kind in OPERATION_NODES for kind in kinds)
 
 
 def reset_persisting_lines() -> None:

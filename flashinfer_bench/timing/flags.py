@@ -1,6 +1,6 @@
 """The flags of a measurement: what a reader should know before acting on its number.
 
-A flag is one record here: its name in a trace, its text in reports, and when it holds. To add one, add a record and a
+A flag is one record: its name in a trace, its text in reports, and when it holds. To add one, add a record and a
 row of the table in `docs/timing.md`. A flag without a condition is raised where it becomes known, in the session.
 """
 
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.timing.facts import join_facts
-from flashinfer_bench.timing.measurement import Sample, Trial, latency_ns
-from flashinfer_bench.timing.statistics import FEWEST_BATCHES, WALL, count_together
+from flashinfer_bench.timing.measurement import WALL, Sample, Trial, join_facts, latency_ns
+from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
 
 if TYPE_CHECKING:  # reports name flags without NVML
     from flashinfer_bench.timing.gpu_state import GpuState
@@ -29,20 +27,14 @@ class Seen:
 
     trials: Sequence[Trial]
     """At least one."""
-    is_noisy: bool = False
+    samples: Sequence[Sample]
+    """Of all trials."""
+    facts: Mapping[str, Any]
+    """Metadata of all trials as one table."""
+    is_noisy: bool
     """The samples leave more open than the run-to-run spread (`between_workers.is_noisy`)."""
-    states: Sequence[GpuState] = ()
+    states: Sequence[GpuState]
     """The GPU before the first trial and after the last one."""
-
-    @cached_property
-    def samples(self) -> list[Sample]:
-        """The samples of all trials."""
-        return [sample for trial in self.trials for sample in trial.samples]
-
-    @cached_property
-    def facts(self) -> Mapping[str, Any]:
-        """The metadata of all trials as one table."""
-        return join_facts([trial.facts for trial in self.trials])
 
     @property
     def is_empty(self) -> bool:
@@ -52,11 +44,11 @@ class Seen:
     @property
     def is_host_bound(self) -> bool:
         """Whether the host takes longer than the GPU."""
+        if self.is_empty or self.facts.get("method") == WALL:
+            return False
         late = sum(sample.late for sample in self.samples) > LATE_SHARE * len(self.samples)
-        waits = bool(self.facts.get("waits_inside")) or late
         span_ns = median(latency_ns(sample, 0) for sample in self.samples)
-        on_gpu = self.facts.get("method") != WALL and not self.is_empty
-        return on_gpu and (waits or self.facts.get("enqueue_ns", 0) > span_ns)
+        return late or bool(self.facts.get("waits_inside")) or self.facts.get("enqueue_ns", 0) > span_ns
 
     @property
     def has_too_few_samples(self) -> bool:
@@ -72,15 +64,9 @@ class Seen:
             for trial in self.trials
         )
 
-    @property
-    def mixes_methods(self) -> bool:
-        """Whether trials were timed by different clocks."""
-        return len({trial.facts.get("method") for trial in self.trials}) > 1
-
-    @property
-    def mixes_launches(self) -> bool:
-        """Whether trials were timed partly as replays of graphs."""
-        return len({trial.facts["launch"] for trial in self.trials if "launch" in trial.facts}) > 1
+    def differs(self, name: str) -> bool:
+        """Tell whether trials that have a fact differ in it."""
+        return len({trial.facts[name] for trial in self.trials if name in trial.facts}) > 1
 
 
 @dataclass(frozen=True)
@@ -94,6 +80,10 @@ class Flag:
     """Whether it holds; None if the session raises it."""
 
 
+def _has(fact: str) -> Callable[[Seen], bool]:
+    return lambda seen: bool(seen.facts.get(fact))
+
+
 ALL_FLAGS: Final = (
     Flag("no_gpu_work", "the call launched nothing on the GPU, so the host's time counts", lambda seen: seen.is_empty),
     Flag(
@@ -101,20 +91,12 @@ ALL_FLAGS: Final = (
         "the host takes longer to launch the call than the GPU to run it",
         lambda seen: seen.is_host_bound,
     ),
-    Flag(
-        "waits_inside",
-        "the call waits for the GPU before it returns",
-        lambda seen: bool(seen.facts.get("waits_inside")),
-    ),
-    Flag(
-        "side_stream",
-        "the call uses a stream that does not wait for the current one",
-        lambda seen: bool(seen.facts.get("side_stream")),
-    ),
+    Flag("waits_inside", "the call waits for the GPU before it returns", _has("waits_inside")),
+    Flag("side_stream", "the call uses a stream that does not wait for the current one", _has("side_stream")),
     Flag(
         "persisting_l2",
         "the call leaves persisting lines in the L2, which were reset before each reading",
-        lambda seen: bool(seen.facts.get("lines_reset")),
+        _has("lines_reset"),
     ),
     Flag(
         "noisy",
@@ -127,11 +109,11 @@ ALL_FLAGS: Final = (
         "the GPU was slowed down by power or heat",
         lambda seen: any(state.slowed_by for state in seen.states),
     ),
-    Flag("mixed_methods", "the better clock was lost in some trials only", lambda seen: seen.mixes_methods),
+    Flag("mixed_methods", "the better clock was lost in some trials only", lambda seen: seen.differs("method")),
     Flag(
         "mixed_launches",
         "only some trials could be timed as replays of CUDA graphs",
-        lambda seen: seen.mixes_launches,
+        lambda seen: seen.differs("launch"),
     ),
     Flag(
         "operations_vary",
@@ -158,13 +140,13 @@ ALL_FLAGS: Final = (
 )
 """Reports name flags in this order."""
 FLAGS: Final = {flag.name: flag.text for flag in ALL_FLAGS}
-"""The name of each flag, and its text."""
+"""Name of each flag → its text."""
 
 
 def find_flags(
     trials: Sequence[Trial], *, is_noisy: bool, before: GpuState | None, after: GpuState | None
 ) -> list[str]:
-    """Return the flags of a measurement that its samples and the GPU's state tell.
+    """Return the flags of a measurement that its samples and the GPU's state show.
 
     Args:
         trials: its trials, at least one.
@@ -172,5 +154,7 @@ def find_flags(
         before: the GPU before the first trial.
         after: the GPU after the last one.
     """
-    seen = Seen(trials, is_noisy, [state for state in (before, after) if state is not None])
+    samples = [sample for trial in trials for sample in trial.samples]
+    states = [state for state in (before, after) if state is not None]
+    seen = Seen(trials, samples, join_facts([trial.facts for trial in trials]), is_noisy, states)
     return [flag.name for flag in ALL_FLAGS if flag.when is not None and flag.when(seen)]

@@ -1,21 +1,48 @@
-"""What a measurement hands to whoever judges it: readings, trials, and the one number with where it came from.
+"""Values of a measurement: samples, trials, the metadata of trials, and the one number with its record. Pure.
 
-Pure values: taken by `timing.recipe` where the code ran, checked and summarised where it is judged.
+`timing.procedure` takes trials where the code runs; `timing.summary` turns them into a number where they are judged.
+
+Metadata of a trial ("facts"), by name:
+
+* method ("wall", "cupti", "cuda_events"), cache_state ("cold", "warm"), calls (in all, timed or not).
+* launch ("stream", "graph"), launch_reason (why it is no graph), graphs (of one call, replayed in turn).
+* spin_ns (delay kernel before each call), enqueue_ns (host time of a launch), lead_ns (from the end of the delay to the
+  first operation), empty_pair_ns (two CUDA events with nothing between), fallback (why no better clock was used).
+* waits_inside, side_stream, operations_vary, lines_reset, streams, retaken (samples taken again behind a longer delay),
+  extra_samples (beyond the number wanted).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from statistics import median
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field
 
 Stop = Literal["count", "precision", "budget"]
-"""Why sampling ended: all readings were taken, the interval was narrow enough, or the time was spent."""
-Facts = dict[str, int | float | str | bool]
-"""Facts by name, as they are told; `timing.facts` declares them."""
+"""Why sampling ended: all samples were taken, the interval was narrow enough, or the time was spent."""
+Facts = dict[str, Any]
+"""Metadata of a trial by name; the values are JSON-able."""
+WALL: Final = "wall"
+"""The clock of a CPU."""
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
 """The fact "fallback" of a measurement whose user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
-"""Words at the end of the fact "fallback" where CUPTI does not work, as the documents promise."""
+"""End of the fact "fallback" if CUPTI does not work, as the documents promise."""
+MEDIANS: Final = ("calls", "spin_ns", "enqueue_ns", "lead_ns", "empty_pair_ns", "retaken")
+"""Facts of which a record has the median over trials."""
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that move a terminal's cursor or break a line."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+Words = Annotated[str, Field(max_length=512), AfterValidator(printable)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
 
 
 def reason_of_fallback(fallback: str) -> str:
@@ -25,39 +52,39 @@ def reason_of_fallback(fallback: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One reading of one call, in nanoseconds."""
+    """One sample of one call, in nanoseconds. A field that the clock cannot see is None, or 0 for the last two."""
 
     span_ns: int
-    """From the start of the call's first operation to the end of its last."""
+    """GPU time: from the start of the call's first operation to the end of its last."""
     enqueue_ns: int
     """Time that the call took on the host."""
     busy_ns: int | None = None
-    """Time in which at least one of its operations ran; None where the clock does not see operations."""
+    """Time in which at least one of its operations ran."""
     operations: int | None = None
-    """GPU operations that it launched; None where the clock does not see them."""
+    """GPU operations that it launched."""
     late: bool = False
-    """The GPU ran out of work before the host had enqueued the call, so the reading holds the host's time, too."""
+    """The GPU ran out of work before the host had enqueued the call, so the sample holds host time."""
     lead_ns: int | None = None
     """Time from the end of the work before the call to its first operation."""
     launched: tuple[tuple[str, int], ...] = ()
-    """What it launched, sorted: the name of each operation, and the number of its launches."""
+    """Name of each operation and its number of launches, sorted."""
     escaped: bool = False
     """It ran work on a stream that does not wait for the current one."""
     work_ns: int = 0
-    """The times of all its operations, added up; 0 where the clock does not see them."""
+    """Sum of the times of its operations."""
     streams: int = 0
-    """Number of streams that its operations ran on; 0 where the clock does not see them, or there are none."""
+    """Streams that its operations ran on."""
 
     @property
     def overlaps(self) -> bool:
-        """Say whether some of its operations ran at the same time."""
+        """Whether some of its operations ran at the same time."""
         return self.work_ns > (self.busy_ns or 0)
 
 
 def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
-    """Return what a call costs: launch gap and span, or the host's time where the GPU had nothing to do.
+    """Return the cost of a call: launch overhead and GPU time, or the host's time if it launched nothing.
 
-    The spans of a clock that does not see operations hold the gap already.
+    GPU times of a clock that does not see operations hold the overhead already.
     """
     if sample.operations is None:
         return sample.span_ns
@@ -66,20 +93,24 @@ def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """Readings of one set of inputs; or of several, which the calls have by turns."""
+    """Samples of one set of inputs, or of several sets by turns."""
 
     samples: tuple[Sample, ...]
     stop: Stop
     facts: Facts = field(default_factory=dict)
-    """How the readings came about: method, cache state, launch, counts."""
 
     @property
     def spans_ns(self) -> list[int]:
-        """The spans in the order in which they were taken."""
+        """GPU times in the order in which they were taken."""
         return [sample.span_ns for sample in self.samples]
 
+    @property
+    def busy_ns(self) -> list[int]:
+        """Busy times, as far as the clock sees them."""
+        return [sample.busy_ns for sample in self.samples if sample.busy_ns is not None]
+
     def dealt(self, sets: int) -> list[Trial]:
-        """Return a trial for each set of inputs that has readings."""
+        """Return a trial for each set of inputs that has samples."""
         return [replace(self, samples=self.samples[at::sets]) for at in range(min(sets, len(self.samples)))]
 
 
@@ -92,4 +123,14 @@ class Measured:
     trials: list[float]
     """Median of each trial, in milliseconds."""
     record: dict[str, Any]
-    """JSON-able: method, cache state, counts, spread, why sampling stopped, whether the number means anything."""
+    """JSON-able: method, cache state, counts, spread, why sampling stopped, flags."""
+
+
+def join_facts(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts of all trials as one table: medians of times and counts, else those of the last trial."""
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for facts in trials for name in facts):
+        found = [facts[name] for facts in trials if name in facts]
+        if name != "graphs" or found == [found[0]] * len(trials):  # left out unless all trials agree
+            joined[name] = int(median(found)) if name in MEDIANS else found[-1]
+    return joined

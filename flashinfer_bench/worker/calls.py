@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashinfer_bench.base.named_call import NamedCall, find_call
-from flashinfer_bench.timing.clocks import Launch, is_replay
-from flashinfer_bench.timing.places import held_bytes
+from flashinfer_bench.timing.clocks import Launch
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.gpu_relay.kernels import WORD_BYTES
 
@@ -32,6 +31,12 @@ data_of = torch.Tensor.data_ptr
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
 
+PLACEMENTS: Final = 8
+MOST_KEPT_BYTES: Final = 512 << 20
+FREE_SHARE: Final = 8
+FEW_BYTES: Final = 32 << 20
+"""Results that are kept alive: their number, their most bytes, the share of the free memory that they may take, and the
+bytes up to which nobody looks at the free memory, which may wait for the driver."""
 NOWHERE: Final = 1
 """An address where nothing lies. Results of who may return inputs are held against it, as those of others are against
 that of the inputs: it takes half a microsecond, and a reference has to bear what a solution bears."""
@@ -139,6 +144,24 @@ class LaidCall:
             self.is_strided = store_all(self.values(), self.outputs, self.inputs_at) or self.is_strided
 
 
+def count_placements(size: int, device: torch.device) -> int:
+    """Return in how many places on a GPU the outputs of a call lie in turn, by their bytes."""
+    if size * PLACEMENTS <= FEW_BYTES:
+        return PLACEMENTS
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(PLACEMENTS, MOST_KEPT_BYTES // size, free_bytes // FREE_SHARE // size))
+
+
+def held_bytes(result: Any) -> int | None:
+    """Return the memory that a result keeps from being freed; None if that cannot be told."""
+    values = list(result) if isinstance(result, (tuple, list)) else [result]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    others = [value for value in values if not isinstance(value, (torch.Tensor, int, float, type(None)))]
+    if others or any(tensor.grad_fn is not None for tensor in tensors):
+        return None
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
 class Shelf:
     """Keeps the latest results alive, so that the outputs of the next call lie elsewhere in memory.
 
@@ -234,7 +257,7 @@ class ReplayLaunch:
         self._eager = eager
         self._replay = replay
         self._result = eager.result
-        self.is_replay = is_replay(replay)
+        self.is_replay = bool(getattr(replay, "is_replay", False))
         self.puts_away = eager.puts_away
 
     def __call__(self) -> None:

@@ -23,16 +23,13 @@ from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,
     ClockLost,
-    GraphMemory,
     Launch,
-    Lead,
-    Leads,
+    Preamble,
     capture,
     capture_first,
     make_clock,
     see_operations,
 )
-from flashinfer_bench.timing.places import PLACES, choose_places
 from flashinfer_bench.worker.arena import MappedArena, open_arena
 from flashinfer_bench.worker.calls import (
     CallLaunch,
@@ -42,6 +39,7 @@ from flashinfer_bench.worker.calls import (
     Shelf,
     SolutionFunctions,
     address_of,
+    count_placements,
     lay_out_calls,
     share_memory,
 )
@@ -60,8 +58,6 @@ KEPT_FRAMES: Final = 12
 LARGE_BYTES: Final = 1 << 17
 """Memory of this size comes from the kernel, page by page, where no result has just given some back: a call of 0.8 ms
 took 0.3 ms then. So results of calls are dropped at once where they are smaller only."""
-KEPT_SHARE: Final = 64
-"""Memory of graphs that is more than a GPU's divided by this is given back between two jobs."""
 PIECES: Final = 32
 LARGEST_PIECE: Final = 1 << 14
 """Pieces of memory that shift what is allocated later, and the most bytes of one."""
@@ -144,8 +140,6 @@ class Worker:
         self._shelf = Shelf(1, 0)
         self._replays: dict[int, ReplayLaunch] = {}
         self._joins: dict[tuple[Any, ...], Launch] = {}
-        self._memory = GraphMemory()
-        """Of the latest burst's graph."""
         self._gpu_chains = GpuChains(device)
         self._running = ExitStack()
 
@@ -200,7 +194,8 @@ class Worker:
         self._forget_calls()
         self._laid = lay_out_calls(self.function, self.arena.block, request)
         size = self._laid_bytes = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0
-        self._shelf = Shelf(choose_places(size, calls=PLACES, clock=self.clock, device=self.device), size)
+        is_cold_gpu = self.device.type == "cuda" and self.clock.cache_state == "cold"
+        self._shelf = Shelf(count_placements(size, self.device) if is_cold_gpu else 1, size)
         return {"laid_out": len(self._laid)}
 
     def _forget_calls(self) -> None:
@@ -211,8 +206,6 @@ class Worker:
         self._joins.clear()
         if has_graphs:
             with suppress(RuntimeError):  # a broken device will say so again
-                if self._memory.nbytes * KEPT_SHARE > torch.cuda.get_device_properties(self.device).total_memory:
-                    self._memory.give_up()
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +227,7 @@ class Worker:
             return {"readings": None, "returned": None, "refused": str(refused)[:MOST_WORDS]}
         if request["lead"] is not None:
             try:
-                samples = self.clock.sample([*launches], read_leads(request["lead"]))
+                samples = self.clock.sample(launches, [Preamble(**one) for one in request["lead"]])
             except ClockLost as lost:
                 return {"readings": None, "returned": None, "lost": str(lost)[:MOST_WORDS]}
             return {"readings": answer_readings(samples), "facts": self.clock.facts(), "returned": None}
@@ -290,7 +283,8 @@ class Worker:
         """Return one graph of a burst's calls, each of `operations` at the least; it is captured once."""
         key = request["part"], copied, *request["indices"]
         if key not in self._joins:
-            memory = None if request["part"] == "nothing" else self._forget_burst()
+            # The graphs of the batch before, and of its results, are dropped: they hold memory.
+            self._joins = {key: launch for key, launch in self._joins.items() if key[0] == "nothing"}
             launches = first, *others = [self._eager(index, request["part"]) for index in request["indices"]]
 
             def launch_all() -> None:
@@ -300,13 +294,8 @@ class Worker:
                     first.put_away()
                 in_turn(others, put_away=copied)()
 
-            self._joins[key] = JoinedLaunch(launches, capture(launch_all, memory))
+            self._joins[key] = JoinedLaunch(launches, capture(launch_all))
         return self._joins[key]
-
-    def _forget_burst(self) -> GraphMemory:
-        """Drop the graphs of the burst before and of its results; return the memory that they lay in."""
-        self._joins = {key: launch for key, launch in self._joins.items() if key[0] == "nothing"}
-        return self._memory
 
     def _put_all_away(self, request: dict[str, Any]) -> None:
         """Put away what several calls gave; as a graph, captured once, what the latest burst's graph gives."""
@@ -356,7 +345,7 @@ class Worker:
         if not replay:
             return eager
         if index not in self._replays:
-            self._replays[index] = ReplayLaunch(eager, self.clock.captured(lambda _index: eager)(index))
+            self._replays[index] = ReplayLaunch(eager, self.clock.replays(lambda _index: eager)(0))
         return self._replays[index]
 
     def _eager(self, index: int, part: str) -> CallLaunch:
@@ -371,11 +360,6 @@ def make_no_call(device: torch.device) -> LaidCall:
     """Return a call that computes nothing, and gives back one number that is copied."""
     given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
     return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
-
-
-def read_leads(told: dict[str, Any] | list[dict[str, Any]]) -> Leads:
-    """Return how calls are led up to: all of them, or each."""
-    return Lead(**told) if isinstance(told, dict) else [Lead(**one) for one in told]
 
 
 def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drops: bool = False) -> Launch:

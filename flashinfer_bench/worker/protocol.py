@@ -27,8 +27,8 @@ The session asks, one frame at a time; the worker answers each with one frame th
     exit      -                                               none; the process ends
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
-the calls of some places in order, each once, and reads the clock where a lead, or a list of one for each, says how they
-are led up to. What a call gave lies in its output slots when the answer comes. The session writes other inputs between
+the calls of some places in order, each once, and reads the clock where `lead` has the preamble of each. What a call
+gave lies in its output slots when the answer comes. The session writes other inputs between
 two requests. `burst`, `collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one
 CUDA graph where `together` is true and it holds so many operations of each, and leaves what they gave where it is;
 `collect` brings that into the output slots, likewise. In a `relay` (`gpu_relay/`) the inputs of a call lie in its
@@ -52,8 +52,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flashinfer_bench.timing.facts import Count, Nanoseconds, Words, printable
-from flashinfer_bench.timing.measurement import Sample
+from flashinfer_bench.timing.measurement import Count, Nanoseconds, Sample, Words, printable
 from flashinfer_bench.worker.wire import WireError
 
 MAX_TEXT: Final = 16_384

@@ -114,7 +114,7 @@ def run(x):
     return known[key]
 """
 HAS_A_CLOCK_OF_ITS_OWN = """
-import flashinfer_bench.timing.clocks.wall as wall
+import flashinfer_bench.timing.clocks as wall
 ticks = 0
 def tick():
     global ticks

@@ -6,7 +6,7 @@ from struct import pack
 
 import numpy
 
-from flashinfer_bench.timing.clocks.cupti_recorder import Completed, Requested
+from flashinfer_bench.timing.cupti import Completed, Requested
 
 RECORD_BYTES = 40
 FIELDS = {

@@ -7,10 +7,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from flashinfer_bench.timing.clocks import CaptureRefused, Lead
-from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock
-from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
-from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, MOVE_KERNEL, SPIN_KERNEL
+from flashinfer_bench.timing.clocks import CaptureRefused, CudaEventClock, CuptiClock, Preamble
+from flashinfer_bench.timing.cupti import RecordsLost
+from flashinfer_bench.timing.gpu_queue import CHAIN, DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL, MOVE_KERNEL
 from flashinfer_bench.timing.timeline import Operation
 
 LAUNCH_NS = 2_000
@@ -34,7 +33,7 @@ class FakeGpu:
     done: list[Operation] = field(default_factory=list)
     launches: int = 0
     captured: list[tuple[str, int]] | None = None
-    leads: list[Lead] = field(default_factory=list)
+    preambles: list[Preamble] = field(default_factory=list)
     persisting: bool = False
     flush_error: Exception | None = None
     moves_ns: Iterator[int] = field(default_factory=lambda: itertools.repeat(1_200))
@@ -44,8 +43,8 @@ class FakeGpu:
         """Return the host's time, as a recipe reads it."""
         return self.now_ns / 1e9
 
-    def lead_up(self, lead):
-        self.leads.append(lead)
+    def enqueue(self, lead):
+        self.preambles.append(lead)
         if lead.waits_first or lead.resets_lines:
             self.log.append("idle")
             self._wait()
@@ -58,8 +57,8 @@ class FakeGpu:
             self.log.append("flush")
             self._queue(FLUSH_KERNEL, FLUSH_NS, gap_ns=0)
         self.log.append("spin")
-        self._queue(SPIN_KERNEL, max(lead.spin_ns, 1_000), gap_ns=0)
-        if lead.settled:
+        self._queue(DELAY_KERNEL, max(lead.delay_ns, 1_000), gap_ns=0)
+        if lead.drains:
             self.log.append("settle")
             self._wait()
 
@@ -193,7 +192,7 @@ class FakeRecorder:
             raise RecordsLost("3 dropped")
         records, self.gpu.done = self.gpu.done, []
         if self.takes == self.spins_lost_at:
-            return [record for record in records if record.name != SPIN_KERNEL]
+            return [record for record in records if record.name != DELAY_KERNEL]
         return records
 
 
@@ -222,17 +221,20 @@ class FakeEvent:
 
 def fake_event_clock(gpu, reason=""):
     """Return a clock on a fake GPU's events."""
-    return CudaEventClock(gpu, lambda: FakeEvent(gpu), reason=reason)
+    clock = CudaEventClock(gpu, reason)
+    clock.make_event = lambda: FakeEvent(gpu)
+    return clock
 
 
 def fake_cupti_clock(gpu, *, capture=None, release=lambda: None, **faults):
     """Return a clock on a fake GPU's records, and its recorder."""
     recorder = replace(FakeRecorder(gpu), **faults)
-    clock = CuptiClock(
-        gpu,
-        recorder,
-        capture=capture or gpu.capture,
-        fallback=lambda reason: fake_event_clock(gpu, reason),
-        release=release,
-    )
+    clock = CuptiClock(gpu, recorder)
+    clock.capture, clock.release = capture or gpu.capture, release
+    clock.fall_back = lambda reason: fake_event_clock(gpu, reason)
     return clock, recorder
+
+
+def sample_all(clock, launches, preamble):
+    """Return a sample of each launch behind the same preamble."""
+    return clock.sample(launches, [preamble] * len(launches))

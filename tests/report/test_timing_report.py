@@ -70,7 +70,7 @@ def test_measurements_of_foreign_files_cannot_break_a_report(record):
 
 def test_every_flag_of_a_measurement_has_a_meaning():
     found = ("waits_inside", "side_stream", "lines_reset", "operations_vary")
-    facts = {**dict.fromkeys(found, True), "enqueue_ns": 10**9, "launch": "graph"}
+    facts = {**dict.fromkeys(found, True), "method": "cupti", "enqueue_ns": 10**9, "launch": "graph"}
     slow = GpuState(1000, 1000, 100.0, 90, ("hw_thermal",), 2)
     lone = Trial((Sample(span_ns=10**6, enqueue_ns=1),), "count", {"method": "cuda_events", "launch": "stream"})
     trials = [lone, Trial((Sample(span_ns=10**7, enqueue_ns=1, busy_ns=10**8, operations=1),), "count", facts)]

@@ -14,5 +14,5 @@ def gpu(monkeypatch):
         gpu.log.append("read")
         return gpu.now_ns
 
-    monkeypatch.setattr("flashinfer_bench.timing.clocks.cuda_events.perf_counter_ns", read)
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.perf_counter_ns", read)
     return gpu

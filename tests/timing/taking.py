@@ -1,11 +1,10 @@
 """Trials on a fake GPU, and what is flagged of them."""
 
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.summary import summarise
 from tests.kit.fake_gpu import fake_cupti_clock
 
-RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+RECIPE = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
 SECOND_NS = 10**9
 
 

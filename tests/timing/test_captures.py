@@ -6,11 +6,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from flashinfer_bench.timing import driver
-from flashinfer_bench.timing.clocks import CaptureRefused, graphs
-from flashinfer_bench.timing.clocks.graphs import (
+from flashinfer_bench.timing import driver, graphs
+from flashinfer_bench.timing.graphs import (
     CAPTURES_FIRST,
-    GraphMemory,
+    CaptureRefused,
     capture,
     capture_first,
     see_operations,
@@ -105,33 +104,6 @@ def test_the_captures_that_change_later_ones_are_made_once_and_no_capture_makes_
     for _ in range(2):
         capture_first(CUDA)
     assert log.count("begin") == 1 + CAPTURES_FIRST
-
-
-def test_graphs_that_follow_one_another_take_the_memory_that_an_empty_one_holds(false_torch, monkeypatch):
-    log, faults = false_torch
-    reserved = [0]
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved[0])
-
-    def call():
-        reserved[0] += 1000
-
-    memory = GraphMemory()
-    capture(call, memory)
-    assert log == ["begin", "end", "begin in its memory", "end"]
-    assert memory.nbytes == 1000
-    faults["fails"] = "out of memory"
-    with pytest.raises(CaptureRefused):
-        capture(call, memory)
-    faults["fails"] = None
-    log.clear()
-    for _ in range(2):
-        capture(call, memory)
-    assert log == [
-        "begin",
-        "end",
-        *["begin in its memory", "end"] * 2,
-    ]  # a failed one may go on in the memory of before
-    assert memory.nbytes == 2000
 
 
 def test_all_captures_use_one_stream(false_torch):

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from flashinfer_bench.timing import driver
-from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Lead, make_clock
-from flashinfer_bench.timing.clocks.graphs import capture, see_operations
+from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Preamble, make_clock
 from flashinfer_bench.timing.driver import DriverError
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.graphs import capture, see_operations
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.summary import summarise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+RECIPE = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +56,11 @@ def test_one_kernel_has_equal_span_and_busy_time(clock, tensors):
 
 FIRST_AND_LATER = """
 import torch
-from flashinfer_bench.timing import replays
+from flashinfer_bench.timing import procedure as replays
 from flashinfer_bench.timing.clocks import capture_first, make_clock
-from flashinfer_bench.timing.clocks.graphs import capture
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.graphs import capture
+from flashinfer_bench.timing.procedure import Procedure
+from flashinfer_bench.timing.procedure import take_trial
 
 replays.PLACED_NS = 0
 x = torch.randn(64, 4096, device="cuda")
@@ -70,7 +69,7 @@ capture_first(x.device)
 chain = lambda: [torch.add(x, 1, out=x) for _ in range(12)]
 for others in (0, 8):
     graphs = [capture(chain) for _ in range(others)]
-    trial = take_trial(lambda _index: chain, clock, Recipe(10, 50, 10.0))
+    trial = take_trial(lambda _index: chain, clock, Procedure(10, 50, 10.0))
     assert trial.facts["launch"] == "graph" and "graphs" not in trial.facts, trial.facts
     print(sorted(trial.spans_ns)[25])
 """
@@ -97,7 +96,7 @@ def test_several_kernels_are_timed_as_a_graphs_replay(clock, tensors):
 
     trial, record = measure(chain, clock)
     assert (record["launch"], record["operations"]) == ("graph", 9)
-    _, streamed = measure(chain, clock, Recipe(10, 50, 10.0, cuda_graphs=False))
+    _, streamed = measure(chain, clock, Procedure(10, 50, 10.0, cuda_graphs=False))
     assert (streamed["launch"], streamed["operations"]) == ("stream", 9)
     assert record["busy_ms"] == pytest.approx(streamed["busy_ms"], rel=0.2)
     assert not any(sample.late for sample in trial.samples)
@@ -174,7 +173,7 @@ def test_more_launches_than_the_queue_holds_are_no_wait(clock, tensors, cuda_gra
         for _ in range(2000):
             torch.add(tensors[0], 1, out=tensors[1])
 
-    _, record = measure(many, clock, Recipe(3, 5, 10.0, cuda_graphs=cuda_graphs))
+    _, record = measure(many, clock, Procedure(3, 5, 10.0, cuda_graphs=cuda_graphs))
     assert record["operations"] == 2000
     assert "waits_inside" not in record.get("flags", [])
 
@@ -188,7 +187,7 @@ def test_a_first_call_that_compiles_for_longer_than_the_budget_is_not_the_measur
             time.sleep(1.5)
         torch.add(tensors[0], 1, out=tensors[1])
 
-    trial, record = measure(compiles, clock, Recipe(10, 50, 1.0))
+    trial, record = measure(compiles, clock, Procedure(10, 50, 1.0))
     assert record["stop"] in ("count", "precision")
     assert len(trial.samples) >= 50
 
@@ -224,13 +223,13 @@ def test_three_hundred_launches_in_one_call(clock, tensors):
         for _ in range(300):
             torch.add(tensors[0], 1, out=tensors[1])
 
-    trial, record = measure(many, clock, Recipe(3, 10, 10.0))
+    trial, record = measure(many, clock, Procedure(3, 10, 10.0))
     assert record["operations"] == 300
     assert not any(sample.late for sample in trial.samples)
 
 
 def test_a_slow_call_stops_early_and_says_why(clock):
-    trial, record = measure(lambda: torch.cuda._sleep(400_000_000), clock, Recipe(10, 50, 2.0))
+    trial, record = measure(lambda: torch.cuda._sleep(400_000_000), clock, Procedure(10, 50, 2.0))
     assert record["stop"] in ("precision", "budget")
     assert 1 <= len(trial.samples) < 50
 
@@ -326,22 +325,22 @@ def test_a_clock_that_was_never_switched_on_reads_nothing(device):
     if clock.method != "cupti":
         pytest.skip("a profiler was attached before")
     with pytest.raises(ClockLost):
-        clock.sample([lambda: None], Lead())
+        clock.sample([lambda: None], [Preamble()])
 
 
-def on_the_default_stream(lane, *, checks):
+def on_the_default_stream(queue, *, checks):
     """Return a call as that of many kernels, `kernel<<<blocks, threads>>>`: on the legacy default stream."""
 
     def call():
         with nullcontext() if checks else suppress(DriverError):  # few look at what a launch gives back
-            lane._spin(0, 1_000)
+            queue._delay(0, 1_000)
 
     return call
 
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_a_launch_without_a_stream_is_captured_by_no_graph(clock, tensors, checks):
-    call = on_the_default_stream(clock._lane, checks=checks)
+    call = on_the_default_stream(clock._queue, checks=checks)
     for _ in range(2):
         with pytest.raises(CaptureRefused):
             capture(lambda: [torch.add(tensors[0], 1, out=tensors[1]), call()])

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from flashinfer_bench.timing import clocks
-from flashinfer_bench.timing.clocks import cupti_recorder, make_clock
-from flashinfer_bench.timing.clocks.cupti import RecordsLost
-from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder, import_cupti
+from flashinfer_bench.timing import cupti as cupti_recorder
+from flashinfer_bench.timing.clocks import make_clock
+from flashinfer_bench.timing.cupti import CuptiRecorder, RecordsLost, import_cupti
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_cupti import ActivityKind, FakeCupti, FakeCuptiError, describe
@@ -186,7 +186,7 @@ def test_a_library_that_cannot_be_loaded_is_refused(monkeypatch):
 @pytest.fixture
 def on_a_gpu(monkeypatch, gpu):
     """Have clocks made for a fake GPU, and no recorder kept from one test to the next."""
-    monkeypatch.setattr(clocks, "GpuLane", lambda _device, *, l2_cache, image: gpu)
+    monkeypatch.setattr(clocks, "GpuQueue", lambda _device, *, l2_cache, image: gpu)
     clocks.shared_recorder.cache_clear()
     yield torch.device("cuda", 0)
     clocks.shared_recorder.cache_clear()

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from flashinfer_bench.timing import driver
-from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, SPIN_KERNEL, GpuLane, Lead
+from flashinfer_bench.timing.gpu_queue import CHAIN, DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL, GpuQueue, Preamble
 from tests.kit.fake_gpu import FakeGpu
 
 pytestmark = pytest.mark.cpu
 DEVICE = torch.device("cuda", 0)
 L2_BYTES = 1_000
-STEPS = {FLUSH_KERNEL: "flush", SPIN_KERNEL: "spin", EMPTY_KERNEL: "empty"}
+STEPS = {FLUSH_KERNEL: "flush", DELAY_KERNEL: "spin", EMPTY_KERNEL: "empty"}
 LEADS = [
-    Lead(1_000, flushes=flushes, settled=settled, waits_first=waits, resets_lines=resets)
+    Preamble(1_000, flushes=flushes, drains=settled, waits_first=waits, resets_lines=resets)
     for flushes, settled, waits, resets in product([True, False], repeat=4)
 ]
 
@@ -58,15 +58,15 @@ def steps(log):
 @pytest.mark.parametrize("l2_cache", ["cold", "warm"])
 @pytest.mark.parametrize("lead", LEADS, ids=str)
 def test_a_lead_has_the_steps_of_the_fake_gpus(log, lead, l2_cache):
-    lane, fake = GpuLane(DEVICE, l2_cache=l2_cache, image=b""), FakeGpu(l2_cache=l2_cache)
+    lane, fake = GpuQueue(DEVICE, l2_cache=l2_cache, image=b""), FakeGpu(l2_cache=l2_cache)
     log.clear()
-    lane.lead_up(lead)
-    fake.lead_up(lead)
+    lane.enqueue(lead)
+    fake.enqueue(lead)
     assert steps(log) == steps(fake.log)
 
 
 def test_the_flush_reads_twice_the_l2_on_the_current_stream_and_the_spin_lasts_as_long_as_it_should(log):
-    GpuLane(DEVICE, image=b"").lead_up(Lead(12_345))
+    GpuQueue(DEVICE, image=b"").enqueue(Preamble(12_345))
     flush, spin = log[-2:]
     assert flush[:4] == ("flush", 7, 12, 512)
     assert flush[4][1] == 2 * L2_BYTES
@@ -74,7 +74,7 @@ def test_the_flush_reads_twice_the_l2_on_the_current_stream_and_the_spin_lasts_a
 
 
 def test_empty_kernels_are_launched_on_the_current_stream(log):
-    lane = GpuLane(DEVICE, image=b"")
+    lane = GpuQueue(DEVICE, image=b"")
     log.clear()
     lane.launch_empty()
     lane.launch_chain()

@@ -2,17 +2,14 @@
 
 import pytest
 
-from flashinfer_bench.timing.clocks import ClockLost, Lead
-from flashinfer_bench.timing.clocks.cupti import EMPTY_LAUNCHES
-from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.lane import FLUSH_KERNEL, SPIN_KERNEL
-from flashinfer_bench.timing.lines import FIRST_LOOK
-from flashinfer_bench.timing.progress import CHECKS, Recipe
-from flashinfer_bench.timing.recipe import take_trial
-from tests.kit.fake_gpu import GAP_NS, LeavingCall, fake_cupti_clock, fake_event_clock
+from flashinfer_bench.timing.clocks import EMPTY_LAUNCHES, ClockLost, Preamble, WallClock
+from flashinfer_bench.timing.gpu_queue import DELAY_KERNEL, FLUSH_KERNEL
+from flashinfer_bench.timing.procedure import CHECKS, Procedure, take_trial
+from tests.kit.fake_gpu import GAP_NS, LeavingCall, fake_cupti_clock, fake_event_clock, sample_all
 
 pytestmark = pytest.mark.cpu
-RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+FIRST_LOOK = 10
+RECIPE = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
 BY_CUPTI = ["flush", "spin", "read", "call", "read"]
 BY_EVENTS = ["flush", "spin", "record", "read", "call", "read", "record", "query", "synchronize"]
 
@@ -24,7 +21,7 @@ def make_clock(kind, gpu):
 def test_cupti_reads_its_clock_right_before_and_right_after_the_call(gpu):
     clock, _ = fake_cupti_clock(gpu)
     with clock:
-        clock.sample([gpu.call()] * 3, Lead(spin_ns=20_000))
+        sample_all(clock, [gpu.call()] * 3, Preamble(delay_ns=20_000))
     assert gpu.log == ["synchronize", "on", *BY_CUPTI * 3, "synchronize", "take", "off"]
 
 
@@ -32,7 +29,7 @@ def test_events_stand_right_before_and_right_after_the_call(gpu):
     clock = fake_event_clock(gpu)
     with clock:
         gpu.log.clear()
-        clock.sample([gpu.call()] * 3, Lead(spin_ns=20_000))
+        sample_all(clock, [gpu.call()] * 3, Preamble(delay_ns=20_000))
     assert gpu.log == [*BY_EVENTS * 3, "synchronize"]
 
 
@@ -40,23 +37,25 @@ def test_events_stand_right_before_and_right_after_the_call(gpu):
 def test_what_a_call_leaves_is_put_away_behind_its_reading_and_before_the_next_call(gpu, kind):
     with make_clock(kind, gpu) as clock:
         gpu.log.clear()
-        samples = clock.sample([LeavingCall(gpu)] * 3, Lead(spin_ns=20_000))
+        samples = sample_all(clock, [LeavingCall(gpu)] * 3, Preamble(delay_ns=20_000))
     step = [*BY_CUPTI, "put away"] if kind == "cupti" else [*BY_EVENTS, "put away"]
     assert gpu.log[: 3 * len(step)] == step * 3
     assert max(sample.span_ns for sample in samples) < 20_000  # the copy takes 70
 
 
 def test_a_wall_clock_puts_away_behind_its_reading(gpu, monkeypatch):
-    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: gpu.log.append("read") or 0)
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.perf_counter_ns", lambda: gpu.log.append("read") or 0)
     with WallClock() as clock:
-        clock.sample([LeavingCall(gpu)] * 2, Lead(spin_ns=0))
+        sample_all(clock, [LeavingCall(gpu)] * 2, Preamble(delay_ns=0))
     assert gpu.log == ["read", "call", "read", "put away"] * 2
 
 
 def test_a_wall_clock_counts_the_copy_of_a_result_that_lies_otherwise_than_its_output(gpu, monkeypatch):
-    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: 1000 * len(gpu.log))
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.perf_counter_ns", lambda: 1000 * len(gpu.log))
     with WallClock() as clock:
-        plain, otherwise = clock.sample([LeavingCall(gpu), LeavingCall(gpu, lies_otherwise=True)], Lead(spin_ns=0))
+        plain, otherwise = sample_all(
+            clock, [LeavingCall(gpu), LeavingCall(gpu, lies_otherwise=True)], Preamble(delay_ns=0)
+        )
     assert (plain.span_ns, otherwise.span_ns) == (1000, 2000)  # a microsecond each for "call" and "put away"
 
 
@@ -78,7 +77,7 @@ def test_the_flush_and_the_spin_are_the_last_things_before_each_reading(gpu):
 
 
 @pytest.mark.parametrize("cold", [True, False])
-@pytest.mark.parametrize("name", [FLUSH_KERNEL, SPIN_KERNEL])
+@pytest.mark.parametrize("name", [FLUSH_KERNEL, DELAY_KERNEL])
 def test_no_kernel_hides_behind_a_name_of_ours(gpu, cold, name):
     gpu.l2_cache = "cold" if cold else "warm"
 
@@ -166,10 +165,10 @@ def test_work_that_is_under_way_when_cupti_goes_on_belongs_to_no_call(gpu):
         gpu.done = running
 
     recorder.start = start
-    gpu.lead_up(Lead())
+    gpu.enqueue(Preamble())
     gpu.kernel(length_ns=5_000_000)
     with clock:
-        (sample,) = clock.sample([gpu.call()], Lead())
+        (sample,) = sample_all(clock, [gpu.call()], Preamble())
     assert sample.span_ns == 10_000
 
 
@@ -186,18 +185,18 @@ def test_graphs_whose_memory_cannot_be_given_back_do_not_cost_the_trial(gpu):
 def test_readings_of_an_earlier_trial_do_not_reach_the_next_one(gpu):
     clock, _ = fake_cupti_clock(gpu)
     with pytest.raises(IndexError), clock:
-        clock.sample([gpu.call(operations=4), [].pop], Lead())
+        sample_all(clock, [gpu.call(operations=4), [].pop], Preamble())
     with clock:
-        (sample,) = clock.sample([gpu.call()], Lead())
+        (sample,) = sample_all(clock, [gpu.call()], Preamble())
     assert sample.operations == 1
 
 
 def test_the_device_queue_never_holds_more_launches_than_it_takes(gpu):
     clock, _ = fake_cupti_clock(gpu)
     with clock:
-        clock.sample([gpu.call(operations=300)], Lead())
+        sample_all(clock, [gpu.call(operations=300)], Preamble())
         gpu.log.clear()
-        samples = clock.sample([gpu.call(operations=300)] * 5, Lead(spin_ns=900_000))
+        samples = sample_all(clock, [gpu.call(operations=300)] * 5, Preamble(delay_ns=900_000))
     assert gpu.log == [*BY_CUPTI, "synchronize", "take"] * 5 + ["off"]
     assert [sample.operations for sample in samples] == [300] * 5
     assert {sample.busy_ns for sample in samples} == {300 * 10_000}
@@ -250,10 +249,10 @@ def test_events_report_what_an_empty_pair_costs_and_measure_it_once(gpu):
 
 def test_the_wall_clock_times_the_call_and_needs_no_lead(monkeypatch):
     ticks = iter([0, 7_000, 10_000, 19_000])
-    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.perf_counter_ns", lambda: next(ticks))
     clock = WallClock()
     with clock:
-        samples = clock.sample([lambda: None] * 2, Lead())
+        samples = sample_all(clock, [lambda: None] * 2, Preamble())
     assert [sample.span_ns for sample in samples] == [7_000, 9_000]
     assert (clock.fall_back("x"), clock.launch_gap_ns(), clock.facts()) == (None, 0, {})
 
@@ -261,7 +260,7 @@ def test_the_wall_clock_times_the_call_and_needs_no_lead(monkeypatch):
 def test_no_more_than_64_calls_are_in_flight(gpu):
     clock, _ = fake_cupti_clock(gpu)
     with clock:
-        assert len(clock.sample([gpu.call()] * 100, Lead())) == 100
+        assert len(sample_all(clock, [gpu.call()] * 100, Preamble())) == 100
     assert gpu.log.count("take") == 2
 
 
@@ -277,7 +276,7 @@ def test_graphs_are_given_back_once_cupti_is_off_and_only_where_there_were_some(
 def test_nothing_is_given_back_while_an_error_is_under_way(gpu):
     clock, _ = fake_cupti_clock(gpu, release=lambda: gpu.log.append("release"))
     with pytest.raises(KeyError), clock:
-        clock.captured(lambda _: gpu.call())(0)
+        clock.replays(lambda _: gpu.call())(0)
         raise KeyError
     assert "release" not in gpu.log
 
@@ -286,11 +285,11 @@ def test_a_clock_tells_the_leads_of_its_latest_trial(gpu):
     clock, _ = fake_cupti_clock(gpu)
     for late_ns in (9_000_000, 0):
         with clock:
-            clock.sample([gpu.call(host_ns=late_ns)] * 3, Lead())
+            sample_all(clock, [gpu.call(host_ns=late_ns)] * 3, Preamble())
     assert clock.facts()["lead_ns"] < 100_000
 
 
 def test_events_call_a_reading_late_whose_gpu_ran_dry_though_it_works_on(gpu):
     clock = fake_event_clock(gpu)
-    (sample,) = clock.sample([gpu.call(host_ns=200_000, length_ns=10_000_000)], Lead(spin_ns=20_000))
+    (sample,) = sample_all(clock, [gpu.call(host_ns=200_000, length_ns=10_000_000)], Preamble(delay_ns=20_000))
     assert sample.late

@@ -6,22 +6,18 @@ from functools import partial
 
 import pytest
 
-from flashinfer_bench.timing.clocks import ClockLost, Lead
-from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.lines import FIRST_LOOK
+from flashinfer_bench.timing.clocks import ClockLost, Preamble, WallClock
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.progress import CHECKS, Recipe, TrialUnderWay
-from flashinfer_bench.timing.recipe import (
+from flashinfer_bench.timing.procedure import (
+    CHECKS,
+    DELAY_CEILING_NS,
+    DELAY_FLOOR_NS,
     EXTRA_S,
     EXTRA_SHARE,
     LOOKS,
-    MOST_REST_NS,
-    REST_NS,
-    SPIN_CEILING_NS,
-    SPIN_FLOOR_NS,
-    check,
+    Procedure,
+    TrialInProgress,
     rest_ns,
-    take_batch,
     take_trial,
 )
 from flashinfer_bench.timing.summary import summarise
@@ -30,6 +26,9 @@ from tests.kit.fake_gpu import LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_
 from tests.timing.taking import RECIPE, SECOND_NS, flags_of, take
 
 pytestmark = pytest.mark.cpu
+FIRST_LOOK = 10
+MOST_REST_NS = 50_000_000
+REST_NS = 100_000
 
 
 def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
@@ -52,7 +51,7 @@ def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
 @pytest.mark.parametrize(("warmup_runs", "calls"), [(0, 3), (2, 3), (3, 3), (4, 4), (10, 10), (33, 33)])
 def test_the_checks_count_as_warm_up(gpu, warmup_runs, calls):
     gpu.l2_cache = "warm"  # no calls that look for persisting lines
-    trial = take(gpu, gpu.call(), Recipe(warmup_runs, iterations=5, budget_s=10.0))
+    trial = take(gpu, gpu.call(), Procedure(warmup_runs, iterations=5, budget_s=10.0))
     assert gpu.log.count("call") == trial.facts["calls"] == calls + 5
 
 
@@ -84,8 +83,8 @@ def test_calls_with_arguments_of_their_own_are_captured_once_each(gpu):
 
 @pytest.mark.parametrize("warmup_runs", [0, 10])
 def test_the_spin_covers_what_the_host_needs_to_enqueue_the_call(gpu, warmup_runs):
-    trial = take(gpu, gpu.call(operations=100, length_ns=1_000), Recipe(warmup_runs, 50, 10.0, cuda_graphs=False))
-    assert trial.facts["spin_ns"] == 100 * LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS > REST_NS
+    trial = take(gpu, gpu.call(operations=100, length_ns=1_000), Procedure(warmup_runs, 50, 10.0, cuda_graphs=False))
+    assert trial.facts["spin_ns"] == 100 * LAUNCH_NS * 3 // 2 + DELAY_FLOOR_NS > REST_NS
     assert not any(sample.late for sample in trial.samples)
     assert {(sample.operations, sample.busy_ns) for sample in trial.samples} == {(100, 100_000)}
 
@@ -125,7 +124,7 @@ def test_late_readings_are_not_taken_again_where_there_is_no_time_for_it(gpu):
     def supply(index):
         return gpu.call(host_ns=40_000_000 if index >= late_from else 0)
 
-    trial = take_trial(supply, fake_cupti_clock(gpu)[0], Recipe(10, 50, 3.0), now=gpu.seconds)
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], Procedure(10, 50, 3.0), now=gpu.seconds)
     assert len(trial.samples) == 50
     assert "retaken" not in trial.facts
     assert gpu.seconds() < 3.1
@@ -199,7 +198,7 @@ class ShallowGpu(FakeGpu):
 @pytest.mark.parametrize(("operations", "waits"), [(900, False), (2000, False), (900, True)])
 def test_a_queue_that_is_full_is_no_wait_inside_the_call(operations, waits):
     gpu = ShallowGpu()
-    recipe = Recipe(10, 5, 10.0, cuda_graphs=False)
+    recipe = Procedure(10, 5, 10.0, cuda_graphs=False)
     trial = take(gpu, gpu.call(operations=operations, length_ns=1_000, waits=waits), recipe)
     assert trial.facts.get("waits_inside", False) == waits
     assert trial.facts["spin_ns"] < 10_000_000
@@ -222,7 +221,7 @@ def test_a_call_on_a_side_stream_is_sampled_on_a_settled_device(gpu):
     trial = take(gpu, gpu.call(operations=2, side=True))
     assert (trial.facts["side_stream"], trial.facts["spin_ns"]) == (True, 0)
     assert "does not wait for the current one" in trial.facts["launch_reason"]
-    assert gpu.leads[-50:] == [Lead(settled=True)] * 50
+    assert gpu.preambles[-50:] == [Preamble(drains=True)] * 50
     assert {(s.operations, s.busy_ns, s.escaped, s.late) for s in trial.samples} == {(2, 20_000, False, False)}
     assert flags_of(trial) == ["side_stream"]
 
@@ -253,8 +252,8 @@ def test_a_host_that_is_held_up_once_is_not_taken_for_a_side_stream(gpu):
     gpu.synchronize = synchronize
     trial = take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
     assert "side_stream" not in trial.facts
-    assert (gpu.leads[11].looks_aside, gpu.leads[13].looks_aside) == (True, True)
-    assert [lead.looks_aside for lead in gpu.leads[:40]].count(True) == 2
+    assert (gpu.preambles[11].looks_aside, gpu.preambles[13].looks_aside) == (True, True)
+    assert [lead.looks_aside for lead in gpu.preambles[:40]].count(True) == 2
 
 
 def test_a_long_call_on_the_current_stream_is_not_taken_for_a_side_stream(gpu):
@@ -306,7 +305,7 @@ def test_a_host_that_grows_ever_slower_is_not_waited_for_without_end(gpu):
     def supply(index):
         return gpu.call(host_ns=100_000 * 2 ** max(0, index + 1 - CHECKS - FIRST_LOOK))
 
-    trial = take_trial(supply, fake_cupti_clock(gpu)[0], Recipe(10, 5, 1e9), now=gpu.seconds)
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], Procedure(10, 5, 1e9), now=gpu.seconds)
     assert (len(trial.samples), trial.facts["retaken"]) == (5, 15)
     assert "host_bound" in flags_of(trial)
 
@@ -321,8 +320,8 @@ def test_a_few_late_readings_are_kept(gpu):
 
 
 def test_a_call_too_long_on_the_host_for_any_spin_is_not_taken_again(gpu):
-    trial = take(gpu, gpu.call(host_ns=600_000_000), Recipe(10, 50, 10.0))
-    assert trial.facts["spin_ns"] == SPIN_CEILING_NS
+    trial = take(gpu, gpu.call(host_ns=600_000_000), Procedure(10, 50, 10.0))
+    assert trial.facts["spin_ns"] == DELAY_CEILING_NS
     assert "retaken" not in trial.facts
     assert gpu.now_ns < 11 * SECOND_NS
     assert "host_bound" in flags_of(trial)
@@ -393,28 +392,28 @@ def test_busy_times_that_scatter_get_more_readings_too(gpu):
         return launch
 
     clock, _ = fake_cupti_clock(gpu)
-    trial = take_trial(supply, clock, Recipe(10, 50, 10.0, cuda_graphs=False), now=gpu.seconds)
+    trial = take_trial(supply, clock, Procedure(10, 50, 10.0, cuda_graphs=False), now=gpu.seconds)
     assert set(trial.spans_ns) == {10_000}
     assert len(trial.samples) > 50
 
 
 @pytest.mark.parametrize("warmup_runs", [0, 10])
 def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu, warmup_runs):
-    recipe = Recipe(warmup_runs, 10, 10.0)
+    recipe = Procedure(warmup_runs, 10, 10.0)
     trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
     assert len(trial.samples) == 10 + trial.facts["extra_samples"] == 10 * (1 + EXTRA_SHARE)
 
 
 @pytest.mark.parametrize(("scatters", "taken"), [(False, 20), (True, 50)])
 def test_where_no_count_was_asked_for_a_steady_call_gets_the_fewest_readings(gpu, scatters, taken):
-    recipe = Recipe(10, 50, 10.0, fewest=20, exact=True)
+    recipe = Procedure(10, 50, 10.0, fewest=20, exact=True)
     supply = partial(scattered, gpu) if scatters else lambda _: gpu.call()
     assert len(take_trial(supply, fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds).samples) == taken
 
 
 def test_a_coarser_precision_needs_fewer_of_them(gpu):
     def readings(precision):
-        recipe = Recipe(10, 50, 10.0, precision)
+        recipe = Procedure(10, 50, 10.0, precision)
         return len(take_trial(lambda at: scattered(gpu, at), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds).samples)
 
     assert readings(0.5) == 50 < readings(0.005)
@@ -436,7 +435,7 @@ def test_the_event_clock_takes_the_count_whatever_they_say(gpu):
 
 
 def test_an_exact_count_is_kept_whatever_the_readings_say(gpu):
-    recipe = Recipe(10, 50, 10.0, exact=True)
+    recipe = Procedure(10, 50, 10.0, exact=True)
     trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
     assert (len(trial.samples), "extra_samples" in trial.facts) == (50, False)
 
@@ -454,9 +453,9 @@ def test_a_reading_takes_what_the_quicker_of_two_calls_and_the_spin_take(gpu, se
     def supply(index):
         return gpu.call(length_ns=second_ns if index == 1 else 5_000_000)
 
-    trial = TrialUnderWay(supply, fake_cupti_clock(gpu)[0], RECIPE, gpu.seconds)
+    trial = TrialInProgress(supply, fake_cupti_clock(gpu)[0], RECIPE, gpu.seconds)
     with trial.clock:
-        check(trial)
+        trial.check()
     assert least_s < trial.per_call_s < most_s
 
 
@@ -469,11 +468,11 @@ def test_a_fifth_of_late_readings_is_too_many(gpu):
 
 
 def test_the_longer_spin_counts_when_readings_are_to_be_taken_again(gpu):
-    clock, lead = fake_cupti_clock(gpu)[0], Lead(spin_ns=30_000_000)
-    trial = TrialUnderWay(lambda _: gpu.call(host_ns=40_000_000), clock, RECIPE, gpu.seconds, lead=lead)
+    clock, lead = fake_cupti_clock(gpu)[0], Preamble(delay_ns=30_000_000)
+    trial = TrialInProgress(lambda _: gpu.call(host_ns=40_000_000), clock, RECIPE, gpu.seconds, preamble=lead)
     deadline = gpu.seconds() + 0.9  # ten calls of 40 ms, and ten more, but not with spins that are longer by 20 ms
     with clock:
-        take_batch(trial, trial.supply, 10, deadline=deadline)
+        trial.take_batch(trial.source, 10, deadline=deadline)
     assert trial.retaken == 0
 
 
@@ -489,7 +488,7 @@ def test_the_warm_up_sizes_the_spin_too(gpu):
         return gpu.call(host_ns=300_000 if index >= 3 else 0)
 
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
-    assert trial.facts["spin_ns"] == (300_000 + LAUNCH_NS) * 3 // 2 + SPIN_FLOOR_NS
+    assert trial.facts["spin_ns"] == (300_000 + LAUNCH_NS) * 3 // 2 + DELAY_FLOOR_NS
     assert "retaken" not in trial.facts
 
 
@@ -501,5 +500,5 @@ def test_the_warm_up_of_a_slow_call_comes_in_batches_that_grow(gpu, length_ns, b
     clock, _ = fake_cupti_clock(gpu)
     sizes, sample = [], clock.sample
     clock.sample = lambda launches, lead: sizes.append(len(launches)) or sample(launches, lead)
-    take_trial(lambda _: gpu.call(length_ns=length_ns), clock, Recipe(33, 50, 10.0), now=gpu.seconds)
+    take_trial(lambda _: gpu.call(length_ns=length_ns), clock, Procedure(33, 50, 10.0), now=gpu.seconds)
     assert sizes[: 3 + len(batches)] == [1, 1, 1, *batches]

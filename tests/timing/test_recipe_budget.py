@@ -4,18 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import (
-    PROBE_NS,
-    REST_NS,
-    SPIN_CEILING_NS,
-    take_trial,
-)
+from flashinfer_bench.timing.clocks import WallClock
+from flashinfer_bench.timing.procedure import DELAY_CEILING_NS, PROBE_NS, Procedure, take_trial
 from tests.kit.fake_gpu import FLUSH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 from tests.timing.taking import RECIPE, SECOND_NS, flags_of, take
 
 pytestmark = pytest.mark.cpu
+REST_NS = 100_000
 
 
 def test_a_2_s_call_stops_at_the_budget_and_says_so(gpu):
@@ -35,7 +30,7 @@ def test_a_call_longer_than_the_budget_is_taken_once(gpu):
 @pytest.mark.parametrize("kind", ["cupti", "wall"])
 def test_a_call_longer_than_the_budget_that_was_made_before_is_made_once(gpu, kind):
     clock = WallClock() if kind == "wall" else fake_cupti_clock(gpu)[0]
-    recipe = Recipe(10, 50, budget_s=10.0, was_called=True)
+    recipe = Procedure(10, 50, budget_s=10.0, was_called=True)
     trial = take_trial(lambda _: gpu.call(host_ns=30 * SECOND_NS), clock, recipe, now=gpu.seconds)
     assert (gpu.log.count("call"), len(trial.samples), trial.stop) == (1, 1, "budget")
 
@@ -75,7 +70,7 @@ def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
 def test_a_steady_call_that_is_not_quick_may_stop_early_where_all_readings_would_fit(
     gpu, length_ns, stops_early, readings, stop
 ):
-    recipe = Recipe(10, 50, budget_s=10.0, was_called=True, stops_early=stops_early)
+    recipe = Procedure(10, 50, budget_s=10.0, was_called=True, stops_early=stops_early)
     trial = take(gpu, gpu.call(length_ns=length_ns, operations=2), recipe)
     assert (len(trial.samples), trial.stop) == (readings, stop)
 
@@ -90,7 +85,7 @@ def test_requests_that_take_milliseconds_do_not_make_a_quick_call_slow(gpu, leng
         return sample(launches, lead)
 
     clock.sample = ask
-    recipe = Recipe(10, 50, budget_s=10.0, was_called=True, stops_early=True)
+    recipe = Procedure(10, 50, budget_s=10.0, was_called=True, stops_early=True)
     trial = take_trial(lambda _: gpu.call(length_ns=length_ns), clock, recipe, now=gpu.seconds)
     assert (trial.stop, len(trial.samples)) == (("count", 50) if length_ns < 1_000_000 else ("precision", 9))
 
@@ -106,7 +101,7 @@ def test_what_each_reading_costs_beside_the_call_counts_as_its_time(gpu, cost_ms
         return sample(launches, lead)
 
     clock.sample = ask
-    recipe = Recipe(warmup_runs, 50, budget_s=0.67, was_called=True, stops_early=True)
+    recipe = Procedure(warmup_runs, 50, budget_s=0.67, was_called=True, stops_early=True)
     begin_ns = gpu.now_ns
     trial = take_trial(lambda _: gpu.call(), clock, recipe, now=gpu.seconds)
     assert len(trial.samples) < 10
@@ -119,7 +114,7 @@ def test_what_each_reading_costs_beside_the_call_counts_as_its_time(gpu, cost_ms
     ids=["the host takes a millisecond", "10 ms"],
 )
 def test_of_calls_that_may_stop_early_only_slow_ones_get_no_warm_up(gpu, host_ns, length_ns, readings, is_warmed_up):
-    recipe = Recipe(10, 50, budget_s=10.0, was_called=True, stops_early=True, cuda_graphs=False)
+    recipe = Procedure(10, 50, budget_s=10.0, was_called=True, stops_early=True, cuda_graphs=False)
     trial = take(gpu, gpu.call(length_ns=length_ns, host_ns=host_ns), recipe)
     assert (trial.stop, len(trial.samples)) == ("precision", readings)
     assert (trial.facts["calls"] - len(trial.samples) >= recipe.warmup_runs) is is_warmed_up
@@ -136,7 +131,7 @@ def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
 
 
 def test_warm_up_ends_at_a_quarter_of_the_budget(gpu):
-    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 2), Recipe(warmup_runs=1000, iterations=1000, budget_s=10.0))
+    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 2), Procedure(warmup_runs=1000, iterations=1000, budget_s=10.0))
     assert gpu.now_ns <= 10.6 * SECOND_NS
     assert (trial.stop, len(trial.samples) >= 9) == ("precision", True)
 
@@ -167,21 +162,21 @@ def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, compile_s, 
 @pytest.mark.parametrize("first_s", [1.5, 4.0])
 def test_a_first_call_that_compiles_on_a_cpu_does_not_become_the_measurement(first_s, monkeypatch):
     gpu = FakeGpu()
-    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: gpu.now_ns)
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.perf_counter_ns", lambda: gpu.now_ns)
 
     def supply(index):
         return gpu.call(operations=0, host_ns=int(first_s * SECOND_NS) if index == 0 else 1_000_000)
 
-    trial = take_trial(supply, WallClock(), Recipe(10, 50, 2.0), now=gpu.seconds)
+    trial = take_trial(supply, WallClock(), Procedure(10, 50, 2.0), now=gpu.seconds)
     assert (trial.stop, set(trial.spans_ns), len(trial.samples)) == ("count", {1_000_000}, 50)
 
 
 @given(st.integers(0, 12), st.integers(1, 20), st.floats(0.001, 5), st.integers(1, 10**9), st.integers(0, 10**9))
 def test_any_trial_ends_with_a_reading_and_at_most_two_calls_past_its_budget(warmup, wanted, budget_s, gpu_ns, host_ns):
     gpu = FakeGpu()
-    trial = take(gpu, gpu.call(length_ns=gpu_ns, host_ns=host_ns), Recipe(warmup, wanted, budget_s))
+    trial = take(gpu, gpu.call(length_ns=gpu_ns, host_ns=host_ns), Procedure(warmup, wanted, budget_s))
     assert 1 <= len(trial.samples) <= wanted
-    per_call_s = (gpu_ns + host_ns + SPIN_CEILING_NS + FLUSH_NS + PROBE_NS) / 1e9
+    per_call_s = (gpu_ns + host_ns + DELAY_CEILING_NS + FLUSH_NS + PROBE_NS) / 1e9
     assert gpu.seconds() <= budget_s + 2 * per_call_s + 0.01
 
 
@@ -190,7 +185,7 @@ def test_a_host_that_is_held_up_in_one_check_does_not_make_a_quick_reference_slo
     def supply(index):
         return gpu.call(length_ns=10_000, host_ns=5_000_000 if index in held_up else 0)
 
-    recipe = Recipe(10, 50, budget_s=0.67, was_called=True, stops_early=True)
+    recipe = Procedure(10, 50, budget_s=0.67, was_called=True, stops_early=True)
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
     assert (trial.stop, len(trial.samples), trial.facts["spin_ns"]) == ("count", 50, REST_NS)
 
@@ -207,6 +202,8 @@ def test_what_calls_cost_beside_a_replay_counts_as_their_time(gpu, graphs, cost_
 
     clock.sample = ask
     start_s = gpu.seconds()
-    trial = take_trial(lambda index: calls[index % 4], clock, Recipe(10, 1000, 0.67, was_called=True), now=gpu.seconds)
+    trial = take_trial(
+        lambda index: calls[index % 4], clock, Procedure(10, 1000, 0.67, was_called=True), now=gpu.seconds
+    )
     assert trial.facts["launch"] == "graph"
     assert gpu.seconds() - start_s < 0.75

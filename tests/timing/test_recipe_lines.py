@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from flashinfer_bench.timing.lines import FIRST_LOOK, LINES_CALLS, LOOKS, SECOND_LOOK
-from flashinfer_bench.timing.progress import CHECKS
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.procedure import CHECKS, LINES_CALLS, SECOND_LOOK, take_trial
 from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
 from tests.timing.taking import RECIPE, flags_of, take
 
 pytestmark = pytest.mark.cpu
+FIRST_LOOK = 10
+LOOKS = 40
 
 
 def leaves_lines(gpu, length_ns, with_lines_ns):
@@ -78,11 +78,11 @@ def test_lines_are_looked_for_where_a_flush_would_miss_them(gpu, warm):
 
 def test_lines_are_looked_for_on_a_device_that_was_idle_with_and_without_their_reset(gpu):
     take(gpu, gpu.call())
-    looks = gpu.leads[CHECKS : CHECKS + FIRST_LOOK]
+    looks = gpu.preambles[CHECKS : CHECKS + FIRST_LOOK]
     assert [(lead.waits_first or lead.resets_lines, lead.resets_lines) for lead in looks] == (
         [(True, False)] * LINES_CALLS + [(True, True)] * LINES_CALLS
     )
-    assert len({lead.spin_ns for lead in looks}) == 1
+    assert len({lead.delay_ns for lead in looks}) == 1
 
 
 def test_a_call_that_is_slow_in_the_checks_does_not_escape_the_look(gpu):

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.timing.statistics import (
     BATCH,
-    LONG_READING_NS,
+    LONG_SAMPLE_NS,
     count_together,
-    median_interval,
+    half_width,
     quantile,
     relative_half_width,
-    summarise_series,
     summarise_trials,
     trimmed_mean,
 )
@@ -24,31 +23,35 @@ series = st.lists(readings, min_size=1, max_size=80)
 long_series = st.lists(readings, min_size=9, max_size=80)
 
 
+def median_interval(values, batch=BATCH):
+    half = half_width(values, batch=batch)
+    return None if half is None else (median(values) - half, median(values) + half)
+
+
 @given(series)
 def test_order_statistics_are_in_order(values):
-    found = summarise_series(values)
-    ordered = [found.minimum, found.q25, found.median, found.q75, found.maximum]
+    found = summarise_trials([values])
+    ordered = [found.min, found.q25, found.median, found.q75, found.max]
     assert ordered == sorted(ordered)
-    assert (found.minimum, found.maximum, found.count) == (min(values), max(values), len(values))
-    assert found.minimum <= found.mean * (1 + 1e-12)
-    assert found.mean <= found.maximum * (1 + 1e-12)
+    assert (found.min, found.max, found.count) == (min(values), max(values), len(values))
+    assert found.min <= found.mean * (1 + 1e-12)
+    assert found.mean <= found.max * (1 + 1e-12)
 
 
 @given(series, st.integers(0, 10**9))
 def test_a_shift_moves_places_and_leaves_widths(values, shift):
-    before, after = summarise_series(values), summarise_series([value + shift for value in values])
-    for name in ("median", "mean", "minimum", "maximum", "q25", "q75"):
+    before, after = summarise_trials([values]), summarise_trials([[value + shift for value in values]])
+    for name in ("median", "mean", "min", "max", "q25", "q75"):
         assert getattr(after, name) == pytest.approx(getattr(before, name) + shift, rel=1e-9)
     assert after.std == pytest.approx(before.std, rel=1e-6, abs=1e-3)
 
 
 @given(long_series, st.integers(2, 1000))
 def test_a_scale_scales_everything_and_leaves_relative_widths(values, scale):
-    before, after = summarise_series(values), summarise_series([value * scale for value in values])
-    for name in ("median", "mean", "std", "minimum", "maximum", "q25", "q75"):
+    before, after = summarise_trials([values]), summarise_trials([[value * scale for value in values]])
+    for name in ("median", "mean", "std", "min", "max", "q25", "q75"):
         assert getattr(after, name) == pytest.approx(getattr(before, name) * scale, rel=1e-9, abs=1e-6)
     assert after.interval == pytest.approx([bound * scale for bound in before.interval], rel=1e-9, abs=1e-3)
-    assert after.spread == pytest.approx(before.spread)
 
 
 @given(long_series)
@@ -64,30 +67,24 @@ def test_fewer_than_nine_readings_have_no_interval(values):
 
 
 def test_readings_of_ten_milliseconds_and_more_of_a_gpu_are_batches_by_themselves():
-    long = [LONG_READING_NS, LONG_READING_NS * 1.01, LONG_READING_NS * 1.02]
+    long = [LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.01, LONG_SAMPLE_NS * 1.02]
     assert [count_together(values, "cupti") for values in ([], [1.0], [*long, 1.0], long)] == [BATCH, BATCH, BATCH, 1]
     assert count_together(long, "wall") == BATCH  # nothing rests there
     low, high = median_interval(long, batch=1)
-    assert (high - low) / 2 == pytest.approx(4.303 * LONG_READING_NS * 0.01 / 3**0.5, rel=1e-3)
+    assert (high - low) / 2 == pytest.approx(4.303 * LONG_SAMPLE_NS * 0.01 / 3**0.5, rel=1e-3)
     assert median_interval(long[:2], batch=1) is None
     assert summarise_trials([long[:2], long[2:]], 1).interval is not None
 
 
 @given(readings, st.integers(9, 60))
 def test_equal_readings_have_no_width(value, count):
-    found = summarise_series([value] * count)
-    assert (found.interval, found.std, found.spread) == ((value, value), 0, 0)
+    found = summarise_trials([[value] * count])
+    assert (found.interval, found.std) == ((value, value), 0)
     assert relative_half_width([value] * count) == 0
 
 
 def test_a_median_of_0_has_no_relative_width():
     assert relative_half_width([0] * 20) is None
-    assert summarise_series([0] * 20).spread == 0
-
-
-def test_an_empty_series_is_refused():
-    with pytest.raises(ValueError, match="no readings"):
-        summarise_series([])
 
 
 @given(series, st.floats(0, 1))
@@ -98,7 +95,7 @@ def test_a_quantile_lies_among_the_values_and_grows_with_its_share(values, share
 
 
 def test_quartiles_are_linear_between_neighbours():
-    found = summarise_series([4, 1, 3, 2])
+    found = summarise_trials([[4, 1, 3, 2]])
     assert (found.q25, found.median, found.q75, found.std) == (1.75, 2.5, 3.25, pytest.approx(1.25**0.5))
 
 
@@ -180,15 +177,10 @@ def test_trials_with_too_few_readings_have_no_interval_however_they_disagree():
 some_trials = st.lists(series, min_size=1, max_size=5)
 
 
-@given(series)
-def test_one_trial_is_its_series(values):
-    assert summarise_trials([values]) == summarise_series(values)
-
-
 @given(some_trials)
 def test_statistics_over_trials_are_in_order(trials):
     found = summarise_trials(trials)
-    ordered = [found.minimum, found.q25, found.median, found.q75, found.maximum]
+    ordered = [found.min, found.q25, found.median, found.q75, found.max]
     assert ordered == pytest.approx(sorted(ordered))
     assert found.count == sum(map(len, trials))
     assert found.mean == pytest.approx(fmean(fmean(values) for values in trials))
@@ -199,7 +191,7 @@ def test_statistics_over_trials_are_in_order(trials):
 def test_a_trial_counts_once_however_often_its_readings_are_repeated(trials, times):
     """Statistics of place and width; the interval is of readings in their order, and so another."""
     before, after = summarise_trials(trials), summarise_trials([trials[0] * times, *trials[1:]])
-    for name in ("mean", "std", "minimum", "maximum"):
+    for name in ("mean", "std", "min", "max"):
         assert getattr(after, name) == pytest.approx(getattr(before, name), rel=1e-6, abs=1e-3)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.timing.measurement import Sample, Trial
-from flashinfer_bench.timing.statistics import LONG_READING_NS, relative_half_width, trimmed_mean
+from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS, relative_half_width, trimmed_mean
 from flashinfer_bench.timing.stopping import (
     BATCH_SHARE,
     QUICK_S,
@@ -60,13 +60,13 @@ def test_why_sampling_stops(spans, spent_s, per_call_s, reason):
 @pytest.mark.parametrize(
     ("spans", "stops_early", "reason"),
     [
-        ([LONG_READING_NS] * 3, True, "precision"),
-        ([LONG_READING_NS] * 3, False, None),
-        ([LONG_READING_NS] * 2, True, None),
-        ([LONG_READING_NS - 1] * 3, True, None),
-        ([LONG_READING_NS, LONG_READING_NS * 1.003, LONG_READING_NS * 1.006], True, "precision"),
-        ([LONG_READING_NS, LONG_READING_NS * 1.005, LONG_READING_NS * 1.01], True, None),
-        ([LONG_READING_NS, LONG_READING_NS * 1.005, LONG_READING_NS * 1.01] * 3, True, "precision"),
+        ([LONG_SAMPLE_NS] * 3, True, "precision"),
+        ([LONG_SAMPLE_NS] * 3, False, None),
+        ([LONG_SAMPLE_NS] * 2, True, None),
+        ([LONG_SAMPLE_NS - 1] * 3, True, None),
+        ([LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.003, LONG_SAMPLE_NS * 1.006], True, "precision"),
+        ([LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.005, LONG_SAMPLE_NS * 1.01], True, None),
+        ([LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.005, LONG_SAMPLE_NS * 1.01] * 3, True, "precision"),
     ],
     ids=["known", "of a solution", "too few to tell", "not so long", "steady", "known by chance", "more of these"],
 )
@@ -104,8 +104,8 @@ def test_where_no_count_was_asked_for_the_rule_looks_after_the_fewest_and_then_e
 
 def test_on_a_cpu_long_readings_count_as_others_do():
     rule = StoppingRule(iterations=50, budget_s=1.0, stops_early=True, method="wall")
-    assert rule.reason_to_stop([LONG_READING_NS] * 3, spent_s=0.1, per_call_s=0.025) is None
-    assert rule.reason_to_stop([LONG_READING_NS] * 9, spent_s=0.1, per_call_s=0.025) == "precision"
+    assert rule.reason_to_stop([LONG_SAMPLE_NS] * 3, spent_s=0.1, per_call_s=0.025) is None
+    assert rule.reason_to_stop([LONG_SAMPLE_NS] * 9, spent_s=0.1, per_call_s=0.025) == "precision"
 
 
 @pytest.mark.parametrize(

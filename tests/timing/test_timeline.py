@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashinfer_bench.timing.gpu_queue import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL
 from flashinfer_bench.timing.timeline import (
     MOST_FILL_NS,
     MOST_FILLS,
     HostCall,
     Operation,
-    OurKernels,
     TimelineBroken,
     busy_time,
     read_samples,
 )
 
-SPIN, FLUSH, MARK = "spin", "flush", "mark"
+SPIN, FLUSH, MARK = DELAY_KERNEL, FLUSH_KERNEL, EMPTY_KERNEL
 TORCH_FILL = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIlEESt5arrayIPcLm1EEEEviT0_T1_"
 
 
-def read(operations, calls, flush=FLUSH):
-    return read_samples(operations, calls, names=OurKernels(SPIN, flush, MARK))
+def read(operations, calls, flushes=True):
+    return read_samples(operations, calls, flushes=flushes)
 
 
 def two_calls():
@@ -251,4 +251,4 @@ def test_work_on_the_spins_stream_that_begins_a_moment_before_its_end_has_not_es
 def test_spins_are_in_the_order_of_their_launches_not_of_their_times():
     records = [Operation(SPIN, 200, 240, 1), Operation("a", 241, 251, 2)]
     records += [Operation(SPIN, 100, 140, 3), Operation("b", 141, 191, 4)]  # on a stream that was free before
-    assert [sample.span_ns for sample in read(records, [HostCall(5, 9)] * 2, None)] == [10, 50]
+    assert [sample.span_ns for sample in read(records, [HostCall(5, 9)] * 2, False)] == [10, 50]

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.facts import join_facts
 from flashinfer_bench.timing.gpu_state import GpuState
-from flashinfer_bench.timing.measurement import Sample, Trial
-from flashinfer_bench.timing.statistics import LONG_READING_NS
+from flashinfer_bench.timing.measurement import Sample, Trial, join_facts
+from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS
 from flashinfer_bench.timing.summary import summarise
 
 FACTS = {"method": "cupti", "cache_state": "cold", "launch": "stream", "enqueue_ns": 2_000}
@@ -154,7 +153,7 @@ VARIED = Trial((*trial().samples, *trial(800_000, operations=4).samples), "count
         ("noisy", {"trials": [drifting(10_000, 11_000)]}, {"trials": [drifting(10_000, 10_050)]}),
         ("noisy", {"trials": [drifting(1_000, 1_300)]}, {"trials": [drifting(1_000, 1_030)]}),  # a step of the clock
         ("too_few_samples", {"trials": [trial(*[10_000] * 8)]}, {"trials": [trial(*[10_000] * 9)]}),
-        ("too_few_samples", {"trials": [trial(*[LONG_READING_NS] * 2)]}, {"trials": [trial(*[LONG_READING_NS] * 3)]}),
+        ("too_few_samples", {"trials": [trial(*[LONG_SAMPLE_NS] * 2)]}, {"trials": [trial(*[LONG_SAMPLE_NS] * 3)]}),
         ("throttled", {"before": SLOWED}, {"before": UNKNOWN}),
         ("throttled", {"after": SLOWED}, {"after": None}),
         ("other_processes", {"after": OTHERS}, {"after": UNKNOWN}),

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from flashinfer_bench.timing.clocks.clock import Replay, is_replay
+from flashinfer_bench.timing.clocks import Replay
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.calls import (
     CallLaunch,
@@ -181,4 +181,4 @@ def test_calls_of_a_burst_leave_their_results_unless_they_are_dropped(drop):
 def test_a_launch_is_a_replay_where_a_graph_was_captured(replay):
     call = LaidCall(SolutionFunctions(lambda x: x, None), {"x": 1}, {}, "positional")
     launch = ReplayLaunch(CallLaunch(call, Shelf(1, 0), "run"), replay)
-    assert is_replay(launch) is isinstance(replay, Replay)
+    assert launch.is_replay is isinstance(replay, Replay)

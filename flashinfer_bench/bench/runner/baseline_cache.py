@@ -25,8 +25,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.files.writing import open_new
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.timing.facts import Count, Nanoseconds, Words
-from flashinfer_bench.timing.measurement import Measured, Stop
+from flashinfer_bench.timing.measurement import Count, Measured, Nanoseconds, Stop, Words
 
 FOLDER: Final = "baselines"
 MOST_BYTES: Final = 64 << 10

@@ -47,7 +47,7 @@ from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
 from flashinfer_bench.timing.driver import set_connections
-from flashinfer_bench.timing.lane import kernel_image
+from flashinfer_bench.timing.gpu_queue import kernel_image
 from flashinfer_bench.worker.wire import WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")

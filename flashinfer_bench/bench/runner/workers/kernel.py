@@ -57,10 +57,9 @@ from flashinfer_bench.bench.runner.workers.timed.readings import (
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressInputs, StressSchedule
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
-from flashinfer_bench.timing.clocks import ClockLost, Lead
+from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 
 MEASURED_SHARE: Final = 0.7
 """Share of a solution's remaining time that its measurement plans with: a slow one is timed less, not timed out."""
@@ -293,15 +292,15 @@ class RemoteKernel(CallableKernel):
                 counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as a job begins
                 schedule.spread(left, sum(counts))
                 for count in counts:
-                    clock.sample([remote.supply(index) for index in range(count)], Lead())
+                    clock.sample([remote.supply(index) for index in range(count)], [Preamble()] * count)
             while makes_up and reader.missing and self._now() < deadline:
                 count = min(reader.missing, len(remote.places))
-                clock.sample([remote.supply(index) for index in range(count)], Lead())
+                clock.sample([remote.supply(index) for index in range(count)], [Preamble()] * count)
 
     def _take_readings(self, remote: RemoteTrial) -> Trial:
         """Take the readings of all trials, within the solution's time."""
         plan, sets = self.task.plan, len(remote.contents)
-        recipe = Recipe(
+        procedure = Procedure(
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations * sets,
             fewest=None if plan.fewest is None else plan.fewest * sets,
@@ -313,7 +312,7 @@ class RemoteKernel(CallableKernel):
             was_called=True,  # to be checked
             stops_early=plan.stops_early,
         )
-        return check_trial(take_trial(remote.supply, self._clock(remote), recipe))
+        return check_trial(take_trial(remote.supply, self._clock(remote), procedure))
 
     def _clock(self, remote: RemoteTrial) -> RemoteClock:
         """Return the worker's clock for these calls."""

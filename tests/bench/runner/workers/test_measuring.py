@@ -14,7 +14,7 @@ from flashinfer_bench.bench.runner.workers.stock import ContextTraits, SlowConte
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
-from flashinfer_bench.timing.recipe import most_readings
+from flashinfer_bench.timing.procedure import most_samples
 from tests.kit.trials import vary
 
 pytestmark = pytest.mark.cpu
@@ -185,7 +185,7 @@ def test_nothing_stands_beside_a_time_that_means_nothing(open_kernel):
 
 
 def test_a_trial_may_take_all_its_extra_readings():
-    assert most_readings(50) == 50 + 10 * 50
+    assert most_samples(50) == 50 + 10 * 50
 
 
 def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):

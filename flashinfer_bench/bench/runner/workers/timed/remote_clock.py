@@ -7,15 +7,14 @@ Around each request the session writes new content into the places of its calls 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 from flashinfer_bench.bench.runner.workers.timed.readings import check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch, RemoteTrial
-from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead, Leads, lead_of_each
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
 
@@ -27,7 +26,7 @@ class Ask(Protocol):
         """Return the checked answer."""
 
 
-class RemoteClock:
+class RemoteClock(Clock):
     """The clock of one worker for one job. It takes the calls of a request together, each in another place.
 
     Args:
@@ -53,7 +52,7 @@ class RemoteClock:
         self.sees_operations = traits.sees_operations
 
     @property
-    def fresh_graphs(self) -> int:
+    def fresh_graphs(self) -> int:  # type: ignore[override]
         """Graphs that replays take in turn, if one of them was not replayed since the calls were laid out; else 0."""
         graphs = self._trial.count_in_turn(replay=True)
         return graphs if len(self._trial.places.replayed) < graphs else 0
@@ -73,16 +72,14 @@ class RemoteClock:
         if error is None or isinstance(error, (ClockLost, CaptureRefused)):
             self._ask("stop", Stopped, "the measurement")
 
-    def sample(self, launches: list[Launch], lead: Leads) -> list[Sample]:
+    def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Have the worker make the calls, and hidden ones that are due; no two of a request lie in one place."""
         samples: list[Sample] = []
         left = [launch for launch in launches if isinstance(launch, PlaceLaunch)]
-        leads = lead_of_each(lead, len(left))
         while left:
             request = self._trial.prepare(left)
-            of_each = [leads[len(samples) + at] for at in request.led_as]
-            told = asdict(lead) if isinstance(lead, Lead) else list(map(asdict, of_each))
-            fields = {"indices": request.indices, "lead": told, "replay": left[0].replay}
+            lead = [vars(preambles[len(samples) + at]) for at in request.led_as]
+            fields = {"indices": request.indices, "lead": lead, "replay": left[0].replay}
             self._spent_ns = 0.0
             setups = self._call(part="setup", **fields) if self._trial.has_setup else []
             made = self._call(part="run", **fields)
@@ -105,29 +102,18 @@ class RemoteClock:
             self._facts = called.facts.model_dump(exclude_none=True)
         return check_readings(called, len(fields["indices"]), self._traits, wall_ns=wall_ns)
 
-    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return a supplier of replays: the worker captures the call of each place once."""
+    def replays(self, source: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+        """Return a source of replays: the worker captures the call of each place once."""
+        del graphs
         if self._trial.has_setup:
             raise CaptureRefused("what setup prepares belongs to the inputs of one call, and a graph would keep it")
-        return partial(self._trial.supply, replay=True) if self.sees_operations else supply
+        return partial(self._trial.supply, replay=True) if self.sees_operations else source
 
     def fall_back(self, reason: str) -> Clock | None:
         """Return the clock that the worker uses instead; a wall clock has none."""
         if self.method != "cupti":
             return None
         return RemoteClock(self._ask, self._traits, self._trial, fall_back=reason)
-
-    def launch_gap_ns(self) -> int:
-        """Return 0: the worker has told it when it was ready."""
-        return 0
-
-    def chain_gap_ns(self) -> int:
-        """Return 0: the worker has told it when it was ready."""
-        return 0
-
-    def least_span_ns(self) -> int:
-        """Return 0: the session knows it from its own clock."""
-        return 0
 
     def facts(self) -> Facts:
         """Return the facts that the worker's clock knows of its readings."""

@@ -8,15 +8,15 @@ from flashinfer_bench.bench.runner.workers.timed import remote_clock
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Lead
+from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.worker.protocol import answer_readings
+from tests.kit.fake_gpu import sample_all
 from tests.kit.trials import CUPTI, EVENTS, WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
-RECIPE = Recipe(warmup_runs=3, iterations=20, budget_s=10.0)
+RECIPE = Procedure(warmup_runs=3, iterations=20, budget_s=10.0)
 TOO_LONG = answer_readings([Sample(span_ns=1_900, enqueue_ns=1)])
 
 
@@ -36,7 +36,7 @@ def open_clock(arena, monkeypatch):
 
 def sample(trial, clock, count=1):
     with clock:
-        return clock.sample([trial.supply(index) for index in range(count)], Lead())
+        return sample_all(clock, [trial.supply(index) for index in range(count)], Preamble())
 
 
 @pytest.mark.parametrize(("setup_ns", "parts"), [(0, ["run"]), (300, ["setup", "run"])])
@@ -70,20 +70,20 @@ def test_every_call_has_content_of_its_own_and_is_looked_at(open_clock):
 def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_replayed(open_clock):
     """Also in an earlier trial."""
     trial, worker, clock = open_clock(CUPTI)
-    replays, fresh = clock.captured(trial.supply), [clock.fresh_graphs]
+    replays, fresh = clock.replays(trial.supply), [clock.fresh_graphs]
     assert replays(9) == PlaceLaunch(1, replay=True)
     with clock:
         for launches in ([trial.supply(0)], [replays(0)], [replays(index) for index in range(1, 8)]):
-            clock.sample(launches, Lead())
+            sample_all(clock, launches, Preamble())
             fresh.append(clock.fresh_graphs)
     assert fresh == [8, 8, 8, 0]
     assert RemoteClock(worker, CUPTI, trial).fresh_graphs == 0
     assert [one["replay"] for one in worker.fields_of("calls")] == [False, True, True]
     trial, _, clock = open_clock(EVENTS)  # it sees no operations
-    assert clock.captured(trial.supply)(0) == PlaceLaunch(0)
+    assert clock.replays(trial.supply)(0) == PlaceLaunch(0)
     trial, _, clock = open_clock(CUPTI, has_setup=True)
     with pytest.raises(CaptureRefused, match="what setup prepares"):
-        clock.captured(trial.supply)
+        clock.replays(trial.supply)
 
 
 def test_a_lost_clock_is_replaced_by_what_the_worker_falls_back_to(open_clock):

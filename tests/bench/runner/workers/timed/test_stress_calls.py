@@ -12,7 +12,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import AHEAD_BYTES, StressInputs, StressSchedule
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.timing.clocks import Lead
+from flashinfer_bench.timing.clocks import Preamble
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
@@ -53,7 +53,7 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
 
     worker._compute = change
     with RemoteClock(worker, WALL, trial) as clock:
-        samples = clock.sample([trial.supply(index) for index in range(usual)], Lead())
+        samples = clock.sample([trial.supply(index) for index in range(usual)], [Preamble()] * usual)
     calls = [fields["indices"] for fields in worker.fields_of("calls")]
     assert (len(samples), sum(map(len, calls)), max(map(len, calls))) == (usual, usual + 2, min(8, usual + 2))
     assert all(len(set(indices)) == len(indices) for indices in calls)

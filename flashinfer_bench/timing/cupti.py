@@ -1,34 +1,33 @@
-"""CUPTI's activity records, through cupti-python.
+"""CUPTI's activity records of kernels, copies and fills, through cupti-python.
 
-The package's own record objects cost about 25 µs each, more than the calls that they describe. So the package only
-switches CUPTI on and off, and says where the fields of a record lie. The records are read from CUPTI's buffers here.
+The package's record objects cost about 25 µs each, more than the calls that they describe. So the package only switches
+CUPTI on and off, and says where the fields of a record lie; records are read from CUPTI's buffers here. Records of API
+calls stay off: they slow the host.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import re
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
 
-from flashinfer_bench.timing.clocks.cupti import RecordsLost
 from flashinfer_bench.timing.timeline import Operation
 
 MODULE: Final = "cupti.cupti"
 INSTALL: Final = "CUPTI is not installed. Try 'pip install -U cupti-python'"
 BUFFER_BYTES: Final = 1 << 20
-"""Size of each buffer that CUPTI fills with records."""
-NAMES: Final = {"memcpy": "MEMCPY", "memset": "MEMSET"}
+KINDS: Final = {"CONCURRENT_KERNEL": "kernel", "MEMCPY": "memcpy", "MEMSET": "memset"}
+"""Kind of a record → its name in the package's descriptions."""
 MULTIPLE_SUBSCRIBERS: Final = 39
-"""CUPTI's error code where another subscriber, such as a profiler, is attached."""
-
+"""CUPTI's error code if another subscriber, such as a profiler, is attached."""
 TIMES: Final = Struct("<QQ")
 NUMBER: Final = Struct("<I")
 POINTER: Final = Struct("<Q")
-"""Fields of a record: start and end, the kind or the id of a launch or stream, the address of a name."""
+"""Fields of a record: start and end; the kind or the id of a launch or stream; the address of a name."""
 
 Requested = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -36,21 +35,12 @@ Requested = ctypes.CFUNCTYPE(
 Completed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 
 
-class _Layout:
-    """Where the fields of one kind of record lie, by cupti-python's own description."""
-
-    def __init__(self, description: Any) -> None:
-        at = {name: int(field[1]) for name, field in description.fields.items()}
-        if not {"start", "end", "correlation_id", "stream_id"} <= at.keys() or at["end"] != at["start"] + 8:
-            raise RecordsLost("this cupti-python lays records out in a way that is not known here")
-        self.times_at = at["start"]
-        self.correlation_at = at["correlation_id"]
-        self.stream_at = at["stream_id"]
-        self.name_at = at.get("name")
+class RecordsLost(Exception):
+    """CUPTI cannot be switched on, or has dropped records; the reason is its text."""
 
 
 class CuptiRecorder:
-    """Records the GPU work of this process. Make one per process.
+    """Records the GPU work of this process. Make one per process: CUPTI fills one set of buffers.
 
     Raises:
         RecordsLost: cupti-python 13 or later is not installed, or does not work here.
@@ -62,19 +52,33 @@ class CuptiRecorder:
         except ImportError as error:
             missing = getattr(error, "name", None) or ""
             raise RecordsLost(INSTALL if missing.startswith("cupti") else f"cupti-python: {error}") from None
-        kinds = self._cupti.ActivityKind
-        self._kinds = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
+        self._error = self._cupti.cuptiError
+        self._kinds = [getattr(self._cupti.ActivityKind, kind) for kind in KINDS]
         self._layouts = {
-            int(kinds.CONCURRENT_KERNEL): (_Layout(self._description("kernel")), ""),
-            int(kinds.MEMCPY): (_Layout(self._description("memcpy")), NAMES["memcpy"]),
-            int(kinds.MEMSET): (_Layout(self._description("memset")), NAMES["memset"]),
+            int(kind): self._find_layout(name) for kind, name in zip(self._kinds, KINDS.values(), strict=True)
         }
         self._library = _loaded_library()
-        self._free: list[int] = []
         self._buffers: dict[int, Any] = {}
+        self._free: list[int] = []
         self._full: list[tuple[int, int]] = []
+        """Address of each buffer that CUPTI has filled, and its bytes."""
         self._names: dict[int, str] = {}
         self._callbacks = (Requested(self._on_requested), Completed(self._on_completed))
+
+    def _find_layout(self, record: str) -> tuple[int, int, int, int | None, str]:
+        """Return where start, launch, stream and name of a record lie, and the name of one that has none.
+
+        The package names a description by the record's version; the newest counts.
+        """
+        pattern = re.compile(rf"activity_{record}(\d*)_dtype")
+        found = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
+        if not found:
+            raise RecordsLost("this cupti-python does not say how records are laid out; version 13 or later does")
+        fields = getattr(self._cupti, max(found)[1]).fields
+        at = {name: int(field[1]) for name, field in fields.items()}
+        if not {"start", "end", "correlation_id", "stream_id"} <= at.keys() or at["end"] != at["start"] + 8:
+            raise RecordsLost("this cupti-python lays records out in a way that is not known here")
+        return at["start"], at["correlation_id"], at["stream_id"], at.get("name"), record.upper()
 
     def start(self) -> None:
         """Begin to record.
@@ -82,10 +86,9 @@ class CuptiRecorder:
         Raises:
             RecordsLost: another subscriber of CUPTI, such as a profiler, is attached to this process.
         """
-        error = self._cupti.cuptiError
         try:
             self._cupti.unsubscribe(self._cupti.subscribe(_ignore, None))
-        except error as failed:
+        except self._error as failed:
             if getattr(failed, "status", None) == MULTIPLE_SUBSCRIBERS or "SUBSCRIBERS" in str(failed):
                 reason = "another subscriber of CUPTI, such as a profiler, is attached to this process"
                 raise RecordsLost(reason) from None
@@ -99,20 +102,18 @@ class CuptiRecorder:
                 self._cupti.activity_enable(kind)
             self._discard()
             is_on = True
-        except error as failed:
+        except self._error as failed:
             raise RecordsLost(f"CUPTI does not record: {failed}") from None
         finally:
-            if not is_on:  # also where the user interrupts it
+            if not is_on:  # also if the user interrupts it
                 self.stop()
 
     def stop(self) -> None:
         """Record no more. Records that were not taken are dropped."""
         for kind in self._kinds:
-            try:
+            with suppress(self._error):  # it was not on
                 self._cupti.activity_disable(kind)
-            except self._cupti.cuptiError:
-                continue  # it was not on
-        with contextlib.suppress(self._cupti.cuptiError):  # a broken device: its own error is under way
+        with suppress(self._error):  # a broken device: its own error is under way
             self._discard()
 
     def now(self) -> int:
@@ -127,19 +128,15 @@ class CuptiRecorder:
         """
         try:
             self._cupti.activity_flush_all(0)
-        except self._cupti.cuptiError as failed:
+        except self._error as failed:
             raise RecordsLost(f"CUPTI: {failed}") from None
-        dropped = self._count_dropped()
-        operations: list[Operation] = []
-        full, self._full = self._full, []
-        for address, valid in full:
-            operations += self._read(address, valid)
-            self._free.append(address)
-        if dropped:
-            raise RecordsLost(f"{dropped} dropped")
+        dropped, full = self._count_dropped(), self._full
+        self._full = []
+        operations = [operation for address, valid in full for operation in self._read(address, valid)]
+        self._free += [address for address, _ in full]
         untimed = sum(not operation.start_ns and not operation.end_ns for operation in operations)
-        if untimed:
-            raise RecordsLost(f"{untimed} without a time")
+        if dropped or untimed:
+            raise RecordsLost(f"{dropped} dropped" if dropped else f"{untimed} without a time")
         return operations
 
     def _count_dropped(self) -> int:
@@ -154,14 +151,6 @@ class CuptiRecorder:
         self._full.clear()
         self._count_dropped()
 
-    def _description(self, record: str) -> Any:
-        """Return the newest description of a record: cupti-python names it by the record's version."""
-        pattern = re.compile(rf"activity_{record}(\d*)_dtype")
-        found = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
-        if not found:
-            raise RecordsLost("this cupti-python does not say how records are laid out; version 13 or later does")
-        return getattr(self._cupti, max(found)[1])
-
     def _on_requested(self, buffer: Any, size: Any, most_records: Any) -> None:
         if not self._free:
             made = ctypes.create_string_buffer(BUFFER_BYTES)
@@ -169,8 +158,7 @@ class CuptiRecorder:
             self._free.append(ctypes.addressof(made))
         buffer[0], size[0], most_records[0] = self._free.pop(), BUFFER_BYTES, 0
 
-    def _on_completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
-        del context, stream, size
+    def _on_completed(self, _context: int, _stream: int, buffer: int, _size: int, valid: int) -> None:
         self._full.append((buffer, valid))
 
     def _read(self, address: int, valid: int) -> list[Operation]:
@@ -178,37 +166,35 @@ class CuptiRecorder:
         operations = []
         content = memoryview(self._buffers[address]).cast("B")
         record = ctypes.c_void_p()
-        latest = ctypes.byref(record)
-        step, layouts = self._library.cuptiActivityGetNextRecord, self._layouts
+        latest, step = ctypes.byref(record), self._library.cuptiActivityGetNextRecord
         while valid and step(address, valid, latest) == 0:
             at = (record.value or 0) - address
-            found = layouts.get(NUMBER.unpack_from(content, at)[0])
-            if found is None:
+            layout = self._layouts.get(NUMBER.unpack_from(content, at)[0])
+            if layout is None:
                 continue
-            layout, name = found
-            start_ns, end_ns = TIMES.unpack_from(content, at + layout.times_at)
-            (correlation,) = NUMBER.unpack_from(content, at + layout.correlation_at)
-            (stream,) = NUMBER.unpack_from(content, at + layout.stream_at)
-            if layout.name_at is not None:
-                name = self._name(POINTER.unpack_from(content, at + layout.name_at)[0])
+            times_at, correlation_at, stream_at, name_at, name = layout
+            start_ns, end_ns = TIMES.unpack_from(content, at + times_at)
+            (correlation,) = NUMBER.unpack_from(content, at + correlation_at)
+            (stream,) = NUMBER.unpack_from(content, at + stream_at)
+            if name_at is not None:
+                name = self._name(POINTER.unpack_from(content, at + name_at)[0])
             operations.append(Operation(name, start_ns, end_ns, correlation, stream))
         return operations
 
     def _name(self, pointer: int) -> str:
-        """Return the kernel's name. It is read once: CUPTI keeps the text for as long as the module is loaded."""
-        name = self._names.get(pointer)
-        if name is None:
+        """Return a kernel's name, read once: CUPTI keeps the text for as long as the module is loaded."""
+        if pointer not in self._names:
             text = ctypes.string_at(pointer) if pointer else b""
-            name = self._names[pointer] = text.decode("utf-8", "replace")
-        return name
+            self._names[pointer] = text.decode("utf-8", "replace")
+        return self._names[pointer]
 
 
 def import_cupti() -> None:
-    """Import CUPTI's bindings where they are installed, in a process that others are forked from.
+    """Import CUPTI's bindings if they are installed, in a process that others are forked from.
 
-    It takes 0.1 s or more. It starts no thread and touches no device: neither CUPTI nor the driver is loaded by it.
+    It takes 0.1 s or more, starts no thread and touches no device: neither CUPTI nor the driver is loaded by it.
     """
-    with contextlib.suppress(ImportError):  # a recorder will say what is missing
+    with suppress(ImportError):  # a recorder will say what is missing
         importlib.import_module(MODULE)
 
 

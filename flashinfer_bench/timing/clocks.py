@@ -1,0 +1,382 @@
+"""The clocks, and which one a device gets: CUPTI on a GPU, else CUDA events; the wall clock on a CPU.
+
+A clock takes samples between `with clock:` and its end. Nothing but the call lies between the two ends of a sample.
+A launch may have `puts_away`: then its `put_away()` brings what its call returned into place, after the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from statistics import median
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.timing.cupti import CuptiRecorder, RecordsLost, import_cupti
+from flashinfer_bench.timing.gpu_queue import CHAIN, GpuQueue, Preamble
+from flashinfer_bench.timing.graphs import CaptureRefused, capture, capture_first, see_operations
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, Facts, Sample
+from flashinfer_bench.timing.settings import ClockChoice, L2Cache
+from flashinfer_bench.timing.timeline import HostCall, TimelineBroken, read_samples
+
+__all__ = [
+    "CaptureRefused",
+    "Clock",
+    "ClockLost",
+    "CudaEventClock",
+    "CuptiClock",
+    "Launch",
+    "Preamble",
+    "WallClock",
+    "capture",
+    "capture_first",
+    "import_cupti",
+    "make_clock",
+    "see_operations",
+    "shared_recorder",
+]
+
+EMPTY_PAIRS: Final = 10
+"""Pairs of events with nothing between them whose median is reported."""
+EMPTY_PAIR: Final = Preamble(delay_ns=40_000)
+ASIDE_NS: Final = 50_000
+"""If the device is busy for longer after a call's second event, the call has left work on other streams."""
+CALLS_IN_FLIGHT: Final = 64
+OPERATIONS_IN_FLIGHT: Final = 512
+"""Most calls, and about the most operations, that the host enqueues before it waits: in a full queue it would wait
+inside a call, and its time would be misread."""
+EMPTY_LAUNCHES: Final = 12
+"""Samples of a kernel of known cost."""
+EMPTY_LAUNCH: Final = Preamble(delay_ns=15_000)
+EMPTY_CHAIN: Final = Preamble(delay_ns=200_000, flushes=False)
+
+Launch = Callable[[], object]
+
+
+class ClockLost(Exception):
+    """The clock cannot give the samples that were asked for; the reason is its text."""
+
+
+class Clock:
+    """What a clock is. The defaults are those of a clock that sees whole calls only, and has no fall-back."""
+
+    method: str
+    """"cupti", "cuda_events" or "wall"."""
+    cache_state: str
+    """"cold" or "warm"."""
+    fills_queue: bool = False
+    """A call is enqueued behind a delay kernel, so that its operations run back to back."""
+    sees_operations: bool = False
+    """Samples hold the single operations of a call."""
+    fresh_graphs: int | None = None
+    """Graphs that replays of distinct calls take in turn, if one was not replayed yet; else 0. None if each call has a
+    graph of its own."""
+
+    def __enter__(self) -> Clock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch off, whatever happened."""
+
+    def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
+        """Call each launch once, in order, behind its preamble; return a sample each.
+
+        Raises:
+            ClockLost: samples were lost.
+        """
+        raise NotImplementedError
+
+    def replays(self, source: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+        """Return a source of replays of the launches that `source` gives; each distinct launch is captured once.
+
+        It raises CaptureRefused if a call cannot be captured.
+
+        Args:
+            source: gives launches.
+            graphs: of each launch, which are replayed in turn.
+        """
+        del graphs
+        return source
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return the clock to use instead, which says why in its facts; None if there is none."""
+        del reason
+        return None
+
+    def launch_gap_ns(self) -> int:
+        """Return what one more launch in a full queue costs before it runs; 0 if GPU times hold it already."""
+        return 0
+
+    def chain_gap_ns(self) -> int:
+        """Return the time of each of several dependent empty kernels in this context; 0 if unknown."""
+        return 0
+
+    def least_span_ns(self) -> int:
+        """Return the GPU time of the least call that can be right, which moves one word; 0 if unknown."""
+        return 0
+
+    def facts(self) -> Facts:
+        """Return what the clock knows of its own samples."""
+        return {}
+
+
+def _put_away(launch: Any) -> bool:
+    """Have a launch bring what its call returned into place; tell whether that is part of the work."""
+    return bool(getattr(launch, "puts_away", False) and launch.put_away())
+
+
+class WallClock(Clock):
+    """The wall clock, for a CPU: from the call to its return, caches as the calls before left them.
+
+    A result with another memory layout than its output, such as a transposed view, counts with its copy.
+    """
+
+    method = WALL
+    cache_state = "warm"
+
+    def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
+        """Time each call; there is no queue to fill."""
+        del preambles
+        samples = []
+        for launch in launches:
+            start = perf_counter_ns()
+            launch()
+            taken = perf_counter_ns() - start
+            if _put_away(launch):
+                taken = perf_counter_ns() - start
+            samples.append(Sample(span_ns=taken, enqueue_ns=taken))
+        return samples
+
+
+class CudaEventClock(Clock):
+    """CUDA events around each call on the current stream: the fall-back if CUPTI cannot be used.
+
+    A pair of events with nothing between them reads a constant, which is reported and not subtracted. Events do not
+    hold work on streams that nobody waits for: such a call leaves the device busy, and is timed until it is idle.
+
+    Args:
+        queue: of the GPU.
+        reason: why no better clock is used.
+    """
+
+    method = "cuda_events"
+    fills_queue = True
+    make_event: Callable[[], Any] = staticmethod(partial(torch.cuda.Event, enable_timing=True))
+
+    def __init__(self, queue: GpuQueue, reason: str = "") -> None:
+        self.cache_state = queue.l2_cache
+        self._queue = queue
+        self._reason = reason
+        self._empty_ns: int | None = None
+
+    def __enter__(self) -> Clock:
+        if self._empty_ns is None:
+            pairs = self.sample([lambda: None] * EMPTY_PAIRS, [EMPTY_PAIR] * EMPTY_PAIRS)
+            self._empty_ns = int(median(sample.span_ns for sample in pairs))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the device idle; an error of the device itself is the one that is under way already."""
+        if error is None:
+            self._queue.synchronize()
+
+    def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
+        """Time each call between two events, on an idle GPU: a flush queued behind would push the events apart."""
+        return [self._sample_one(*one) for one in zip(launches, preambles, strict=True)]
+
+    def _sample_one(self, launch: Launch, preamble: Preamble) -> Sample:
+        start, end = self.make_event(), self.make_event()
+        self._queue.enqueue(preamble)
+        start.record()
+        begin_ns = perf_counter_ns()
+        launch()
+        end_ns = perf_counter_ns()
+        if preamble.drains:
+            self._queue.synchronize()
+        end.record()
+        late = start.query() and not preamble.drains
+        escaped = preamble.looks_aside and self._is_busy_after(end)
+        self._queue.synchronize()
+        span_ns = int(start.elapsed_time(end) * 1e6)
+        _put_away(launch)
+        return Sample(span_ns=span_ns, enqueue_ns=end_ns - begin_ns, late=late, escaped=escaped)
+
+    def _is_busy_after(self, end: Any) -> bool:
+        end.synchronize()
+        begin_ns = perf_counter_ns()
+        self._queue.synchronize()
+        return perf_counter_ns() - begin_ns > ASIDE_NS
+
+    def facts(self) -> Facts:
+        """Return the constant of an empty pair, and why this clock is used."""
+        return {"empty_pair_ns": self._empty_ns or 0} | ({"fallback": self._reason} if self._reason else {})
+
+
+class Replay:
+    """The replay of one CUDA graph; torch's fills before the graph are no part of the call."""
+
+    is_replay: Final = True
+
+    def __init__(self, replay: Launch) -> None:
+        self._replay = replay
+
+    def __call__(self) -> None:
+        """Replay the graph."""
+        self._replay()
+
+
+class CuptiClock(Clock):
+    """Samples from CUPTI's records: the GPU's own times of every kernel, copy and fill, from any stream or thread.
+
+    Args:
+        queue: of the GPU.
+        recorder: CUPTI.
+    """
+
+    method = "cupti"
+    fills_queue = True
+    sees_operations = True
+    capture: Callable[[Launch], Launch] = staticmethod(capture)
+    release: Callable[[], object] = staticmethod(torch.cuda.empty_cache)
+
+    def __init__(self, queue: GpuQueue, recorder: CuptiRecorder) -> None:
+        self.cache_state = queue.l2_cache
+        self._queue = queue
+        self._recorder = recorder
+        self._replays: dict[tuple[Launch, int], Launch] = {}
+        self._per_call = 1
+        """Operations of the latest calls."""
+        self._leads_ns: list[int] = []
+
+    def __enter__(self) -> Clock:
+        self._queue.synchronize()  # records of earlier work come when it is done
+        try:
+            self._recorder.start()
+        except RecordsLost as lost:
+            raise ClockLost(str(lost)) from None
+        self._leads_ns.clear()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch CUPTI off, and give back the memory of the trial's graphs."""
+        self._recorder.stop()
+        has_captured = bool(self._replays)
+        self._replays.clear()
+        if has_captured and error is None:
+            with suppress(RuntimeError):  # samples that were taken are good, and a broken device will say so again
+                self.release()
+
+    def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
+        """Time each call by the records of what it launched."""
+        samples: list[Sample] = []
+        while len(samples) < len(launches):
+            room = max(1, min(CALLS_IN_FLIGHT, OPERATIONS_IN_FLIGHT // (self._per_call + 2)))
+            some = slice(len(samples), len(samples) + room)
+            taken = self._sample_together(launches[some], preambles[some])
+            self._per_call = max(1, *(sample.operations or 0 for sample in taken))
+            samples += taken
+        self._leads_ns += [sample.lead_ns for sample in samples if sample.lead_ns is not None]
+        return samples
+
+    def _sample_together(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
+        calls: list[HostCall] = []
+        now = self._recorder.now
+        for launch, preamble in zip(launches, preambles, strict=True):
+            self._queue.enqueue(preamble)
+            begin_ns = now()
+            launch()
+            end_ns, puts_away = now(), bool(getattr(launch, "puts_away", False))
+            calls.append(HostCall(begin_ns, end_ns, puts_away, bool(getattr(launch, "is_replay", False))))
+            if puts_away:
+                self._queue.launch_empty()  # the mark: what follows is no part of the call
+                _put_away(launch)
+        self._queue.synchronize()
+        flushes = self._queue.l2_cache == "cold" and preambles[0].flushes
+        try:
+            samples = read_samples(self._recorder.take(), calls, flushes=flushes)
+        except (RecordsLost, TimelineBroken) as broken:
+            raise ClockLost(f"CUPTI lost records: {broken}") from None
+        drained = [one.drains for one in preambles]  # nothing delays these
+        return [
+            replace(one, late=False) if is_drained else one for one, is_drained in zip(samples, drained, strict=True)
+        ]
+
+    def replays(self, source: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+        """Return a source of replays; graphs are kept until the clock is switched off."""
+
+        def give(index: int) -> Launch:
+            key = source(index), index % graphs
+            if key not in self._replays:
+                self._replays[key] = Replay(self.capture(key[0]))
+            return self._replays[key]
+
+        return give
+
+    def launch_gap_ns(self) -> int:
+        """Return the usual time from the end of a delay to an empty kernel behind it, or 0 if records are lost."""
+        samples = self._look_at(self._queue.launch_empty, EMPTY_LAUNCH)
+        return int(median(sample.lead_ns or 0 for sample in samples)) if samples else 0
+
+    def chain_gap_ns(self) -> int:
+        """Return the time of one link of a chain of empty kernels, caches warm, or 0 if records are lost."""
+        samples = self._look_at(self._queue.launch_chain, EMPTY_CHAIN)
+        return int(median(sample.span_ns for sample in samples) / CHAIN) if samples else 0
+
+    def least_span_ns(self) -> int:
+        """Return the least time of a kernel that moves a word, or 0 if records are lost."""
+        return min((sample.span_ns for sample in self._look_at(self._queue.launch_move, EMPTY_LAUNCH)), default=0)
+
+    def _look_at(self, launch: Launch, preamble: Preamble) -> list[Sample]:
+        try:
+            with self:
+                self.sample([launch], [preamble])
+                return self.sample([launch] * EMPTY_LAUNCHES, [preamble] * EMPTY_LAUNCHES)
+        except ClockLost:
+            return []
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return a clock of CUDA events."""
+        return CudaEventClock(self._queue, reason)
+
+    def facts(self) -> Facts:
+        """Return the usual time from the end of the delay to the call's first operation."""
+        return {"lead_ns": int(median(self._leads_ns))} if self._leads_ns else {}
+
+
+def make_clock(
+    device: torch.device, *, l2_cache: L2Cache = "cold", clock: ClockChoice = "auto", image: bytes | None = None
+) -> Clock:
+    """Return the best clock for a device.
+
+    Args:
+        device: where the calls run; on a GPU there must be a context.
+        l2_cache: "cold" flushes a GPU's L2 before each call. A CPU's caches are left as they are.
+        clock: "cuda_events" takes CUDA events.
+        image: machine code of the timing kernels, if it is known already.
+    """
+    if device.type != "cuda":
+        return WallClock()
+    queue = GpuQueue(device, l2_cache=l2_cache, image=image)
+    if clock == "cuda_events":
+        return CudaEventClock(queue, EVENTS_ASKED_FOR)
+    try:
+        return CuptiClock(queue, shared_recorder())
+    except RecordsLost as lost:
+        return CudaEventClock(queue, f"{lost}. {FALLING_BACK}")
+
+
+@cache
+def shared_recorder() -> CuptiRecorder:
+    """Return this process's recorder; raises RecordsLost if CUPTI cannot be used."""
+    return CuptiRecorder()

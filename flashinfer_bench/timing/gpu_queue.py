@@ -1,0 +1,122 @@
+"""The queue of a GPU as the clocks use it: the preamble of a timed call, and kernels of known cost.
+
+The preamble flushes the L2 and keeps the GPU busy by a delay kernel, so that the host gets ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from flashinfer_bench.timing import driver
+from flashinfer_bench.timing.settings import L2Cache
+
+DELAY_KERNEL: Final = "flashinfer_bench_spin"
+FLUSH_KERNEL: Final = "flashinfer_bench_flush"
+EMPTY_KERNEL: Final = "flashinfer_bench_empty"
+MOVE_KERNEL: Final = "flashinfer_bench_move"
+FLUSH_SHARE: Final = 2
+"""The flush reads this many times the size of the L2."""
+BLOCKS_PER_PROCESSOR: Final = 4
+FLUSH_THREADS: Final = 512
+"""Blocks of the flush for each streaming multiprocessor, and their threads."""
+CHAIN: Final = 12
+"""Dependent empty kernels that show how fast a context feeds the GPU."""
+CHAIN_BLOCKS: Final = 128
+CHAIN_THREADS: Final = 256
+LINE_BYTES: Final = 512
+"""Words this far apart share no line of a cache."""
+
+
+@dataclass(frozen=True)
+class Preamble:
+    """What goes before a timed call."""
+
+    delay_ns: int = 0
+    """How long the GPU is kept busy after the flush."""
+    flushes: bool = True
+    """Flush the L2 before the delay, if calls are to be cold."""
+    drains: bool = False
+    """Wait until the GPU is idle after the delay: for a call whose streams do not wait for the current one."""
+    waits_first: bool = False
+    """Wait until the GPU is idle before the flush."""
+    looks_aside: bool = False
+    """Find out whether the call leaves work on streams that nobody waits for; only a clock of events needs this."""
+    resets_lines: bool = False
+    """Wait until the GPU is idle, and reset persisting lines of the L2, before the flush."""
+
+
+@cache
+def kernel_image() -> bytes:
+    """Return the kernels' machine code for the current device."""
+    return driver.assemble(Path(__file__).with_name("gpu_kernels.ptx").read_bytes())
+
+
+class GpuQueue:
+    """The current stream of a GPU, with our kernels.
+
+    Args:
+        device: a CUDA device.
+        l2_cache: "cold" flushes the L2 before each call.
+        image: the kernels' machine code; assembled here if it is not given.
+    """
+
+    def __init__(self, device: torch.device, *, l2_cache: L2Cache = "cold", image: bytes | None = None) -> None:
+        self.l2_cache: L2Cache = l2_cache
+        self._device = device
+        properties = torch.cuda.get_device_properties(device)
+        torch.cuda.current_stream(device)
+        module = driver.Module(image if image is not None else kernel_image())
+        blocks = int(properties.multi_processor_count) * BLOCKS_PER_PROCESSOR
+
+        def launcher(name: str, arguments: int, blocks: int = 1, threads: int = 1) -> driver.Launcher:
+            return driver.Launcher(module.kernel(name), blocks=blocks, threads=threads, arguments=arguments)
+
+        self._delay = launcher(DELAY_KERNEL, 1)
+        self._flush = launcher(FLUSH_KERNEL, 2, blocks, FLUSH_THREADS)
+        self._empty = launcher(EMPTY_KERNEL, 0)
+        self._link = launcher(EMPTY_KERNEL, 0, CHAIN_BLOCKS, CHAIN_THREADS)
+        self._move = launcher(MOVE_KERNEL, 2)
+        self._words = torch.zeros(2 * LINE_BYTES, dtype=torch.uint8, device=device)
+        self._buffer = torch.zeros(FLUSH_SHARE * int(properties.L2_cache_size), dtype=torch.uint8, device=device)
+        torch.cuda.synchronize(device)
+
+    @property
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
+
+    def enqueue(self, preamble: Preamble) -> None:
+        """Enqueue what goes before a timed call; the delay kernel is the last of it."""
+        stream = self._stream
+        if preamble.waits_first or preamble.resets_lines:
+            torch.cuda.synchronize(self._device)
+        if preamble.resets_lines:
+            driver.reset_persisting_lines()
+        if self.l2_cache == "cold" and preamble.flushes:
+            self._flush(stream, self._buffer.data_ptr(), self._buffer.numel())
+        self._delay(stream, preamble.delay_ns)
+        if preamble.drains:
+            torch.cuda.synchronize(self._device)
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        torch.cuda.synchronize(self._device)
+
+    def launch_empty(self) -> None:
+        """Launch a kernel that does nothing."""
+        self._empty(self._stream)
+
+    def launch_chain(self) -> None:
+        """Launch CHAIN kernels that do nothing, each of as many blocks as a small kernel has."""
+        stream = self._stream
+        for _ in range(CHAIN):
+            self._link(stream)
+
+    def launch_move(self) -> None:
+        """Launch a kernel that reads a word and writes it elsewhere."""
+        begin = self._words.data_ptr()
+        self._move(self._stream, begin, begin + LINE_BYTES)

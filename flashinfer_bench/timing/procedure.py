@@ -1,0 +1,506 @@
+"""The procedure of a trial: check → look for persisting lines → warm up → choose the launch source → sample → metadata.
+
+It runs where the clock is: for `bench_gpu_time` in the caller's process, for a timed solution or reference in the
+session, whose clock asks a worker. It only takes samples; `timing.summary` says what they mean.
+
+Each sample is (flush, delay kernel, call). The flush leaves nothing of the inputs in the L2. The delay kernel lets
+memory and power rest, and keeps the GPU busy until the host has enqueued the whole call, so that operations run back to
+back as in a full queue. Nothing but the call lies between the two ends of a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
+from typing import Final, Literal, NamedTuple
+
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch
+from flashinfer_bench.timing.gpu_queue import Preamble
+from flashinfer_bench.timing.measurement import Facts, Sample, Trial
+from flashinfer_bench.timing.settings import PRECISION
+from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS, quantile
+from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
+
+CHECKS: Final = 3
+"""Calls of the check, one less if the call was made before. They count as warm-up."""
+SLOW_SHARE: Final = 4
+"""Check and warm-up together take at most the budget divided by this."""
+PROBE_NS: Final = 2_000_000
+"""Least delay, beyond the host's time, behind which a call shows whether it waits for the GPU. It waits if the delay
+makes it slower on the host by more than half of that."""
+LOOKS: Final = 3
+"""Probes after the warm-up that all have to find that a call waits."""
+QUEUE_HOLDS: Final = 900
+"""A call of more operations may fill the device's queue: then the host waits for room, and not the call for the GPU."""
+DELAY_MARGIN: Final = 1.5
+DELAY_FLOOR_NS: Final = 6_000
+DELAY_CEILING_NS: Final = 50_000_000
+"""The delay is the host's time for a call times the first, plus the second, and at most the third."""
+REST_NS: Final = 100_000, 50_000_000
+"""The GPU rests between these times before each call: as long as the call takes, and twice as long before calls of
+LONG_SAMPLE_NS. Right after a flush times scatter more; a GPU without a pause reaches its power limit."""
+FLUSH_NS: Final = 50_000
+"""Most time of a flush, as a part of the expected time of a sample."""
+SPARED_S: Final = 0.005
+"""A call that may stop early and whose sample takes longer gets no warm-up beyond the check, and no look for lines."""
+REQUEST_S: Final = 0.015
+"""A single call may take this long on a busy machine, which says nothing of a sample among others. Up to this, the
+clock tells whether a call that may stop early is quick."""
+LATE_SHARE: Final = 0.1
+"""If a larger share of a batch is late, the delay is doubled and the batch is taken again."""
+RETAKES: Final = 3
+EXTRA_SHARE: Final = 10
+EXTRA_S: Final = 0.05
+"""A quick call that scatters gets at most EXTRA_SHARE times the wanted samples more, in EXTRA_S a set of inputs."""
+LINES_CALLS: Final = 5
+"""Calls of each kind in the first look for persisting lines: with and without a reset of them."""
+SECOND_LOOK: Final = 3
+"""The second look makes this many times the calls. It comes only if the first one suspects lines."""
+LINES_SHARE: Final = 0.03
+LINES_NS: Final = 64
+"""A call leaves persisting lines if a reset of them slows it by more than both limits."""
+PLACED_GRAPHS: Final = 8
+BRANCHED_GRAPHS: Final = 16
+"""Graphs of one call that are replayed in turn, and of one whose operations overlap: the memory of a graph, and how its
+branches meet, change the time of its operations."""
+PLACED_NS: Final = 300_000
+"""A longer call has one graph: its memory matters little, and more graphs would hold much of it."""
+GAPS_SHARE: Final = 0.001
+"""If no more of a call's GPU time lies between its operations, a graph could not shorten it."""
+WORK_SHARE: Final = 0.5
+"""A replay whose operations take less than this share of the call's is refused: names alone are no proof."""
+OTHER: Final = "a replay launches something else than the call does"
+LESS: Final = "a replay does less than half of the work that the call does"
+
+LaunchSource = Callable[[int], Launch]
+"""Gives the launch of the i-th call of a trial, with arguments of its own. It runs outside of every sample."""
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """What is wanted of one trial."""
+
+    warmup_runs: int
+    """Untimed calls before the samples."""
+    iterations: int
+    """Samples wanted."""
+    budget_s: float
+    """Wall time of the trial. A call too slow for it gets fewer samples, but at least one."""
+    precision: float = PRECISION
+    """Relative half-width of the confidence interval; noisy quick calls get more samples."""
+    cuda_graphs: bool = True
+    """Time a call of several operations as the replay of a CUDA graph, if it can be captured."""
+    sets: int = 1
+    """The i-th call has set i % sets of the inputs, and each set has as many samples."""
+    was_called: bool = False
+    """The call was made before, on these inputs: a slow first call compiles nothing."""
+    exact: bool = False
+    """Take no more samples than are wanted, however widely they scatter."""
+    fewest: int | None = None
+    """Samples from which on a call gets no more than `precision` needs; None to take all that are wanted."""
+    stops_early: bool = False
+    """A call that is not quick stops once its median is known, also if the budget holds all samples. For trusted code:
+    a slow call gets neither warm-up nor a look for persisting lines."""
+
+
+class Calls(NamedTuple):
+    """The calls that are timed."""
+
+    source: LaunchSource
+    mode: Literal["stream", "graph"]
+    reason: str = ""
+    """Why the mode is not "graph"."""
+    graphs: int = 1
+    """Graphs of one call that are replayed in turn."""
+
+
+def take_trial(
+    source: LaunchSource, clock: Clock, procedure: Procedure, *, now: Callable[[], float] = perf_counter
+) -> Trial:
+    """Take one trial; the clock is switched off again whatever happens.
+
+    Args:
+        source: gives the launch for the i-th call.
+        clock: takes samples. One that loses samples is replaced by its fall-back, and the facts say so.
+        procedure: counts and budget.
+        now: the host's clock, in seconds.
+    """
+    start, trial = now(), TrialInProgress(source, clock, procedure, now)
+    try:
+        with clock:
+            return trial.run()
+    except ClockLost as lost:
+        fallback = clock.fall_back(str(lost))
+        if fallback is None:
+            raise
+    # Retry outside the `except`: the error no longer holds the lost trial's frames, so its memory is freed.
+    left_s = procedure.budget_s - (now() - start - trial.compiled_s)
+    return take_trial(source, fallback, replace(procedure, budget_s=max(0.0, left_s)), now=now)
+
+
+def most_samples(iterations: int) -> int:
+    """Return the most samples of a trial, by the number wanted."""
+    return max(1, iterations) * (1 + EXTRA_SHARE)
+
+
+@dataclass
+class TrialInProgress:
+    """A trial while it is taken, and what is known of its call so far."""
+
+    source: LaunchSource
+    clock: Clock
+    procedure: Procedure
+    now: Callable[[], float] = perf_counter
+    calls: int = 0
+    """Calls so far, timed or not."""
+    preamble: Preamble = field(default_factory=Preamble)
+    waits_inside: bool = False
+    """The call waits for the GPU before it returns."""
+    overfills: bool = False
+    """The call launches more than the device's queue holds: no delay can get the host ahead of the GPU."""
+    per_call_s: float = 0.0
+    """Wall time of one sample."""
+    compiled_s: float = 0.0
+    """Time of the first call beyond the second: it may have compiled kernels, which the budget does not pay for."""
+    retaken: int = 0
+    looked_at: Sample | None = None
+    """The sample that shows what the call launches."""
+    enqueue_ns: int = 0
+    """Host time of one call."""
+
+    def run(self) -> Trial:
+        """Take the trial."""
+        procedure, start = self.procedure, self.now()
+        latest = self.check()
+        start += self.compiled_s
+        if self.now() - start > procedure.budget_s:
+            calls = Calls(self.source, "stream", "the budget holds no more calls")
+            return Trial((latest,), "budget", self.facts(calls, []))
+        deadline = self.now() + procedure.budget_s / SLOW_SHARE - CHECKS * self.per_call_s
+        if not procedure.stops_early or self.per_call_s <= SPARED_S:
+            self.warm_up(deadline)
+        elif self.waits_inside:
+            self.look_again()
+        calls = self.choose_calls()
+        try:
+            return self.sample(calls, start)
+        except CaptureRefused as refused:  # of a later call, which does something else than the first
+            self.size_delay()
+            return self.sample(Calls(self.source, "stream", str(refused)), start)
+
+    # Calls and their preamble
+
+    def make_calls(
+        self, count: int, *, source: LaunchSource | None = None, preambles: Sequence[Preamble] = ()
+    ) -> list[Sample]:
+        """Make the next calls and return a sample of each.
+
+        Args:
+            count: of calls.
+            source: gives the launches, if not the call's own.
+            preambles: of each call, if not the trial's own.
+        """
+        give = source or self.source
+        launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs
+        samples = self.clock.sample(launches, preambles or [self.preamble] * count)
+        self.calls += count
+        return samples
+
+    def time_calls(
+        self, count: int, *, source: LaunchSource | None = None, preambles: Sequence[Preamble] = ()
+    ) -> list[Sample]:
+        """Make the next calls, and note the wall time of one sample."""
+        begin = self.now()
+        samples = self.make_calls(count, source=source, preambles=preambles)
+        self.per_call_s = (self.now() - begin) / count
+        return samples
+
+    def size_delay(self, samples: Sequence[Sample] = (), *, enqueue_ns: int | None = None) -> None:
+        """Set the delay: it covers the host's time for what is timed, and the rest of memory and power.
+
+        Args:
+            samples: of the call, which show the host's time.
+            enqueue_ns: the host's time for the replay of a graph; None for the call's.
+        """
+        if samples and not (self.overfills and self.enqueue_ns):  # those samples hold the delay before them
+            self.enqueue_ns = int(median(sample.enqueue_ns for sample in samples))
+        host_ns = self.enqueue_ns if enqueue_ns is None else enqueue_ns
+        wanted_ns = min(int(host_ns * DELAY_MARGIN) + DELAY_FLOOR_NS, DELAY_CEILING_NS)
+        delay_ns = 0 if self.waits_inside or self.preamble.drains else max(wanted_ns, rest_ns(self.looked_at))
+        self.preamble = replace(self.preamble, delay_ns=delay_ns)
+
+    # Check
+
+    def check(self) -> Sample:
+        """Make the first calls: what the call launches, whether it waits inside, how long the host needs.
+
+        A first call that may have compiled kernels counts only on a CPU, and only if it was quick.
+
+        Returns:
+            The sample that counts if the budget holds no more calls.
+        """
+        procedure, fills_queue = self.procedure, self.clock.fills_queue
+        first_s: float | None = None
+        if not procedure.was_called or not fills_queue:
+            (self.looked_at,) = self.time_calls(1)
+            first_s = self.per_call_s
+            if not fills_queue and (procedure.was_called or first_s <= procedure.budget_s / 2):
+                return self.looked_at
+        (alone,) = self.time_calls(1, preambles=[Preamble(looks_aside=True)])
+        self.looked_at, alone_s = alone, self.per_call_s
+        self.compiled_s = max(0.0, first_s - alone_s) if first_s is not None else 0.0
+        if not fills_queue or alone_s > procedure.budget_s:
+            return alone
+        usual = alone
+        if alone_s * SLOW_SHARE <= procedure.budget_s:
+            behind_delay = self._look_behind_delay(alone)
+            self.per_call_s = min(alone_s, self.per_call_s)  # the delay of the probe is no part of a sample
+            if not self.waits_inside and behind_delay.enqueue_ns < usual.enqueue_ns:  # the host was held up
+                usual = replace(alone, enqueue_ns=behind_delay.enqueue_ns)
+        self.size_delay([usual])
+        self.per_call_s += self.preamble.delay_ns / 1e9
+        if procedure.stops_early and self.per_call_s <= REQUEST_S:
+            seen_ns = max(self.preamble.delay_ns, usual.enqueue_ns) + usual.span_ns + FLUSH_NS
+            self.per_call_s = min(self.per_call_s, seen_ns / 1e9)
+        return alone
+
+    def _look_behind_delay(self, alone: Sample) -> Sample:
+        """See whether a call waits for the GPU, and whether it uses streams that do not wait for the current one.
+
+        Args:
+            alone: the sample of a call without a delay.
+
+        Returns:
+            The sample of a call behind a delay.
+        """
+        behind_delay, is_slower = self._probe(alone.enqueue_ns)
+        if is_slower:  # it waits, or the host was held up: a second probe tells
+            _, is_slower = self._probe(alone.enqueue_ns)
+        self.overfills = (alone.operations or 0) > QUEUE_HOLDS
+        self.waits_inside = is_slower and not self.overfills
+        escaped = behind_delay.escaped
+        if alone.escaped and not self.clock.sees_operations:  # or the host was held up
+            (again,) = self.time_calls(1, preambles=[Preamble(looks_aside=True)])
+            escaped = again.escaped
+        self.looked_at = replace(alone, escaped=escaped)
+        self.preamble = Preamble(drains=escaped)
+        return behind_delay
+
+    def _probe(self, enqueue_ns: int) -> tuple[Sample, bool]:
+        """Make a call behind a delay that outlasts the host's time for it; tell also whether that made it slower."""
+        probe_ns = max(PROBE_NS, enqueue_ns)
+        (behind_delay,) = self.time_calls(1, preambles=[Preamble(probe_ns + enqueue_ns)])
+        return behind_delay, behind_delay.enqueue_ns - enqueue_ns > probe_ns // 2
+
+    def look_again(self) -> None:
+        """See whether a call still waits for the GPU: first calls wait if the driver gives them memory."""
+        for _ in range(LOOKS):
+            _, self.waits_inside = self._probe(self.enqueue_ns)
+            if not self.waits_inside:
+                break
+        self.size_delay()
+
+    # Warm-up
+
+    def warm_up(self, deadline: float) -> None:
+        """Look for persisting lines, and make the rest of the untimed calls; slow ones in growing batches.
+
+        The look comes first, since its calls warm up. It comes last for a call that seems to wait inside, and if the
+        check was so slow that there seemed to be no time.
+        """
+        looked = [] if self.waits_inside else self.check_lines(deadline)
+        if looked:
+            self.size_delay(looked)
+        while self.calls < self.procedure.warmup_runs and self.now() < deadline:
+            left = self.procedure.warmup_runs - self.calls
+            room = int((deadline - self.now()) / self.per_call_s) if self.per_call_s else self.calls
+            most = left if self.per_call_s <= QUICK_S else min(self.calls, left)
+            samples = self.time_calls(max(1, min(most, room)))
+            if self.clock.fills_queue:
+                self.size_delay(samples)
+        if self.waits_inside:
+            self.look_again()
+        if not looked:
+            self.check_lines(deadline)
+
+    def check_lines(self, deadline: float) -> list[Sample]:
+        """Find out whether the call leaves persisting lines in the L2, which no flush evicts; if so, have them reset.
+
+        Both kinds of samples wait for an idle device, as a reset has to: they differ by the reset alone. A second look
+        follows a suspicion, if there is time for it.
+
+        Returns:
+            The samples of its calls; none if there is no time for a look.
+        """
+        made: list[Sample] = []
+
+        def is_slower(count: int) -> bool:
+            kinds = replace(self.preamble, waits_first=True), replace(self.preamble, resets_lines=True)
+            before_s = self.per_call_s
+            samples = self.time_calls(2 * count, preambles=[kind for kind in kinds for _ in range(count)])
+            self.per_call_s = min(before_s, self.per_call_s)
+            made.extend(samples)
+            times_ns = [one.span_ns if one.busy_ns is None else one.busy_ns for one in samples]
+            kept, reset = sorted(times_ns[:count]), sorted(times_ns[count:])
+            slows = median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS
+            return slows and quantile(reset, 0.25) > quantile(kept, 0.75)
+
+        first, second = LINES_CALLS, LINES_CALLS * SECOND_LOOK
+        has_l2 = self.clock.fills_queue and self.clock.cache_state == "cold"
+        if not has_l2 or self.now() + 2 * first * self.per_call_s >= deadline or not is_slower(first):
+            return made
+        if self.now() + 2 * second * self.per_call_s >= deadline or is_slower(second):
+            self.preamble = replace(self.preamble, resets_lines=True)
+        return made
+
+    # Launch source
+
+    def choose_calls(self) -> Calls:
+        """Return the calls to be timed: replays of graphs if they are wanted and can be trusted, else the calls."""
+        refusal = self._why_no_graph()
+        if refusal is not None:
+            return Calls(self.source, "stream", refusal)
+        assert self.looked_at is not None
+        eager, replays, start = self.looked_at, self.clock.replays(self.source), self.now()
+        try:
+            (first,) = self.make_calls(1, source=replays)
+            if first.launched == eager.launched and first.work_ns < WORK_SHARE * eager.work_ns:
+                (eager,) = self.make_calls(1)  # the GPU may have been slow then
+            if first.launched != eager.launched or first.work_ns < WORK_SHARE * eager.work_ns:
+                return Calls(self.source, "stream", OTHER if first.launched != eager.launched else LESS)
+            each_s = max(self.now() - start, self.per_call_s)
+            graphs, is_one_call = self._count_graphs(first)
+            has_time = each_s * (graphs or 0) * SLOW_SHARE <= self.procedure.budget_s
+            if is_one_call:
+                graphs = graphs if has_time else 1
+                replays = self.clock.replays(self.source, graphs or 1)
+            elif graphs is None or not has_time:  # each call is captured before it is timed
+                self.per_call_s, graphs = each_s, 0
+            # The first replay of a graph is slower than later ones.
+            others = self.make_calls(graphs, source=replays) if graphs and (graphs > 1 or not is_one_call) else []
+        except CaptureRefused as refused:
+            return Calls(self.source, "stream", str(refused))
+        if any(sample.launched != first.launched for sample in others):
+            return Calls(self.source, "stream", OTHER)
+        if others and median(one.work_ns for one in others) < WORK_SHARE * first.work_ns:  # content may change the work
+            return Calls(self.source, "stream", LESS)
+        self.size_delay(enqueue_ns=first.enqueue_ns)
+        return Calls(replays, "graph", graphs=graphs or 1 if is_one_call else 1)
+
+    def _count_graphs(self, first: Sample) -> tuple[int | None, bool]:
+        """Return how many graphs samples replay in turn that were not replayed yet, and whether all are of one call.
+
+        None if each call has a graph of its own.
+        """
+        if self.clock.fresh_graphs is not None or self.source(self.calls) != self.source(self.calls + 1):
+            return self.clock.fresh_graphs, False
+        graphs = min(BRANCHED_GRAPHS if first.overlaps else PLACED_GRAPHS, self.procedure.iterations)
+        return graphs if first.span_ns <= PLACED_NS else 1, True
+
+    def _why_no_graph(self) -> str | None:
+        """Return why no graph is tried; None to try."""
+        call = self.looked_at
+        if not self.procedure.cuda_graphs:
+            return "graphs are off"
+        if self.per_call_s * CHECKS * SLOW_SHARE > self.procedure.budget_s:
+            return "a call as slow as this gains nothing by a graph"
+        if not self.clock.sees_operations:
+            return "only CUPTI can tell whether a replay launches what the call does"
+        if call is None or (call.operations or 0) < 2:
+            return "a single operation needs no graph"
+        if self.waits_inside:
+            return "the call waits for the GPU inside"
+        if call.span_ns - (call.busy_ns or 0) <= GAPS_SHARE * call.span_ns and not call.overlaps:
+            return "its operations follow one another without gaps that a graph could close"
+        return "the call uses a stream that does not wait for the current one" if call.escaped else None
+
+    # Samples
+
+    def sample(self, calls: Calls, start: float) -> Trial:
+        """Take samples until the stopping rule says why to stop.
+
+        Args:
+            calls: that are timed.
+            start: when the trial's budget began.
+        """
+        procedure, begin = self.procedure, self.now()
+        extra = 0  # a call that waits, or whose operations the clock does not see, gets no more than the count
+        if self.clock.sees_operations and not procedure.exact and not self.waits_inside and self.per_call_s:
+            in_time = int(procedure.sets * EXTRA_S / self.per_call_s)
+            extra = min(EXTRA_SHARE * procedure.iterations, in_time)
+        rule = StoppingRule(
+            procedure.iterations,
+            procedure.budget_s - (begin - start),
+            extra,
+            procedure.precision,
+            procedure.stops_early,
+            self.clock.method,
+            procedure.fewest,
+        )
+        samples: list[Sample] = []
+        while True:
+            spent_s, per_call_s = self.now() - begin, self.per_call_s
+            seen = Trial(tuple(samples), "count")
+            stop = rule.reason_to_stop(seen.spans_ns, seen.busy_ns, spent_s=spent_s, per_call_s=per_call_s)
+            if stop is not None:
+                return replace(seen, stop=stop, facts=self.facts(calls, samples))
+            count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=per_call_s)
+            samples += self.take_batch(calls.source, count, first=len(samples), deadline=begin + rule.budget_s)
+
+    def take_batch(self, source: LaunchSource, count: int, *, deadline: float, first: int = 0) -> list[Sample]:
+        """Take samples; if too many are late, take them again behind a longer delay.
+
+        Args:
+            source: gives the launches.
+            count: of samples.
+            deadline: late samples are kept if taking others would last until after it.
+            first: samples that there are: the sets of inputs go on by turns.
+        """
+
+        def take() -> list[Sample]:
+            skipped = (first - self.calls) % self.procedure.sets
+            return self.time_calls(count, source=lambda index: source(index + skipped))
+
+        samples = take()
+        for _ in range(RETAKES):
+            delay_ns = self.preamble.delay_ns
+            longer_ns = min(delay_ns * 2, DELAY_CEILING_NS)
+            again_s = count * (self.per_call_s + (longer_ns - delay_ns) / 1e9)
+            too_late = sum(sample.late for sample in samples) > LATE_SHARE * count and not self.overfills
+            if not too_late or longer_ns == delay_ns or self.now() + again_s > deadline:
+                break
+            self.preamble = replace(self.preamble, delay_ns=longer_ns)
+            self.retaken += count
+            samples = take()
+        return samples
+
+    # Metadata
+
+    def facts(self, calls: Calls, samples: Sequence[Sample]) -> Facts:
+        """Return how the samples came about; facts that do not hold are left out."""
+        facts: Facts = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}
+        if self.clock.fills_queue:
+            facts |= {"launch": calls.mode, "spin_ns": self.preamble.delay_ns, "enqueue_ns": self.enqueue_ns}
+        seen = [*samples, *([] if self.looked_at is None else [self.looked_at])]
+        streams, sets = max((sample.streams for sample in seen), default=0), self.procedure.sets
+        holding = {
+            "launch_reason": calls.reason if self.clock.fills_queue else "",
+            "waits_inside": self.waits_inside,
+            "side_stream": self.preamble.drains,
+            "lines_reset": self.preamble.resets_lines,
+            "retaken": self.retaken,
+            "extra_samples": max(0, len(samples) - self.procedure.iterations),
+            "operations_vary": any(len({one.launched for one in samples[at::sets]}) > 1 for at in range(sets)),
+            "streams": streams if streams > 1 else 0,
+            "graphs": calls.graphs if calls.graphs > 1 else 0,
+        }
+        return {**facts, **{name: value for name, value in holding.items() if value}, **self.clock.facts()}
+
+
+def rest_ns(call: Sample | None) -> int:
+    """Return how long the GPU rests before a call: as long as the call keeps it busy, or up to twice that."""
+    busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
+    least_ns, most_ns = REST_NS
+    return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)
