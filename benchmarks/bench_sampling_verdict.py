@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 
 

@@ -51,8 +51,9 @@ def one(file: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:
 
 KINDS = ("test_golden_kinds.py",)
 DEFINITION_LAYER = (
-    '        yield from self._section_layers("definition_config", self.definitions, lambda key: key == definition)\n'
+    "        layers += [(place, it) for place, key, it in source.sections(DEFINITIONS) if key == definition]\n"
 )
+SOURCE_LAYER = "        layers = [(source.origin, source.top)]\n"
 CHANGES = (
     Change(
         "tolerance_edge",
@@ -170,7 +171,7 @@ CHANGES = (
     Change(
         "default_iterations",
         "the default of iterations is 30, not 50",
-        one("bench/config_layers.py", "iterations: Count = 50", "iterations: Count = 30"),
+        one("bench/config_sources.py", "iterations: Iterations = 50", "iterations: Iterations = 30"),
         ("test_golden_config.py",),
     ),
     Change(
@@ -183,14 +184,14 @@ CHANGES = (
         "section_order",
         "a section of an op type beats that of a definition",
         one(
-            "bench/config_layers.py",
+            "bench/config_sources.py",
             DEFINITION_LAYER,
             "",
         )
         + one(
-            "bench/config_layers.py",
-            "        wanted = normalise_op_type(op_type)\n",
-            "        wanted = normalise_op_type(op_type)\n" + DEFINITION_LAYER,
+            "bench/config_sources.py",
+            SOURCE_LAYER,
+            SOURCE_LAYER + DEFINITION_LAYER,
         ),
         ("test_golden_config.py",),
     ),

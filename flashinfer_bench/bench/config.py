@@ -1,17 +1,18 @@
-"""The configuration of a run: system fields, eval fields, and where each value came from.
+"""Configuration of a run: its fields, and how a file, overrides and a trace set make one configuration.
 
-`default()` and `from_yaml()` read one file and lay overrides on top of the whole of it; the constructor reads none.
-`for_set()` lays what a trace set says of its own definitions below all that the user says.
-`config_layers.py` holds the cascade. `plan.py` knows the trace set, and checks the names of definitions and op types.
+A `BenchmarkConfig` is a list of sources (`config_sources.py`) and their merged values. `default()` and `from_yaml()`
+read one file and lay overrides on top; the constructor reads no file. `for_set()` adds what a trace set says of its own
+definitions. Wrong keys and values of all sources are reported together. Names of definitions, op types and so on are
+checked by the plan, which knows the set.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import (
     AfterValidator,
@@ -25,55 +26,52 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from flashinfer_bench.bench.config_file import read_config_file
-from flashinfer_bench.bench.config_layers import (
+from flashinfer_bench.bench.config_file import (
+    ConfigFile,
+    as_validation_error,
+    describe_problems,
+    list_problems,
+    read_config_file,
+)
+from flashinfer_bench.bench.config_sources import (
     DEFAULT_ORIGIN,
-    WORKLOAD_ORIGIN,
+    DEFINITIONS,
+    SECTIONS,
     Count,
     EvalConfig,
     EvalSettings,
     Gigabytes,
-    Layer,
     NotBool,
-    Owner,
     PositiveNumber,
     ResolvedEvalConfig,
     Seconds,
-    SectionKey,
     Source,
+    by_owner,
+    cascade,
+    flatten,
+    merge_sections,
+    nest,
     none_to_empty,
-    resolve_layers,
-    with_quick_look,
+    resolve,
 )
-from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
-from flashinfer_bench.bench.tolerances import FiledDefinitions, SetTolerances, find_tolerances
+from flashinfer_bench.bench.tolerances import FiledDefinitions, find_tolerances
 from flashinfer_bench.data.definition import normalise_op_type
 
 __all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
 
 BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
 OVERRIDE_ORIGIN: Final = "override"
-CONSTRUCTOR_ORIGIN: Final = "BenchmarkConfig"
-KNOWN_OP_TYPES: Final = ("dsa_paged", "lowbit", "moe", "sampling", "top_k")
-"""Op types that the bundled file or a built-in evaluator names. op_type_config may name them though no set has them."""
-
-
 OLD_EXTRAS: Final = frozenset({"sampling_validation_trials", "sampling_tvd_threshold"})
 OLD_NAMES: Final = OLD_EXTRAS | {"log_dir"}
-"""Settings that scripts give and that are none here: they are read, with a warning."""
+"""Fields of the public package that have another place here. They are read with a warning."""
 BETWEEN: Final = ("flashinfer_bench", "pydantic")
-"""Packages whose frames lie between the script that gives a setting and where it is read."""
+"""Packages whose frames lie between a script's call and the validator."""
 
 
 def _ints_to_text(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in value]
     return value
-
-
-def _false_to_off(value: Any) -> Any:
-    # YAML reads a bare `off` as false.
-    return "off" if value is False else value
 
 
 def _check_reference(reference: str) -> str:
@@ -96,10 +94,13 @@ DeviceNames = Annotated[Names, BeforeValidator(_ints_to_text)]
 Sections = Annotated[dict[str, EvalConfig], BeforeValidator(_empty_sections)]
 Seed = Annotated[int, NotBool, Field(ge=0, le=2**63 - 1)]
 PlugInReference = Annotated[str, AfterValidator(_check_reference)]
+SandboxLevel = Annotated[  # YAML reads a bare `off` as false
+    Literal["strict", "auto", "off"], BeforeValidator(lambda value: "off" if value is False else value)
+]
 
 
 class NamedDefinition(Protocol):
-    """What the cascade needs to know of a definition."""
+    """Facts of a definition that the cascade needs."""
 
     @property
     def name(self) -> str:
@@ -108,6 +109,16 @@ class NamedDefinition(Protocol):
     @property
     def op_type(self) -> str:
         """Its op type, a key of op_type_config."""
+
+
+class Layer(NamedTuple):
+    """Values to be validated, with their origin."""
+
+    origin: str
+    file: ConfigFile
+    place: str
+    """Start of the places of its problems."""
+    owner: Literal["bundled", "user"] = "user"
 
 
 class BenchmarkConfig(EvalSettings):
@@ -174,7 +185,7 @@ class BenchmarkConfig(EvalSettings):
     """Without a GPU, run Triton solutions that are for GPUs alone in Triton's interpreter; else they are skipped."""
     fresh_baselines: bool = False
     """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
-    sandbox: Annotated[Literal["strict", "auto", "off"], BeforeValidator(_false_to_off)] = "auto"
+    sandbox: SandboxLevel = "auto"
     """How far workers are confined: all of it or no run, all that this machine gives, or not."""
     trust_definitions: bool = False
     """Make custom inputs by the code of definitions from any set, not from the first one's own files alone."""
@@ -186,7 +197,7 @@ class BenchmarkConfig(EvalSettings):
     """Eval fields by definition; they beat op_type_config."""
 
     _sources: tuple[Source, ...] = PrivateAttr(default=())
-    """Lowest first; each one beats the whole of those before it."""
+    """From the lowest to the highest."""
 
     @model_validator(mode="before")
     @classmethod
@@ -205,14 +216,15 @@ class BenchmarkConfig(EvalSettings):
         return sections
 
     def model_post_init(self, context: Any, /) -> None:
-        """Remember what was given, for the cascade and for origins."""
+        """Record the given values as one source."""
         super().model_post_init(context)
-        self._sources = (self._as_source(CONSTRUCTOR_ORIGIN),)
+        self._sources = (self._as_source(type(self).__name__),)
 
     @classmethod
     def default(cls, **overrides: Any) -> BenchmarkConfig:
         """Load the bundled eval_config.yaml with overrides on top."""
-        return cls._load(BUNDLED_FILE, overrides, bundled=True)
+        file = Layer(BUNDLED_FILE.name, read_config_file(BUNDLED_FILE), str(BUNDLED_FILE), "bundled")
+        return cls._read([file, *_as_layers(overrides)])
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> BenchmarkConfig:
@@ -222,96 +234,36 @@ class BenchmarkConfig(EvalSettings):
             ConfigError: the file cannot be read as a mapping.
             ValidationError: keys or values of the file or the overrides are wrong; all at once, each with its place.
         """
-        return cls._load(Path(path), overrides, bundled=False)
-
-    def resolve_eval_config(
-        self, definition: NamedDefinition, tolerance: EvalConfig | None = None
-    ) -> ResolvedEvalConfig:
-        """Return the complete eval settings of a definition; with a workload's own tolerance, those of the workload."""
-        name, op_type = definition.name, definition.op_type
-        own = [] if tolerance is None else [Layer(WORKLOAD_ORIGIN, tolerance.given(), tolerance.extra)]
-        users = [source for source in self._layered() if source.owner == "user"]
-        others = [source for source in self._layered() if source.owner != "user"]
-        below, above = (
-            [layer for source in sources for layer in source.layers(name, op_type)] for sources in (others, users)
-        )
-        resolved = resolve_layers([*below, *own, *above])
-        return resolved.model_copy(update={"profile_baseline": self.profile_baseline})
-
-    def origins(self) -> dict[str, str]:
-        """Return where the value of each top-level field came from, by field name or "extra.<key>"."""
-        sections = {"op_type_config", "definition_config", "extra"}
-        found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in sections}
-        for source in self._layered():
-            found.update({name: source.origin for name in source.given if name in found})
-            found.update({f"extra.{key}": source.origin for key in source.top.extra})
-        return found
-
-    def op_type_keys(self) -> list[SectionKey]:
-        """Return the op types that the user's own sections name."""
-        return [key for source in self._sources if source.owner == "user" for key in source.op_type_keys()]
-
-    def definition_keys(self) -> list[SectionKey]:
-        """Return the definitions that the user's own sections name."""
-        return [key for source in self._sources if source.owner == "user" for key in source.definition_keys()]
-
-    def section_places(self, section: str, key: str) -> set[str]:
-        """Return the places at which sources have a section, as origins name them.
-
-        Args:
-            section: op_type_config or definition_config.
-            key: the op type or the definition.
-        """
-        return {source.place_of(section, key) for source in self._sources}
-
-    def for_set(self, trace_set: FiledDefinitions) -> BenchmarkConfig:
-        """Return this configuration with what a trace set says of its definitions (`tolerances.py`), and no other set.
-
-        Raises:
-            ConfigError: what it says cannot be used.
-        """
-        users = [source for source in self._sources if source.owner == "user"]
-        bundled = [source for source in self._sources if source.owner == "bundled"]
-        sources = (*bundled, *map(_as_set_source, find_tolerances(trace_set)), *users)
-        sections: dict[str, EvalConfig] = {}
-        for source in sources:
-            sections = _merge(sections, source.definitions, source.top, str)
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        config = type(self)(**{**given, **({"definition_config": sections} if sections else {})})
-        config._sources = sources
-        return config
-
-    def timing_mark(self) -> str | None:
-        """Return how this run's timing differs from the usual one, for a job's fingerprint; None where it does not."""
-        marks = [
-            "quick" if self.quick else "",
-            "warm L2" if self.l2_cache == "warm" else "",
-            self.clock if self.clock != "auto" else "",
-            "" if self.cuda_graphs else "no graphs",
-        ]
-        return ", ".join(filter(None, marks)) or None
+        file = Layer(Path(path).name, read_config_file(Path(path)), str(Path(path)))
+        return cls._read([file, *_as_layers(overrides)])
 
     def with_overrides(self, **overrides: Any) -> BenchmarkConfig:
         """Return a configuration with overrides on top of everything in this one."""
-        given, problems = _validate(type(self), overrides, lambda problem: placed(problem, OVERRIDE_ORIGIN, {}))
-        if given is None:
-            raise to_validation_error(type(self).__name__, problems)
-        return self._under(given)
+        return self._read(_as_layers(overrides), self._sources)
 
     def with_defaults(self, origin: str, **values: Any) -> BenchmarkConfig:
         """Return this configuration with other defaults of eval fields: whatever a source gives beats them.
 
         Args:
-            origin: where they are told to come from.
+            origin: their origin.
             **values: by field.
         """
-        below = Source(origin, frozenset(values), EvalConfig(**values), {}, {}, owner="bundled")
-        config = self.model_copy()
-        config._sources = (below, *self._sources)
-        return config
+        return self._merge([Source(origin, {(): EvalConfig(**values).flat()}, "bundled"), *self._sources])
+
+    def for_set(self, trace_set: FiledDefinitions) -> BenchmarkConfig:
+        """Return this configuration with what a trace set says of its definitions (`tolerances.py`), and no other set.
+
+        Raises:
+            ConfigError: a tolerances file cannot be used.
+        """
+        found = [
+            Source(str(one.file), {(DEFINITIONS, name): it.flat() for name, it in one.sections.items()}, "set")
+            for one in find_tolerances(trace_set)
+        ]
+        return self._merge([*(source for source in self._sources if source.owner != "set"), *found])
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
-        """Return a copy; `update` is checked and counts as overrides (pydantic's own would miss the cascade)."""
+        """Return a copy. `update` is checked and counts as overrides; pydantic's own would miss the cascade."""
         copy = super().model_copy(deep=deep)
         return copy.with_overrides(**update) if update else copy
 
@@ -323,82 +275,78 @@ class BenchmarkConfig(EvalSettings):
         for part in ("__dict__", "__pydantic_fields_set__", "__pydantic_private__"):
             object.__setattr__(self, part, getattr(changed, part))
 
-    def _layered(self) -> tuple[Source, ...]:
-        return with_quick_look(self._sources) if self.quick else self._sources
+    def resolve_eval_config(
+        self, definition: NamedDefinition, tolerance: EvalConfig | None = None
+    ) -> ResolvedEvalConfig:
+        """Return the complete eval settings of a definition; with a workload's own tolerance, those of the workload."""
+        sources = self._sources
+        if tolerance is not None:
+            sources = (*sources, Source("the workload's tolerance", {(): tolerance.flat()}, "set"))
+        return resolve(sources, definition.name, definition.op_type, profile_baseline=self.profile_baseline)
+
+    def origins(self) -> dict[str, str]:
+        """Return the origin of each top-level field, by field name or "extra.<key>"."""
+        found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in (*SECTIONS, "extra")}
+        return found | {name: given.origin for name, given in cascade(self._sources).items()}
+
+    def section_places(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
+        """Yield place and name of each section of op_type_config or definition_config, in all sources or the user's."""
+        for source in self._sources:
+            if source.owner == "user" or not users_only:
+                yield from ((place, name) for place, name, _ in source.sections(section))
+
+    def timing_mark(self) -> str | None:
+        """Return how this run's timing differs from the usual one, for a job's fingerprint; None if it does not."""
+        marks = [
+            "quick" if self.quick else "",
+            "warm L2" if self.l2_cache == "warm" else "",
+            self.clock if self.clock != "auto" else "",
+            "" if self.cuda_graphs else "no graphs",
+        ]
+        return ", ".join(filter(None, marks)) or None
 
     @classmethod
-    def _load(cls, path: Path, overrides: Mapping[str, Any], *, bundled: bool) -> BenchmarkConfig:
-        file = read_config_file(path)
-        base, problems = _validate(cls, file.values, lambda problem: placed(problem, str(path), file.lines))
-        above, more = _validate(cls, overrides, lambda problem: placed(problem, OVERRIDE_ORIGIN, {}))
-        if base is None or above is None:
-            raise to_validation_error(str(path) if problems else cls.__name__, [*problems, *more])
-        base._sources = (base._as_source(path.name, owner="bundled" if bundled else "user"),)
-        return base._under(above) if overrides else base
+    def _read(cls, layers: Sequence[Layer], below: Sequence[Source] = ()) -> BenchmarkConfig:
+        """Validate layers, and lay them on sources. All problems are raised at once."""
+        sources, problems = list(below), []
+        for layer in layers:
+            try:
+                given = cls.model_validate(layer.file.values)
+                sources.append(given._as_source(layer.origin, layer.owner))
+            except ValidationError as error:
+                problems += list_problems(error, source=layer.place, lines=layer.file.lines)
+        if problems:
+            raise as_validation_error(cls.__name__, problems)
+        return cls._merge(sources)
 
-    def _as_source(self, origin: str, *, owner: Owner = "user") -> Source:
-        given = {name: getattr(self, name) for name in EvalSettings.model_fields if name in self.model_fields_set}
-        return Source(
-            origin=origin,
-            given=frozenset(self.model_fields_set),
-            top=EvalConfig.model_construct(set(given), **given),
-            op_types=self.op_type_config,
-            definitions=self.definition_config,
-            owner=owner,
-        )
-
-    def _under(self, above: BenchmarkConfig) -> BenchmarkConfig:
-        source = above._as_source(OVERRIDE_ORIGIN)
-        merged = {name: getattr(config, name) for config in (self, above) for name in sorted(config.model_fields_set)}
-        merged["extra"] = {**self.extra, **above.extra}
-        merged["op_type_config"] = _merge(self.op_type_config, above.op_type_config, source.top, normalise_op_type)
-        merged["definition_config"] = _merge(self.definition_config, above.definition_config, source.top, str)
-        config = type(self)(**merged)
-        config._sources = (*self._sources, source)
+    @classmethod
+    def _merge(cls, sources: Sequence[Source]) -> BenchmarkConfig:
+        ordered = by_owner(sources)
+        merged = nest({name: value for source in ordered for name, value in source.top.items()})
+        sections = {section: merge_sections(ordered, section) for section in SECTIONS}
+        config = cls(**merged, **{section: configs for section, configs in sections.items() if configs})
+        config._sources = tuple(ordered)
         return config
+
+    def _as_source(self, origin: str, owner: Literal["bundled", "user"] = "user") -> Source:
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        configs = {(section, key): it for section in SECTIONS for key, it in given.pop(section, {}).items()}
+        return Source(origin, {(): flatten(given), **{path: it.flat() for path, it in configs.items()}}, owner)
+
+
+def _as_layers(overrides: Mapping[str, Any]) -> list[Layer]:
+    return [Layer(OVERRIDE_ORIGIN, ConfigFile(dict(overrides)), OVERRIDE_ORIGIN)] if overrides else []
 
 
 def _without_old_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Read keys of the public package that have another place here, and warn of each."""
+    """Move fields of the public package to their place here, and warn of each at the line of the script."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(BETWEEN):
+        level, frame = level + 1, frame.f_back
     given = {key: value for key, value in data.items() if key not in OLD_NAMES}
-    level = _level_of_script()
     if "log_dir" in data:
         warnings.warn("log_dir has no effect: each trace holds its log", DeprecationWarning, stacklevel=level)
     for key in sorted(OLD_EXTRAS & set(data)):
         warnings.warn(f'{key} belongs into extra={{"{key}": ...}}', DeprecationWarning, stacklevel=level)
         given["extra"] = {key: data[key], **(given.get("extra") or {})}
     return given
-
-
-def _level_of_script() -> int:
-    """Return the stack level, seen from the caller, of the script that gave the settings."""
-    level, frame = 1, inspect.currentframe()
-    frame = frame.f_back if frame is not None else None
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(BETWEEN):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _as_set_source(found: SetTolerances) -> Source:
-    return Source(str(found.file), frozenset(), EvalConfig(), {}, found.sections, owner="set")
-
-
-def _validate(
-    model: type[BenchmarkConfig], values: Mapping[Any, Any], place: Callable[[ConfigProblem], ConfigProblem]
-) -> tuple[BenchmarkConfig | None, list[ConfigProblem]]:
-    try:
-        return model.model_validate(dict(values)), []
-    except ValidationError as error:
-        return None, [place(ConfigProblem.from_details(details)) for details in error.errors(include_url=False)]
-
-
-def _merge(
-    below: Mapping[str, EvalConfig], above: Mapping[str, EvalConfig], top: EvalConfig, identity: Callable[[str], str]
-) -> dict[str, EvalConfig]:
-    """Lay sections over sections; what `top` gives beats the lower ones, so it is taken out of them."""
-    spelt = {identity(key): key for key in below}
-    merged = {key: config.without(top.given(), top.extra) for key, config in below.items()}
-    for key, config in above.items():
-        own = spelt.get(identity(key), key)
-        merged[own] = merged[own].under(config) if own in merged else config
-    return merged

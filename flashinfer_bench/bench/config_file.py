@@ -1,28 +1,35 @@
-"""Reads a YAML configuration file into a mapping and the line of every key. `config.py` knows what the keys mean."""
+"""A YAML file of settings with the line of every key, and the problems of settings with their places.
+
+Problems travel as pydantic's ValidationError. Each names its place (`my.yaml: op_type_config.moe.rtol (line 4)`), and
+for an unknown key the nearest known one. `config.py` and `tolerances.py` know what the keys mean.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import ConfigError
 
 DEPTH_LIMIT: Final = 5
-"""Look for lines of keys to this depth, which no key of ours exceeds."""
+"""Depth to which lines of keys are recorded. No setting lies deeper."""
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """The raw content of a configuration file."""
+    """Raw content of a settings file."""
 
     values: dict[Any, Any]
-    lines: dict[tuple[str, ...], int]
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     """Line of each key, by its path of keys."""
 
 
@@ -30,22 +37,25 @@ def read_config_file(path: Path) -> ConfigFile:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: the file is missing or no YAML, is no mapping, or has a key twice; the message names file and line.
+        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line.
     """
     text = _read_text(path)
     try:
         root, values = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}{_line_of(error, text)}: this is not YAML: {_what_of(error)}") from error
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
+        raise ConfigError(f"{path}{_line_of(error, text)}: this is not YAML: {_reason_of(error)}") from error
+    if not isinstance(values, dict | None):
         line = root.start_mark.line + 1 if root is not None else 1
         kind = type(values).__name__
         raise ConfigError(f"{path}: line {line}: a mapping of keys to values is needed, this is a {kind}")
-    keys = list(_walk_keys(root, ()))
-    _check_no_key_twice(path, keys)
-    return ConfigFile(values, dict(keys))
+    lines: dict[tuple[str, ...], int] = {}
+    twice = []
+    for key, line in _walk_keys(root, ()):
+        if lines.setdefault(key, line) != line:  # PyYAML would silently keep the last one
+            twice.append(f"{path}: {'.'.join(key)} (line {line}): this key stands on line {lines[key]} already")
+    if twice:
+        raise ConfigError("\n".join(twice))
+    return ConfigFile(values or {}, lines)
 
 
 def _read_text(path: Path) -> str:
@@ -67,25 +77,63 @@ def _line_of(error: yaml.YAMLError, text: str) -> str:
     return "" if mark is None else f": line {mark.line + 1}"
 
 
-def _what_of(error: yaml.YAMLError) -> str:
+def _reason_of(error: yaml.YAMLError) -> str:
     return str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
 
 
 def _walk_keys(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    if not isinstance(node, yaml.MappingNode) or len(path) >= DEPTH_LIMIT:
-        return
-    for key, value in node.value:
-        here = (*path, str(key.value))
-        yield here, key.start_mark.line + 1
-        yield from _walk_keys(value, here)
+    if isinstance(node, yaml.MappingNode) and len(path) < DEPTH_LIMIT:
+        for key, value in node.value:
+            here = (*path, str(key.value))
+            yield here, key.start_mark.line + 1
+            yield from _walk_keys(value, here)
 
 
-def _check_no_key_twice(path: Path, keys: list[tuple[tuple[str, ...], int]]) -> None:
-    # PyYAML keeps the last one in silence.
-    first: dict[tuple[str, ...], int] = {}
-    twice = []
-    for key, line in keys:
-        if first.setdefault(key, line) != line:
-            twice.append(f"{path}: {'.'.join(key)} (line {line}): this key stands on line {first[key]} already")
-    if twice:
-        raise ConfigError("\n".join(twice))
+def list_problems(
+    error: ValidationError,
+    *,
+    known: Sequence[str] = (),
+    source: str | None = None,
+    lines: Mapping[tuple[str, ...], int] | None = None,
+) -> list[InitErrorDetails]:
+    """Return the problems of a validation error, from which `raise_problems` makes another one.
+
+    Args:
+        error: the validation error.
+        known: keys of the model, for unknown keys.
+        source: origin of the values. With it, each problem gets its place.
+        lines: line of each key in the source.
+    """
+    problems = []
+    for item in error.errors(include_url=False):
+        kind, location, context = item["type"], item["loc"], item.get("ctx", {})
+        what = context.get("what", item["msg"])
+        if kind == "extra_forbidden" and known:
+            hint = did_you_mean(str(location[-1]), known) or f"; known keys: {', '.join(known)}"
+            kind, what = "unknown_key", f"unknown key{hint}"
+        place = _place(source, location, lines or {}) if source is not None else context.get("place")
+        told = {"what": what} if place is None else {"place": place, "what": what}
+        fault = PydanticCustomError(kind, ": ".join(f"{{{name}}}" for name in told), told)
+        problems.append(InitErrorDetails(type=fault, loc=location, input=item["input"]))
+    return problems
+
+
+def _place(source: str, location: tuple[int | str, ...], lines: Mapping[tuple[str, ...], int]) -> str:
+    keys = tuple(str(part) for part in location)
+    line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
+    return ": ".join(filter(None, [source, ".".join(keys)])) + (f" (line {line})" if line else "")
+
+
+def as_validation_error(title: str, problems: Sequence[InitErrorDetails]) -> ValidationError:
+    """Return problems as the exception that pydantic itself would raise."""
+    return ValidationError.from_exception_data(title, list(problems))
+
+
+def describe_problems(error: ValidationError) -> list[str]:
+    """Return one line for each problem of a configuration: the place, the reason, the nearest known name."""
+    lines = []
+    for item in error.errors(include_url=False):
+        context = item.get("ctx", {})
+        place = context.get("place") or f"{error.title}: {'.'.join(map(str, item['loc']))}"
+        lines.append(f"{place}: {context.get('what', item['msg'])}")
+    return lines

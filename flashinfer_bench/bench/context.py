@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluators.built_in import mark_built_in
+from flashinfer_bench.bench.evaluator_record import mark_built_in
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices

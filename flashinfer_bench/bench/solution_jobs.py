@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flashinfer_bench.bench.context import HarnessContext
-from flashinfer_bench.bench.extra_keys import find_wrong_extras
+from flashinfer_bench.bench.evaluator_record import find_wrong_extras
 from flashinfer_bench.bench.planning.plan import Job, JobMaker, decide, set_foreign_aside, why_no_jobs
 from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, set_missing_aside

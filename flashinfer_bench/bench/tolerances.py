@@ -7,7 +7,7 @@
 
 A set is trusted as its references are, which decide what is right. So its tolerances hold for its own definitions. They
 beat the bundled settings; whatever the user says beats them. A workload's tolerance, which stands in its line, beats
-the file; it counts where the workload lies in the same root as its definition.
+the file; it counts if the workload lies in the same root as its definition.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Any, Final, Protocol
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from flashinfer_bench.bench.config_file import read_config_file
-from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
-from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
-from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
+from flashinfer_bench.bench.config_file import as_validation_error, describe_problems, list_problems, read_config_file
+from flashinfer_bench.bench.config_sources import EvalConfig, Extra, Ratio, StrictModel, Tolerance, flatten
+from flashinfer_bench.bench.evaluator_record import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
 from flashinfer_bench.data.workload import Workload
@@ -32,26 +31,23 @@ from flashinfer_bench.errors import ConfigError
 
 
 class Section(StrictModel):
-    """What the file may say of one definition."""
+    """Settings that the file may give for one definition. A tolerance of 0 is allowed here."""
 
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
     required_matched_ratio: Ratio | None = None
     extra: Extra = Field(default_factory=dict)
 
-
-class SetSection(EvalConfig):
-    """What a set or a workload says: an `atol` or `rtol` of 0 is allowed there."""
-
-    rtol: Tolerance | None = None
-    atol: Tolerance | None = None
+    def to_config(self) -> EvalConfig:
+        """Return it as a section of a configuration."""
+        return EvalConfig.of_flat(flatten({name: getattr(self, name) for name in self.model_fields_set}))
 
 
 _SECTIONS: Final = TypeAdapter(dict[str, Section])
 
 
 class FiledDefinitions(Protocol):
-    """What is asked of a trace set."""
+    """A trace set, as far as tolerances need it."""
 
     roots: list[Path]
     definition_files: dict[str, Path]
@@ -59,20 +55,20 @@ class FiledDefinitions(Protocol):
 
 @dataclass(frozen=True)
 class SetTolerances:
-    """What one set says."""
+    """Tolerances of one root."""
 
     file: Path
     sections: Mapping[str, EvalConfig]
-    """By definition, of those that the set has."""
+    """By definition, of those that the root has."""
     unknown: tuple[str, ...] = ()
-    """Names that the set has no definition of."""
+    """Names that the root has no definition of."""
 
 
 def find_tolerances(trace_set: FiledDefinitions) -> list[SetTolerances]:
     """Return what each root of a trace set says of its own definitions, of those that say anything.
 
     Raises:
-        ConfigError: a file cannot be read, or says something else; all of it at once, each with its place.
+        ConfigError: a file cannot be read or used; all problems of a file at once, each with its place.
     """
     return [read_own_tolerances(root, trace_set) for root in trace_set.roots if has_tolerances(root)]
 
@@ -81,7 +77,7 @@ def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerance
     """Return what one root of a trace set says of its own definitions.
 
     Raises:
-        ConfigError: the file cannot be read, or says something else.
+        ConfigError: the file cannot be read or used.
     """
     sections = read_tolerances(root)
     own = {name for name, file in trace_set.definition_files.items() if file.is_relative_to(root)}
@@ -93,7 +89,7 @@ def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerance
 
 
 def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
-    """Return the text of a file that says what those of several sets say; empty where they say nothing.
+    """Return the text of one file with the tolerances of several sets; empty if they say nothing.
 
     Raises:
         ConfigError: a file cannot be used, or two say different things of one definition.
@@ -112,29 +108,29 @@ def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
 
 
 def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> EvalConfig | None:
-    """Return what a workload says of how it is judged; None where it says nothing, or is of another set."""
+    """Return what a workload says of how it is judged; None if it says nothing, or is of another root."""
     given = workload.tolerance
     if given is None or not is_of_one_root(trace_set, definition, workload.uuid):
         return None
     values = {"rtol": given.max_rtol, "atol": given.max_atol, "required_matched_ratio": given.required_matched_ratio}
     extra: dict[str, Any] = {}
     if given.max_atol is not None or given.max_rtol is not None:
-        extra[SUMMED_TOLERANCE] = True  # what the format says of these two
+        extra[SUMMED_TOLERANCE] = True  # the format defines these two so
     if given.max_error_cap is not None:
         extra[MAX_ABSOLUTE_ERROR] = given.max_error_cap
-    return SetSection(**{name: value for name, value in values.items() if value is not None}, extra=extra)
+    return EvalConfig.of_flat(flatten({**{name: it for name, it in values.items() if it is not None}, "extra": extra}))
 
 
 def has_tolerances(root: Path) -> bool:
-    """Tell whether something stands where a set's tolerances would, readable or not."""
+    """Tell whether something stands at a set's tolerances file, readable or not."""
     return os.path.lexists(root / TOLERANCES_FILE)
 
 
 def read_tolerances(root: Path) -> dict[str, EvalConfig]:
-    """Return what the file of a root says, by definition; nothing where there is none.
+    """Return the sections of a root's file, by definition; none if there is no file.
 
     Raises:
-        ConfigError: it cannot be read, or says something else.
+        ConfigError: the file cannot be read or used.
     """
     if not has_tolerances(root):
         return {}
@@ -143,12 +139,6 @@ def read_tolerances(root: Path) -> dict[str, EvalConfig]:
     try:
         sections = _SECTIONS.validate_python(found.values)
     except ValidationError as error:
-        problems = [ConfigProblem.from_details(details) for details in error.errors(include_url=False)]
-        told = to_validation_error(str(file), [placed(problem, str(file), found.lines) for problem in problems])
-        raise ConfigError("\n".join(describe_problems(told))) from None
-    return {name: _as_section(section) for name, section in sections.items()}
-
-
-def _as_section(section: Section) -> EvalConfig:
-    given: dict[str, Any] = {name: getattr(section, name) for name in section.model_fields_set}
-    return SetSection(**given)
+        problems = list_problems(error, source=str(file), lines=found.lines)
+        raise ConfigError("\n".join(describe_problems(as_validation_error(str(file), problems)))) from None
+    return {name: section.to_config() for name, section in sections.items()}

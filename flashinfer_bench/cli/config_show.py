@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.config_layers import DEFAULT_ORIGIN
+from flashinfer_bench.bench.config_sources import DEFAULT_ORIGIN
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.planning.selection import check_names
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators

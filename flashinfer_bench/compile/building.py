@@ -22,7 +22,7 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import count_memory_kills
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure
-from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Lease, Manifest, digest_file
+from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Manifest, digest_file
 from flashinfer_bench.compile.compilers import SYSTEM_FOLDERS, Compilers, StepLimits, StepReport
 from flashinfer_bench.compile.diagnostics import (
     KILLED,
@@ -37,7 +37,7 @@ from flashinfer_bench.compile.diagnostics import (
 from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.includes import check_read_files
 from flashinfer_bench.compile.recipe import LINK, BuildRecipe
-from flashinfer_bench.compile.toolkit import describe_missing, find_lacked
+from flashinfer_bench.compile.toolkit import find_lacked
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
@@ -61,13 +61,12 @@ class Build:
     Args:
         solution: what is built; None for a header of ours.
         recipe: how it is built.
-        cache: where the artifact goes.
-        lease: gets the artifact's digest before its lock is given back.
+        cache: where the artifact goes. The caller holds a lease on it.
         limits: the time and memory that its compilers may take.
     """
 
     def __init__(
-        self, solution: Solution | None, recipe: BuildRecipe, cache: ArtifactCache, lease: Lease, limits: StepLimits
+        self, solution: Solution | None, recipe: BuildRecipe, cache: ArtifactCache, limits: StepLimits
     ) -> None:
         self.solution = solution
         self.recipe = recipe
@@ -77,7 +76,6 @@ class Build:
         self.was_cached = False
         self._cached_s = 0.0
         self._cache = cache
-        self._lease = lease
         self._folder = Path()
 
     @property
@@ -162,11 +160,10 @@ class Build:
         """
         kills, was_repeated = count_memory_kills(), False
         while (failed := self._run_steps(header)) is not None:
-            lacked = find_lacked(failed.output) if self.recipe.toolkit is not None else None
-            lacks = describe_missing(lacked, self.recipe.toolkit) if lacked and self.recipe.toolkit else None
+            lacked = find_lacked(failed.output, self.recipe.toolkit) if self.recipe.toolkit else None
             kills_since, is_full = count_memory_kills() - kills, has_no_room(self._folder)
             reason = why_machine(failed, disk_is_full=is_full, memory_kills=kills_since)
-            reason = reason or (lacks if failed.name == LINK else None)
+            reason = reason or (lacked[1] if lacked and failed.name == LINK else None)
             if reason is not None:
                 raise BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}")
             if KILLED.search(failed.output) and not was_repeated:
@@ -174,7 +171,7 @@ class Build:
             elif header is not None and is_no_plain_error(failed):
                 header = None
             else:
-                self._blame(failed, lacked if lacks else None, lacks)
+                self._blame(failed, lacked)
         allowed = [*map(Path, SYSTEM_FOLDERS), *self.recipe.readable, self._folder]
         allowed += [header.directory] if header is not None else []
         check_read_files((self._folder / "obj").glob("*.d"), self._folder / "src", allowed)
@@ -195,13 +192,12 @@ class Build:
             raise BuildFailure(f"error: compiling was still going on after {limit_s:g} s, and was ended")
         return find_failed(reports)
 
-    def _blame(self, failed: StepReport, lacked: str | None, lacks: str | None) -> NoReturn:
+    def _blame(self, failed: StepReport, lacked: tuple[str, str] | None) -> NoReturn:
         """Compile a short source of ours before the solution is blamed: it shows whether the compilers work.
 
         Args:
             failed: the step.
-            lacked: the header of the toolkit that it says is missing.
-            lacks: what to tell if our source misses it, too.
+            lacked: the header of the toolkit that it says is missing, and the message if our source misses it, too.
         """
         recipe, limits = self.recipe, self.compilers.limits
         needs = other_architecture(failed)
@@ -212,7 +208,7 @@ class Build:
             message = f"error: the compiler needed more than {limits.memory_bytes / GIB:.1f} GiB of memory\n{message}"
         if recipe.probe:
             is_elsewhere = (first_error(failed.output) or "").startswith("/")  # in a header that is not the solution's
-            header = lacked or (recipe.main_header if is_elsewhere else None)
+            header, lacks = lacked or (recipe.main_header if is_elsewhere else None, None)
             lead = f"#include <{header}>\n".encode() if header else b""
             remove_tree(self._folder / "src")  # the probe could include a header of the solution, not the system's
             write_files(self._folder / "src", {path: lead + text for path, text in recipe.probe_sources.items()})
@@ -258,9 +254,8 @@ class Build:
         return BuildFault(f"solution {self._name} cannot be built here: {error}{advice}")
 
     def _finish(self, manifest: Manifest) -> Artifact | BuildFailure:
-        """Count the artifact as used, and check that the entry function is in it."""
+        """Check that the entry function is in the artifact."""
         recipe = self.recipe
-        self._lease.add(recipe.digest)
         files = self._cache.place(recipe.digest) / FILES
         missing = find_missing_entry(recipe, files / recipe.entry)
         return missing or Artifact(files, recipe.entry, recipe.symbol, recipe.kind, tuple(manifest.files.items()))

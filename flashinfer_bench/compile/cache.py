@@ -7,7 +7,7 @@
                    /staging/<digest>/          a build under way; a later build removes what a killed one left
                    /locks/<digest>             held while an artifact is looked up, built or removed; a staging folder
                                                whose lock is free belongs to a dead build
-                   /leases/<random>            held by a run; lists the digests that it uses, and that nobody removes
+                   /leases/<random>            held by a run; nobody removes an artifact that was used since it began
 
 A build takes the lock, looks again, stages, checks and moves in place. `kill -9` and a full disk leave no more than a
 staging folder.
@@ -28,7 +28,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, FileLock
 from flashinfer_bench.base.files.reading import open_stream, read_whole
 from flashinfer_bench.base.files.trees import remove_tree, walk_files
-from flashinfer_bench.base.files.writing import open_to_append
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.env import CACHE_VARIABLE
 from flashinfer_bench.errors import ConfigError
@@ -44,7 +43,7 @@ MOST_NAME_BYTES: Final = 4096
 MOST_FAILURES: Final = 2000
 """Failures that are kept at most, each of some kilobytes; the oldest are forgotten."""
 MOST_MANIFEST_BYTES: Final = 16 << 20
-"""A manifest, or a lease, of more bytes cannot be read: its artifact is damaged."""
+"""A manifest of more bytes cannot be read: its artifact is damaged."""
 MOST_FILE_BYTES: Final = 4 << 30
 """A built file of more bytes is damaged. It is not read to its end, which would take the judge's time."""
 
@@ -101,14 +100,6 @@ class JitFolder:
     """All of it could be counted."""
 
 
-@dataclass(frozen=True)
-class DamagedArtifact:
-    """One artifact whose files are not those of its manifest."""
-
-    digest: str
-    reason: str
-
-
 def size_limit(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many bytes of artifacts and JIT folders are kept: $FIB_CACHE_GB, else 20 GB."""
     try:
@@ -141,7 +132,7 @@ class ArtifactCache:
         """
         place = self.place(digest)
         manifest = read_manifest(place)
-        if manifest is None or find_problem(place, {**manifest.files, **(expected or {})}) is not None:
+        if manifest is None or find_change(place / FILES, {**manifest.files, **(expected or {})}) is not None:
             return None
         with contextlib.suppress(OSError):  # a cache that cannot be written to can still be read
             os.utime(place / MANIFEST)
@@ -191,38 +182,39 @@ class ArtifactCache:
         found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*")]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.last_used_s)
 
-    def verify(self) -> list[DamagedArtifact]:
-        """Compare every artifact with its manifest, and return those that differ. Nothing is removed."""
+    def verify(self) -> list[tuple[Entry, str]]:
+        """Compare every artifact with its manifest, and return those that differ, each with the reason."""
         problems = []
         for entry in self.entries():
-            problem = find_problem(entry.path, entry.manifest.files) if entry.manifest else "its manifest is unreadable"
+            files = entry.manifest.files if entry.manifest else {}
+            problem = find_change(entry.path / FILES, files) if entry.manifest else "its manifest is unreadable"
             if problem is not None:
-                problems.append(DamagedArtifact(entry.digest, problem))
+                problems.append((entry, problem))
         return problems
 
-    def remove(self, digest: str) -> bool:
-        """Remove an artifact, unless a run uses it or another process holds it; tell whether it was removed."""
-        lock = self.lock(digest)
+    def remove(self, entry: Entry) -> bool:
+        """Remove an artifact, unless a run may use it or another process holds it; tell whether it was removed."""
+        if entry.path != self.place(entry.digest):  # no artifact would be looked for there
+            return remove_tree(entry.path)
+        lock = self.lock(entry.digest)
         if not _take(lock):
             return False
         try:
-            return digest not in leased_digests(self.root) and remove_tree(self.place(digest))
+            now = _read_entry(entry.path)
+            is_used = now is not None and any(now.last_used_s >= since for since in lease_times(self.root))
+            return not is_used and remove_tree(entry.path)
         finally:
             lock.release()
-
-    def _remove_entry(self, entry: Entry) -> bool:
-        """Remove an artifact, or what lies where no artifact would be looked for."""
-        return self.remove(entry.digest) if entry.path == self.place(entry.digest) else remove_tree(entry.path)
 
     def forget_failures(self, kept: int = 0) -> int:
         """Remove the memory of failed builds, but for the latest; return how many were removed."""
         failed = [entry for entry in self.entries() if entry.has_failed]
-        return sum(self._remove_entry(entry) for entry in failed[kept:])
+        return sum(self.remove(entry) for entry in failed[kept:])
 
     def clear(self) -> tuple[int, int]:
         """Remove every artifact that no run uses, and what dead builds left; return how many were removed and kept."""
         self.sweep()
-        removed = [self._remove_entry(entry) for entry in self.entries()]
+        removed = [self.remove(entry) for entry in self.entries()]
         for path in (self.root / "locks").glob("*"):
             lock = FileLock(path)
             if _take(lock):  # its holder was killed
@@ -248,7 +240,7 @@ class ArtifactCache:
         JIT folders stay while any run uses the cache. Those that cannot be counted are removed first.
         """
         self.forget_failures(MOST_FAILURES)
-        folders = [] if is_in_use(self.root) else self.jit_folders()
+        folders = [] if lease_times(self.root) else self.jit_folders()
         found: list[Entry | JitFolder] = [*self.entries(), *folders]
         found.sort(key=lambda one: one.last_used_s)
         excess = sum(one.size_bytes for one in found) - limit_bytes
@@ -257,12 +249,12 @@ class ArtifactCache:
             if isinstance(one, JitFolder):
                 freed += one.size_bytes if (freed < excess or not one.is_whole) and _remove_jit_folder(one) else 0
             elif freed < excess:
-                freed += one.size_bytes if self._remove_entry(one) else 0
+                freed += one.size_bytes if self.remove(one) else 0
         return freed
 
 
 class Lease:
-    """The digests that a run uses. While the lease is held, nobody removes these artifacts. A context manager.
+    """A sign that a run uses the cache. While it is held, nobody removes what was used since. A context manager.
 
     Args:
         root: the cache's folder.
@@ -272,15 +264,13 @@ class Lease:
     """
 
     def __init__(self, root: Path) -> None:
-        self._path = root / "leases" / f"{os.getpid()}-{os.urandom(6).hex()}"
-        self._lock = FileLock(self._path)
+        self._lock = FileLock(root / "leases" / f"{os.getpid()}-{os.urandom(6).hex()}")
         try:
             self._lock.wait(USUAL_LIMIT_S)
         except OSError as error:
             raise ConfigError(
                 f"the cache cannot be written to: {error}; name another folder in {CACHE_VARIABLE}"
             ) from None
-        self._digests: set[str] = set()
 
     def __enter__(self) -> Lease:
         return self
@@ -288,36 +278,17 @@ class Lease:
     def __exit__(self, *exc_info: object) -> None:
         self._lock.release()
 
-    def add(self, digest: str) -> None:
-        """Count an artifact as used; the caller holds its lock."""
-        if digest not in self._digests:
-            self._digests.add(digest)
-            with os.fdopen(open_to_append(self._path), "a", encoding="ascii") as handle:
-                handle.write(digest + "\n")
 
-
-def leased_digests(root: Path) -> set[str]:
-    """Return the digests that living runs use. The leases of dead runs are removed."""
-    digests: set[str] = set()
-    for path in _living_leases(root):
-        with contextlib.suppress(OSError):  # its run ended at this moment, or this is no lease
-            digests.update(read_whole(path, MOST_MANIFEST_BYTES).decode("ascii", "replace").split())
-    return digests
-
-
-def is_in_use(root: Path) -> bool:
-    """Tell whether a run uses the cache at this moment. The leases of dead runs are removed."""
-    return bool(_living_leases(root))
-
-
-def _living_leases(root: Path) -> list[Path]:
+def lease_times(root: Path) -> list[float]:
+    """Return when each run began that uses the cache now, in seconds since the epoch. Dead leases are removed."""
     living = []
     for path in (root / "leases").glob("*"):
         lock = FileLock(path)
         if _take(lock):
             lock.release()
         else:
-            living.append(path)
+            with contextlib.suppress(OSError):  # its run ended at this moment
+                living.append(path.lstat().st_mtime)
     return living
 
 
@@ -335,11 +306,6 @@ def read_manifest(place: Path) -> Manifest | None:
         return Manifest.model_validate_json(read_whole(place / MANIFEST, MOST_MANIFEST_BYTES))
     except (OSError, ValidationError):
         return None
-
-
-def find_problem(place: Path, files: Mapping[str, str]) -> str | None:
-    """Return what is wrong with an artifact's files; None where each is as it was made."""
-    return find_change(place / FILES, files)
 
 
 def find_change(folder: Path, files: Mapping[str, str]) -> str | None:

@@ -21,7 +21,6 @@ from packaging.version import InvalidVersion
 from flashinfer_bench.compile.toolchain import Toolchain, find_package
 from flashinfer_bench.compile.toolkit import LIBRARIES, is_in
 
-COMPILED: Final = frozenset({"cpp", "cuda"})
 DISTRIBUTIONS: Final = {
     "pytorch": "torch",
     "flashinfer": "flashinfer-python",
@@ -41,7 +40,7 @@ TOOLKIT: Final = frozenset({"cuda", "cudatoolkit", "cuda-toolkit", "nvcc"})
 COMPILERS: Final = frozenset({"gcc", "clang", "cpp", "cmake", "ninja", "make"})
 """Words for a compiler. They are not looked up: the solution's language says already which compiler it needs."""
 TOOLKIT_HEADERS: Final = {
-    **{library.name: library.headers[0] for library in LIBRARIES},
+    **{library.name: library.header for library in LIBRARIES},
     "cublaslt": "cublasLt.h",
     "cudnn": "cudnn.h",
     "cub": "cub/cub.cuh",
@@ -67,14 +66,14 @@ def installed_version(distribution: str) -> str | None:
 
 def find_missing(
     dependencies: Iterable[str],
-    language: str,
     toolchain: Toolchain,
     *,
+    is_compiled: bool,
     versions: Versions = installed_version,
     environment: Mapping[str, str] = os.environ,
 ) -> list[str]:
     """Return a line for each dependency that is not met. It says what is there, and what to install."""
-    found = (_why_missing(text, language, toolchain, versions, environment) for text in dependencies)
+    found = (_why_missing(text, toolchain, versions, environment, is_compiled=is_compiled) for text in dependencies)
     return [reason for reason in found if reason is not None]
 
 
@@ -105,7 +104,7 @@ def _parse(text: str) -> Requirement | None:
 
 
 def _why_missing(
-    text: str, language: str, toolchain: Toolchain, versions: Versions, environment: Mapping[str, str]
+    text: str, toolchain: Toolchain, versions: Versions, environment: Mapping[str, str], *, is_compiled: bool
 ) -> str | None:
     requirement = _parse(text)
     if requirement is None or (requirement.marker is not None and not requirement.marker.evaluate()):
@@ -118,10 +117,10 @@ def _why_missing(
     if name in TOOLKIT:
         version = ".".join(map(str, toolchain.cuda.version)) if toolchain.cuda else None
         return _hold(requirement, version, "install the CUDA toolkit, or set CUDA_HOME to it")
-    if language in COMPILED and name in CUTLASS:
+    if is_compiled and name in CUTLASS:
         there = "" if cutlass_includes(environment) else None
         return _hold(requirement, there, "pip install nvidia-cutlass, or set CUTLASS_PATH to its sources")
-    if language in COMPILED and name in TOOLKIT_HEADERS:
+    if is_compiled and name in TOOLKIT_HEADERS:
         there = "" if _has_header(toolchain, TOOLKIT_HEADERS[name]) else None
         return _hold(requirement, there, "it comes with the CUDA toolkit, or with NVIDIA's pip packages")
     distribution = DISTRIBUTIONS.get(name, name)

@@ -24,14 +24,13 @@ from typing import Final
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
-from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.building import GIB, Build, Outcome
 from flashinfer_bench.compile.cache import ArtifactCache, Lease, size_limit
 from flashinfer_bench.compile.compilers import StepLimits
 from flashinfer_bench.compile.flags import count_threads
 from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
-from flashinfer_bench.compile.table import BUILDERS, make_recipe
+from flashinfer_bench.compile.table import make_recipe
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 
@@ -224,12 +223,12 @@ class BuildFarm:
         for digest, count in wanted.most_common(1):
             if count - self._free >= LEAST_BUILDS:
                 recipe = next(header for header in headers if header.digest == digest)
-                self._start(Build(None, recipe, self._cache, self._lease, self._limits))
+                self._start(Build(None, recipe, self._cache, self._limits))
 
     def _find_header(self, recipe: BuildRecipe | None) -> None:
         """Find a precompiled header in the cache."""
         if recipe is not None and recipe.digest not in self._headers:
-            build = Build(None, recipe, self._cache, self._lease, self._limits)
+            build = Build(None, recipe, self._cache, self._limits)
             outcome = build.look_up()
             if outcome is not None:
                 self._keep_header(build, outcome)
@@ -274,7 +273,7 @@ class BuildFarm:
             recipe = make_recipe(solution, self._toolchain, self._target)
         except BuildFailure as failure:
             return Built(solution, None, failure, 0.0, was_cached=False)
-        return Build(solution, recipe, self._cache, self._lease, self._limits)
+        return Build(solution, recipe, self._cache, self._limits)
 
     def _keep(self, build: Build, outcome: Outcome) -> Built:
         solution = build.solution
@@ -286,7 +285,7 @@ class BuildFarm:
 
 def is_compiled(solution: Solution) -> bool:
     """Tell whether building a solution starts compilers."""
-    return BUILDERS[solution.spec.language] is native_recipe
+    return solution.spec.language.record.is_compiled
 
 
 def describe(solution: Solution, build: Build, outcome: Outcome) -> Built:

@@ -36,6 +36,10 @@ class BuildStep:
     argv: tuple[str, ...]
 
 
+Stages = tuple[tuple[BuildStep, ...], ...]
+"""Steps of one stage may run at once. Stages follow one another."""
+
+
 @dataclass(frozen=True)
 class BuildTarget:
     """The GPUs that artifacts are built for."""
@@ -69,11 +73,11 @@ class BuildRecipe:
     """Everything that decides the product, as JSON-able values. The digest is made of it."""
     products: tuple[str, ...]
     """The files that make the artifact, relative to its folder."""
-    stages: tuple[tuple[BuildStep, ...], ...] = ()
-    """Steps of one stage may run at once. There is no stage where the sources are the artifact."""
+    stages: Stages = ()
+    """Without a stage, the sources are the artifact."""
     readable: tuple[Path, ...] = ()
     """Folders that the compilers may read beside the system's and the sources."""
-    probe: tuple[tuple[BuildStep, ...], ...] = ()
+    probe: Stages = ()
     """Steps that compile a source of one line. Where they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     main_header: str | None = None

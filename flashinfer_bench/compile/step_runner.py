@@ -1,37 +1,37 @@
-"""The throw-away process that runs compilers: `python -I -S step_runner.py`, an Order on stdin, a report on stdout.
+"""The throw-away process that runs compilers. It gets an order and reports the steps that it began (`answer`).
 
-    stdin    {"parent": pid, "parallel": n, "memory_bytes", "file_bytes", "cpu_s": limits of each compiler,
-              "readable": [path], "writable": [path], "stages": [[{"name", "argv"}]]}
-    stdout   [{"name", "code", "output", "seconds"}], the steps that were begun
+    order     {"parallel": n, "memory_bytes", "file_bytes", "cpu_s": limits of each compiler,
+               "readable": [path], "writable": [path], "stages": [[{"name", "argv"}]]}
+    response  [{"name", "code", "output", "seconds"}]
 
 Steps of one stage may run at once; stages follow one another. After a step that fails nothing more is started. The
-process gives up the network and, where the kernel has Landlock, all files but those in the order. When its parent ends,
-it ends too, with all that it started. It imports nothing of this package, because it is run by its path.
+process gives up the network and, if the kernel has Landlock, all files but those in the order. It runs by its path
+without site-packages (`base/isolated.py`), and so imports no heavy package.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import selectors
-import signal
 import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-HEAD_BYTES = 49_152
-TAIL_BYTES = 16_384
-"""Bytes that are kept of the begin and of the end of a compiler's output; the middle is cut."""
-MAX_OUTPUT_BYTES = 64 << 20
+from flashinfer_bench.base.bounded_log import BoundedLog
+
+HEAD_BYTES: Final = 49_152
+TAIL_BYTES: Final = 16_384
+"""Bytes kept of the beginning and of the end of a compiler's output; the middle is cut."""
+MAX_OUTPUT_BYTES: Final = 64 << 20
 """Bytes of output after which a compiler is ended."""
-NICENESS = 10
-"""Compilers run at this niceness, so that they give way to a measurement on the same machine."""
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+NICENESS: Final = 10
+"""Compilers give way to a measurement on the same machine."""
+PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 RULE_PATH_BENEATH = 1
@@ -43,59 +43,17 @@ NETWORK_VERSION = 4
 """The first version of Landlock that can refuse TCP."""
 
 
-class Running:
-    """One compiler that was started; keeps the head and the tail of what it says."""
-
-    def __init__(self, step: dict[str, Any]) -> None:
-        self.name = step["name"]
-        self.head, self.tail, self.total = bytearray(), bytearray(), 0
-        self.start = time.monotonic()
-        self.process = subprocess.Popen(
-            step["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-
-    def fileno(self) -> int:
-        """Return the descriptor of its output."""
-        assert self.process.stdout is not None  # it was started with a pipe
-        return self.process.stdout.fileno()
-
-    def pump(self) -> bool:
-        """Read once; False at the end of its output."""
-        data = os.read(self.fileno(), 1 << 16)
-        self.total += len(data)
-        room = HEAD_BYTES - len(self.head)
-        self.head += data[:room]
-        self.tail = (self.tail + data[room:])[-TAIL_BYTES:] if len(data) > room else self.tail
-        if self.total > MAX_OUTPUT_BYTES:
-            self.process.kill()
-        return bool(data)
-
-    def report(self) -> dict[str, Any]:
-        """Wait for its end and say what came of it."""
-        code = self.process.wait()
-        is_endless = self.total > MAX_OUTPUT_BYTES  # then it was ended here, and nobody else has killed it
-        cut = self.total - len(self.head) - len(self.tail)
-        middle = f"\n[... {cut} bytes cut ...]\n".encode() if cut else b""
-        output = bytes(self.head) + middle + bytes(self.tail)
-        seconds = time.monotonic() - self.start
-        if is_endless:
-            code, output = 1, output + b"\nerror: the compiler printed too much, and was ended"
-        return {"name": self.name, "code": code, "output": output.decode("utf-8", "replace"), "seconds": seconds}
-
-
-def main() -> None:
-    """Read the order, shut the doors, run the steps, report."""
-    order = json.loads(sys.stdin.buffer.read())
-    libc = ctypes.CDLL(None, use_errno=True)
-    die_with_parent(libc, order["parent"])
-    confine(libc, order["readable"], order["writable"])
+def answer(order: dict[str, Any]) -> list[dict[str, Any]]:
+    """Confine this process, and run the steps of an order."""
+    confine(order["readable"], order["writable"])
     os.nice(NICENESS)
-    for limit, value in (
-        (resource.RLIMIT_AS, order["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, order["file_bytes"]),
-        (resource.RLIMIT_CPU, order["cpu_s"]),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    limits = {
+        resource.RLIMIT_AS: order["memory_bytes"],
+        resource.RLIMIT_FSIZE: order["file_bytes"],
+        resource.RLIMIT_CPU: order["cpu_s"],
+        resource.RLIMIT_CORE: 0,
+    }
+    for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
         wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (wanted, wanted))
@@ -104,7 +62,37 @@ def main() -> None:
         steps += run_stage(stage, order["parallel"])
         if any(step["code"] != 0 for step in steps):
             break
-    json.dump(steps, sys.stdout)
+    return steps
+
+
+class Running:
+    """One compiler that was started."""
+
+    def __init__(self, step: dict[str, Any]) -> None:
+        self._name = step["name"]
+        self._log, self._bytes = BoundedLog(head_bytes=HEAD_BYTES, tail_bytes=TAIL_BYTES), 0
+        self._start = time.monotonic()
+        self._process = subprocess.Popen(
+            step["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert self._process.stdout is not None  # it was started with a pipe
+        self.fileno = self._process.stdout.fileno
+
+    def pump(self) -> bool:
+        """Read once; return False at the end of the output."""
+        data = os.read(self.fileno(), 1 << 16)
+        self._log.add(data)
+        self._bytes += len(data)
+        if self._bytes > MAX_OUTPUT_BYTES:
+            self._process.kill()
+        return bool(data)
+
+    def report(self) -> dict[str, Any]:
+        """Wait for the end, and return the report."""
+        code, output = self._process.wait(), self._log.take()
+        if self._bytes > MAX_OUTPUT_BYTES:
+            code, output = 1, f"{output}\nerror: the compiler printed too much, and was ended"
+        return {"name": self._name, "code": code, "output": output, "seconds": time.monotonic() - self._start}
 
 
 def run_stage(stage: list[dict[str, Any]], parallel: int) -> list[dict[str, Any]]:
@@ -113,34 +101,21 @@ def run_stage(stage: list[dict[str, Any]], parallel: int) -> list[dict[str, Any]
     with selectors.DefaultSelector() as selector:
         while selector.get_map() or (waiting and not failed):
             while waiting and not failed and len(selector.get_map()) < parallel:
-                selector.register(Running(waiting.pop(0)), selectors.EVENT_READ)
+                running = Running(waiting.pop(0))
+                selector.register(running, selectors.EVENT_READ, running)
             for key, _ in selector.select():
-                running = key.fileobj
-                assert isinstance(running, Running)  # nothing else is registered
-                if not running.pump():
-                    selector.unregister(running)
-                    reports.append(running.report())
+                if not key.data.pump():
+                    selector.unregister(key.fileobj)
+                    reports.append(key.data.report())
                     failed = failed or reports[-1]["code"] != 0
     return reports
 
 
-def die_with_parent(libc: Any, parent: int) -> None:
-    """End this process and its whole group when its parent ends."""
-
-    def end(*_: object) -> None:
-        os.killpg(0, signal.SIGKILL)
-
-    signal.signal(signal.SIGTERM, end)
-    if sys.platform == "linux":
-        libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:
-        end()
-
-
-def confine(libc: Any, readable: list[str], writable: list[str]) -> None:
+def confine(readable: list[str], writable: list[str]) -> None:
     """Deny this process, and all it starts, the network and every file but the named ones, as far as the kernel can."""
     if sys.platform != "linux":
         return
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
     libc.unshare(CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWNET | CLONE_NEWUSER)
     version = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
@@ -171,7 +146,3 @@ def allow(libc: Any, ruleset: int, path: str, rights: int) -> None:
     rule = struct.pack("=Qi", rights, fd)
     libc.syscall(LANDLOCK_ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
     os.close(fd)
-
-
-if __name__ == "__main__":
-    main()

@@ -73,11 +73,6 @@ class TvmFfi:
         """Return the folders of its headers."""
         return [self.home / "include", self.home / "3rdparty" / "dlpack" / "include"]
 
-    @property
-    def lib(self) -> Path:
-        """Return the folder of its library."""
-        return self.home / "lib"
-
 
 @dataclass(frozen=True)
 class TorchFiles:
@@ -94,11 +89,6 @@ class TorchFiles:
     def includes(self) -> list[Path]:
         """Return the folders of its headers."""
         return [self.home / "include", self.home / "include" / "torch" / "csrc" / "api" / "include"]
-
-    @property
-    def lib(self) -> Path:
-        """Return the folder of its libraries."""
-        return self.home / "lib"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from flashinfer_bench.data.solution import Solution, SupportedBindings, Supporte
 
 SETUP: Final = "setup"
 """A function of this name beside the entry function prepares its calls (docs/timing.md, "Setup")."""
-COMPILED: Final = frozenset({SupportedLanguages.CPP, SupportedLanguages.CUDA})
+COMPILED: Final = frozenset(language for language in SupportedLanguages if language.record.is_compiled)
 COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 """A comment without an end goes to the end of the text: looking for the end of each would take quadratic time."""
 TVM_FFI_EXPORT: Final = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)|\b__tvm_ffi_(\w+)")

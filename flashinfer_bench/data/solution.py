@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.languages import SupportedLanguages as SupportedLanguages
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import did_you_mean
 
@@ -29,16 +30,6 @@ _SHOWN_PATHS: Final = 20
 """A message lists this many sources."""
 _NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f]")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
-
-
-class SupportedLanguages(str, Enum):
-    """What a solution may be written in."""
-
-    PYTHON = "python"
-    TRITON = "triton"
-    CPP = "cpp"
-    CUDA = "cuda"
-    TILELANG = "tilelang"
 
 
 class SupportedBindings(str, Enum):

@@ -8,7 +8,7 @@ import pytest
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
+from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
@@ -35,35 +35,32 @@ def test_a_sets_word_lies_between_the_bundled_settings_and_the_users(tmp_path):
     users = tmp_path / "my.yaml"
     users.write_text("op_type_config:\n  moe:\n    rtol: 0.25\n")
     assert resolve(BenchmarkConfig.default()) == (1e-2, 0.95)
-    assert resolve(BenchmarkConfig.default().for_set(found)) == (0.5, 0.5)
-    assert resolve(BenchmarkConfig().for_set(found)) == (0.5, 0.5)
-    assert resolve(BenchmarkConfig.default(rtol=0.125).for_set(found)) == (0.125, 0.5)
-    assert resolve(BenchmarkConfig.from_yaml(users).for_set(found)) == (0.25, 0.5)
-    sections = {"moe_e8": {"rtol": 0.75}}
-    config = BenchmarkConfig.default(definition_config=sections).for_set(found)
-    assert resolve(config) == resolve(pickle.loads(pickle.dumps(config))) == (0.75, 0.5)
-    assert resolve(config.with_overrides(rtol=0.1)) == (0.1, 0.5)
-    assert [key.name for key in config.definition_keys()] == ["moe_e8"]
+    for config, rtol in (
+        (BenchmarkConfig.default(), 0.5),
+        (BenchmarkConfig(), 0.5),
+        (BenchmarkConfig.default(rtol=0.125), 0.125),
+        (BenchmarkConfig.from_yaml(users), 0.25),
+        (BenchmarkConfig.default(definition_config={"moe_e8": {"rtol": 0.75}}), 0.75),
+    ):
+        judged = config.for_set(found)
+        assert resolve(judged) == resolve(pickle.loads(pickle.dumps(judged))) == (rtol, 0.5)
+    assert resolve(judged.with_overrides(rtol=0.1)) == (0.1, 0.5)
+    assert [name for _, name in judged.section_places("definition_config", users_only=True)] == ["moe_e8"]
 
 
-def test_another_set_takes_the_place_of_the_first(tmp_path):
+def test_another_set_takes_the_place_of_the_first_and_none_judges_the_definitions_of_another(tmp_path):
     first = a_set(tmp_path / "first", "moe_e8:\n  rtol: 0.5\n")
     second = a_set(tmp_path / "second", "moe_e8:\n  atol: 0.5\n")
     config = BenchmarkConfig.default().for_set(first).for_set(second)
     assert resolve(config)[0] == 1e-2
-    assert config.resolve_eval_config(MOE).origins["atol"].startswith(str(tmp_path / "second" / TOLERANCES_FILE))
+    assert config.resolve_eval_config(MOE).origins["atol"] == f"{tmp_path / 'second' / TOLERANCES_FILE}: moe_e8"
     none = SimpleNamespace(roots=[tmp_path / "none"], definition_files={})
     assert config.for_set(none).resolve_eval_config(MOE) == BenchmarkConfig.default().resolve_eval_config(MOE)
-
-
-def test_a_set_has_no_say_in_the_definitions_of_another(tmp_path):
-    """Else a set that brings a solution could loosen what the solution is held to."""
-    honest = a_set(tmp_path / "honest", "moe_e8:\n  rtol: 0.001\n")
+    # Else a set that brings a solution could loosen what the solution is held to.
     overlay = a_set(tmp_path / "overlay", "moe_e8:\n  rtol: 1000.0\n", "its_own")
-    both = SimpleNamespace(
-        roots=[*honest.roots, *overlay.roots], definition_files={**overlay.definition_files, **honest.definition_files}
-    )
-    assert resolve(BenchmarkConfig.default().for_set(both))[0] == 0.001
+    files = {**overlay.definition_files, **first.definition_files}
+    both = SimpleNamespace(roots=[*first.roots, *overlay.roots], definition_files=files)
+    assert resolve(BenchmarkConfig.default().for_set(both))[0] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -75,83 +72,73 @@ def test_a_set_has_no_say_in_the_definitions_of_another(tmp_path):
         ("rtol: 1\n", "rtol"),
         ("- moe_e8\n", "a mapping"),
         ("moe_e8: [", "not YAML"),
+        (os.mkfifo, "this is a pipe"),
+        (lambda path: path.symlink_to(path.with_name("nowhere")), "no such file"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name_and_line(tmp_path, text, said):
-    found = a_set(tmp_path, text)
+    found = a_set(tmp_path, text if isinstance(text, str) else "")
+    if not isinstance(text, str):
+        (tmp_path / TOLERANCES_FILE).unlink()
+        text(tmp_path / TOLERANCES_FILE)
     with pytest.raises(ConfigError, match=f"(?s){TOLERANCES_FILE}.*{said}"):
         BenchmarkConfig.default().for_set(found)
 
 
-def test_a_file_that_is_none_is_not_passed_over(tmp_path):
-    (tmp_path / TOLERANCES_FILE).symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="no such file"):
-        BenchmarkConfig.default().for_set(SimpleNamespace(roots=[tmp_path], definition_files={}))
-
-
 @pytest.fixture
-def folder(tmp_path):
+def place(tmp_path):
+    """A set, its one definition, and its tolerances file, which says two things of it."""
     write_trace_set(tmp_path, definitions=[make_definition()], solutions=[], workloads=[])
-    return tmp_path
+    definition = next(iter(TraceSet.from_path(tmp_path).definitions.values()))
+    file = tmp_path / TOLERANCES_FILE
+    file.write_text(f"{definition.name}:\n  rtol: 0.5\n  atol: 0.125\n")
+    return str(tmp_path), definition, file
 
 
-def name_in(folder):
-    return next(iter(TraceSet.from_path(folder).definitions))
-
-
-def test_an_engine_reads_it_whatever_its_configuration(folder):
-    name = name_in(folder)
-    (folder / TOLERANCES_FILE).write_text(f"{name}:\n  rtol: 0.5\n")
-    trace_set = TraceSet.from_path(folder)
+def test_an_engine_reads_it_whatever_its_configuration(place):
+    root, definition, _ = place
     for config in (None, BenchmarkConfig.default(), BenchmarkConfig()):
-        engine = Benchmark(trace_set, config)
-        assert engine.config.resolve_eval_config(trace_set.definitions[name]).rtol == 0.5
+        engine = Benchmark(TraceSet.from_path(root), config)
+        assert engine.config.resolve_eval_config(definition).rtol == 0.5
 
 
-def test_config_show_leaves_out_what_a_users_op_type_beats(folder, capsys):
-    name = name_in(folder)
-    op_type = TraceSet.from_path(folder).definitions[name].op_type
-    (folder / TOLERANCES_FILE).write_text(f"{name}:\n  rtol: 0.5\n  atol: 0.125\n")
-    users = folder / "mine.yaml"
-    users.write_text(f"op_type_config:\n  {op_type}:\n    rtol: 0.25\n")
-    assert main(["config", "show", "--local", str(folder), "--config", str(users)]) == 0
+def test_config_show_tells_of_it_and_leaves_out_what_a_users_op_type_beats(place, tmp_path, capsys):
+    root, definition, file = place
+    users = tmp_path / "mine.yaml"
+    users.write_text(f"op_type_config:\n  {definition.op_type}:\n    rtol: 0.25\n")
+    assert main(["config", "show", "--local", root, "--config", str(users)]) == 0
     out = capsys.readouterr().out
-    assert "0.125" in out
     assert "0.25" in out
-    assert "0.5" not in out.split(f"definition_config.{name}", 1)[1]
+    assert "0.125" in out
+    assert "0.5" not in out.split(f"definition_config.{definition.name}", 1)[1]
+    for more in ([], ["--definition", definition.name]):
+        assert main(["config", "show", "--local", root, *more]) == 0
+        assert f"{file}: {definition.name}\n" in capsys.readouterr().out
 
 
-def test_run_and_config_show_tell_of_it_and_validate_of_what_is_wrong(folder, capsys):
-    name, file = name_in(folder), folder / TOLERANCES_FILE
-    file.write_text(f"{name}:\n  rtol: 0.5\nmisspelt:\n  rtol: 0.5\n")
-    assert main(["run", "--local", str(folder), "--dry-run"]) == 0
+def test_run_and_validate_tell_of_it_and_of_what_is_wrong(place, capsys):
+    root, definition, file = place
+    file.write_text(f"{definition.name}:\n  rtol: 0.5\nmisspelt:\n  rtol: 0.5\n")
+    warning = f"warning: {file}: misspelt: this set has no such definition"
+    assert main(["run", "--local", root, "--dry-run"]) == 0
     said = capsys.readouterr().err
     assert f"note: {file} says how 1 definition is judged" in said
-    assert f"warning: {file}: misspelt: this set has no such definition" in said
-    assert main(["config", "show", "--local", str(folder), "--definition", name]) == 0
-    assert f"{file}: {name}\n" in capsys.readouterr().out
-    assert main(["config", "show", "--local", str(folder)]) == 0
-    assert f"{file}: {name}\n" in capsys.readouterr().out
-    assert main(["validate", "--local", str(folder)]) == 0
-    assert f"warning: {file}: misspelt: this set has no such definition" in capsys.readouterr().out
-    file.write_text(f"{name}:\n  rtol: 0.5\n  atol: -1\n")
-    assert main(["validate", "--local", str(folder)]) == 1
-    assert f"error: {file}: {name}.atol (line 3)" in capsys.readouterr().out
-    assert main(["run", "--local", str(folder), "--dry-run"]) == 2
+    assert warning in said
+    assert main(["validate", "--local", root]) == 0
+    assert warning in capsys.readouterr().out
+    file.write_text(f"{definition.name}:\n  rtol: 0.5\n  atol: -1\n")
+    assert main(["validate", "--local", root]) == 1
+    assert f"error: {file}: {definition.name}.atol (line 3)" in capsys.readouterr().out
+    assert main(["run", "--local", root, "--dry-run"]) == 2
 
 
-def test_validate_and_run_agree_on_what_a_set_says_of_another_sets_definitions(folder, capsys, tmp_path_factory):
-    overlay, name = tmp_path_factory.mktemp("overlay"), name_in(folder)
+def test_validate_and_run_agree_on_what_a_set_says_of_another_sets_definitions(place, capsys, tmp_path_factory):
+    root, definition, _ = place
+    overlay = tmp_path_factory.mktemp("overlay")
     file = overlay / TOLERANCES_FILE
-    file.write_text(f"{name}:\n  rtol: 0.5\n")
-    said = f"warning: {file}: {name}: this set has no such definition; what a set says counts for its own"
+    file.write_text(f"{definition.name}:\n  rtol: 0.5\n")
+    said = f"warning: {file}: {definition.name}: this set has no such definition; what a set says counts for its own"
     for command in (["validate"], ["run", "--dry-run"]):
-        assert main([*command, "--local", str(folder), "--local", str(overlay)]) == 0
+        assert main([*command, "--local", root, "--local", str(overlay)]) == 0
         told = capsys.readouterr()
         assert said in told.out + told.err
-
-
-def test_a_pipe_in_its_place_is_refused_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / TOLERANCES_FILE)
-    with pytest.raises(ConfigError, match="this is a pipe"):
-        read_tolerances(tmp_path)

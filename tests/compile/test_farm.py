@@ -18,41 +18,36 @@ TOOLCHAIN = find_toolchain()
 pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
 
 
-def make_sized(name, size):
-    """Make a solution whose sources have so many bytes."""
-    return make_native(name, main=f"// {name} {'x' * size}\n{EXPORT}")
+def make_sized(size):
+    """Make a solution whose sources have this many bytes; the larger, the longer its build is expected to take."""
+    return make_native(f"s{size}", main=f"// s{size} {'x' * size}\n{EXPORT}")
 
 
-def test_what_is_guessed_to_take_longest_is_started_first(tmp_path, runs):
-    toolchain = pretend_compiler(tmp_path)
-    solutions = [make_sized(name, size) for name, size in (("small", 10), ("large", 90_000), ("middle", 20_000))]
-    with BuildFarm(tmp_path / "cache", jobs=1, toolchain=toolchain) as farm:
-        assert all(built.artifact for built in farm.build_all(solutions))
-    assert runs.sources == ["large", "middle", "small"]
+def build_all(folder, solutions, jobs=1, action=""):
+    folder.mkdir(exist_ok=True)
+    with BuildFarm(folder / "cache", jobs=jobs, toolchain=pretend_compiler(folder, action=action)) as farm:
+        built = list(farm.build_all(solutions))
+    assert all(one.artifact for one in built)
+    return built
 
 
-def test_where_several_are_begun_at_once_the_quickest_is_among_them_so_that_a_gpu_has_work_soon(tmp_path, runs):
-    toolchain = pretend_compiler(tmp_path)
-    solutions = [make_sized(f"s{size}", size) for size in (10, 90_000, 60_000, 40_000, 20_000)]
-    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
-        assert all(built.artifact for built in farm.build_all(solutions))
+def test_the_longest_build_starts_first_and_beside_it_the_shortest_so_that_a_gpu_has_work_soon(tmp_path, runs):
+    sizes = (10, 90_000, 60_000, 40_000, 20_000)
+    build_all(tmp_path / "one", map(make_sized, sizes))
+    assert runs.sources == [f"s{size}" for size in sorted(sizes, reverse=True)]
+    runs.sources.clear()
+    build_all(tmp_path / "two", map(make_sized, sizes), jobs=2)
     assert set(runs.sources[:2]) == {"s10", "s90000"}
     assert len(runs.sources) == 5
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_no_more_compilers_run_than_are_allowed(tmp_path, runs, jobs):
-    solutions = [make_sized(f"s{number}", number) for number in range(5)]
-    with BuildFarm(tmp_path / "cache", jobs=jobs, toolchain=pretend_compiler(tmp_path, action="sleep 0.05")) as farm:
-        assert len(list(farm.build_all(solutions))) == 5
+def test_no_more_compilers_run_than_are_allowed_and_a_lone_solution_uses_all(tmp_path, runs, jobs):
+    build_all(tmp_path / "many", map(make_sized, range(5)), jobs, action="sleep 0.05")
     assert runs.most == jobs
-
-
-def test_the_files_of_a_lone_solution_are_compiled_at_once(tmp_path, runs):
-    solution = make_native(headers={f"unit{number}.cpp": "" for number in range(5)})
-    with BuildFarm(tmp_path / "cache", jobs=4, toolchain=pretend_compiler(tmp_path)) as farm:
-        assert next(farm.build_all([solution])).artifact
-    assert runs.most == 4
+    runs.most = 0
+    build_all(tmp_path / "lone", [make_native(headers={f"unit{number}.cpp": "" for number in range(5)})], jobs)
+    assert runs.most == jobs
 
 
 def test_what_failed_and_what_python_needs_are_ready_at_once(tmp_path, runs):
@@ -66,29 +61,24 @@ def test_what_failed_and_what_python_needs_are_ready_at_once(tmp_path, runs):
     assert runs.sources == []
 
 
-def test_the_same_sources_under_two_names_are_compiled_once(tmp_path, runs):
-    names = [make_native("one"), make_native("two", author="bob"), make_native("three", definition="other")]
-    with BuildFarm(tmp_path / "cache", jobs=3, toolchain=pretend_compiler(tmp_path)) as farm:
-        built = list(farm.build_all(names))
-    assert {one.solution.name for one in built} == {"one", "two", "three"}
-    assert len({one.artifact for one in built}) == 1
-    assert len(runs.sources) == 1
+NAMES = [make_native("one"), make_native("two", author="bob"), make_native("three", definition="other")]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_what_does_not_compile_is_compiled_once_in_a_run_and_not_in_the_next(tmp_path, runs, jobs):
+def test_the_same_sources_under_several_names_are_compiled_once_in_this_run_and_the_next(tmp_path, runs, jobs):
+    built = build_all(tmp_path / "good", NAMES, jobs)
+    assert {one.solution.name for one in built} == {"one", "two", "three"}
+    assert len({one.artifact for one in built}) == len(runs.steps) == 1
     action = 'case "$*" in *main.cpp*) echo "main.cpp:1: error: no" >&2; exit 1;; esac'
-    broken = [make_native("one"), make_native("two", author="bob"), make_native("three", definition="other")]
-    toolchain, seen = pretend_compiler(tmp_path, action=action), []
-    for _ in range(2):
+    toolchain = pretend_compiler(tmp_path, action=action)
+    for was_cached in (False, True):
         with BuildFarm(tmp_path / "cache", jobs=jobs, toolchain=toolchain) as farm:
-            built = list(farm.build_all(broken))
-            farm.add(broken)
+            built = list(farm.build_all(NAMES))
+            farm.add(NAMES)
             assert farm.open_builds == 0
-        assert {one.solution.name for one in built} == {"one", "two", "three"}
-        seen += {(one.error, one.was_cached) for one in built}  # an error is made once for each digest
-    assert sorted(was_cached for _, was_cached in seen) == [False, True, True, True]
-    assert len(runs.steps) == 2  # the sources, and ours
+        assert {one.solution.name for one in built if one.error} == {"one", "two", "three"}
+        assert was_cached in [one.was_cached for one in built]
+    assert len(runs.steps) == 3  # with our own source, after which the solution is blamed
 
 
 def test_a_function_that_a_library_lacks_is_held_against_nobody_else(tmp_path):
@@ -113,21 +103,17 @@ with BuildFarm(Path(sys.argv[2]), jobs=1, toolchain=toolchain) as farm:
 """
 
 
-def start_builder(toolchain, cache):
-    """Start a process that builds the solution of the kit once it is told to."""
+def start_builders(toolchain, cache, count):
+    """Start processes that build the solution of the kit, all at once."""
     command = [sys.executable, "-c", BUILD, str(toolchain.cxx.path), str(cache)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_two_processes_that_build_the_same_at_once_compile_it_once(tmp_path):
-    toolchain = pretend_compiler(tmp_path, action="sleep 0.5")
-    builders = [start_builder(toolchain, tmp_path / "cache") for _ in range(2)]
+    builders = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+    ]
+    assert [builder.stdout.readline() for builder in builders] == ["ready\n"] * count
     for builder in builders:
         builder.stdin.write("\n")
         builder.stdin.flush()
-    assert sorted(builder.communicate()[0] for builder in builders) == ["cached\n", "made\n"]
+    return builders
 
 
 def wait_for(condition, limit_s=60.0):
@@ -137,39 +123,38 @@ def wait_for(condition, limit_s=60.0):
     return condition()
 
 
+def test_two_processes_that_build_the_same_at_once_compile_it_once(tmp_path):
+    builders = start_builders(pretend_compiler(tmp_path, action="sleep 0.5"), tmp_path / "cache", 2)
+    assert sorted(builder.communicate()[0] for builder in builders) == ["cached\n", "made\n"]
+
+
 def test_kill_9_during_a_build_ends_the_compilers_and_leaves_nothing_that_is_trusted(tmp_path):
     cache = tmp_path / "cache"
-    builder = start_builder(pretend_compiler(tmp_path, action="sleep 1000"), cache)
-    builder.stdin.write("\n")
-    builder.stdin.flush()
+    (builder,) = start_builders(pretend_compiler(tmp_path, action="sleep 1000"), cache, 1)
     assert wait_for(lambda: len(processes_in(cache)) > 1)
     builder.kill()
     builder.communicate()
     assert wait_for(lambda: not processes_in(cache))
     assert not ArtifactCache(cache).entries()
     assert len(list((cache / "staging").iterdir())) == 1
-    with BuildFarm(cache, toolchain=pretend_compiler(tmp_path)) as farm:
-        assert next(farm.build_all([make_native()])).artifact
+    build_all(tmp_path, [make_native()])
     assert not list((cache / "staging").iterdir())
     assert not ArtifactCache(cache).verify()
 
 
-def state_of(pid):
-    """The letter for what a process does: T where it is stopped."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
-
-
-def compilers_in(folder):
-    """Return the processes of compilers whose working folder is below a folder."""
-    names = {pid: Path(f"/proc/{pid}/comm") for pid in processes_in(folder)}
-    return [pid for pid, name in names.items() if name.exists() and not name.read_text().startswith("python")]
+def states_in(folder):
+    """Return what the compilers do whose working folder is below a folder: T if stopped."""
+    found = set()
+    for pid in processes_in(folder):
+        with suppress(OSError):
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            found |= set() if "(python" in name else {rest.split()[0]}
+    return found
 
 
 def is_still(folder):
     """Whether compilers are stopped, or have ended, or (D) wait in `vfork` for a child that is stopped."""
-    states = {state_of(pid) for pid in compilers_in(folder)}
+    states = states_in(folder)
     return "T" in states and states <= {"T", "D", "Z"}
 
 
@@ -178,10 +163,10 @@ def test_compilers_are_held_still_and_their_time_does_not_pass(tmp_path):
     with BuildFarm(cache, jobs=1, toolchain=toolchain, limits=StepLimits(2.0, 4 << 30)) as farm:
         farm.add([make_native()])
         farm.poll()
-        assert wait_for(lambda: compilers_in(cache))
+        assert wait_for(lambda: states_in(cache))
         farm.hold()
         (tmp_path / "go").touch()
-        farm.add([make_sized("another", 10)])
+        farm.add([make_sized(10)])
         assert wait_for(lambda: is_still(cache))
         time.sleep(2.0)
         assert (farm.poll(), farm.open_builds) == ([], 2)
@@ -197,7 +182,7 @@ def test_compilers_are_held_still_and_their_time_does_not_pass(tmp_path):
 def test_a_farm_that_is_closed_ends_its_compilers(tmp_path, is_held):
     cache = tmp_path / "cache"
     with BuildFarm(cache, jobs=2, toolchain=pretend_compiler(tmp_path, action="sleep 1000")) as farm:
-        farm.add([make_sized("a", 1), make_sized("b", 2)])
+        farm.add([make_sized(1), make_sized(2)])
         farm.poll()
         assert wait_for(lambda: len(processes_in(cache)) >= 4)
         if is_held:

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, find_toolchain
+from flashinfer_bench.compile import BuildFarm, BuildTarget, find_toolchain
 from flashinfer_bench.compile.building import Build
-from flashinfer_bench.compile.cache import ArtifactCache, Lease
+from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.compile.compilers import StepLimits
-from flashinfer_bench.compile.headers import Header, begins_with, read_names
+from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.table import make_recipe
-from flashinfer_bench.worker.walls import landlock
 from tests.kit.native import make_native, pretend_compiler, pretend_torch, processes_in
 from tests.kit.processes import wait_until_gone
 
@@ -24,7 +23,7 @@ TEXT = """#pragma once
 #ifdef KNOWN
 #define ANSWER "answer: known"
 #else
-#define ANSWER {answer}
+#define ANSWER "answer: HERE"
 #endif
 """
 PARTS = {"torch/part.h": "#pragma once\ninline int part() { return 1; }\n"}
@@ -41,206 +40,134 @@ def build(cache, toolchain, solutions, jobs=1):
         return list(farm.build_all(solutions))
 
 
-def precompile(cache, recipe):
-    """Make the header that a build would take; return it."""
-    with Lease(cache) as lease:
-        made = Build(None, recipe.header, ArtifactCache(cache), lease, StepLimits(60, 4 << 30)).run()
-    return Header.of(made, recipe.header)
-
-
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
     """A cache with a precompiled header, and a toolchain whose header has another text by now, which answers "text"."""
     folder = tmp_path_factory.mktemp("headers")
-    toolchain = pretend_torch(folder, TEXT.format(answer='"answer: precompiled"'), PARTS)
-    precompile(folder / "cache", make_recipe(make_torch(), toolchain, BuildTarget()))
-    (toolchain.torch.home / "include" / HEADER).write_text(TEXT.format(answer='"answer: text"'))
+    toolchain = pretend_torch(folder, f"{TEXT.replace('HERE', 'precompiled')}struct Once {{}};\n", PARTS)
+    recipe = make_recipe(make_torch(), toolchain, BuildTarget())
+    made = Build(None, recipe.header, ArtifactCache(folder / "cache"), StepLimits(60, 4 << 30)).run()
+    assert Header.of(made, recipe.header).fits(recipe)
+    twice = make_torch(main=f'{INCLUDE}#include "a.h"\n{RESULT}', headers={"a.h": INCLUDE})
+    assert build(folder / "cache", toolchain, [twice])[0].error is None
+    (toolchain.torch.home / "include" / HEADER).write_text(TEXT.replace("HERE", "text"))
     return folder / "cache", toolchain
 
 
-FITS = {
-    "first": make_torch(),
-    "behind comments": make_torch(main=f'/* a\n */ // b\n\n  #  include "{HEADER}"\n{RESULT}'),
-    "a macro that the header does not know": make_torch(compile_options={"cflags": ["-DOTHER=1"]}),
-    "own headers": make_torch(main=f'{INCLUDE}#include "part.h"\n{RESULT}', headers={"part.h": "", "sub/x.h": ""}),
+MAINS = {
+    "first": (INCLUDE, "precompiled"),
+    "behind comments": (f'/* a\n */ // b\n\n  #  include "{HEADER}"\n', "precompiled"),
+    "behind code": (f"int a;\n{INCLUDE}", "text"),
+    "behind a header": (f"#include <cstddef>\n{INCLUDE}", "text"),
+    "behind a pragma": (f"#pragma once\n{INCLUDE}", "text"),
+    "a macro that the header knows": (f"#define KNOWN\n{INCLUDE}", "known"),
 }
-DOES_NOT = {
-    "behind code": (make_torch(main=f"int a;\n{INCLUDE}{RESULT}"), "text"),
-    "behind a header": (make_torch(main=f"#include <cstddef>\n{INCLUDE}{RESULT}"), "text"),
-    "a macro that the header knows": (make_torch(main=f"#define KNOWN\n{INCLUDE}{RESULT}"), "known"),
-    "such a macro as a flag": (make_torch(compile_options={"cflags": ["-DKNOWN"]}), "known"),
-    "a macro that is taken away": (make_torch(compile_options={"cflags": ["-U__linux__"]}), "text"),
-    "other flags": (make_torch(compile_options={"cflags": ["-O1"]}), "text"),
-    "a part of its own": (make_torch(headers={"torch/part.h": "#define KNOWN\n"}), "known"),
+SETTINGS = {
+    "a macro that the header does not know": ({"compile_options": {"cflags": ["-DOTHER=1"]}}, "precompiled"),
+    "own headers": ({"headers": {"part.h": "", "sub/x.h": INCLUDE}}, "precompiled"),
+    "a macro that it knows as a flag": ({"compile_options": {"cflags": ["-DKNOWN"]}}, "known"),
+    "a macro that is taken away": ({"compile_options": {"cflags": ["-U__linux__"]}}, "text"),
+    "other flags": ({"compile_options": {"cflags": ["-O1"]}}, "text"),
+    "a part of its own": ({"headers": {"torch/part.h": "#define KNOWN\n"}}, "known"),
     "a part in a folder": (
-        make_torch(headers={"sub/torch/part.h": "#define KNOWN\n"}, compile_options={"cflags": ["-I sub"]}),
+        {"headers": {"sub/torch/part.h": "#define KNOWN\n"}, "compile_options": {"cflags": ["-I sub"]}},
         "known",
     ),
-    "a header of its own": (make_torch(headers={HEADER: '#define ANSWER "answer: own"\n'}), "own"),
+    "a header of its own": ({"headers": {HEADER: '#define ANSWER "answer: own"\n'}}, "own"),
+}
+CASES = {
+    **{name: (make_torch(main=main + RESULT), answer) for name, (main, answer) in MAINS.items()},
+    **{name: (make_torch(**settings), answer) for name, (settings, answer) in SETTINGS.items()},
 }
 
 
-def answer(shelf, solution):
-    """Build a solution; return which header its library was made with."""
+@pytest.mark.parametrize("case", CASES)
+def test_a_build_takes_the_header_precompiled_if_its_text_would_mean_the_same(shelf, case):
+    solution, expected = CASES[case]
     (built,) = build(*shelf, [solution])
     assert built.error is None, built.error
-    return (built.artifact.directory / built.artifact.entry).read_bytes().partition(b"answer: ")[2].split(b"\0")[0]
+    library = (built.artifact.directory / built.artifact.entry).read_bytes()
+    assert library.partition(b"answer: ")[2].split(b"\0")[0].decode() == expected
 
 
-@pytest.mark.parametrize("case", FITS)
-def test_a_build_that_begins_with_the_header_takes_it_precompiled(shelf, case):
-    assert answer(shelf, FITS[case]) == b"precompiled"
-
-
-@pytest.mark.parametrize("case", DOES_NOT)
-def test_a_build_for_which_the_header_would_mean_something_else_reads_its_text(shelf, case):
-    solution, expected = DOES_NOT[case]
-    assert answer(shelf, solution) == expected.encode()
-
-
-def test_a_file_may_include_the_header_a_second_time(tmp_path):
-    text = TEXT.format(answer='"answer: precompiled"').replace("#pragma once", "#pragma once\nstruct Once {};")
-    toolchain = pretend_torch(tmp_path, text, PARTS)
-    solution = make_torch(main=f'{INCLUDE}#include "a.h"\n{RESULT}', headers={"a.h": INCLUDE})
-    assert precompile(tmp_path / "cache", make_recipe(solution, toolchain, BuildTarget())) is not None
-    assert answer((tmp_path / "cache", toolchain), solution) == b"precompiled"
-
-
-def test_a_header_is_listed_with_the_builds_and_is_no_part_of_their_digests(shelf):
+def test_a_header_is_listed_with_the_builds_is_no_part_of_their_digests_and_is_not_taken_once_changed(shelf):
     cache, toolchain = shelf
-    (header,) = [entry for entry in ArtifactCache(cache).entries() if entry.manifest.kind == "header"]
-    assert header.manifest.solution == f"{HEADER}.gch"
-    assert header.digest == make_recipe(make_torch(), toolchain, BuildTarget()).header.digest
-    assert ArtifactCache(cache).verify() == []
-
-
-def test_a_header_that_was_changed_is_not_taken(tmp_path):
-    toolchain = pretend_torch(tmp_path, TEXT.format(answer='"answer: text"'), PARTS)
     recipe = make_recipe(make_torch(), toolchain, BuildTarget())
-    header = precompile(tmp_path / "cache", recipe)
-    assert header.fits(recipe)
-    header.file.write_bytes(b"something else")
+    (entry,) = [entry for entry in ArtifactCache(cache).entries() if entry.manifest.kind == "header"]
+    assert (entry.manifest.solution, entry.digest) == (f"{HEADER}.gch", recipe.header.digest)
+    assert ArtifactCache(cache).verify() == []
+    header = Header.of(Build(None, recipe.header, ArtifactCache(cache), StepLimits(60, 4 << 30)).run(), recipe.header)
+    header.file.touch()
     assert not header.fits(recipe)
 
 
 ONES = [make_torch(f"s{number}", f"{INCLUDE}// {number}\n") for number in range(5)]
 COMPILE, PRECOMPILE = "compile main.cpp", f"precompile {HEADER}"
+ON_HEADER = 'case "$*" in *c++-header*) {};; esac'
+CROWDS = {
+    "made beside them": ("", ONES, 2, [(PRECOMPILE, False), *[(COMPILE, True)] * 5]),
+    "too few": ("", ONES[:3], 1, [(COMPILE, False)] * 3),
+    "not first": ("", [make_torch(f"s{n}", f"int a{n};\n{INCLUDE}") for n in range(4)], 1, [(COMPILE, False)] * 4),
+    "broken": (
+        ON_HEADER.format('echo "a.h:1: error: no"; exit 1'),
+        ONES[:4],
+        1,
+        [(PRECOMPILE, False), *[(COMPILE, False)] * 4],
+    ),
+    "endless": (ON_HEADER.format("sleep 1000"), ONES, 2, [*[(COMPILE, False)] * 5, (PRECOMPILE, False)]),
+    "breaks compilers": (
+        '[ -e ../headers ] && echo "x.gch: internal compiler error: no" && exit 1',
+        ONES[:4],
+        1,
+        [(PRECOMPILE, False), *[(COMPILE, True), (COMPILE, False)] * 4],
+    ),
+    "written to": (
+        'for f in ../headers/torch/*.gch; do [ -e "$f" ] && echo bad >> "$f"; done; true',
+        ONES[:4],
+        1,
+        [(PRECOMPILE, False), *[(COMPILE, True)] * 4],
+    ),
+}
 
 
-def pretend(folder, action=""):
-    """Return a toolchain whose compiler makes a library that exports torch's symbol, by a script."""
-    toolchain = pretend_compiler(folder, action=action)
+@pytest.mark.parametrize("case", CROWDS)
+def test_a_header_that_many_builds_want_is_made_once_and_harms_none(tmp_path, runs, case):
+    action, solutions, jobs, expected = CROWDS[case]
+    cache, toolchain = tmp_path / "cache", pretend_compiler(tmp_path, action=action)
     script = toolchain.cxx.path
     script.write_text(script.read_text().replace("__tvm_ffi_run", "PyInit_solution"))
-    return toolchain
-
-
-def seen(runs):
-    """Return the first command of every process that ran compilers, and whether it found a precompiled header."""
-    return [(names[0], takes) for names, takes in zip(runs.steps, runs.takes_header, strict=True)]
-
-
-def test_a_header_that_many_builds_want_is_made_beside_them_and_taken_by_those_that_begin_later(tmp_path, runs):
-    toolchain = pretend(tmp_path)
-    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES, jobs=2))
-    assert set(seen(runs)[:2]) == {(PRECOMPILE, False), (COMPILE, False)}
-    assert sum(name == PRECOMPILE for name, _ in seen(runs)) == 1
-    assert seen(runs)[-1] == (COMPILE, True)
-    build(tmp_path / "cache", toolchain, [make_torch()])
-    assert seen(runs)[-1] == (COMPILE, True)
-
-
-@pytest.mark.parametrize(
-    "solutions", [ONES[:3], [make_torch(f"s{n}", f"int a{n};\n{INCLUDE}") for n in range(4)]], ids=["few", "not first"]
-)
-def test_no_header_is_made_where_it_would_save_nothing(tmp_path, runs, solutions):
-    build(tmp_path / "cache", pretend(tmp_path), solutions)
-    assert {name for name, _ in seen(runs)} == {COMPILE}
-
-
-def test_where_the_header_cannot_be_precompiled_every_build_reads_its_text(tmp_path, runs):
-    toolchain = pretend(tmp_path, 'case "$*" in *c++-header*) echo "a.h:1: error: no"; exit 1;; esac')
-    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES[:4]))
-    assert seen(runs) == [(PRECOMPILE, False)] + [(COMPILE, False)] * 4
-
-
-def test_a_header_that_takes_too_long_holds_nobody_up_and_is_given_up_after_the_last_build(tmp_path, runs):
-    cache, toolchain = tmp_path / "cache", pretend(tmp_path, 'case "$*" in *c++-header*) sleep 1000;; esac')
-    with BuildFarm(cache, jobs=2, toolchain=toolchain) as farm:
-        assert all(one.error is None for one in farm.build_all(ONES))
-        assert wait_until_gone(lambda: processes_in(cache)) == []
-        assert not list((cache / "staging").iterdir())
-    assert sorted(seen(runs)) == [(COMPILE, False)] * 5 + [(PRECOMPILE, False)]
-
-
-def test_a_compiler_that_breaks_down_over_a_header_reads_its_text_instead(tmp_path, runs):
-    action = '[ -e ../headers ] && echo "x.gch: internal compiler error: no" && exit 1'
-    assert all(one.error is None for one in build(tmp_path / "cache", pretend(tmp_path, action), ONES[:4]))
-    assert seen(runs)[-2:] == [(COMPILE, True), (COMPILE, False)]
-
-
-@pytest.mark.skipif(landlock.version() < 1, reason="needs Landlock")
-def test_compilers_cannot_write_to_a_header(tmp_path, runs):
-    toolchain = pretend(tmp_path, 'for f in ../headers/torch/*.gch; do [ -e "$f" ] && echo bad >> "$f"; done; true')
-    build(tmp_path / "cache", toolchain, ONES[:4])
-    assert seen(runs)[-1] == (COMPILE, True)
-    assert ArtifactCache(tmp_path / "cache").verify() == []
-
-
-@pytest.mark.parametrize("path", [f"{HEADER}.gch", f"{HEADER}.gch/any.h"])
-def test_a_solution_brings_no_precompiled_header_of_its_own(path):
-    with pytest.raises(BuildFailure, match="precompiled headers are no sources"):
-        make_recipe(make_torch(headers={path: ""}), TOOLCHAIN, BuildTarget())
+    assert all(one.error is None for one in build(cache, toolchain, solutions, jobs))
+    assert wait_until_gone(lambda: processes_in(cache)) == []
+    assert not list((cache / "staging").iterdir())
+    seen = [(names[0], takes) for names, takes in zip(runs.steps, runs.takes_header, strict=True)]
+    if jobs > 1:  # which one begins first is chance
+        assert sorted(name for name, _ in seen) == sorted(name for name, _ in expected)
+        assert (seen[-1] == (COMPILE, True)) == (case == "made beside them")
+    else:
+        assert seen == expected
+    assert case == "written to" or ArtifactCache(cache).verify() == []
+    if case == "made beside them":
+        build(cache, toolchain, [make_torch()])
+        assert (runs.steps[-1][0], runs.takes_header[-1]) == (COMPILE, True)
 
 
 FOLLOW_NOT, FOLLOW = "-fno-devirtualize", "-fdevirtualize"
 
 
-def commands_of(toolchain, **settings):
-    """Return the commands that compile a CUDA solution and its bindings: nvcc's, and g++'s."""
-    options = {"cflags": [FOLLOW], "cuda_cflags": ["-Xcompiler", FOLLOW]}
-    made = make_native(language="cuda", headers={"bind.cpp": INCLUDE}, compile_options=options, **settings)
-    return [step.argv for step in make_recipe(made, toolchain, BuildTarget()).stages[0]]
-
-
 @pytest.mark.skipif(TOOLCHAIN.cuda is None, reason="needs nvcc")
-def test_over_torchs_headers_gpp_follows_no_virtual_calls_unless_a_solution_wants_it(tmp_path):
+def test_over_torchs_headers_gpp_follows_no_virtual_calls_unless_a_solution_wants_it_and_clang_gets_no_such_flag(
+    tmp_path,
+):
     toolchain = pretend_torch(tmp_path, "")
-    nvcc, cxx = commands_of(toolchain, binding="torch")
+    options = {"cflags": [FOLLOW], "cuda_cflags": ["-Xcompiler", FOLLOW]}
+
+    def commands(toolchain, **settings):
+        made = make_native(language="cuda", headers={"b.cpp": INCLUDE}, compile_options=options, **settings)
+        return [step.argv for step in make_recipe(made, toolchain, BuildTarget()).stages[0]]
+
+    nvcc, cxx = commands(toolchain, binding="torch")
     assert nvcc[nvcc.index(FOLLOW_NOT) - 1] == "-Xcompiler"
     assert all(command.index(FOLLOW_NOT) < command.index(FOLLOW) for command in (nvcc, cxx))
-    assert [sum("ggc-min-expand" in word for word in command) for command in (nvcc, cxx)] == [0, 1]
-    assert all(FOLLOW_NOT not in command for command in commands_of(toolchain))  # tvm-ffi's headers are short
-
-
-@pytest.mark.skipif(TOOLCHAIN.cuda is None, reason="needs nvcc")
-def test_clang_gets_no_flags_that_gpp_alone_knows(tmp_path):
-    toolchain = pretend_torch(tmp_path, "")
-    clang = toolchain.cxx.path.with_name("clang++")
-    toolchain = replace(toolchain, cxx=replace(toolchain.cxx, path=clang))
-    words = [word for command in commands_of(toolchain, binding="torch") for word in command]
-    assert str(clang) in words
-    assert not any(word == FOLLOW_NOT or "ggc" in word for word in words)
-
-
-@pytest.mark.parametrize(
-    ("source", "does"),
-    [
-        (INCLUDE, True),
-        ('/**/ # include\t"torch/extension.h" // x', True),
-        ("// a", False),
-        ("/* never ends " + INCLUDE, False),
-        ("#pragma once\n" + INCLUDE, False),
-        ("#include <torch/extension.hpp>", False),
-        ("", False),
-    ],
-)
-def test_comments_may_stand_before_the_first_include(source, does):
-    assert begins_with(source.encode(), HEADER) is does
-
-
-def test_a_file_bears_the_name_by_which_it_was_included(tmp_path):
-    listing = tmp_path / "read.d"
-    listing.write_text("x.gch: /t/include/torch/a.h \\\n /t/include/torch/api/../b.h /usr/include/c++/12/cmath\n")
-    expected = {"torch/a.h", "torch/b.h", "cmath", "12/cmath", "c++/12/cmath", "include/c++/12/cmath"}
-    assert read_names(listing, ["/t/include"]) == expected | {"usr/include/c++/12/cmath"}
+    clang = replace(toolchain.cxx, path=toolchain.cxx.path.with_name("clang++"))
+    plain = [*commands(toolchain), *commands(replace(toolchain, cxx=clang), binding="torch")]
+    assert not any(word == FOLLOW_NOT or "ggc" in word for command in plain for word in command)

@@ -2,16 +2,26 @@
 
 It is the template of the other evaluators: they override one of its hooks (`tolerance`, `judge_trial`,
 `check_reference`) and inherit the rest. Its steps are functions too, so that another evaluator can borrow one by name.
-Torch, and all that needs it, is imported in the steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
+
+import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import DEFAULT, BuiltIn
+from flashinfer_bench.bench.evaluator_record import (
+    MAX_ABSOLUTE_ERROR,
+    MAX_ERROR_CAP,
+    MAX_ERROR_NORM,
+    POSITIVE,
+    SUMMED_TOLERANCE,
+    TRUTH,
+    EvaluatorRecord,
+)
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,
@@ -22,14 +32,22 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     SolutionRunnable,
     Verdict,
 )
+from flashinfer_bench.bench.evaluators.inputs import memory
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule
+from flashinfer_bench.bench.evaluators.integrity.stability import Stability
+from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
+from flashinfer_bench.bench.evaluators.verdict import (
+    check_trials,
+    judge_elements,
+    judge_norms,
+    resolve_norm_rule,
+    resolve_tolerance,
+)
 from flashinfer_bench.data import Correctness, Definition, Performance, Workload
-
-if TYPE_CHECKING:
-    import torch
-
-    from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-    from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule
-    from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 
 INPUT_SHARE: Final = 4
 """The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
@@ -39,9 +57,17 @@ Judge = Callable[[JudgedCall], Verdict]
 class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
-    built_in: ClassVar[BuiltIn] = DEFAULT
-    """Which definitions this evaluator takes, and the revision of its rules; the host reads the same object."""
-    revision = DEFAULT.revision
+    record = EvaluatorRecord(
+        revision=4,
+        extra_keys={
+            SUMMED_TOLERANCE: TRUTH,
+            MAX_ABSOLUTE_ERROR: POSITIVE,
+            MAX_ERROR_CAP: POSITIVE,
+            MAX_ERROR_NORM: POSITIVE,
+        },
+    )
+    """The definitions that this evaluator takes, and the revision of its rules. The host reads it without the class."""
+    revision = record.revision
     judges_calls_alone = True
     is_elementwise: ClassVar[bool] = True
     """Whether outputs have to be near the reference's, element by element."""
@@ -52,6 +78,8 @@ class DefaultEvaluator(Evaluator):
         """Take back what an overriding class no longer keeps, unless it declares it itself."""
         super().__init_subclass__(**keywords)
         own = vars(cls)
+        if "record" in own:
+            cls.revision = cls.record.revision
         if "check_correctness" in own:
             cls.judges_calls_alone = own.get("judges_calls_alone", False)
         if "check_correctness" in own or "judge_trial" in own:
@@ -59,20 +87,18 @@ class DefaultEvaluator(Evaluator):
 
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
-        """Take the definitions that `built_in` says."""
-        return cls.built_in.takes(definition)
+        """Take the definitions that `record` covers."""
+        return cls.record.covers(definition)
 
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
         """Return the tolerance for comparing elements."""
-        from flashinfer_bench.bench.evaluators.verdict import resolve_tolerance
 
         return resolve_tolerance(cfg, default_ratio=1.0)
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare every element of every output."""
-        from flashinfer_bench.bench.evaluators.verdict import judge_elements
 
         return judge_elements(definition, trial.got, trial.expected, cls.tolerance(cfg))
 
@@ -84,7 +110,6 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def norm_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
         """Return the rule for the norms of errors."""
-        from flashinfer_bench.bench.evaluators.verdict import resolve_norm_rule
 
         return resolve_norm_rule(definition, cfg, by_ratio=cls.tolerance(cfg).by_ratio)
 
@@ -93,8 +118,6 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge one call by the user's tolerance, and then by the rules beside it."""
-        from flashinfer_bench.bench.evaluators.integrity.stability import Stability
-        from flashinfer_bench.bench.evaluators.verdict import judge_norms
 
         verdict = cls.judge_trial(definition, trial, cfg)
         if isinstance(verdict, Rejected) or not cls.compares_elements(definition):
@@ -105,7 +128,6 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
         """Judge them if outputs are compared element by element."""
-        from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 
         has_any = cfg.regimes_rule and cls.compares_elements(definition)
         return StressChecks(definition, cls.norm_rule(definition, cfg)) if has_any else None
@@ -149,7 +171,6 @@ class DefaultEvaluator(Evaluator):
         context: JudgeContext,
     ) -> Verdict:
         """Call the solution on the inputs of each trial and judge what it gives."""
-        from flashinfer_bench.bench.evaluators.verdict import check_trials
 
         def judge(trial: JudgedCall) -> Verdict:
             return cls.judge_call(definition, trial, cfg, context)
@@ -161,7 +182,6 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
-        from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
 
         can_look = cls.judges_calls_alone and cls.compares_elements(definition)
         if can_look and surely_pass(calls, cls.tolerance(cfg), cls.norm_rule(definition, cfg)):
@@ -202,10 +222,6 @@ def build_baseline(
     If the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
     how many sets of inputs there are.
     """
-    from flashinfer_bench.bench.evaluators.inputs import memory
-    from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-    from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-    from flashinfer_bench.bench.evaluators.reference import Reference
 
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
@@ -243,7 +259,6 @@ def check_repeats(baseline: Baseline, context: JudgeContext, judge: Judge) -> No
     Raises:
         DefinitionFault: the second call is rejected.
     """
-    from flashinfer_bench.bench.evaluators.reference import Reference
 
     reference = context.reference
     if not isinstance(reference, Reference) or not baseline.inputs:
@@ -266,14 +281,12 @@ def check_elements(
     tolerance: Tolerance,
 ) -> Verdict:
     """Call the solution on each trial's inputs and compare every element; the first wrong trial decides."""
-    from flashinfer_bench.bench.evaluators.verdict import check_trials
 
     judge = _compare_elements(definition, tolerance)
     return check_trials(definition, sol_runnable, inputs, ref_outputs, judge=judge)
 
 
 def _compare_elements(definition: Definition, tolerance: Tolerance) -> Judge:
-    from flashinfer_bench.bench.evaluators.verdict import judge_elements
 
     return lambda trial: judge_elements(definition, trial.got, trial.expected, tolerance)
 

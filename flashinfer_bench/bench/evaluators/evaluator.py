@@ -4,8 +4,6 @@ To judge a kind of definition in another way, subclass `DefaultEvaluator` and ov
 `Evaluator`. docs/evaluators.md shows how, and how a run finds the new evaluator. What an evaluator can do is declared
 in attributes of its class. An evaluator reads parameters of its own with `cls.extra_value(cfg, "my_param")`, and
 declares them in `extra_keys`.
-
-This module and `default` import no torch, so that declarations can be read without it.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
-from flashinfer_bench.bench.extra_keys import RULES
+from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluator_record import known_keys
 from flashinfer_bench.data.names import KEY_CUTOFF, did_you_mean, nearest_name
 
 WORDS: Final[dict[str, str]] = {
@@ -113,7 +113,7 @@ def find_wrong_parameters(
 def _wrong(
     extra: Mapping[str, Any], evaluator: str, parameters: Parameters, known: KnownParameters
 ) -> Iterator[tuple[str, str]]:
-    everyone = sorted({*parameters, *RULES, *known.keys})
+    everyone = sorted({*parameters, *known_keys(), *known.keys})
     for key, value in extra.items():
         if key in parameters and not parameters[key].accepts(value):
             yield key, f"extra.{key} is {value!r}; {evaluator} takes {WORDS[parameters[key].kind]}"

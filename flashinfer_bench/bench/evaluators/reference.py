@@ -12,7 +12,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -109,7 +109,6 @@ class Reference:
         if spoiled:
             why = "in some calls only, or without memory for a copy"
             raise _fault(self.definition, f"it writes to {', '.join(spoiled)}, {why}; it should clone what it changes")
-        self.returns_inputs = self.returns_inputs or _share_memory(returned, spared)
         return self._fit(returned, spared, inputs)
 
     def start_ahead(self) -> Callable[[Iterator[Sequence[Any]], Callable[[], bool]], None]:
@@ -192,15 +191,24 @@ class Reference:
         """Give what the reference returned as the definition's outputs: in their order, count, shapes and dtypes."""
         definition = self.definition
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
-        specs = definition.outputs
-        outputs = [
-            _as_tensor(value, name, definition=definition, device=device)
-            for name, value in zip(specs, _as_list(returned, definition), strict=True)
-        ]
-        self._check_shapes(inputs, outputs)
+        try:
+            values = normalize_result(definition, returned, device)
+        except (TypeError, ValueError) as error:
+            raise _fault(definition, str(error)) from None
+        for (name, spec), value in zip(definition.outputs.items(), values, strict=True):
+            if value.dtype != torch_dtype(spec.dtype):
+                raise _fault(definition, f"output {name!r} has dtype {value.dtype}, expected {spec.dtype}")
+            if device is not None and value.device != device:
+                raise _fault(definition, f"output {name!r} lies on {value.device}, the inputs on {device}")
+        owned = {_memory(value) for value in spared if isinstance(value, torch.Tensor) and value.numel()}
+        is_shared = [_memory(value) in owned for value in values]
+        self.returns_inputs = self.returns_inputs or any(is_shared)
         # An output that shares memory with an input would change when the input does.
-        owned = {value.untyped_storage().data_ptr() for value in spared if isinstance(value, torch.Tensor)}
-        return [output.clone() if output.untyped_storage().data_ptr() in owned else output for output in outputs]
+        plain = torch.contiguous_format
+        pairs = zip((value.detach() for value in values), is_shared, strict=True)
+        outputs = [value.clone(memory_format=plain) if shared else value.contiguous() for value, shared in pairs]
+        self._check_shapes(inputs, outputs)
+        return outputs
 
     def _check_shapes(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
         """Hold the outputs' shapes against the definition's, once for all calls whose tensors have the same shapes.
@@ -224,15 +232,30 @@ class Reference:
         self._fitting = shapes_seen
 
 
-def _share_memory(returned: Any, inputs: Sequence[Any]) -> bool:
-    """Tell whether anything that was returned lies in the memory of an input."""
-    values = returned.values() if isinstance(returned, Mapping) else returned
-    values = values if isinstance(values, (tuple, list, ValuesView)) else [values]
-    theirs, owned = (
-        {value.untyped_storage().data_ptr() for value in some if isinstance(value, torch.Tensor) and value.numel()}
-        for some in (values, inputs)
-    )
-    return bool(theirs & owned)
+def normalize_result(definition: Definition, result: Any, device: torch.device | str | None) -> list[torch.Tensor]:
+    """Return what a function returned as a list of tensors in the order of the outputs.
+
+    It may be one value, a tuple or a list of them, or a dict by output name; a number becomes a 0-d tensor.
+
+    Raises:
+        ValueError: there are too few or too many values, or names that are no outputs.
+        TypeError: a value is neither a tensor nor a number.
+    """
+    names = list(definition.outputs)
+    if isinstance(result, Mapping):
+        if set(result) != set(names):
+            raise ValueError(f"{definition.name} has the outputs {', '.join(names)}, got {', '.join(map(str, result))}")
+        result = [result[name] for name in names]
+    values = list(result) if isinstance(result, (tuple, list)) else [result]
+    if len(values) != len(names):
+        raise ValueError(f"{definition.name} has {len(names)} outputs ({', '.join(names)}), got {len(values)} values")
+    for at, (name, value) in enumerate(zip(names, values, strict=True)):
+        if isinstance(value, (bool, int, float)):
+            values[at] = torch.tensor(value, dtype=torch_dtype(definition.outputs[name].dtype), device=device)
+        elif not isinstance(value, torch.Tensor):
+            what = f"a {type(value).__name__}, not a tensor or a number"
+            raise TypeError(f"output {name!r} of {definition.name} is {what}")
+    return values
 
 
 class ReferenceModule:
@@ -291,29 +314,8 @@ def _differs(given: Any, used: Any) -> bool:
     return not torch.equal(*(value.reshape(-1).view(torch.uint8) for value in (given, used)))
 
 
-def _as_list(returned: Any, definition: Definition) -> list[Any]:
-    names = list(definition.outputs)
-    if isinstance(returned, Mapping):
-        if set(returned) != set(names):
-            raise _fault(definition, f"it returns {', '.join(map(str, returned))}, the outputs are {', '.join(names)}")
-        return [returned[name] for name in names]
-    values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-    if len(values) != len(names):
-        raise _fault(definition, f"it returns {len(values)} values for {len(names)} outputs ({', '.join(names)})")
-    return values
-
-
-def _as_tensor(value: Any, name: str, *, definition: Definition, device: torch.device | None) -> torch.Tensor:
-    what, dtype = f"output {name!r}", torch_dtype(definition.outputs[name].dtype)
-    if isinstance(value, (bool, int, float)):
-        return torch.tensor(value, dtype=dtype, device=device)
-    if not isinstance(value, torch.Tensor):
-        raise _fault(definition, f"{what} is a {type(value).__name__}, not a tensor or a number")
-    if value.dtype != dtype:
-        raise _fault(definition, f"{what} has dtype {value.dtype}, expected {dtype}")
-    if device is not None and value.device != device:
-        raise _fault(definition, f"{what} lies on {value.device}, the inputs on {device}")
-    return value.detach().contiguous()
+def _memory(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 def _bind_axes(definition: Definition, tensors: Iterable[tuple[TensorSpec, Any]]) -> dict[str, int]:

@@ -16,32 +16,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.bench.evaluator_record import find_records, make_mark
 from flashinfer_bench.bench.evaluators.blame import Blame
-from flashinfer_bench.bench.evaluators.built_in import DEFAULT, make_mark
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
-from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.evaluators.parameters import KnownParameters, read_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import APPENDED, BUILT_IN, OWN_PACKAGE, EvaluatorChoice, PlugIn
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
-from flashinfer_bench.bench.evaluators.sampling.renormalised import RenormalisedEvaluator
-from flashinfer_bench.bench.evaluators.sampling.speculative import SpeculativeEvaluator
-from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
-from flashinfer_bench.bench.evaluators.selection.top_k import TopKEvaluator
 from flashinfer_bench.bench.evaluators.without_context import METHODS, accept_context
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.names import nearest_name
 from flashinfer_bench.errors import ConfigError
 
 _EVALUATORS: list[type[Evaluator]] = [
-    SamplingEvaluator,
-    LowBitEvaluator,
-    DSAEvaluator,
-    TopKEvaluator,
-    RenormalisedEvaluator,
-    SpeculativeEvaluator,
+    getattr(importlib.import_module(f"{__package__}.{record.module}"), record.name)
+    for record in find_records()
+    if record.op_types
 ]
-"""The first that takes a definition judges it; where none does, DefaultEvaluator. The order is that of `built_in`."""
+"""The first that takes a definition judges it; if none does, DefaultEvaluator. The built-in ones are those of the
+records that the files of this package declare (`bench/evaluator_record.py`)."""
 
 _ORIGINS: dict[type[Evaluator], str] = {}
 """Evaluator of a plug-in → where the plug-in was named."""
@@ -159,7 +151,7 @@ def _why_unusable(evaluator: Any) -> str | None:
     inherited = inspect.getattr_static(evaluator, "can_evaluate")
     default = inspect.getattr_static(DefaultEvaluator, "can_evaluate")
     is_inherited = inherited is default and evaluator is not DefaultEvaluator
-    if is_inherited and getattr(evaluator, "built_in", DEFAULT) is DEFAULT:
+    if is_inherited and getattr(evaluator, "record", None) is DefaultEvaluator.record:
         return "which has no can_evaluate of its own and would take every definition; if that is meant, return True"
     return None
 

@@ -8,10 +8,13 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
+from flashinfer_bench.bench.evaluators.reference import normalize_result
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import torch_dtype
+
+__all__ = ["allocate_outputs", "normalize_result", "resolve_evaluator"]
 
 resolve_evaluator: Final = find_evaluator
 """Gives the evaluator that judges a definition."""
@@ -36,32 +39,3 @@ def allocate_outputs(
         torch.empty(storage_shape(shape or (), spec.dtype), dtype=torch_dtype(spec.dtype), device=device)
         for spec, shape in zip(definition.outputs.values(), shapes, strict=True)
     ]
-
-
-def normalize_result(definition: Definition, result: Any, device: torch.device | str) -> list[torch.Tensor]:
-    """Return what a function returned as a list of tensors in the order of the outputs.
-
-    It may be one value, a tuple or a list of them, or a dict by output name; a number becomes a 0-d tensor.
-
-    Raises:
-        ValueError: there are too few or too many values, or names that are no outputs.
-        TypeError: a value is neither a tensor nor a number.
-    """
-    names = list(definition.outputs)
-    if isinstance(result, Mapping):
-        if set(result) != set(names):
-            raise ValueError(f"{definition.name} has the outputs {', '.join(names)}, got {', '.join(map(str, result))}")
-        values = [result[name] for name in names]
-    else:
-        values = list(result) if isinstance(result, (tuple, list)) else [result]
-    if len(values) != len(names):
-        raise ValueError(f"{definition.name} has {len(names)} outputs ({', '.join(names)}), got {len(values)} values")
-    return [_to_tensor(value, name, definition, device) for name, value in zip(names, values, strict=True)]
-
-
-def _to_tensor(value: Any, name: str, definition: Definition, device: torch.device | str) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, (bool, int, float)):
-        return torch.tensor(value, dtype=torch_dtype(definition.outputs[name].dtype), device=device)
-    raise TypeError(f"output {name!r} of {definition.name} is a {type(value).__name__}, not a tensor or a number")

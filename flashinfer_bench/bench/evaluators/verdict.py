@@ -7,16 +7,23 @@ any runnable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.compare.outputs import compare, describe_nonfinite
+from flashinfer_bench.bench.evaluator_record import (
+    MAX_ABSOLUTE_ERROR,
+    MAX_ERROR_CAP,
+    MAX_ERROR_NORM,
+    SUMMED_TOLERANCE,
+    why_wrong,
+)
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
-from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
@@ -27,13 +34,6 @@ from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     measure_outputs,
 )
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
-from flashinfer_bench.bench.extra_keys import (
-    MAX_ABSOLUTE_ERROR,
-    MAX_ERROR_CAP,
-    MAX_ERROR_NORM,
-    SUMMED_TOLERANCE,
-    why_wrong,
-)
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
@@ -134,25 +134,17 @@ def _fits_dtype(value: Any, dtype: torch.dtype) -> bool:
     return type(value) in _NUMBERS_FOR[kind]
 
 
-def compare_outputs(
-    definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
-) -> list[Comparison]:
-    """Compare each output with the expected one."""
-    triples = zip(definition.outputs, got, expected, strict=True)
-    return [compare(wanted, value, tolerance, output=name) for name, value, wanted in triples]
-
-
-def describe_problems(comparisons: Iterable[Comparison]) -> str | None:
-    """Return one line for each wrong output; None if all outputs are right."""
-    problems = [problem for comparison in comparisons if (problem := comparison.problem()) is not None]
-    return "\n".join(problems) if problems else None
-
-
 def judge_elements(
     definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
 ) -> Verdict:
     """Compare every element of every output of one trial."""
-    comparisons = compare_outputs(definition, got, expected, tolerance)
+    comparisons = []
+    for name, value, wanted in zip(definition.outputs, got, expected, strict=True):
+        found = compare(wanted, value, tolerance, output=name)
+        if found.problem() is not None:
+            found = replace(found, pattern=describe_pattern(wanted, value, tolerance))
+        comparisons.append(found)
+    problems = [problem for found in comparisons if (problem := found.problem()) is not None]
     correctness = Correctness(
         max_relative_error=max((comparison.max_rel_error for comparison in comparisons), default=0.0),
         max_absolute_error=max((comparison.max_abs_error for comparison in comparisons), default=0.0),
@@ -162,11 +154,7 @@ def judge_elements(
             "outputs": {each.output: each.to_record() for each in comparisons[:MAX_RECORDED_OUTPUTS]},
         },
     )
-    seen = [
-        found if found.problem() is None else replace(found, pattern=describe_pattern(wanted, value, tolerance))
-        for found, value, wanted in zip(comparisons, got, expected, strict=True)
-    ]
-    return decide(describe_problems(seen), correctness)
+    return decide("\n".join(problems) if problems else None, correctness)
 
 
 def judge_norms(
@@ -184,10 +172,11 @@ def judge_norms(
     excess = find_excess(rule, norms, names, stability)
     if excess is None:
         return Accepted(correctness)
-    message, output = excess.message, names.index(excess.evidence["output"])
-    nonfinite = describe_nonfinite(call.expected[output], call.got[output])
-    if nonfinite is not None:
-        message = f"output {names[output]!r}: {nonfinite} (rule {excess.rule!r})"
+    message, name = excess.message, excess.evidence["output"]
+    at = names.index(name)
+    found = compare(call.expected[at], call.got[at], Tolerance(math.inf, math.inf), output=name)
+    if found.nonfinite_mismatched:
+        message = f"{found.problem()} (rule {excess.rule!r})"
         correctness = correctness.model_copy(update=_INFINITE)
     return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, excess.integrity)
 

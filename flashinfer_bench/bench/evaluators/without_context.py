@@ -13,13 +13,15 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected
 from flashinfer_bench.bench.evaluators.plug_ins import OWN_PACKAGE
 from flashinfer_bench.data import Correctness, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.errors import WorkloadFault
 
 METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")
 """The methods that the device session calls with `context`."""
+NEEDED: Final = {"check_correctness": "Accepted(correctness) or Rejected(…)", "eval_performance": "a Performance"}
+"""Method → what it has to return."""
 KEPT: Final = ("__module__", "__qualname__", "__doc__", "is_elementwise")
 """Attributes that the evaluator keeps, though its methods are others."""
 
@@ -40,54 +42,31 @@ def _takes_context(method: Callable[..., Any]) -> bool:
 
 
 def _fitted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = inspect.signature(method).parameters
-    takes_context = _takes_context(method)
+    wanted = {*inspect.signature(method).parameters} | ({"context"} if _takes_context(method) else set())
 
     def call(cls: type[Evaluator], *arguments: Any, context: JudgeContext) -> Any:
-        more: dict[str, Any] = {"context": context} if takes_context else {}
-        if name != "build_baseline" and "device" in parameters:
-            more["device"] = _device_of(arguments[2])
-        if "log_path" in parameters:
-            more["log_path"] = os.devnull
-        if "trace_set_root" in parameters:
-            more["trace_set_root"] = context.blob_root
-        returned = method(*arguments, **more)
-        what = f"{cls.__qualname__}.{name}"
-        if name == "check_correctness":
-            return _read_verdict(what, returned)
-        return _read_performance(what, returned) if name == "eval_performance" else returned
+        offered = {"context": context, "log_path": os.devnull, "trace_set_root": context.blob_root}
+        if name != "build_baseline":
+            tensors = (value for trial in arguments[2] for value in trial if isinstance(value, torch.Tensor))
+            offered["device"] = str(next(tensors, torch.empty(0)).device)
+        returned = method(*arguments, **{key: value for key, value in offered.items() if key in wanted})
+        match name, returned:
+            case ("build_baseline", _) | ("check_correctness", Accepted() | Rejected()):
+                return returned
+            case "check_correctness", Correctness():
+                return Accepted(returned)
+            case "check_correctness", (Correctness() as correctness, None):
+                return Accepted(correctness)
+            case "check_correctness", (correctness, Evaluation(status=status, log=log)):
+                if status is not EvaluationStatus.PASSED:
+                    return Rejected(status, log, correctness)
+            case "eval_performance", Performance():
+                return returned
+            case "eval_performance", (Performance() as performance, None):
+                return performance
+            case _:
+                pass
+        what = "nothing (None)" if returned is None else f"an object of type {type(returned).__name__}"
+        raise WorkloadFault(f"{cls.__qualname__}.{name} returned {what}: {NEEDED[name]} is needed")
 
     return call
-
-
-def _device_of(inputs: list[list[Any]]) -> str:
-    tensors = (value for trial in inputs for value in trial if isinstance(value, torch.Tensor))
-    return str(next(tensors, torch.empty(0)).device)
-
-
-def _read_verdict(what: str, returned: Any) -> Verdict:
-    match returned:
-        case Accepted() | Rejected():
-            return returned
-        case Correctness() | (Correctness(), None):
-            return Accepted(returned if isinstance(returned, Correctness) else returned[0])
-        case (correctness, Evaluation(status=status, log=log)) if status is not EvaluationStatus.PASSED:
-            return Rejected(status, log, correctness)
-        case _:
-            raise WorkloadFault(
-                f"{what} returned {_describe(returned)}: Accepted(correctness) or Rejected(…) is needed"
-            )
-
-
-def _read_performance(what: str, returned: Any) -> Performance:
-    match returned:
-        case Performance():
-            return returned
-        case (Performance() as performance, None):
-            return performance
-        case _:
-            raise WorkloadFault(f"{what} returned {_describe(returned)}: a Performance is needed")
-
-
-def _describe(returned: Any) -> str:
-    return "nothing (None)" if returned is None else f"an object of type {type(returned).__name__}"

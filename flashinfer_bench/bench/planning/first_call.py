@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from flashinfer_bench.data.languages import SupportedLanguages
+
 if TYPE_CHECKING:  # sessions start sooner without the models
     from flashinfer_bench.data.solution import Solution
 
-BUILT_AHEAD: Final = ("cpp", "cuda")
-"""Languages of solutions that are built before they run."""
 MODULES: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+flashinfer\b|\bcpp_extension\b", re.MULTILINE)
 OTHERS: Final = re.compile(r"\b(?:torch\.compile|tvm|tvm_ffi)\b")
 
@@ -35,7 +35,7 @@ class FirstCall(Enum):
 
 def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
     """Return what a solution's first call compiles."""
-    if language in BUILT_AHEAD:
+    if SupportedLanguages(language).record.is_compiled:
         return FirstCall.NOTHING
     texts = list(texts)
     if any(OTHERS.search(text) for text in texts):

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
-from flashinfer_bench.bench.extra_keys import find_wrong_extras
+from flashinfer_bench.bench.evaluator_record import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.resume import (
     FULL,

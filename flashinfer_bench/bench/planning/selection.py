@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.bench.config import KNOWN_OP_TYPES, BenchmarkConfig
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluator_record import known_op_types
 from flashinfer_bench.data.definition import Definition, normalise_op_type
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
@@ -106,10 +107,10 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
         *_unknown("authors", "author", config.authors, authors),
         *_wrong_uuids(config, trace_set),
     ]
-    for key in config.op_type_keys():
-        problems += _unknown(key.place, "op type", [key.name], [*op_types, *KNOWN_OP_TYPES], normalise_op_type)
-    for key in config.definition_keys():
-        problems += _unknown(key.place, "definition", [key.name], definitions)
+    for place, name in config.section_places("op_type_config", users_only=True):
+        problems += _unknown(place, "op type", [name], [*op_types, *known_op_types()], normalise_op_type)
+    for place, name in config.section_places("definition_config", users_only=True):
+        problems += _unknown(place, "definition", [name], definitions)
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -16,7 +16,6 @@ CPU_WORDS: Final = frozenset({"cpu", "cpus", "x86", "amd64", "arm64", "aarch64",
 GPU_WORDS: Final = frozenset(
     {"gpu", "gpus", "cuda", "nvidia", "rtx", "sm", "ampere", "ada", "hopper", "blackwell", "rubin"}
 )
-NEEDS_GPU: Final = frozenset({SupportedLanguages.CUDA, SupportedLanguages.TILELANG})
 INTERPRET_HINT: Final = " (--interpret runs it in Triton's interpreter, whose times say nothing)"
 GPU_MODEL: Final = re.compile(r"(?:[abhlvt]|gb|gh|rtx|sm|mi)\d{2,4}[a-z]{0,2}")
 """Names of GPUs, for example H100, GB200, L40S, RTX5090, sm90 or MI300X."""
@@ -39,7 +38,7 @@ def why_not_here(solution: Solution, machine: Machine, *, interpret: bool = Fals
     reason = machine.why_not_buildable(solution)
     if reason is not None:
         return reason
-    if machine.kind == "cpu" and language in NEEDS_GPU:
+    if machine.kind == "cpu" and language.record.needs_gpu:
         return f"a {language.value} solution needs an NVIDIA GPU; the device here is {machine.hardware}"
     kinds = read_target_kinds(solution.spec.target_hardware)
     if not kinds or machine.kind in kinds:

@@ -8,8 +8,7 @@ start of their workers; later ones find it imported.
 
 A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
 its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host closes its end of that socket,
-the session is killed, or not forked at all. A request may name a module, {"serves"}, whose `serve_host` serves the host
-in place of a session's: the process that imports evaluators (`lookup_main.py`) is forked like a session.
+the session is killed, or not forked at all.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
@@ -97,9 +96,7 @@ class Launcher:
         """Whether it can fork another session. One that was idle closes its channel, and then takes a while to end."""
         return self._process.poll() is None and not wait([self._sock], 0)  # it never says anything here
 
-    def start(
-        self, environment: Mapping[str, str], sock: int, lifeline: int, output: int, *, serves: str | None = None
-    ) -> LaunchedSession:
+    def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> LaunchedSession:
         """Have a session forked; return at once.
 
         Args:
@@ -107,11 +104,9 @@ class Launcher:
             sock: the session's end of the channel to its host.
             lifeline: held by everything below the session.
             output: the file for its output.
-            serves: the module whose `serve_host` serves the host in place of a session's.
         """
         ours, theirs = socket.socketpair()
-        request: dict[str, object] = {"environment": dict(environment), "folder": str(Path.cwd())}
-        request |= {} if serves is None else {"serves": serves}
+        request = {"environment": dict(environment), "folder": str(Path.cwd())}
         with theirs, suppress(OSError):  # it has ended: the session's channels close, which says so
             send_frame(self._sock, request, [sock, lifeline, output, theirs.fileno()])
         return LaunchedSession(self, ours)
@@ -201,17 +196,6 @@ def launcher_for(environment: Mapping[str, str]) -> Launcher:
     if key not in own:
         own[key] = Launcher(environment)
     return own[key]
-
-
-@contextmanager
-def passing_launcher(environment: Mapping[str, str]) -> Iterator[Launcher]:
-    """Give a server of this thread. In the end it is ended, unless this thread had servers before."""
-    had_any = bool(_own())
-    try:
-        yield launcher_for(environment)
-    finally:
-        if not had_any:
-            end_launchers_of_thread()
 
 
 def launcher_ids() -> set[int]:
@@ -345,8 +329,7 @@ class ForkServer:
                 os.close(control)
                 os.set_inheritable(lifeline, True)
                 enter(request, output)
-                serve = importlib.import_module(request["serves"]).serve_host if "serves" in request else self._serve
-                serve(host)
+                self._serve(host)
                 code = 0
         except BaseException:  # the process must end here, whatever happened
             traceback.print_exc()

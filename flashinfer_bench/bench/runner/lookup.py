@@ -1,8 +1,7 @@
 """Asks a process of its own which evaluator judges which definition: the host imports neither torch nor plug-ins.
 
-So a plug-in that cannot be used is found before anything runs. The process is forked from the one that sessions are
-forked from (`launcher.py`), which has torch already. So a run with plug-ins waits for no further import of torch. Its
-side is `lookup_main.py`; each sends one frame:
+So a plug-in that cannot be used is found before anything runs. The process (`base/isolated.py`) imports this module and
+calls `answer`:
 
     question  {"plug_ins": [PlugIn], "definitions": [Definition]}
     answer    {"choices": {definition: EvaluatorChoice}, "failed": {definition: reason}, "known": KnownParameters}
@@ -12,34 +11,29 @@ side is `lookup_main.py`; each sends one frame:
 from __future__ import annotations
 
 import os
-import socket
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.parameters import KnownParameters, Parameter, find_wrong_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, PlugIn
 from flashinfer_bench.bench.runner.environments import starter_environment
-from flashinfer_bench.bench.runner.launcher import Launcher, launcher_for, passing_launcher, read_tail
+from flashinfer_bench.bench.runner.launcher import launcher_for
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 LOOKUP_LIMIT_S: Final = 180.0
 """Seconds that importing torch and the plug-ins, and choosing, may take; then the run is refused."""
-CHILD: Final = "flashinfer_bench.bench.runner.lookup_main"
-ANSWER_BYTES: Final = 1 << 28
 NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 """Variables of the process: a plug-in must not touch a device while it is imported."""
 
 
 @dataclass(frozen=True)
 class EvaluatorLookup:
-    """What the process told."""
+    """The answer of the process."""
 
     choices: Mapping[str, EvaluatorChoice] = field(default_factory=dict)
     """Definition → the evaluator that judges it."""
@@ -48,7 +42,7 @@ class EvaluatorLookup:
     known: KnownParameters = field(default_factory=KnownParameters)
 
     def has_all(self, definitions: Iterable[Definition]) -> bool:
-        """Tell whether all of them were asked about."""
+        """Tell whether all definitions were asked about."""
         return all(item.name in self.choices or item.name in self.failed for item in definitions)
 
     def check(self, definitions: Sequence[Definition], config: BenchmarkConfig) -> None:
@@ -83,11 +77,11 @@ def look_up_evaluators(
     """Find out which evaluator judges each definition.
 
     Args:
-        definitions: which.
+        definitions: the definitions.
         plug_ins: the evaluators beside the built-in ones.
-        kind: the devices of the run, whose sessions are forked from the same process.
-        keeps_starter: this thread is about to start sessions, so the process that forks them stays.
-        limit_s: how long it may take.
+        kind: the kind of device of the run.
+        keeps_starter: this thread is about to start sessions. The process that forks them imports torch meanwhile.
+        limit_s: seconds that it may take.
 
     Raises:
         ConfigError: a plug-in cannot be imported, or offers no evaluator.
@@ -98,36 +92,39 @@ def look_up_evaluators(
     }
     names = ", ".join(plug_in.reference for plug_in in plug_ins) or "none"
     environment = starter_environment(os.environ, kind)
-    with nullcontext(launcher_for(environment)) if keeps_starter else passing_launcher(environment) as starter:
-        answer = _ask(starter, {**environment, **NO_DEVICE}, question, names, limit_s)
-    if "refused" in answer:
-        raise ConfigError(answer["refused"])
-    choices = {name: _read_choice(choice) for name, choice in answer["choices"].items()}
-    known = KnownParameters(frozenset(answer["known"]["keys"]), answer["known"]["are_all"])
-    return EvaluatorLookup(choices, answer["failed"], known)
-
-
-def _ask(
-    starter: Launcher, environment: Mapping[str, str], question: dict[str, Any], names: str, limit_s: float
-) -> dict[str, Any]:
-    ours, theirs = socket.socketpair()
-    with ours, tempfile.TemporaryFile() as printed:
-        with theirs:
-            process = starter.start(environment, theirs.fileno(), theirs.fileno(), printed.fileno(), serves=CHILD)
-        try:
-            ours.settimeout(limit_s)
-            send_frame(ours, question)
-            return FrameReader(ours, max_bytes=ANSWER_BYTES, takes_fds=False).read()
-        except TimeoutError:
+    if keeps_starter:
+        launcher_for(environment)
+    try:
+        found = run_isolated(__name__, question, limit_s=limit_s, environment={**environment, **NO_DEVICE})
+    except IsolatedFailure as failure:
+        if failure.code is None:
             raise ConfigError(f"importing the evaluators ({names}) takes more than {limit_s:g} s") from None
-        except (WireClosed, WireError, OSError):
-            process.wait(1.0)
-            last = read_tail(printed) or starter.last_words()
-            ended = f"the process that imports the evaluators ({names}) {describe_exit(process.code)}"
-            raise ConfigError(f"{ended}; it said last:\n{last}") from None
-        finally:
-            process.kill()
-            process.close()
+        ended = f"the process that imports the evaluators ({names}) {describe_exit(failure.code)}"
+        raise ConfigError(f"{ended}; it said last:\n{failure.log}") from None
+    if "refused" in found:
+        raise ConfigError(found["refused"])
+    choices = {name: _read_choice(choice) for name, choice in found["choices"].items()}
+    known = KnownParameters(frozenset(found["known"]["keys"]), found["known"]["are_all"])
+    return EvaluatorLookup(choices, found["failed"], known)
+
+
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Import the evaluators, and say which one takes which definition. Runs in a process of its own."""
+    from flashinfer_bench.bench.evaluators import registry
+
+    choices, failed = {}, {}
+    try:
+        registry.register(PlugIn(**plug_in) for plug_in in question["plug_ins"])
+    except ConfigError as error:
+        return {"refused": str(error)}
+    for told in question["definitions"]:
+        definition = Definition.model_validate(told)
+        try:
+            choices[definition.name] = asdict(registry.choose_evaluator(definition))
+        except ConfigError as error:
+            failed[definition.name] = str(error)
+    known = registry.list_known_parameters()
+    return {"choices": choices, "failed": failed, "known": {"keys": sorted(known.keys), "are_all": known.are_all}}
 
 
 def _read_choice(told: Mapping[str, Any]) -> EvaluatorChoice:

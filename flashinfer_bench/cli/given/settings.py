@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, ResolvedEvalConfig, describe_problems
-from flashinfer_bench.bench.config_layers import EVAL_FIELDS, EvalSettings
+from flashinfer_bench.bench.config_sources import EVAL_FIELDS, EvalSettings
 from flashinfer_bench.errors import ConfigError
 
 OVERRIDE: Final = re.compile(r"^override: (\w+)")
@@ -101,7 +101,7 @@ def section_settings(
             is_op_type = section == "op_type_config"
             subject = Subject("", key) if is_op_type else Subject(key, (op_types or {}).get(key, ""))
             settings = resolved_settings(config.resolve_eval_config(subject))
-            places = {_tell_origin(place) for place in config.section_places(section, key)}
+            places = {_tell_origin(place) for place, name in config.section_places(section) if name == key}
             own = [setting for setting in settings if setting.origin in places]
             yield f"{section}.{key}", own
 

@@ -22,7 +22,7 @@ from flashinfer_bench.compile.cache import (
     ArtifactCache,
     Entry,
     JitFolder,
-    is_in_use,
+    lease_times,
     size_limit,
     size_of_folder,
 )
@@ -80,7 +80,7 @@ def execute_clear(args: argparse.Namespace) -> int:
         cache.forget_failures()
     elif args.keep_gb is None:
         cache.clear()
-        if not is_in_use(cache.root):
+        if not lease_times(cache.root):
             remove_tree(judge)
             remove_tree(cache.root / JIT_FOLDER)
         compiled_left = (cache.root / JIT_FOLDER).exists()
@@ -115,26 +115,25 @@ def execute_clear(args: argparse.Namespace) -> int:
 def execute_verify(args: argparse.Namespace) -> int:
     """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
     cache = _open()
-    entries = {entry.digest: entry for entry in cache.entries()}
-    problems = cache.verify()
-    removed = {problem.digest for problem in problems if args.remove and cache.remove(problem.digest)}
+    checked, problems = len(cache.entries()), cache.verify()
+    removed = {entry.digest for entry, _ in problems if args.remove and cache.remove(entry)}
     if args.format == "json":
         found = [
             {
-                "artifact": problem.digest,
-                "solution": _solution(entries.get(problem.digest)),
-                "reason": problem.reason,
-                "removed": problem.digest in removed,
+                "artifact": entry.digest,
+                "solution": _solution(entry),
+                "reason": reason,
+                "removed": entry.digest in removed,
             }
-            for problem in problems
+            for entry, reason in problems
         ]
-        _write_json({"cache": str(cache.root), "checked": len(entries), "problems": found})
+        _write_json({"cache": str(cache.root), "checked": checked, "problems": found})
     else:
-        for problem in problems:
-            end = "; removed" if problem.digest in removed else ""
-            name = _solution(entries.get(problem.digest)) or "unknown solution"
-            write_out(f"{problem.digest[:SHOWN_DIGITS]} {name}: {problem.reason}{end}\n")
-        write_out(f"{count(len(entries), 'artifact')} checked, {len(problems)} damaged, in {cache.root}\n")
+        for entry, reason in problems:
+            end = "; removed" if entry.digest in removed else ""
+            name = _solution(entry) or "unknown solution"
+            write_out(f"{entry.digest[:SHOWN_DIGITS]} {name}: {reason}{end}\n")
+        write_out(f"{count(checked, 'artifact')} checked, {len(problems)} damaged, in {cache.root}\n")
     return 1 if len(removed) < len(problems) else 0
 
 
@@ -217,8 +216,8 @@ def _jit_document(folder: JitFolder) -> dict[str, Any]:
     }
 
 
-def _solution(entry: Entry | None) -> str | None:
-    return entry.manifest.solution if entry is not None and entry.manifest is not None else None
+def _solution(entry: Entry) -> str | None:
+    return entry.manifest.solution if entry.manifest is not None else None
 
 
 def _size(entries: Sequence[Entry | JitFolder]) -> int:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from flashinfer_bench.base.files.held_folders import temporary_folder
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
+from flashinfer_bench.bench.evaluator_record import MEASURE_REJECTED
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
-from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.runner.sandbox import find_sandbox

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
-from flashinfer_bench.bench.extra_keys import find_misspelt_extras
+from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan, Skip
 from flashinfer_bench.cli.given.settings import Setting, Subject, format_value, resolved_settings, top_settings

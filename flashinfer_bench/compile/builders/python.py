@@ -17,7 +17,7 @@ MAX_SOURCE_BYTES: Final = 4 << 20
 """A larger source file is refused, because every source is parsed here."""
 
 
-def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> BuildRecipe:
+def make_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> BuildRecipe:
     """Return how a solution in Python is laid out. Its syntax is checked, and none of it is run.
 
     Raises:

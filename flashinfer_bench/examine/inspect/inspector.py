@@ -1,6 +1,6 @@
-"""The inspector, a process: python -m flashinfer_bench.examine.inspect.inspector < ORDER > ANSWER.
+"""The inspector: `answer` carries out an order (`order.py`) in a process of its own (`base/isolated.py`).
 
-Both are frames (`order.py`). It does what a device session does before a call: forks the template, makes the inputs,
+It does what a device session does before a call: forks the template, makes the inputs,
 has a worker load the solution to find out how it is called. Then it runs the steps of the tool, each in the walls of a
 worker for this solution.
 """
@@ -36,7 +36,7 @@ from flashinfer_bench.errors import FlashInferBenchError, SolutionFailure
 from flashinfer_bench.examine.inspect.enclosed import run_enclosed
 from flashinfer_bench.examine.inspect.inputs import write_inputs
 from flashinfer_bench.examine.inspect.order import WORK, Inspected, InspectOrder, StepDone, ToolStep
-from flashinfer_bench.worker.linux import die_with_parent, fork
+from flashinfer_bench.worker.linux import fork
 from flashinfer_bench.worker.protocol import Failed, Loaded
 from flashinfer_bench.worker.template import Preparation, start_template
 from flashinfer_bench.worker.walls.own_view import has_own_network
@@ -242,17 +242,6 @@ def inspect(order: InspectOrder) -> Inspected:
             return Inspected(problem=str(error))
 
 
-def main() -> int:
-    """Take an order from stdin, and write what came of it to stdout."""
-    die_with_parent(9)
-    answer = os.dup(1)
-    os.dup2(2, 1)  # whatever prints from here on is no answer
-    order = InspectOrder.model_validate_json(sys.stdin.buffer.read())
-    done = inspect(order)
-    with os.fdopen(answer, "w", encoding="utf-8") as file:
-        file.write(done.model_dump_json())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out an order (`base/isolated.py`)."""
+    return inspect(InspectOrder.model_validate(order)).model_dump(mode="json")

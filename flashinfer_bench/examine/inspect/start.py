@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.bench.context import list_hidden_folders
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import lock_device
@@ -160,17 +159,10 @@ def _ask_inspector(order: InspectOrder, site: InspectSite) -> Inspected:
     # What a solution compiles while it runs gets its lines from here.
     environment["NVCC_APPEND_FLAGS"] = " ".join(filter(None, [environment.get("NVCC_APPEND_FLAGS"), LINE_INFO]))
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE],
-            input=order.model_dump_json().encode(),
-            capture_output=True,
-            env=environment,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise DeviceFault(f"the inspector did not end within {limit_s:g} s") from None
-    if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        raise DeviceFault(f"the inspector failed (exit code {done.returncode}):\n  " + said.replace("\n", "\n  "))
-    return Inspected.model_validate_json(done.stdout)
+        done = run_isolated(MODULE, order.model_dump(mode="json"), limit_s=limit_s, environment=environment)
+    except IsolatedFailure as failure:
+        if failure.code is None:
+            raise DeviceFault(f"the inspector did not end within {limit_s:g} s") from None
+        said = failure.log.replace("\n", "\n  ")
+        raise DeviceFault(f"the inspector failed (exit code {failure.code}):\n  {said}") from None
+    return Inspected.model_validate(done)

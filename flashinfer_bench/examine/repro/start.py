@@ -37,7 +37,6 @@ SCRIPT: Final = "repro.py"
 RULE: Final = ("bounds_of", "find_beyond", "match_bits")
 """Functions of `compare/rule.py` that the script has a copy of."""
 RULE_IMPORT: Final = "from flashinfer_bench.bench.evaluators.compare.rule import find_beyond, match_bits\n"
-CALLED_IN_PYTHON: Final = frozenset({"python", "triton", "tilelang"})
 BUDGET_S: Final = 1.0
 """Seconds that the measurement may take: some failures show in timed calls alone."""
 GIB: Final = 1 << 30
@@ -151,7 +150,7 @@ def _write_script(order: ReproOrder, evaluation: Evaluation, replay: str) -> Non
         "status": evaluation.status.value,
         "message": evaluation.log.strip(),
         "entry": job.solution.spec.entry_point,
-        "is_python": job.solution.spec.language.value in CALLED_IN_PYTHON,
+        "is_python": not job.solution.spec.language.record.is_compiled,
         "replay": replay,
     }
     file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The Default evaluator from inputs to latency: what is accepted, and which status what is wrong gets."""
+"""The Default and the LowBit evaluator from inputs to latency: what is accepted, and which status a fault gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs import memory
 from flashinfer_bench.bench.evaluators.verdict import decide
-from flashinfer_bench.data import Correctness, EvaluationStatus
+from flashinfer_bench.data import Correctness
 from flashinfer_bench.errors import SolutionFailure, WorkloadFault
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
@@ -20,159 +20,113 @@ from tests.kit.make import make_definition, make_workload
 pytestmark = pytest.mark.cpu
 
 TWO = "import torch\ndef run(x):\n    return x * 2, (x > 0)\n"
+OUTPUTS = {"y": "float32[n, 4]", "mask": "bool[n, 4]"}
 
 
 def judging(reference: str = TWO, **settings) -> Judging:
-    definition = make_definition(
-        inputs={"x": "float32[n, 4]"}, outputs={"y": "float32[n, 4]", "mask": "bool[n, 4]"}, reference=reference
-    )
+    definition = make_definition(inputs={"x": "float32[n, 4]"}, outputs=OUTPUTS, reference=reference)
     return Judging(definition, make_workload(axes={"n": 16}), **settings)
 
 
-def test_a_right_solution_is_accepted_and_measured():
-    job = judging()
-    performance = job.measure(lambda x: [x + x, x > 0])
-    assert (performance.latency_ms, performance.reference_latency_ms, performance.speedup_factor) == (1.0, 4.0, 4.0)
-    assert job.notes["measurement"]["trials_ms"] == [1.0, 1.0, 1.0]
+def spoilt(at, value):
+    def solution(x):
+        y = x * 2
+        y[at] = value
+        return [y, x > 0]
+
+    return solution
 
 
-def test_each_trial_has_inputs_of_its_own_and_an_equal_seed_the_same_ones():
-    first, again = (judging().baseline().inputs for _ in range(2))
-    assert not torch.equal(first[0][0], first[1][0])
-    assert all(torch.equal(left[0], right[0]) for left, right in zip(first, again, strict=True))
+def half_wrong(x):
+    return [torch.where(torch.arange(4) % 2 == 0, x * 2, x * 2.1 + 0.1), x > 0]
+
+
+LOOSE = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": False}
 
 
 @pytest.mark.parametrize(
-    ("solution", "status", "words"),
+    ("solution", "settings", "status", "words"),
     [
-        (lambda x: x * 2, "INCORRECT_SHAPE", ["1 outputs", "2 (y, mask)"]),
-        (lambda x: [x * 2, x > 0, x], "INCORRECT_SHAPE", ["3 outputs"]),
-        (lambda x: [x[:1] * 2, x > 0], "INCORRECT_SHAPE", ["'y'", "[1, 4]", "[16, 4]"]),
-        (lambda x: [x.double() * 2, (x > 0)[:1]], "INCORRECT_SHAPE", ["'mask'"]),
-        (lambda x: [2.0, x > 0], "INCORRECT_SHAPE", ["'y'", "[]"]),
-        (lambda x: [x.half() * 2, x > 0], "INCORRECT_DTYPE", ["'y'", "float16", "float32"]),
-        (lambda x: [x * 2, (x > 0).int()], "INCORRECT_DTYPE", ["'mask'", "int32"]),
-        (lambda x: [None, x > 0], "INCORRECT_DTYPE", ["'y'", "NoneType"]),
-        (lambda x: [x * 2.1, x > 0], "INCORRECT_NUMERICAL", ["'y'", "differ", "trial 1 of 3"]),
-        (lambda x: [x * 2, x >= x.max()], "INCORRECT_NUMERICAL", ["'mask'"]),
-        (lambda x: [torch.full_like(x, float("nan")), x > 0], "INCORRECT_NUMERICAL", ["all 64 elements are nan"]),
-    ],
-    ids=[
-        "missing output",
-        "further output",
-        "shape",
-        "shape before dtype",
-        "number for tensor",
-        "dtype",
-        "int for bool",
-        "none",
-        "values",
-        "bool values",
-        "unwritten",
+        pytest.param(lambda x: [x + x, x > 0], {}, None, [], id="right"),
+        pytest.param(lambda x: x * 2, {}, "SHAPE", ["1 outputs", "2 (y, mask)"], id="missing output"),
+        pytest.param(lambda x: [x * 2, x > 0, x], {}, "SHAPE", ["3 outputs"], id="further output"),
+        pytest.param(lambda x: [x[:1] * 2, x > 0], {}, "SHAPE", ["'y'", "[1, 4]", "[16, 4]"], id="shape"),
+        pytest.param(lambda x: [x.double(), (x > 0)[:1]], {}, "SHAPE", ["'mask'"], id="shape before dtype"),
+        pytest.param(lambda x: [2.0, x > 0], {}, "SHAPE", ["'y'", "[]"], id="number for tensor"),
+        pytest.param(lambda x: [x.half() * 2, x > 0], {}, "DTYPE", ["'y'", "float16", "float32"], id="dtype"),
+        pytest.param(lambda x: [x * 2, (x > 0).int()], {}, "DTYPE", ["'mask'", "int32"], id="int for bool"),
+        pytest.param(lambda x: [None, x > 0], {}, "DTYPE", ["'y'", "NoneType"], id="none"),
+        pytest.param(lambda x: [x * 2.1, x > 0], {}, "NUMERICAL", ["'y'", "differ", "trial 1 of 3"], id="values"),
+        pytest.param(lambda x: [x * 2, x >= x.max()], {}, "NUMERICAL", ["'mask'"], id="bool values"),
+        pytest.param(lambda x: [x * torch.nan, x > 0], {}, "NUMERICAL", ["all 64 elements are nan"], id="unwritten"),
+        pytest.param(half_wrong, {}, "NUMERICAL", ["required 1"], id="half of the elements"),
+        pytest.param(half_wrong, {"required_matched_ratio": 0.4}, None, [], id="half under a ratio"),
+        pytest.param(spoilt((0, 0), 1e3), LOOSE, "NUMERICAL", ["max_error_cap=2"], id="far off under a ratio"),
+        pytest.param(spoilt((0, 0), 1e3), {**LOOSE, "extra": {"max_error_cap": 1e4}}, None, [], id="a higher cap"),
     ],
 )
-def test_what_is_wrong_gets_its_status_and_says_where(solution, status, words):
-    verdict = judging().check(solution)
-    assert isinstance(verdict, Rejected)
-    assert verdict.status is EvaluationStatus(status)
-    assert (verdict.correctness is not None) == (status == "INCORRECT_NUMERICAL")
-    assert all(word in verdict.message for word in words)
+def test_what_is_wrong_gets_its_status_and_says_where(solution, settings, status, words):
+    verdict = judging(**settings).check(solution)
+    if status is None:
+        assert isinstance(verdict, Accepted)
+        return
+    assert verdict.status.value == f"INCORRECT_{status}"
+    assert (verdict.correctness is not None) == (status == "NUMERICAL")
+    assert [word for word in words if word not in verdict.message] == []
 
 
-def test_one_wrong_element_in_the_last_trial_is_found():
-    job = judging()
+def test_trials_have_inputs_of_their_own_and_a_wrong_element_in_the_last_is_found():
+    job, again = judging(), judging().baseline().inputs
     made = job.baseline()
+    assert not torch.equal(made.inputs[0][0], made.inputs[1][0])
+    assert all(torch.equal(left[0], right[0]) for left, right in zip(made.inputs, again, strict=True))
 
     def solution(x):
-        y = x * 2
-        if torch.equal(x, made.inputs[-1][0]):
-            y[7, 3] += 1
-        return [y, x > 0]
+        return [x * 2 + torch.zeros(16, 4).index_put((torch.tensor(7), torch.tensor(3)), torch.ones(())), x > 0]
 
-    verdict = job.check(solution, made)
-    assert isinstance(verdict, Rejected)
+    verdict = job.check(lambda x: solution(x) if x is made.inputs[-1][0] else [x * 2, x > 0], made)
     assert "worst at [7, 3]" in verdict.message
     assert "trial 3 of 3" in verdict.message
 
 
-def test_the_errors_of_all_trials_stand_in_the_correctness_and_can_be_written():
-    verdict = judging().check(lambda x: [x * 2 + 0.001, x > 0])
-    assert isinstance(verdict, Accepted)
-    assert verdict.correctness.max_absolute_error == pytest.approx(0.001, rel=0.01)
-    record = json.loads(verdict.correctness.to_json())["extra"]
+def test_the_errors_of_all_trials_stand_in_the_correctness_and_can_be_written_and_read_back():
+    found = judging().check(lambda x: [x * 2 + 0.001, x > 0]).correctness
+    assert found.max_absolute_error == pytest.approx(0.001, rel=0.01)
+    record = json.loads(found.to_json())["extra"]
     assert (record["trials"], record["outputs"]["y"]["mismatched"], record["outputs"]["y"]["elements"]) == (3, 0, 64)
+    found = judging().check(lambda x: [x / 0, x > 0]).correctness
+    assert Correctness.model_validate_json(found.to_json()).max_absolute_error == float("inf")
 
 
-def test_errors_that_are_not_finite_can_be_written_and_read_back():
-    verdict = judging().check(lambda x: [x / 0, x > 0])
-    assert isinstance(verdict, Rejected)
-    assert verdict.correctness is not None
-    assert Correctness.model_validate_json(verdict.correctness.to_json()).max_absolute_error == float("inf")
-
-
-def test_a_required_ratio_of_the_configuration_is_honoured():
-    def half_wrong(x):
-        return [torch.where(torch.arange(4) % 2 == 0, x * 2, x * 2.1 + 0.1), x > 0]
-
-    assert isinstance(judging().check(half_wrong), Rejected)
-    assert isinstance(judging(required_matched_ratio=0.4).check(half_wrong), Accepted)
-
-
-def test_the_cap_on_errors_can_be_set_and_must_be_a_number():
-    def one_far_off(x):
-        y = x * 2
-        y[0, 0] = 1000
-        return [y, x > 0]
-
-    assert isinstance(judging(required_matched_ratio=0.9).check(one_far_off), Rejected)
-    loose = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": False}
-    assert isinstance(judging(**loose, extra={"max_error_cap": 1e4}).check(one_far_off), Accepted)
-    with pytest.raises(WorkloadFault, match="max_error_cap"):
-        judging(extra={"max_error_cap": "high"}).check(one_far_off)
-
-
-def test_the_failure_of_a_solution_passes_through():
-    def fails(x):
-        raise SolutionFailure("RUNTIME_ERROR", "it broke")
-
-    with pytest.raises(SolutionFailure, match="it broke"):
-        judging().check(fails)
-
-
-def test_a_reference_that_disagrees_with_itself_is_a_fault():
-    job = judging("import torch\ndef run(x):\n    return torch.rand_like(x), x > 0\n")
-    with pytest.raises(WorkloadFault, match="second call"):
-        job.baseline()
-
-
-def test_without_a_profiled_baseline_there_is_no_speedup():
+def test_a_right_solution_is_measured_and_has_no_speedup_without_a_profiled_baseline():
     job = judging()
+    performance = job.measure(lambda x: [x + x, x > 0])
+    assert (performance.latency_ms, performance.reference_latency_ms, performance.speedup_factor) == (1.0, 4.0, 4.0)
+    assert job.notes["measurement"]["trials_ms"] == [1.0, 1.0, 1.0]
     job.context = replace(job.context, profile_baseline=False)
     performance = job.measure(lambda x: [x * 2, x > 0])
     assert (performance.reference_latency_ms, performance.speedup_factor) == (0.0, 0.0)
 
 
+def test_faults_are_told_and_failures_of_a_solution_pass_through():
+    def fails(x):
+        raise SolutionFailure("RUNTIME_ERROR", "it broke")
+
+    with pytest.raises(SolutionFailure, match="it broke"):
+        judging().check(fails)
+    with pytest.raises(WorkloadFault, match="max_error_cap"):
+        judging(extra={"max_error_cap": "high"}).check(half_wrong)
+    with pytest.raises(WorkloadFault, match="second call"):
+        judging("import torch\ndef run(x):\n    return torch.rand_like(x), x > 0\n").baseline()
+
+
 def test_a_reference_that_writes_to_its_inputs_is_measured_on_copies():
     job = judging("def run(x):\n    x += 1\n    return (x - 1) * 2, x > 1\n")
+    measured = job.context.measure_reference([[]])
     job.context = replace(
-        job.context, measure_reference=lambda sets: [inputs[0].zero_() for inputs in sets] and job.measured
+        job.context, measure_reference=lambda sets: [inputs[0].zero_() for inputs in sets] and measured
     )
-    job.measured = judging().context.measure_reference([[]])
     assert all(float(inputs[0].abs().sum()) > 0 for inputs in job.baseline().inputs)
-
-
-def test_the_first_call_of_the_reference_may_be_made_beside_that_of_its_worker():
-    job, first = judging(), []
-
-    def call_first(inputs):
-        first.append(inputs)
-        return job.context.reference(inputs)
-
-    job.context = replace(job.context, call_reference_first=call_first)
-    baseline = job.baseline()
-    assert len(first) == 1
-    assert first[0] is baseline.inputs[0]
-    assert len(baseline.outputs) == 3
 
 
 def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):
@@ -188,29 +142,77 @@ def test_a_number_stands_for_an_output_without_dimensions():
     definition = make_definition(outputs={"y": "float32[]"}, reference="def run(x):\n    return x.sum()\n")
     job = Judging(definition, make_workload())
     assert isinstance(job.check(lambda x: float(x.sum())), Accepted)
-    verdict = job.check(lambda x: True)
-    assert isinstance(verdict, Rejected)
-    assert verdict.status is EvaluationStatus.INCORRECT_DTYPE
+    assert job.check(lambda x: True).status.value == "INCORRECT_DTYPE"
+
+
+class Signs(DefaultEvaluator):
+    """Compares nothing but signs."""
+
+    @classmethod
+    def judge_trial(cls, definition, trial, cfg):
+        equal = torch.equal(trial.got[0].sign(), trial.expected[0].sign())
+        return decide(None if equal else "another sign", Correctness())
+
+
+class Calling(DefaultEvaluator):
+    @classmethod
+    def check_correctness(cls, *given, **named):
+        return super().check_correctness(*given, **named)
 
 
 def test_a_subclass_may_judge_a_trial_in_its_own_way():
-    class Signs(DefaultEvaluator):
-        """Compares nothing but signs."""
-
-        @classmethod
-        def judge_trial(cls, definition, trial, cfg):
-            equal = torch.equal(trial.got[0].sign(), trial.expected[0].sign())
-            return decide(None if equal else "another sign", Correctness())
-
     job = judging("import torch\ndef run(x):\n    return x * (1 + torch.rand_like(x)), x > 0\n")
     job.evaluator = Signs
-    verdict = job.check(lambda x: [x, x > 0])
-    assert isinstance(verdict, Accepted)
-    assert verdict.correctness.extra == {"trials": 3}
-    verdict = job.check(lambda x: [-x, x > 0])
-    assert isinstance(verdict, Rejected)
-    assert verdict.message == "another sign (trial 1 of 3)"
+    assert job.check(lambda x: [x, x > 0]).correctness.extra == {"trials": 3}
+    assert job.check(lambda x: [-x, x > 0]).message == "another sign (trial 1 of 3)"
 
 
-def test_default_takes_any_definition():
-    assert DefaultEvaluator.can_evaluate(make_definition(op_type="anything"))
+@pytest.mark.parametrize(
+    ("evaluator", "compares", "alone"),
+    [(DefaultEvaluator, True, True), (Signs, False, True), (Calling, False, False)],
+)
+def test_what_a_class_overrides_it_no_longer_declares(evaluator, compares, alone):
+    job = judging()
+    assert (evaluator.compares_elements(job.definition), evaluator.judges_calls_alone) == (compares, alone)
+    assert (evaluator.stress_checks(job.definition, job.config) is not None) == compares
+    assert evaluator.stress_checks(job.definition, judging(regimes_rule=False).config) is None
+
+
+def lowbit(share=0.0, at=None, value=0.0):
+    """Return a solution of which a share of the elements is off, and a place may hold another value."""
+
+    def solution(x, w, w_scale):
+        y = ((x.float() @ w.float().T) * w_scale).to(x.dtype)
+        y = torch.where(torch.rand(y.shape, generator=torch.Generator().manual_seed(0)) < share, y * 1.1 + 0.5, y)
+        if at is not None:
+            y[at] = value
+        return y
+
+    return solution
+
+
+@pytest.mark.parametrize(
+    ("solution", "ratio", "words"),
+    [
+        (lowbit(0.04), None, None),
+        (lowbit(0.06), None, "required 0.95"),
+        (lowbit(0.06), 0.9, None),
+        (lowbit(0.001), 1.0, "required 1"),
+        (lowbit(at=5), None, "[5, 0] looks unwritten"),
+        (lowbit(at=(5, 5), value=1e30), None, "max_error_cap"),
+    ],
+)
+def test_a_small_share_of_a_low_bit_output_may_be_off_and_no_row_or_garbage(solution, ratio, words):
+    definition = make_definition(
+        op_type="lowbit",
+        inputs={"x": "bfloat16[n, 64]", "w": "float8_e4m3fn[128, 64]", "w_scale": "float32[128]"},
+        outputs={"y": "bfloat16[n, 128]"},
+        reference="def run(x, w, w_scale):\n    return (x.float() @ (w.float() * w_scale[:, None]).T).to(x.dtype)\n",
+    )
+    job = Judging(definition, make_workload(axes={"n": 32}, inputs={}), required_matched_ratio=ratio)
+    verdict = job.check(solution)
+    if words is not None:
+        assert isinstance(verdict, Rejected)
+        assert words in verdict.message
+    else:
+        assert 0.9 < verdict.correctness.extra["matched_ratio"] < 0.97

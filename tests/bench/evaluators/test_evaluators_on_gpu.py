@@ -12,14 +12,13 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
-from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
-from flashinfer_bench.bench.evaluators.selection.indices import judge_indices
-from flashinfer_bench.bench.evaluators.verdict import check_form, compare_outputs, describe_problems
+from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, judge_indices, read_problem
+from flashinfer_bench.bench.evaluators.verdict import check_form, judge_elements
 from flashinfer_bench.data import TraceSet
 from tests.bench.evaluators.sampling.samplers import WRONG, draw, expected_shares, make_problem
-from tests.bench.evaluators.selection.sparse_attention import WRONG_INDEXERS, index
+from tests.bench.evaluators.selection.indexers import WRONG_INDEXERS, index
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,7 +80,7 @@ def test_samplers_get_the_same_verdicts():
     generator = torch.Generator().manual_seed(1)
     assert isinstance(judge_draws(there, draw(shares, generator).cuda(), SamplingLimits(), generator), Accepted)
     for name, sampler in WRONG.items():
-        verdict = judge_draws(there, sampler(problem, shares, generator).cuda(), SamplingLimits(), generator)
+        verdict = judge_draws(there, sampler(shares, generator).cuda(), SamplingLimits(), generator)
         assert isinstance(verdict, Rejected), name
 
 
@@ -96,4 +95,4 @@ def test_every_workload_of_the_bundled_set_has_inputs_and_a_steady_reference():
             assert isinstance(check_form(definition, second, first), list)
             if definition.op_type != "sampling":
                 tolerance = Tolerance(1e-2, 1e-2, 0.95 if definition.op_type == "moe" else 1.0)
-                assert describe_problems(compare_outputs(definition, second, first, tolerance)) is None, name
+                assert isinstance(judge_elements(definition, second, first, tolerance), Accepted), name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
+from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.parameters import KnownParameters, find_wrong_parameters, read_parameters
 

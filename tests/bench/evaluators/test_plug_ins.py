@@ -12,7 +12,7 @@ from flashinfer_bench.bench.evaluators import registry
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn, list_appended, list_plug_ins
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator, find_evaluator, register
-from flashinfer_bench.bench.runner.lookup_main import answer
+from flashinfer_bench.bench.runner.lookup import answer
 from flashinfer_bench.errors import ConfigError
 from tests.kit.make import make_definition
 

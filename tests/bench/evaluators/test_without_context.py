@@ -16,6 +16,7 @@ from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
+MINE = make_definition(op_type="mine")
 
 
 class Documented(Evaluator):
@@ -41,30 +42,23 @@ class Documented(Evaluator):
         return Performance(latency_ms=1.0)
 
 
-def test_it_judges_and_is_told_of_by_its_own_name(monkeypatch):
+@pytest.mark.parametrize("module", [Documented.__module__, "flashinfer_bench.bench.evaluators.documented"])
+def test_it_judges_and_is_told_of_by_its_own_name_also_in_a_checkout(monkeypatch, module):
+    monkeypatch.setattr(Documented, "__module__", module)
     monkeypatch.setattr(registry, "_EVALUATORS", [Documented, *registry._EVALUATORS])
-    definition = make_definition(op_type="mine")
-    job = Judging(definition, make_workload())
+    job = Judging(MINE, make_workload())
     assert isinstance(job.check(lambda x: x * 2), Accepted)
-    found, choice = find_evaluator(definition), choose_evaluator(definition)
-    assert (found.__name__, found.__module__, choice.name, choice.why) == (
-        "Documented",
-        Documented.__module__,
-        "Documented",
-        "Takes mine.",
-    )
-    assert found.eval_performance(definition, None, [], None, None, context=job.context).latency_ms == 1.0
+    found, choice = find_evaluator(MINE), choose_evaluator(MINE)
+    names = (found.__name__, found.__module__, choice.name, choice.why)
+    assert names == ("Documented", module, "Documented", "Takes mine.")
+    assert found.eval_performance(MINE, None, [], None, None, context=job.context).latency_ms == 1.0
 
 
-def test_an_evaluator_of_this_package_is_left_as_it_is():
+def test_an_evaluator_of_this_package_is_left_as_it_is_and_others_keep_what_they_declare():
     assert accept_context(DefaultEvaluator) is DefaultEvaluator
-
-
-def test_an_evaluator_that_somebody_put_into_a_checkout_may_lack_the_context(monkeypatch):
-    monkeypatch.setattr(Documented, "__module__", "flashinfer_bench.bench.evaluators.documented")
-    monkeypatch.setattr(registry, "_EVALUATORS", [*registry._EVALUATORS, Documented])
-    job = Judging(make_definition(op_type="mine"), make_workload())
-    assert isinstance(job.check(lambda x: x * 2), Accepted)
+    near = type("Near", (DefaultEvaluator,), {"__module__": "mine"})
+    assert accept_context(near) is not near
+    assert accept_context(near).compares_elements(MINE)
 
 
 class Public(DefaultEvaluator):
@@ -89,27 +83,28 @@ WRONG = Evaluation(
     timestamp="2026-01-01T00:00:00",
     correctness=Correctness(max_absolute_error=2.0),
 )
-
-
-def judge_with_public(monkeypatch, returned):
-    monkeypatch.setattr(registry, "_EVALUATORS", [Public])
-    monkeypatch.setitem(RETURNED, "it", returned)
-    return Judging(make_definition(op_type="mine"), make_workload()).check(lambda x: x * 2)
-
-
-@pytest.mark.parametrize("returned", [Correctness(), (Correctness(), None)], ids=["correctness", "pair"])
-def test_an_evaluator_of_the_public_package_accepts(monkeypatch, returned):
-    assert judge_with_public(monkeypatch, returned) == Accepted(Correctness())
-
-
-def test_an_evaluator_of_the_public_package_rejects_by_an_evaluation(monkeypatch):
-    verdict = judge_with_public(monkeypatch, (WRONG.correctness, WRONG))
-    assert verdict == Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "two apart", WRONG.correctness)
+REJECTED = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "two apart", WRONG.correctness)
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"), [(True, "type bool"), (None, r"nothing \(None\)"), ((None, None), "tuple")]
+    ("returned", "verdict"),
+    [
+        (Correctness(), Accepted(Correctness())),
+        ((Correctness(), None), Accepted(Correctness())),
+        ((WRONG.correctness, WRONG), REJECTED),
+        (True, "type bool"),
+        (None, r"nothing \(None\)"),
+        ((None, None), "tuple"),
+    ],
 )
-def test_what_is_no_verdict_is_a_fault_that_names_the_evaluator(monkeypatch, returned, told):
-    with pytest.raises(WorkloadFault, match=rf"Public.check_correctness returned .*{told}"):
-        judge_with_public(monkeypatch, returned)
+def test_what_an_evaluator_of_the_public_package_returns_is_taken_or_a_fault_that_names_it(
+    monkeypatch, returned, verdict
+):
+    monkeypatch.setattr(registry, "_EVALUATORS", [Public])
+    monkeypatch.setitem(RETURNED, "it", returned)
+    job = Judging(MINE, make_workload())
+    if not isinstance(verdict, str):
+        assert job.check(lambda x: x * 2) == verdict
+        return
+    with pytest.raises(WorkloadFault, match=rf"Public.check_correctness returned .*{verdict}"):
+        job.check(lambda x: x * 2)

@@ -20,7 +20,6 @@ from flashinfer_bench.bench.evaluators.compare.rule import (
     Element,
     Tolerance,
     bounds_of,
-    explain_nonfinite,
     find_beyond,
     match_bits,
 )
@@ -126,24 +125,6 @@ def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance
     return find_beyond(read_values(expected), read_values(got), tolerance)
 
 
-def describe_nonfinite(expected: torch.Tensor, got: torch.Tensor) -> str | None:
-    """Say where a float output is nan or infinite and a finite number was expected; None if that is nowhere."""
-    count, first, value, start = 0, 0, 0.0, 0
-    for left, right in _split(expected.reshape(-1), got.reshape(-1)):
-        wanted, given = read_values(left), read_values(right)
-        strange = wanted.isfinite() & ~given.isfinite()
-        found = int(strange.sum())
-        if found and not count:
-            at = int(strange.to(torch.uint8).argmax())
-            first, value = start + at, float(given[at])
-        count, start = count + found, start + len(wanted)
-    if not count:
-        return None
-    many = f"{count} of {start} elements are" if count > 1 else f"1 of {start} elements is"
-    where = f"the first, at {list(_unravel(first, tuple(expected.shape)))}, is {value:g}"
-    return f"{many} nan or infinite where a finite number is expected, {where}: {explain_nonfinite(value)}"
-
-
 def bring_small(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Return tensors of one size, on the CPU if they are so small that a GPU would take longer to look at them."""
     return [one.cpu() if one.numel() <= SMALL_ELEMENTS else one for one in tensors]
@@ -162,7 +143,7 @@ def _split(
     left: torch.Tensor, right: torch.Tensor, size: int | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Return two flat tensors in chunks of whole windows."""
-    size = size or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"])
+    size = size or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // (2 if is_packed(left.dtype) else 1)
     size = max(WINDOW, size // WINDOW * WINDOW)
     return ((left[at : at + size], right[at : at + size]) for at in range(0, len(left), size))
 

@@ -3,14 +3,13 @@
 A pattern is a hint for whoever looks for the bug; nothing is decided by it. Values are looked at if many elements fail:
 a factor, an offset, a shift, another order. Else places are: along each axis a region, which is one stretch of places
 or the same stretch of each period (a tile), or a few numbers; or a side of the diagonal. Most places of a region fail,
-and hardly any others do, so that a wrong column counts though some of its elements are right by chance. A region has to
-save bits over a list of all that fails: places that fail at random have none.
+and hardly any others do, so that a wrong column counts though some of its elements are right by chance. A region with
+gaps has several places that fail, and not most of all, so that places that fail at random have none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf, lgamma, log, log2
 from typing import Final, NamedTuple
 
 import torch
@@ -32,10 +31,10 @@ LEAST_INSIDE: Final = 0.8
 """Share of a region's places that fail, at least."""
 MOST_ELSEWHERE: Final = 0.1
 """Share of all that fail that lies elsewhere, at most."""
-LEAST_EVIDENCE: Final = 10.0
-"""Bits that a region saves, at least. Places at random have one by a chance of less than 2 to minus this power."""
-MOST_OBSERVATIONS: Final = 2
-"""Elements that fail at one place count as this many independent ones at most: they may have one cause."""
+MOST_OF_ALL: Final = 0.6
+"""Share of all places that a region with gaps has, at most."""
+LEAST_HITS: Final = 4
+"""Places that fail in a region with gaps, at least."""
 STRAY_SHARE: Final = 0.05
 """Elements of a place that are strays, at most, as a share of those that fail where most do."""
 MOST_LISTED: Final = 8
@@ -110,12 +109,11 @@ def describe_places(failing: torch.Tensor) -> str | None:
     return f"{ONLY if all(is_all for _, is_all in told) else MOSTLY} {' and '.join(words for words, _ in told)}"
 
 
-def find_region(hit: torch.Tensor, observations: int = 1) -> Region | None:
+def find_region(hit: torch.Tensor) -> Region | None:
     """Return the region in which places of an axis fail; None if there is none. A stretch without a gap is one.
 
     Args:
         hit: which places fail, at least one and not all.
-        observations: elements that fail at each of them.
     """
     hit = hit.cpu()
     places = hit.nonzero().flatten()
@@ -129,12 +127,8 @@ def find_region(hit: torch.Tensor, observations: int = 1) -> Region | None:
     common = gaps[counts.argsort(descending=True, stable=True)][:MOST_GAPS].tolist()
     periods = [period for period in sorted({*common, *TILES}) if 1 < period <= len(hit) // 2]
     regions = [_find_stretch(hit), *(found for period in periods if (found := _fold(hit, period)) is not None)]
-    times = min(observations, MOST_OBSERVATIONS)
-    # Whether it begins or ends a tile, and where: the longer the period, the more there are of it.
-    costs = [2 * log2(one.period) + 3 if one.period is not None else 2 * log2(len(hit)) for one in regions]
-    weighed = [_weigh(hit, one.mark(len(hit)), cost, times) for one, cost in zip(regions, costs, strict=True)]
-    best = max(range(len(regions)), key=weighed.__getitem__)
-    return regions[best] if weighed[best] >= LEAST_EVIDENCE else None
+    fitting = [(fit, one) for one in regions if (fit := _fit(hit, one.mark(len(hit)))) is not None]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
 def _find_stretch(hit: torch.Tensor) -> Region:
@@ -155,27 +149,11 @@ def _fold(hit: torch.Tensor, period: int) -> Region | None:
     return Region(first, wide, period) if wide == len(places) else None
 
 
-def _weigh(failing: torch.Tensor, inside: torch.Tensor, cost: float, times: int = 1) -> float:
-    """Return the bits that a region saves over a list of all that fails; minus infinity if it does not hold.
-
-    Args:
-        failing: what fails.
-        inside: the region.
-        cost: the bits that say which region it is.
-        times: how often each counts.
-    """
-    total, fails = failing.numel(), int(failing.sum())
-    has, hits = int(inside.sum()), int((failing & inside).sum())
-    if not 0 < has < total or hits < LEAST_INSIDE * has or fails - hits > MOST_ELSEWHERE * fails:
-        return -inf
-    total, fails, has, hits = (number * times for number in (total, fails, has, hits))
-    exceptions = _log2_choices(has, hits) + _log2_choices(total - has, fails - hits) + log2(fails + 1)
-    return _log2_choices(total, fails) - exceptions - cost
-
-
-def _log2_choices(total: int, chosen: int) -> float:
-    """Return the bits that tell which of all are chosen."""
-    return (lgamma(total + 1) - lgamma(chosen + 1) - lgamma(total - chosen + 1)) / log(2)
+def _fit(failing: torch.Tensor, inside: torch.Tensor) -> int | None:
+    """Return minus the number of places for which a region is wrong; None if it does not hold."""
+    fails, has, hits = int(failing.sum()), int(inside.sum()), int((failing & inside).sum())
+    is_most = hits >= LEAST_INSIDE * has and fails - hits <= MOST_ELSEWHERE * fails
+    return 2 * hits - has - fails if is_most and hits >= LEAST_HITS and has <= MOST_OF_ALL * inside.numel() else None
 
 
 def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
@@ -185,7 +163,7 @@ def _describe_axis(failing: torch.Tensor, axis: int) -> tuple[str, bool] | None:
     if size == 1 or bool(hit.all()):
         return None
     noun = _name_axis(axis, failing.ndim)
-    region = find_region(hit, observations=int(counts[hit].min()))
+    region = find_region(hit)
     if region is not None:
         return region.describe(size, noun), not bool(counts[~region.mark(size).to(hit.device)].any())
     many, places = _plural(noun), hit.nonzero().flatten().tolist()
@@ -221,10 +199,10 @@ def _describe_diagonal(failing: torch.Tensor) -> str | None:
         "below the diagonal": ones.tril(-1),
         "on and below the diagonal": ones.tril(),
     }
-    evidence = {words: _weigh(failing, side, float(len(sides))) for words, side in sides.items()}
-    words = max(evidence, key=evidence.__getitem__)
-    if evidence[words] < LEAST_EVIDENCE:
+    fitting = [(fit, words) for words, side in sides.items() if (fit := _fit(failing, side)) is not None]
+    if not fitting:
         return None
+    words = max(fitting)[1]
     return f"{MOSTLY if bool((failing & ~sides[words]).any()) else ONLY} {words}"
 
 

@@ -26,6 +26,10 @@ WINDOW: Final = 32
 round to few bits give equal values that do not fail. A row or a tile that was skipped gives equal values that do."""
 
 
+OVERFLOW: Final = "; an overflow, such as exp of a large number without subtracting the maximum, is the usual cause"
+"""Stands behind a number that is not finite."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """What an output must meet."""
@@ -78,13 +82,6 @@ def match_bits(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     return expected.view(bits) == got.view(bits)
 
 
-def explain_nonfinite(got: float) -> str | None:
-    """Say what the usual cause of a nan or an infinity is where a number was expected; None for a number."""
-    if math.isfinite(got):
-        return None
-    return "an overflow, such as exp of a large number without subtracting the maximum, is the usual cause"
-
-
 @dataclass(frozen=True)
 class Element:
     """One element of an output and its errors."""
@@ -103,11 +100,9 @@ class Element:
     def describe(self) -> str:
         """Return index, values and errors in words."""
         expected, got = (f"{one:.9g}" if isinstance(one, float) else str(one) for one in (self.expected, self.got))
-        overflow = math.isfinite(self.expected) and explain_nonfinite(self.got)
-        errors = (
-            f"(abs error {self.abs_error:.6g}, rel error {self.rel_error:.6g}){f'; {overflow}' if overflow else ''}"
-        )
-        return f"worst at {list(self.index)}: expected {expected}, got {got} {errors}"
+        errors = f"(abs error {self.abs_error:.6g}, rel error {self.rel_error:.6g})"
+        cause = OVERFLOW if math.isfinite(self.expected) and not math.isfinite(self.got) else ""
+        return f"worst at {list(self.index)}: expected {expected}, got {got} {errors}{cause}"
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,40 @@
 """The DSA evaluator, for DeepSeek's sparse attention over a paged cache.
 
-Attention is compared element by element: the output and, where the definition has one, the lse. Where a token sees
+Attention is compared element by element: the output and, if the definition has one, the lse. Where a token sees
 nothing, the reference's lse is -inf, and the solution's has to be -inf. The indices of a top-k indexer are judged by
-the scores that they select: see `indices`.
+the scores that they select: see `choices`.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import DSA
+from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, ExtraKey, is_number
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall
-from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
-from flashinfer_bench.bench.evaluators.selection.indices import DEFAULT_TOLERANCE, judge_indices
-from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, read_parameter
-from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.selection.indexer import DSA_TOLERANCE, find_roles, judge_indices, read_problem
+from flashinfer_bench.bench.evaluators.verdict import read_parameter
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault
+
+DEFAULT_TOLERANCE: Final = 2e-3
+"""How far off a score may be, as a share of its magnitude. Rounding the scaled keys to bfloat16 changes the worst of
+some hundred scores by this share. Scores differ from each other by about a hundred times as much."""
 
 
 class DSAEvaluator(DefaultEvaluator):
     """Takes op type dsa_paged, also spelt dsa-paged."""
 
-    built_in = DSA
-    revision = DSA.revision
+    record = EvaluatorRecord(
+        revision=4,
+        op_types=("dsa_paged",),
+        extra_keys={
+            "dsa_score_tolerance": ExtraKey(
+                "a number from 0 to 1, 1 excluded", lambda value: is_number(value) and 0 <= value < 1
+            )
+        },
+    )
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
@@ -49,12 +60,10 @@ class DSAEvaluator(DefaultEvaluator):
         Raises:
             DefinitionFault: it is rejected, so the scores are not this definition's.
         """
-        if find_roles(definition) is not None:
+        if not cls.compares_elements(definition):
             first = baseline.outputs[0]
-            verdict = cls.judge_trial(definition, JudgedCall(baseline.inputs[0], first, first), cfg)
-            if isinstance(verdict, Rejected):
+            found = cls.judge_trial(definition, JudgedCall(baseline.inputs[0], first, first), cfg)
+            if isinstance(found, Rejected):
                 rule = "the DSA evaluator's scores, weight * relu(query . key) summed over heads"
-                raise DefinitionFault(
-                    f"the reference of {definition.name} does not choose by {rule}: {verdict.message}"
-                )
+                raise DefinitionFault(f"the reference of {definition.name} does not choose by {rule}: {found.message}")
         super().check_reference(definition, baseline, cfg, context)

@@ -5,21 +5,25 @@ The score of a token is the sum over heads of weight * relu(query . key), as in 
 first the fp8 values of all its tokens, then one float32 scale for each token.
 
 The magnitude of a score is the sum of |weight| * relu(query . key). A right implementation may round a score by a share
-of its magnitude. So a score has a lowest and a highest value: see `ScoredRow`.
+of its magnitude.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.evaluator import Verdict
+from flashinfer_bench.bench.evaluators.selection.choices import Offer, judge_choice
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
+DSA_TOLERANCE: Final = "dsa_score_tolerance"
 SCALE_BYTES: Final = 4
 """Bytes of a float32 scale in a packed cache."""
 
@@ -59,28 +63,6 @@ class IndexerProblem:
     def tokens(self) -> int:
         """Tokens in the whole cache; an index is below this."""
         return self.keys.shape[0] * self.page_size
-
-
-@dataclass(frozen=True)
-class ScoredRow:
-    """The tokens that one sequence can reach; a page that the table lists twice gives its tokens twice."""
-
-    tokens: torch.Tensor
-    """int64 [length], ascending."""
-    scores: torch.Tensor
-    """float32 [length]."""
-    margins: torch.Tensor
-    """float32 [length]: how far off each score may be."""
-
-    @property
-    def lowest(self) -> torch.Tensor:
-        """The lowest scores that a right implementation may find; -inf where a score is not finite."""
-        return torch.where(torch.isfinite(self.scores), self.scores - self.margins, -torch.inf)
-
-    @property
-    def highest(self) -> torch.Tensor:
-        """The highest scores that a right implementation may find; inf where a score is not finite."""
-        return torch.where(torch.isfinite(self.scores), self.scores + self.margins, torch.inf)
 
 
 def find_roles(definition: Definition) -> IndexerRoles | None:
@@ -148,25 +130,29 @@ def read_problem(definition: Definition, roles: IndexerRoles, inputs: Sequence[A
     return problem
 
 
-def score_row(problem: IndexerProblem, row: int, tolerance: float) -> ScoredRow:
-    """Score the tokens that a sequence can reach.
+def offer_tokens(problem: IndexerProblem, tolerance: float) -> Offer:
+    """Score the tokens that each sequence can reach. A page that the table lists twice gives its tokens twice.
 
     Args:
         problem: what the indexer was given.
-        row: the sequence.
         tolerance: how far off a score may be, as a share of its magnitude.
     """
-    length, size = problem.lengths[row], problem.page_size
-    pages = problem.table[row, : -(-length // size)]
-    offsets = torch.arange(size, device=pages.device)
-    tokens = (pages[:, None] * size + offsets).reshape(-1)[:length]
-    values, scales = _read_keys(problem.keys[pages], problem.queries.shape[-1])
-    dots = problem.queries[row].float() @ values[:length].T
-    # A scale may be negative, so it is applied before the relu.
-    terms = torch.relu_(dots if scales is None else dots.mul_(scales[:length]))
-    weights = problem.weights[row].float()
-    tokens, order = tokens.sort()
-    return ScoredRow(tokens, (weights @ terms)[order], (weights.abs() @ terms)[order] * tolerance)
+    most, device = max(1, *problem.lengths), problem.table.device
+    shape = (len(problem.lengths), most)
+    tokens = torch.full(shape, problem.tokens, device=device)
+    scores, margins = (torch.zeros(shape, device=device) for _ in range(2))
+    for row, length in enumerate(problem.lengths):
+        pages = problem.table[row, : -(-length // problem.page_size)]
+        offsets = torch.arange(problem.page_size, device=device)
+        values, scales = _read_keys(problem.keys[pages], problem.queries.shape[-1])
+        dots = problem.queries[row].float() @ values[:length].T
+        # A scale may be negative, so it is applied before the relu.
+        terms = torch.relu_(dots if scales is None else dots.mul_(scales[:length]))
+        weights = problem.weights[row].float()
+        tokens[row, :length], order = (pages[:, None] * problem.page_size + offsets).reshape(-1)[:length].sort()
+        scores[row, :length] = (weights @ terms)[order]
+        margins[row, :length] = (weights.abs() @ terms)[order] * tolerance
+    return Offer(tokens, scores, torch.tensor(problem.lengths, device=device), margins)
 
 
 def _read_keys(pages: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -182,3 +168,22 @@ def _read_keys(pages: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tenso
 
 def _is_packed(keys: torch.Tensor) -> bool:
     return keys.element_size() == 1 and not keys.dtype.is_floating_point
+
+
+def explain_strange(problem: IndexerProblem, row: int, index: int) -> str:
+    """Say why an index is not offered to a sequence."""
+    if not 0 <= index < problem.tokens:
+        return f"is no token: the cache has 0 to {problem.tokens - 1}, and -1 is padding"
+    pages = problem.table[row, : -(-problem.lengths[row] // problem.page_size)].tolist()
+    page = index // problem.page_size
+    if page in pages:
+        return f"lies beyond the end of sequence {row}, which has {problem.lengths[row]} tokens"
+    return f"cannot be reached: page {page} is none of the {len(pages)} pages of sequence {row} in the block table"
+
+
+def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: float, *, name: str) -> Verdict:
+    """Judge the indices [sequences, topk] that an indexer gave; the scores may be off by a share of their magnitude."""
+    offer, explain = offer_tokens(problem, tolerance), partial(explain_strange, problem)
+    found = judge_choice(offer, indices, name=name, explain=explain, note=f"; {DSA_TOLERANCE}={tolerance:g}")
+    (found.correctness.extra or {})[DSA_TOLERANCE] = tolerance  # type: ignore[union-attr] # values were compared
+    return found

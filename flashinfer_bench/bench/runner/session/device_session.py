@@ -17,12 +17,12 @@ import torch
 
 from flashinfer_bench.base.host import count_memory_kills
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluator_record import MEASURE_REJECTED
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, cached_bytes, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.bench.runner.hung_solutions import HungSolutions
 from flashinfer_bench.bench.runner.protocol import (

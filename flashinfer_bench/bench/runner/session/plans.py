@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.config_layers import AUTO
+from flashinfer_bench.bench.config_sources import AUTO
 from flashinfer_bench.bench.evaluators.evaluator import Baseline
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
 from flashinfer_bench.bench.runner.session.job import JobContext

@@ -19,9 +19,6 @@ from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
 from flashinfer_bench.data.store.drafts.guesses import (
-    CPP,
-    CUDA,
-    PYTHON,
     find_definition,
     find_entry,
     find_entry_file,
@@ -31,7 +28,7 @@ from flashinfer_bench.data.store.pack import pack_folder
 from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
 from flashinfer_bench.errors import DataSetError
 
-SOURCE_SUFFIXES: Final = PYTHON | CUDA | CPP
+SOURCE_SUFFIXES: Final = frozenset(suffix for one in SupportedLanguages for suffix in one.record.suffixes)
 AUTHOR: Final = "me"
 """The author of a draft, where nobody says another."""
 ANY_HARDWARE: Final = "any"

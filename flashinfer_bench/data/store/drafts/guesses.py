@@ -15,13 +15,9 @@ from flashinfer_bench.data.reference import ENTRY_NAME, parse_module, parse_refe
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.errors import DataSetError
 
-PYTHON: Final = frozenset({".py"})
-CUDA: Final = frozenset({".cu"})
-CPP: Final = frozenset({".cpp", ".cc", ".cxx"})
+PYTHON: Final = frozenset(SupportedLanguages.PYTHON.record.suffixes)
 MAIN_STEMS: Final = ("main", "kernel", "solution")
 """Of several files the one of such a name has the entry function."""
-DEVICE_LANGUAGES: Final = (SupportedLanguages.TRITON, SupportedLanguages.TILELANG)
-"""Languages that are told by the package that a Python source imports."""
 EXPORTED_AS: Final = re.compile(
     r'(?:TVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)\s*,|\bdef\s*\(\s*"(\w+)"\s*,)\s*&?\s*([\w:]+)'
 )
@@ -52,9 +48,8 @@ def find_language(paths: Iterable[str], sources: Mapping[str, str]) -> Supported
     suffixes = {PurePosixPath(path).suffix.lower() for path in paths}
     if suffixes & PYTHON:
         return _find_python_kind(sources)
-    if suffixes & CUDA:
-        return SupportedLanguages.CUDA
-    return SupportedLanguages.CPP if suffixes & CPP else None
+    found = [one for one in SupportedLanguages if suffixes.intersection(one.record.suffixes)]
+    return found[-1] if found else None  # a solution with CUDA and C++ sources is CUDA's
 
 
 def find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) -> str:
@@ -63,7 +58,9 @@ def find_entry_file(language: SupportedLanguages, sources: Mapping[str, str]) ->
     Raises:
         DataSetError: several files may have it.
     """
-    wanted = {SupportedLanguages.CUDA: CUDA | CPP, SupportedLanguages.CPP: CPP}.get(language, PYTHON)
+    wanted = {*language.record.suffixes}
+    if language.record.requires_cuda:
+        wanted |= {*SupportedLanguages.CPP.record.suffixes}
     fitting = [path for path in sources if PurePosixPath(path).suffix.lower() in wanted]
     if not fitting:
         raise DataSetError(f"no source of a {language.value} solution: there is {_some(sources)}")
@@ -141,7 +138,7 @@ def _find_python_kind(sources: Mapping[str, str]) -> SupportedLanguages:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             imported |= {name.partition(".")[0] for name in names}
-    return next((one for one in DEVICE_LANGUAGES if one.value in imported), SupportedLanguages.PYTHON)
+    return next((one for one in SupportedLanguages if one.record.package in imported), SupportedLanguages.PYTHON)
 
 
 def _list_functions(path: str, source: str, *, strictly: bool = False) -> dict[str, tuple[str, ...] | None]:

@@ -112,7 +112,7 @@ def _upgrade_spec(raw: Mapping[str, Any], sources: object, remarks: list[Remark]
 
 
 def _tell_unused(spec: Mapping[str, Any], remarks: list[Remark]) -> None:
-    is_compiled = spec.get("language") in (SupportedLanguages.CPP.value, SupportedLanguages.CUDA.value)
+    is_compiled = spec.get("language") in [one.value for one in SupportedLanguages if one.record.is_compiled]
     unused = [] if is_compiled else [key for key in ("binding", "compile_options") if spec.get(key)]
     if unused:
         remarks.append(("spec", f"kept without effect, since only cpp and cuda have it: {', '.join(unused)}"))
@@ -120,12 +120,11 @@ def _tell_unused(spec: Mapping[str, Any], remarks: list[Remark]) -> None:
 
 def _add_dependencies(spec: dict[str, Any], languages: list[str], chosen: SupportedLanguages) -> None:
     """Name the packages that languages need, so that a solution is skipped where one is missing."""
-    is_compiled = chosen in (SupportedLanguages.CPP, SupportedLanguages.CUDA)
     given = spec.get("dependencies", [])
     if isinstance(given, list):
         needed = (_NEEDS[name] for name in languages if name in _NEEDS)
         # Python reaches cuBLAS through torch.
-        added = [name for name in needed if name not in given and (is_compiled or name != "cublas")]
+        added = [name for name in needed if name not in given and (chosen.record.is_compiled or name != "cublas")]
         spec["dependencies"] = [*given, *dict.fromkeys(added)]
 
 
@@ -165,10 +164,8 @@ def _choose_language(languages: list[str], entry_point: str, paths: list[str]) -
     path = entry_point.partition("::")[0] or (paths[0] if paths else "")
     suffix = PurePosixPath(path).suffix
     if suffix in _PYTHON_SUFFIXES:
-        for language in (SupportedLanguages.TRITON, SupportedLanguages.TILELANG):
-            if language.value in languages:
-                return language
-        return SupportedLanguages.PYTHON
+        by_package = (one for one in SupportedLanguages if one.record.package and one.value in languages)
+        return next(by_package, SupportedLanguages.PYTHON)
     if suffix in _CUDA_SUFFIXES:
         return SupportedLanguages.CUDA
     if suffix in _CPP_SUFFIXES:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
@@ -48,99 +46,46 @@ def draw(shares: torch.Tensor, generator: torch.Generator, calls: int = CALLS) -
     return torch.multinomial(shares, calls, replacement=True, generator=generator).T.contiguous()
 
 
-def _move_a_tenth(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Move a tenth of each row's mass from some tokens to others, in proportion; less where there is less."""
+def move_a_tenth(shares: torch.Tensor, is_target: torch.Tensor) -> torch.Tensor:
+    """Move a tenth of each row's mass to some tokens, in proportion; less if there is less."""
+    source, target = torch.where(is_target, 0.0, shares), torch.where(is_target, shares, 0.0)
     sums = [part.sum(dim=1, keepdim=True) for part in (source, target)]
-    moved = torch.where(sums[1] > 0, torch.minimum(sums[0], torch.tensor(0.1)), 0.0)
-    return (source * (1 - moved / sums[0].clamp(min=1e-9))).clamp(min=0) + target * (
-        1 + moved / sums[1].clamp(min=1e-9)
-    )
+    moved = torch.where(sums[1] > 0, sums[0].clamp(max=0.1), 0.0)
+    parts = source * (1 - moved / sums[0].clamp(min=1e-9)), target * (1 + moved / sums[1].clamp(min=1e-9))
+    return parts[0].clamp(min=0) + parts[1]
 
 
-def _argmax(problem, shares, generator):
-    return shares.argmax(dim=1).expand(CALLS, -1).contiguous()
-
-
-def _off_by_one(problem, shares, generator):
-    return (draw(shares, generator) + 1) % shares.shape[1]
-
-
-def _same_in_every_call(problem, shares, generator):
-    return draw(shares, generator, 1).expand(CALLS, -1).contiguous()
-
-
-def _same_twice(problem, shares, generator):
-    return draw(shares, generator, CALLS // 2).repeat_interleave(2, dim=0)
-
-
-def _cycle_of_ten(problem, shares, generator):
-    return draw(shares, generator, 10).repeat(CALLS // 10, 1)
-
-
-def _same_token_in_every_row(problem, shares, generator):
-    return draw(shares, generator)[:, :1].expand(-1, shares.shape[0]).contiguous()
-
-
-def _same_random_number_in_every_row(problem, shares, generator):
-    numbers = torch.rand(CALLS, dtype=torch.float64, generator=generator).expand(shares.shape[0], -1).contiguous()
+def same_random_number_in_every_row(shares, generator):
+    numbers = torch.rand(CALLS, dtype=torch.float64, generator=generator).expand(len(shares), -1).contiguous()
     return torch.searchsorted(shares.cumsum(dim=1), numbers).clamp(max=shares.shape[1] - 1).T.contiguous()
 
 
-def _same_noise_in_every_row(problem, shares, generator):
+def same_noise_in_every_row(shares, generator):
     noise = torch.empty(CALLS, 1, shares.shape[1]).exponential_(generator=generator)
     return torch.stack([(shares / once).argmax(dim=1) for once in noise])
 
 
-def _no_filters(problem, shares, generator):
-    return draw(problem.probabilities, generator)
-
-
-def _no_top_p(problem, shares, generator):
-    return draw(
-        expected_shares(SamplingProblem(problem.probabilities, problem.top_k, None, None, joint=False)), generator
-    )
-
-
-def _tenth_moved_to_the_first(problem, shares, generator):
-    moved = shares * 0.9
-    moved[torch.arange(len(shares)), shares.argmax(dim=1)] += 0.1
-    return draw(moved, generator)
-
-
-def _tenth_moved_to_the_tail(problem, shares, generator):
+def tail_of(shares):
     ordered, ids = shares.sort(dim=1, descending=True)
-    head = (ordered.cumsum(dim=1) - ordered) < 0.5
-    parts = [torch.where(chosen, ordered, 0.0) for chosen in (head, ~head)]
-    moved = _move_a_tenth(*parts)
-    return draw(torch.zeros_like(shares).scatter_(1, ids, moved), generator)
+    return torch.zeros_like(shares).scatter_(1, ids, ((ordered.cumsum(dim=1) - ordered) >= 0.5).double()) > 0
 
 
-def _tenth_moved_to_even_ids(problem, shares, generator):
-    even = torch.arange(shares.shape[1]) % 2 == 0
-    return draw(_move_a_tenth(torch.where(even, 0.0, shares), torch.where(even, shares, 0.0)), generator)
-
-
-def _sharper(problem, shares, generator):
-    return draw(shares**1.25, generator)
-
-
-Sampler = Callable[[SamplingProblem, torch.Tensor, torch.Generator], torch.Tensor]
-
-WRONG: dict[str, Sampler] = {
-    function.__name__.strip("_"): function
-    for function in (
-        _argmax,
-        _off_by_one,
-        _same_in_every_call,
-        _same_twice,
-        _cycle_of_ten,
-        _same_token_in_every_row,
-        _same_random_number_in_every_row,
-        _same_noise_in_every_row,
-        _tenth_moved_to_the_first,
-        _tenth_moved_to_the_tail,
-        _tenth_moved_to_even_ids,
-        _sharper,
-    )
+WRONG = {
+    "argmax": lambda shares, _: shares.argmax(dim=1).expand(CALLS, -1).contiguous(),
+    "off by one": lambda shares, generator: (draw(shares, generator) + 1) % shares.shape[1],
+    "same in every call": lambda shares, generator: draw(shares, generator, 1).expand(CALLS, -1).contiguous(),
+    "same twice": lambda shares, generator: draw(shares, generator, CALLS // 2).repeat_interleave(2, dim=0),
+    "cycle of ten": lambda shares, generator: draw(shares, generator, 10).repeat(CALLS // 10, 1),
+    "same token in every row": lambda shares, generator: draw(shares, generator)[:, :1].expand(-1, len(shares)),
+    "same random number in every row": same_random_number_in_every_row,
+    "same noise in every row": same_noise_in_every_row,
+    "a tenth moved to the first": lambda shares, generator: draw(
+        move_a_tenth(shares, shares == shares.amax(dim=1, keepdim=True)), generator
+    ),
+    "a tenth moved to the tail": lambda shares, generator: draw(move_a_tenth(shares, tail_of(shares)), generator),
+    "a tenth moved to even ids": lambda shares, generator: draw(
+        move_a_tenth(shares, (torch.arange(shares.shape[1]) % 2 == 0).expand(len(shares), -1)), generator
+    ),
+    "sharper": lambda shares, generator: draw(shares**1.25, generator),
 }
-IGNORE_FILTERS: dict[str, Sampler] = {"no_filters": _no_filters, "no_top_p": _no_top_p}
+"""Takes the right shares [rows, vocabulary] and a generator; gives draws [calls, rows]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.selection import indexer
 from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
-from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, find_roles, read_problem, score_row
-from flashinfer_bench.bench.evaluators.selection.indices import judge_indices
-from flashinfer_bench.data import EvaluationStatus, TraceSet
+from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, find_roles
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
-from tests.bench.evaluators.selection.sparse_attention import TOPK, WRONG_ATTENTION, WRONG_INDEXERS, attend, index
+from tests.bench.evaluators.selection.indexers import TOPK, WRONG_INDEXERS, index
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -26,57 +25,44 @@ BUNDLED = Path(__file__).resolve().parents[4] / "flashinfer-trace"
 SET = TraceSet.from_path(BUNDLED)
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk64_ps64"
 ATTENTION = "dsa_sparse_attention_h16_ckv512_kpe64_topk64_ps64"
-AXES = {"b": None, "p": None, "w": None, "k": 4}
 PLAIN = {
-    "q": "float32[b, 2, 3]",
-    "k_cache": "float32[p, 4, 3]",
-    "weights": "float32[b, 2]",
-    "seq_lens": "int32[b]",
-    "block_table": "int32[b, w]",
+    "op_type": "dsa_paged",
+    "axes": {"b": None, "p": None, "w": None, "k": 4},
+    "outputs": {"i": "int32[b, k]"},
+    "inputs": {
+        "q": "float32[b, 2, 3]",
+        "k_cache": "float32[p, 4, 3]",
+        "weights": "float32[b, 2]",
+        "seq_lens": "int32[b]",
+        "block_table": "int32[b, w]",
+    },
 }
 
 
-def judging(name: str, *, batch: int | None = None, **settings) -> Judging:
-    """Take a bundled workload: the one with most sequences, unless a number says which."""
-    workloads = [trace.workload for trace in SET.workloads[name]]
+def judging(name=INDEXER, *, batch=4, **settings) -> Judging:
+    """Take a bundled workload with a number of sequences."""
     size = "batch_size" if name == INDEXER else "num_tokens"
-    wanted = max(workload.axes[size] for workload in workloads) if batch is None else batch
-    workload = next(workload for workload in workloads if workload.axes[size] == wanted)
-    return Judging(SET.definitions[name], workload, root=BUNDLED, num_trials=1, **settings)
+    workloads = [trace.workload for trace in SET.workloads[name] if trace.workload.axes[size] == batch]
+    return Judging(SET.definitions[name], workloads[0], root=BUNDLED, num_trials=1, **settings)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_every_right_choice_is_accepted_in_any_order_under_many_seeds(batch):
-    def shuffled(*given):
-        return index(*given)[:, torch.randperm(TOPK)]
-
-    def rounds_keys(*given):
-        return index(*given, rounded=torch.bfloat16)
-
     for seed in range(15):
-        job = judging(INDEXER, batch=batch, seed=seed)
+        job = judging(batch=batch, seed=seed)
         made = job.baseline()
-        for solution in (shuffled, rounds_keys, job.context.reference.run):
+        for solution in (
+            lambda *given: index(*given)[:, torch.randperm(TOPK)],
+            lambda *given: index(*given, rounded=torch.bfloat16),
+            job.context.reference.run,
+        ):
             assert isinstance(job.check(solution, made), Accepted)
 
 
-@pytest.mark.parametrize("fault", WRONG_INDEXERS)
-def test_a_wrong_indexer_is_rejected_under_every_seed(fault):
-    for seed in range(5):
-        verdict = judging(INDEXER, seed=seed).check(WRONG_INDEXERS[fault])
-        assert isinstance(verdict, Rejected), fault
-        assert verdict.status is EvaluationStatus.INCORRECT_NUMERICAL
-
-
-def spoil(change: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[..., torch.Tensor]:
-    """Choose rightly, then change the indices; the change gets them and the block table."""
-
-    def solution(*given):
-        chosen = index(*given)
-        change(chosen, given[-1])
-        return chosen
-
-    return solution
+@pytest.mark.parametrize("name", WRONG_INDEXERS)
+def test_a_wrong_indexer_is_rejected_under_every_seed(name):
+    for seed in range(4):
+        assert judging(seed=seed).check(WRONG_INDEXERS[name]).status.value == "INCORRECT_NUMERICAL"
 
 
 @pytest.mark.parametrize(
@@ -92,88 +78,70 @@ def spoil(change: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[..
         (lambda i, t: i[2].fill_(-1), ["line 2 holds 0 indices, expected 20"]),
         (lambda i, t: i.fill_(-0x5A5A5A5B), ["-1515870811 at [0, 0] is no token", "256 of 256"]),
     ],
-    ids=[
-        "beyond the cache",
-        "negative",
-        "twice",
-        "page of another",
-        "beyond the end",
-        "too few",
-        "zero as padding",
-        "line skipped",
-        "unwritten",
-    ],
 )
 def test_a_wrong_index_is_named_with_its_place(change, words):
-    verdict = judging(INDEXER).check(spoil(change))
-    assert isinstance(verdict, Rejected)
-    assert verdict.correctness is not None
+    def solution(*given):
+        chosen = index(*given)
+        change(chosen, given[-1])
+        return chosen
+
+    verdict = judging().check(solution)
     assert verdict.correctness.max_absolute_error == math.inf
-    assert all(word in verdict.message for word in ["'topk_indices'", *words]), verdict.message
+    assert [word for word in ["'topk_indices'", *words] if word not in verdict.message] == []
 
 
-def problem_of(scores: list[float], *, page_size: int = 2) -> IndexerProblem:
-    """Make one sequence whose tokens have these scores; the last token has number 0."""
-    pages = len(scores) // page_size
-    keys = torch.tensor(scores).reshape(pages, page_size, 1).flip(0)
-    table = torch.arange(pages).flip(0)[None]
-    return IndexerProblem(torch.ones(1, 1, 1), keys, torch.ones(1, 1), [len(scores)], table)
+def problem_of(scores) -> IndexerProblem:
+    """Make one sequence whose tokens have these scores, in pages of two; the last page has number 0."""
+    pages = len(scores) // 2
+    keys = torch.tensor(scores).reshape(pages, 2, 1).flip(0)
+    return IndexerProblem(torch.ones(1, 1, 1), keys, torch.ones(1, 1), [len(scores)], torch.arange(pages).flip(0)[None])
 
 
-def tokens_of(places: list[int], count: int, page_size: int = 2) -> torch.Tensor:
-    pages = count // page_size
-    return torch.tensor([[(pages - 1 - place // page_size) * page_size + place % page_size for place in places]])
+def judge(scores, places, tolerance=1e-3):
+    """Judge the choice of some places of a sequence."""
+    pages = len(scores) // 2
+    tokens = torch.tensor([[(pages - 1 - place // 2) * 2 + place % 2 for place in places]])
+    return indexer.judge_indices(problem_of(scores), tokens, tolerance, name="i")
+
+
+HUNDRED = [110.0, 105.0, 100.0, 99.9, 90.0, 1.0]
+ODD = [math.nan, 3.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("chosen", "word"),
+    ("scores", "chosen", "tolerance", "word"),
     [
-        ([0, 1, 2], None),
-        ([2, 0, 1], None),
-        ([0, 1, 3], None),
-        ([0, 1, 4], "at [0, 2] scores 90"),
-        ([1, 2, 3], "leaves out token 4, which scores 110"),
+        pytest.param(HUNDRED, [0, 1, 2], 1e-3, None, id="best"),
+        pytest.param(HUNDRED, [2, 0, 1], 1e-3, None, id="in another order"),
+        pytest.param(HUNDRED, [0, 1, 3], 1e-3, None, id="a tie within rounding"),
+        pytest.param(HUNDRED, [0, 1, 4], 1e-3, "at [0, 2] scores 90", id="too low"),
+        pytest.param(HUNDRED, [1, 2, 3], 1e-3, "leaves out token 4, which scores 110", id="the best left out"),
+        pytest.param(HUNDRED, [0, 1, 3], 0.0006, None, id="a share of the magnitude"),
+        pytest.param(HUNDRED, [0, 1, 3], 0.0004, "scores 99.9", id="a smaller share"),
+        pytest.param([0.0] * 6, [4, 1], 0.0, None, id="equal scores"),
+        pytest.param(ODD, [0, 1], 1e-3, None, id="a score of nan chosen"),
+        pytest.param(ODD, [1, 2], 1e-3, None, id="a score of nan left out"),
+        pytest.param(ODD, [0, 3], 1e-3, "scores 1", id="too low beside nan"),
     ],
-    ids=["best", "in another order", "a tie within rounding", "too low", "best one left out"],
 )
-def test_a_tie_within_the_tolerance_may_go_either_way_and_nothing_else(chosen, word):
-    scores = [110.0, 105.0, 100.0, 99.9, 90.0, 1.0]
-    verdict = judge_indices(problem_of(scores), tokens_of(chosen, 6), 1e-3, name="i")
+def test_what_rounding_explains_may_go_either_way_and_nothing_else(scores, chosen, tolerance, word):
+    verdict = judge(scores, chosen, tolerance)
     assert isinstance(verdict, Accepted if word is None else Rejected)
     assert word is None or word in verdict.message
 
 
-def test_the_tolerance_is_a_share_of_the_magnitude_and_may_be_set():
-    scores = [110.0, 100.0, 99.9, 1.0]
-    for tolerance, passes in ((0.0004, False), (0.0006, True)):
-        verdict = judge_indices(problem_of(scores), tokens_of([0, 2], 4), tolerance, name="i")
-        assert isinstance(verdict, Accepted) == passes
-    with pytest.raises(WorkloadFault, match="dsa_score_tolerance"):
-        judging(INDEXER, extra={"dsa_score_tolerance": 1}).baseline()
-
-
 def test_the_errors_say_how_far_the_worst_choice_is_below_the_score_that_it_had_to_reach():
-    verdict = judge_indices(problem_of([110.0, 100.0, 99.0, 1.0]), tokens_of([0, 2], 4), 0.1, name="i")
-    assert isinstance(verdict, Accepted)
-    assert verdict.correctness.max_absolute_error == pytest.approx(1.0)
-    assert verdict.correctness.max_relative_error == pytest.approx(1 / 110)
+    found = judge([110.0, 100.0, 99.0, 1.0], [0, 2], 0.1).correctness
+    assert (found.max_absolute_error, found.max_relative_error) == pytest.approx((1.0, 1 / 110))
+    assert found.extra == {"indices": 2, "wrong": 0, "left_out": 0, "dsa_score_tolerance": 0.1}
+    with pytest.raises(WorkloadFault, match="dsa_score_tolerance"):
+        judging(extra={"dsa_score_tolerance": 1}).baseline()
 
 
 def test_a_page_that_the_table_lists_twice_gives_its_tokens_twice():
     problem = replace(problem_of([5.0, 4.0, 3.0, 2.0]), table=torch.tensor([[1, 1]]))
-    assert isinstance(judge_indices(problem, torch.tensor([[2, 3, 2]]), 1e-3, name="i"), Accepted)
-    assert isinstance(judge_indices(problem, torch.tensor([[2, 2, 2]]), 1e-3, name="i"), Rejected)
-
-
-def test_tokens_with_equal_scores_may_all_be_chosen():
-    assert isinstance(judge_indices(problem_of([0.0] * 6), tokens_of([4, 1], 6), 0.0, name="i"), Accepted)
-
-
-def test_nothing_is_held_against_a_choice_by_scores_that_are_not_finite():
-    problem = problem_of([math.nan, 3.0, 2.0, 1.0])
-    assert isinstance(judge_indices(problem, tokens_of([0, 1], 4), 1e-3, name="i"), Accepted)
-    assert isinstance(judge_indices(problem, tokens_of([1, 2], 4), 1e-3, name="i"), Accepted)
-    assert isinstance(judge_indices(problem, tokens_of([0, 3], 4), 1e-3, name="i"), Rejected)
+    for chosen, verdict in (([2, 3, 2], Accepted), ([2, 2, 2], Rejected)):
+        assert isinstance(indexer.judge_indices(problem, torch.tensor([chosen]), 1e-3, name="i"), verdict)
 
 
 @pytest.mark.parametrize(
@@ -182,34 +150,29 @@ def test_nothing_is_held_against_a_choice_by_scores_that_are_not_finite():
         ({"lengths": [7]}, ["7 tokens", "0 to 6"]),
         ({"lengths": [-1]}, ["-1 tokens"]),
         ({"table": torch.tensor([[2, 3, 0]])}, ["page 3 at [0, 1]", "3 pages"]),
+        ({"keys": torch.zeros(3, 2, 2)}, ["no cache of keys with 1 elements"]),
     ],
 )
-def test_a_workload_whose_lengths_or_pages_are_out_of_range_is_a_fault(change, words):
-    definition = make_definition(op_type="dsa_paged", axes=AXES, inputs=PLAIN, outputs={"i": "int32[b, k]"})
-    roles = find_roles(definition)
+def test_a_workload_whose_lengths_pages_or_keys_do_not_fit_is_a_fault(change, words):
+    definition = make_definition(**PLAIN)
     problem = replace(problem_of([1.0] * 6), **change)
     inputs = [problem.queries, problem.keys, problem.weights, torch.tensor(problem.lengths), problem.table]
     with pytest.raises(WorkloadFault) as fault:
-        read_problem(definition, roles, inputs)
+        indexer.read_problem(definition, find_roles(definition), inputs)
     assert all(word in str(fault.value) for word in words)
 
 
 def test_keys_that_are_not_packed_are_scored_too():
-    problem = IndexerProblem(
-        torch.eye(3)[None, :2],
-        torch.arange(24.0).reshape(2, 4, 3),
-        torch.tensor([[1.0, -1.0]]),
-        [5],
-        torch.tensor([[1, 0]]),
+    keys, weights = torch.arange(24.0).reshape(2, 4, 3), torch.tensor([[1.0, -1.0]])
+    offer = indexer.offer_tokens(
+        IndexerProblem(torch.eye(3)[None, :2], keys, weights, [5], torch.tensor([[1, 0]])), 0.1
     )
-    row = score_row(problem, 0, 0.1)
-    assert row.tokens.tolist() == [0, 4, 5, 6, 7]
-    assert row.scores.tolist() == [-1.0] * 5
-    assert row.margins.tolist() == pytest.approx([0.1, 2.5, 3.1, 3.7, 4.3])
+    assert (offer.tokens.tolist(), offer.scores.tolist()) == ([[0, 4, 5, 6, 7]], [[-1.0] * 5])
+    assert offer.margins[0].tolist() == pytest.approx([0.1, 2.5, 3.1, 3.7, 4.3])
 
 
 def test_a_reference_that_chooses_by_other_scores_is_a_fault():
-    job = judging(INDEXER)
+    job = judging()
     source = job.definition.reference.replace("torch.relu(", "torch.abs(")
     other = Judging(job.definition.model_copy(update={"reference": source}), job.workload, root=BUNDLED, num_trials=1)
     with pytest.raises(WorkloadFault, match="does not choose by"):
@@ -220,34 +183,21 @@ def test_both_spellings_and_both_kinds_are_taken():
     for op_type in ("dsa_paged", "dsa-paged"):
         assert DSAEvaluator.can_evaluate(make_definition(op_type=op_type))
     assert find_roles(SET.definitions[ATTENTION]) is None
-    without_weights = {name: spec for name, spec in PLAIN.items() if name != "weights"}
-    parts = {"op_type": "dsa_paged", "axes": AXES, "outputs": {"i": "int32[b, k]"}}
-    assert find_roles(make_definition(inputs=PLAIN, **parts)) is not None
-    assert find_roles(make_definition(inputs=without_weights, **parts)) is None
-    assert find_roles(make_definition(inputs={**PLAIN, "more": "float32[b, 2]"}, **parts)) is None
+    assert find_roles(make_definition(**PLAIN)) is not None
+    inputs = PLAIN["inputs"]
+    for other in ({name: inputs[name] for name in list(inputs)[:-1]}, {**inputs, "more": "float32[b, 2]"}):
+        assert find_roles(make_definition(**{**PLAIN, "inputs": other})) is None
 
 
-def test_right_attention_is_accepted_under_many_seeds():
-    for seed in range(15):
-        job = judging(ATTENTION, batch=4, seed=seed)
-        assert int((job.baseline().outputs[0][1] == -math.inf).sum()) > 0
-        assert isinstance(job.check(attend), Accepted)
+@pytest.mark.parametrize("change", [None, lambda o, lse: lse.nan_to_num_(neginf=0.0), lambda o, lse: o[0].zero_()])
+def test_attention_is_compared_element_by_element_also_where_nothing_is_seen(change):
+    job = judging(ATTENTION)
 
+    def solution(*given):
+        outputs = [one.clone() for one in job.context.reference(list(given))]
+        if change is not None:
+            change(*outputs)
+        return outputs
 
-@pytest.mark.parametrize("fault", WRONG_ATTENTION)
-def test_wrong_attention_is_rejected_under_every_seed(fault):
-    for seed in range(3):
-        assert isinstance(judging(ATTENTION, batch=4, seed=seed).check(WRONG_ATTENTION[fault]), Rejected), fault
-
-
-def test_a_definition_without_an_lse_is_judged_by_its_output():
-    definition = SET.definitions[ATTENTION]
-    alone = definition.model_copy(
-        update={
-            "outputs": {"output": definition.outputs["output"]},
-            "reference": definition.reference.replace("return output, lse", "return output"),
-        }
-    )
-    job = Judging(alone, judging(ATTENTION).workload, root=BUNDLED, num_trials=1)
-    assert isinstance(job.check(lambda *given: attend(*given)[0]), Accepted)
-    assert isinstance(job.check(lambda *given: attend(*given, rope=0.0)[0]), Rejected)
+    assert int((job.baseline().outputs[0][1] == -math.inf).sum()) > 0
+    assert isinstance(job.check(solution), Accepted if change is None else Rejected)

@@ -9,7 +9,6 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
-from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.runner.session import rehearsal
 from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
@@ -88,22 +87,3 @@ def test_inputs_of_calls_are_made_and_the_job_s_own_stay_as_they_are(monkeypatch
         step([x, 3], [x])
     assert len(changed) == len(set(changed)) == 8
     assert torch.equal(x, before)
-
-
-def test_a_sampler_is_rehearsed_with_draws_and_flattened_rows(monkeypatch):
-    definition = make_definition(
-        name="top_p_sampling_from_probs_v8",
-        op_type="sampling",
-        axes={"batch_size": {"type": "var"}, "vocab_size": {"type": "const", "value": 8}},
-        inputs={"probs": {"shape": ["batch_size", "vocab_size"], "dtype": "float32"}},
-        outputs={"samples": {"shape": ["batch_size"], "dtype": "int64"}},
-    )
-    seen = []
-    for name in ("judge_draws", "make_flattened"):
-        step = getattr(evaluator, name)
-        monkeypatch.setattr(evaluator, name, lambda *given, n=name, step=step: seen.append(n) or step(*given))
-    block = SimpleNamespace(evaluator=evaluator.SamplingEvaluator, definition=definition)
-    job = SimpleNamespace(block=block, config=BenchmarkConfig().resolve_eval_config(definition))
-    judge, *_ = Rehearsals().find(job, CONTEXT)
-    judge([torch.full((2, 8), 1 / 8)], [torch.tensor([3, 5])])
-    assert seen == ["judge_draws", "make_flattened"]

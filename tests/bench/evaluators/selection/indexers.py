@@ -1,8 +1,7 @@
-"""Plain solutions of the bundled dsa_paged definitions, right ones and ones with a single plausible fault."""
+"""Plain indexers for the bundled dsa_paged definition, a right one and ones with a single plausible fault."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -58,41 +57,4 @@ WRONG_INDEXERS: dict[str, Callable[..., torch.Tensor]] = {
     "table of the next sequence": lambda q, cache, weights, lengths, table: index(
         q, cache, weights, lengths, table.roll(1, 0)
     ),
-}
-
-
-def attend(q_nope, q_pe, ckv_cache, kpe_cache, sparse_indices, sm_scale, *, seen=lambda row: row[row >= 0], **how):
-    """Attend as the definition says, or with one thing changed."""
-    output = torch.zeros_like(q_nope)
-    lse = torch.full(q_nope.shape[:2], how.get("empty", -math.inf))
-    rounded = how.get("rounded", torch.float32)
-    for token, row in enumerate(sparse_indices.long()):
-        chosen = seen(row)
-        if len(chosen) == 0 or token == how.get("skipped"):
-            continue
-        ckv, kpe = (cache.flatten(0, 1)[chosen].float() for cache in (ckv_cache, kpe_cache))
-        logits = q_nope[token].float() @ ckv.T + how.get("rope", 1.0) * (q_pe[token].float() @ kpe.T)
-        logits = (logits * how.get("scale", sm_scale)).to(rounded).float()
-        lse[token] = torch.logsumexp(logits, dim=1) / how.get("base", math.log(2))
-        weights = logits.softmax(dim=1) if how.get("normalised", True) else logits.exp() / len(chosen)
-        output[token] = weights @ how.get("values", lambda keys: keys)(ckv)
-    return output, lse
-
-
-WRONG_ATTENTION: dict[str, Callable[..., object]] = {
-    "padding read as token 0": lambda *given: attend(*given, seen=lambda row: row.clamp(min=0)),
-    "last index ignored": lambda *given: attend(*given, seen=lambda row: row[row >= 0][:-1]),
-    "page and offset swapped": lambda *given: attend(
-        *given, seen=lambda row: row[row >= 0] % 64 * 6 + row[row >= 0] // 64
-    ),
-    "natural lse": lambda *given: attend(*given, base=1.0),
-    "lse of 0 where nothing is seen": lambda *given: attend(*given, empty=0.0),
-    "lse of nan where nothing is seen": lambda *given: attend(*given, empty=math.nan),
-    "rotary part forgotten": lambda *given: attend(*given, rope=0.0),
-    "scale forgotten": lambda *given: attend(*given, scale=1.0),
-    "scale of the absorbed dimension": lambda *given: attend(*given, scale=576**-0.5),
-    "weights not normalised": lambda *given: attend(*given, normalised=False),
-    "one token skipped": lambda *given: attend(*given, skipped=0),
-    "values of the wrong half": lambda *given: attend(*given, values=lambda keys: keys.roll(256, 1)),
-    "logits in fp8": lambda *given: attend(*given, rounded=torch.float8_e4m3fn),
 }

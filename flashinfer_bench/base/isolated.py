@@ -1,0 +1,169 @@
+"""One way to start a process of our own: a request goes in, a response comes out, and nothing of the process stays.
+
+    run_isolated("package.module", request, limit_s=60) -> response
+
+The child imports the module and calls its `answer(request)`. Request and response are JSON values. The child leads a
+session of its own: at its end, at the deadline, and when its parent ends, it is killed with all that it has started.
+Whatever it prints goes into its log, so that no print can pass for a response. It is no sandbox: a module that needs
+one enters it in `answer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from ctypes import CDLL, c_ulong
+from importlib import import_module
+from pathlib import Path
+from runpy import run_path
+from typing import Any, Final
+
+PR_SET_PDEATHSIG: Final = 1
+LEAST_WAIT_S: Final = 0.05
+"""Shortest wait for a response. A caller's clock may stand still meanwhile."""
+LOG_BYTES: Final = 4096
+"""Bytes kept of the end of a log."""
+
+
+class IsolatedFailure(Exception):
+    """The process ended without a response.
+
+    Args:
+        code: its exit code, the number of a signal below zero; None if it was killed at its deadline.
+        log: the end of its output.
+    """
+
+    def __init__(self, code: int | None, log: str) -> None:
+        super().__init__(log)
+        self.code = code
+        self.log = log
+
+
+class Isolated:
+    """A process that works on one request. A context manager that ends it.
+
+    Args:
+        module: full name of a module; or a file, which runs without site-packages and imports no heavy package.
+        request: a JSON value.
+        environment: its variables; None for those of this process.
+        folder: its working folder; None for that of this process.
+    """
+
+    def __init__(
+        self,
+        module: str | Path,
+        request: Any,
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        start = ["-I", "-S", __file__] if isinstance(module, Path) else ["-m", __name__]
+        self._request: bytes | None = json.dumps(request).encode()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        self._process = subprocess.Popen(
+            [sys.executable, *start, str(module), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        self.pid: Final = self._process.pid
+
+    def __enter__(self) -> Isolated:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.end()
+
+    def wait(self, limit_s: float, now: Callable[[], float] = time.monotonic) -> Any:
+        """Return the response.
+
+        Args:
+            limit_s: seconds that it may take.
+            now: the clock of that limit.
+
+        Raises:
+            IsolatedFailure: it ended without a response, or took too long.
+        """
+        deadline = now() + limit_s
+        while (left := deadline - now()) > 0:
+            request, self._request = self._request, None  # it is given once
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                said, _ = self._process.communicate(request, timeout=max(LEAST_WAIT_S, left))
+                if self._process.returncode == 0:
+                    return json.loads(said)
+                raise IsolatedFailure(self._process.returncode, self._read_log())
+        raise IsolatedFailure(None, self._read_log())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and to all that it has started."""
+        with contextlib.suppress(ProcessLookupError):  # they have ended
+            os.killpg(self.pid, number)
+
+    def end(self) -> None:
+        """Kill the process with all that it has started."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(BrokenPipeError):
+                if file is not None:
+                    file.close()
+
+    def _read_log(self) -> str:
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
+        return self._log.read().decode("utf-8", "replace").strip()
+
+
+def run_isolated(module: str, request: Any, *, limit_s: float, environment: Mapping[str, str] | None = None) -> Any:
+    """Return a module's `answer` to a request, which it gives in a process of its own.
+
+    Args:
+        module: full name of the module.
+        request: a JSON value.
+        limit_s: seconds that it may take.
+        environment: variables of the process; None for those of this one.
+
+    Raises:
+        IsolatedFailure: it ended without a response, or took too long.
+    """
+    with Isolated(module, request, environment=environment) as process:
+        return process.wait(limit_s)
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process and its whole group when its parent ends."""
+
+    def end(*_: object) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    if sys.platform == "linux":
+        CDLL(None).prctl(PR_SET_PDEATHSIG, c_ulong(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        end()
+
+
+def main(module: str, parent: str) -> None:
+    """Answer the request on stdin."""
+    end_with_parent(int(parent))
+    response = os.dup(1)
+    os.dup2(2, 1)
+    if module.endswith(".py"):
+        sys.path.append(str(Path(__file__).parents[2]))
+    found = run_path(module) if module.endswith(".py") else vars(import_module(module))
+    text = json.dumps(found["answer"](json.load(sys.stdin)))
+    with os.fdopen(response, "w") as pipe:
+        pipe.write(text)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

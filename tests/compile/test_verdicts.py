@@ -1,0 +1,205 @@
+"""Pure parts: words of compilers, dependencies, languages, and what a machine lacks."""
+
+import pytest
+
+from flashinfer_bench.compile import Toolchain, find_unavailable_languages
+from flashinfer_bench.compile.compilers import StepReport
+from flashinfer_bench.compile.dependencies import cutlass_includes, find_missing, installed_version, wants_cutlass
+from flashinfer_bench.compile.diagnostics import (
+    bound_log,
+    describe_failure,
+    first_error,
+    lead_with_error,
+    other_architecture,
+    why_machine,
+)
+from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
+from flashinfer_bench.compile.toolkit import LIBRARIES, describe_missing, find_lacked, toolkit_includes
+from tests.kit.scratch import copy_package, run_with
+
+NOTHING = Toolchain(None, None, None, None, None)
+
+
+def report(output, code=1):
+    return StepReport("compile main.cu", code, output, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("a.cpp: In function 'f':\nsub/a.cpp:12:5: error: 'x' was not\n", "sub/a.cpp:12: error: 'x' was not"),
+        ("a.cpp:3:10: fatal error: b.h: No such file", "a.cpp:3: error: b.h: No such file"),
+        ("k.cu(7): error #20-D: identifier is odd", "k.cu:7: error: identifier is odd"),
+        ("k.cu(1): catastrophic error: cannot open", "k.cu:1: error: cannot open"),
+        ("a.cpp:9:1: warning: error: in words\nb.cpp:4:1: error: real\n", "b.cpp:4: error: real"),
+        ("ld: in `f':\na.cpp:5: undefined reference to `g'", "a.cpp:5: error: undefined reference to `g'"),
+        ("/usr/bin/ld: cannot find -lgone: No such file", "error: /usr/bin/ld: cannot find -lgone: No such file"),
+        ("ptxas error   : Entry function 'k' uses", "error: ptxas error   : Entry function 'k' uses"),
+        ('At end of source: error: expected a "}"', 'error: expected a "}"'),
+        ("all is well", None),
+    ],
+)
+def test_the_first_error_has_its_file_and_line(output, expected):
+    assert first_error(output) == expected
+
+
+def test_a_message_is_the_first_error_then_the_end_then_the_bounded_log():
+    message = describe_failure(report("note\nm.cu(2): error: wrong\n"))
+    ended = "compile main.cu: the compiler ended with exit code 1\n--- compiler output ---"
+    assert message == f"m.cu:2: error: wrong\n{ended}\nnote\nm.cu(2): error: wrong"
+    assert describe_failure(report("", -11)) == "compile main.cu: the compiler was killed by SIGSEGV"
+    text = bound_log("a" * 5000 + "b" * 5000, 1000)
+    assert text == "a" * 750 + "\n[... 9000 characters cut ...]\n" + "b" * 250
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "is_machine"),
+    [
+        ("fatal error: error writing to x: No space left on device", 1, True),
+        ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", 255, True),
+        ("g++: fatal error: Killed signal terminated program cc1plus", 1, True),
+        ("", -9, True),
+        ("nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)", 255, False),
+        ("a.cpp:1:1: error: x", 1, False),
+    ],
+)
+def test_a_full_disk_and_a_kill_are_the_machines_if_more_than_words_tells_of_them(output, code, is_machine):
+    assert (why_machine(report(output, code), disk_is_full=True, memory_kills=1) is not None) == is_machine
+    assert (why_machine(report(output, code), disk_is_full=False, memory_kills=0) is not None) == (code < 0)
+
+
+def test_another_architecture_is_told_from_words_of_a_source():
+    line = "ptxas /tmp/x.ptx, line 18; error   : Instruction 'wgmma.fence' not supported on .target 'sm_80'"
+    words = "Instruction 'wgmma.fence' not supported on .target 'sm_80'"
+    assert other_architecture(report(f"one\n{line}\ntwo")) == words
+    assert other_architecture(report(f"a.cpp:1:15: error: static assertion failed:\n{line}")) is None
+
+
+NINJA = """RuntimeError in the import: Error building extension 'mine': [1/2] c++ -MMD -c main.cpp -o main.o
+FAILED: [code=1] main.o
+c++ -MMD -DERROR=error -c main.cpp -o main.o
+/tmp/home/mine.h:3:5: error: 'x' was not declared in this scope
+ninja: build stopped: subcommand failed.
+"""
+
+
+def test_what_a_build_system_only_quotes_comes_first():
+    assert lead_with_error(NINJA) == f"mine.h:3: error: 'x' was not declared in this scope\n{NINJA}"
+    for other in ("ValueError: a.py:3: error: mine", "ninja: build stopped: an error\n"):
+        assert lead_with_error(other) == other
+
+
+LACK = "of the CUDA toolkit's cusparse is not installed; try: pip install nvidia-cusparse-cu12, or apt-get install "
+
+
+@pytest.mark.parametrize(
+    ("output", "lacks"),
+    [
+        ("a.cuh:3:10: fatal error: cusparse.h: No such file or directory", "cusparse.h"),
+        ('a.cu(1): catastrophic error: cannot open source file "cusparse.h"', "cusparse.h"),
+        ("/usr/bin/ld: cannot find -lcusparse: No such file or directory", "cusparse"),
+        ("a.cu:1:10: fatal error: mine.h: No such file or directory", None),
+        ("/usr/bin/ld: cannot find -lmine", None),
+        ('/usr/bin/ld: a.o: undefined reference to `"cannot find -lcusparse"', None),
+    ],
+)
+def test_what_a_compiler_lacked_is_read_off_its_output(output, lacks):
+    found = find_lacked(output, (12, 8))
+    assert found == (lacks and (lacks, f"{lacks} {LACK}libcusparse-dev-12-8"))
+
+
+def test_each_library_has_its_packages_and_pip_packages_stand_in_for_the_toolkit(tmp_path):
+    for library in LIBRARIES:
+        assert f"pip install {library.pip.format('')}," in describe_missing(library.header, (13, 0))
+        assert library.apt.format("-13-0") in describe_missing(library.name, (13, 0))
+    cuda, package = CudaToolkit(tmp_path, Compiler(tmp_path, "1"), (12, 8)), tmp_path / "nvidia"
+    for folder in (cuda.include, package / "include"):
+        folder.mkdir(parents=True)
+    assert toolkit_includes(cuda, (package,)) == [cuda.include, package / "include"]
+
+
+INSTALLED = {"triton": "3.2.1+git", "torch": "2.11.0+cu130", "flashinfer-python": "0.6.1", "odd": ""}
+
+
+def missing(text, toolchain=NOTHING, environment=None, *, is_compiled=False):
+    """Return why a dependency is not met."""
+    about = {"versions": INSTALLED.get, "environment": environment or {}, "is_compiled": is_compiled}
+    return (find_missing([text], toolchain, **about) or [None])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *[(text, None) for text in ("triton >= 2.3", "torch>=2.6,<3", "pytorch", "flashinfer ~= 0.6", "odd >= 9")],
+        *[(text, None) for text in ("", "C++17", "any recent driver", "gcc", "cmake >= 3", "x; python_version < '3'")],
+        ("triton >= 99", "it needs triton>=99, and 3.2.1+git is installed; try: pip install 'triton>=99'"),
+        ("tilelang", "which is not installed; try: pip install 'tilelang'"),
+        ("cutlass", "pip install 'nvidia-cutlass-dsl'"),
+        ("python >= 99", "run it with that Python"),
+        ("cuda >= 12.8", "install the CUDA toolkit, or set CUDA_HOME"),
+    ],
+)
+def test_dependencies_are_held_against_what_is_installed(text, words):
+    found = missing(text)
+    assert (found is None) if words is None else (words in found)
+
+
+def test_cutlass_is_headers_to_compiled_solutions_and_libraries_are_looked_for_in_the_toolkit(tmp_path):
+    header, where = tmp_path / "include" / "cutlass" / "cutlass.h", {"CUTLASS_PATH": str(tmp_path)}
+    assert "set CUTLASS_PATH" in missing("cutlass", environment=where, is_compiled=True)
+    header.parent.mkdir(parents=True)
+    header.touch()
+    assert missing("CUTLASS", environment=where, is_compiled=True) is None
+    assert cutlass_includes(where) == [tmp_path / "include"]
+    assert [wants_cutlass(["torch", text]) for text in ("cutlass >= 3", "cutlass is nice")] == [True, False]
+    compiler = Compiler(tmp_path / "nvcc", "1")
+    toolchain = Toolchain(compiler, CudaToolkit(tmp_path, compiler, (13, 0)), None, None, None)
+    assert "13.0 is installed" in missing("cuda == 12.*", toolchain)
+    assert "CUDA toolkit" in missing("cublas", toolchain, is_compiled=True)
+    (tmp_path / "include" / "cublas_v2.h").touch()
+    assert missing("cublas", toolchain, is_compiled=True) is None
+    assert installed_version("pytest")
+    assert installed_version("json") == ""
+    assert installed_version("no-such-package-at-all") is None
+
+
+def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy():
+    reasons = find_unavailable_languages(NOTHING, installed=lambda package: False)
+    assert reasons["python"] is None
+    for language, words in {"triton": "pip install triton", "cpp": "install g++", "cuda": "CUDA_HOME"}.items():
+        assert words in reasons[language]
+    assert find_unavailable_languages(NOTHING, installed=lambda package: True)["triton"] is None
+
+
+@pytest.mark.parametrize("abi", [0, 1])
+def test_the_abi_of_an_old_torch_is_read_in_its_settings(tmp_path, monkeypatch, abi):
+    for path, text in {
+        "include/torch/extension.h": "",
+        "share/cmake/Torch/TorchConfig.cmake": f'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI={abi}")',
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr("flashinfer_bench.compile.toolchain.find_package", lambda name: tmp_path)
+    assert find_torch().has_new_abi == bool(abi)
+
+
+USE = """
+import json, sys
+from pathlib import Path
+from flashinfer_bench.compile import build_solution, unavailable_languages
+from flashinfer_bench.data.store.drafts.guesses import find_language
+from tests.kit import make_solution
+solution = make_solution(language="mojo", sources={"main.mojo": "fn run"}, entry_point="main.mojo::run")
+built = build_solution(solution, Path(CACHE))
+print(json.dumps([unavailable_languages()["mojo"], find_language(["a.mojo"], {}).value, built.entry, built.kind]))
+"""
+
+
+def test_a_language_is_added_by_one_record_and_a_builder(tmp_path):
+    copy = copy_package(tmp_path)
+    with (copy / "data" / "languages.py").open("a") as file:
+        file.write('    MOJO = "mojo", Language((".mojo",), builder="mojo", package="json")\n')
+    builder = copy / "compile" / "builders" / "mojo.py"
+    builder.write_text("from flashinfer_bench.compile.builders.python import make_recipe as make_recipe\n")
+    found = run_with(copy, USE.replace("CACHE", repr(str(tmp_path / "cache"))))
+    assert found == [None, "mojo", "main.mojo", "python"]
