@@ -54,7 +54,7 @@ STEPS: Final = (
     ),
     ("workers.process", "WorkerProcess", "ask end"),
     ("workers.arena", "SharedArena", "come_back renew step_aside"),
-    ("workers.timed.trial", "RemoteTrial", "write prepare finish _bring"),
+    ("workers.timed.sampling", "RemoteTrial", "write prepare finish _bring"),
     ("workers.timed.chain", "ChainTimer", "confirm _run_one"),
     ("workers.timed.chain", "ChainTools", "mask digests find_empty"),
     ("workers.timed.call_places", "CallPlaces", "poison synchronize read_spots find_unwritten"),

@@ -14,7 +14,7 @@ from math import exp, isfinite, log, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, Final
 
-from flashinfer_bench.timing.statistics import student_quantile
+from flashinfer_bench.timing.statistics import STEP_NS, student_quantile
 
 LEVEL: Final = 0.95
 """Share of intervals that hold the result of a re-run in new workers."""
@@ -27,8 +27,6 @@ MOST_FREEDOM: Final = 200.0
 WORKERS: Final = "workers"
 ONE_WORKER: Final = "one worker, widened"
 NOISY: Final = "noisy"
-STEP_NS: Final = 32
-"""Step of a GPU's clock: samples that are known to one step are never noisy."""
 
 Interval = tuple[float, float]
 

@@ -192,28 +192,20 @@ class TrialInProgress:
 
     # Calls and their preamble
 
-    def make_calls(
+    def time_calls(
         self, count: int, *, source: LaunchSource | None = None, preambles: Sequence[Preamble] = ()
     ) -> list[Sample]:
-        """Make the next calls and return a sample of each.
+        """Make the next calls; return a sample of each, and note the wall time of one.
 
         Args:
             count: of calls.
             source: gives the launches, if not the call's own.
             preambles: of each call, if not the trial's own.
         """
-        give = source or self.source
+        begin, give = self.now(), source or self.source
         launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs
         samples = self.clock.sample(launches, preambles or [self.preamble] * count)
         self.calls += count
-        return samples
-
-    def time_calls(
-        self, count: int, *, source: LaunchSource | None = None, preambles: Sequence[Preamble] = ()
-    ) -> list[Sample]:
-        """Make the next calls, and note the wall time of one sample."""
-        begin = self.now()
-        samples = self.make_calls(count, source=source, preambles=preambles)
         self.per_call_s = (self.now() - begin) / count
         return samples
 
@@ -363,25 +355,28 @@ class TrialInProgress:
         if refusal is not None:
             return Calls(self.source, "stream", refusal)
         assert self.looked_at is not None
-        eager, replays, start = self.looked_at, self.clock.replays(self.source), self.now()
+        eager, replays, start, known_s = self.looked_at, self.clock.replays(self.source), self.now(), self.per_call_s
+        others: list[Sample] = []
         try:
-            (first,) = self.make_calls(1, source=replays)
+            (first,) = self.time_calls(1, source=replays)
             if first.launched == eager.launched and first.work_ns < WORK_SHARE * eager.work_ns:
-                (eager,) = self.make_calls(1)  # the GPU may have been slow then
+                (eager,) = self.time_calls(1)  # the GPU may have been slow then
             if first.launched != eager.launched or first.work_ns < WORK_SHARE * eager.work_ns:
                 return Calls(self.source, "stream", OTHER if first.launched != eager.launched else LESS)
-            each_s = max(self.now() - start, self.per_call_s)
+            each_s = max(self.now() - start, known_s)
             graphs, is_one_call = self._count_graphs(first)
             has_time = each_s * (graphs or 0) * SLOW_SHARE <= self.procedure.budget_s
             if is_one_call:
                 graphs = graphs if has_time else 1
                 replays = self.clock.replays(self.source, graphs or 1)
             elif graphs is None or not has_time:  # each call is captured before it is timed
-                self.per_call_s, graphs = each_s, 0
-            # The first replay of a graph is slower than later ones.
-            others = self.make_calls(graphs, source=replays) if graphs and (graphs > 1 or not is_one_call) else []
+                known_s, graphs = each_s, 0
+            if graphs and (graphs > 1 or not is_one_call):  # the first replay of a graph is slower than later ones
+                others = self.time_calls(graphs, source=replays)
         except CaptureRefused as refused:
             return Calls(self.source, "stream", str(refused))
+        finally:
+            self.per_call_s = known_s
         if any(sample.launched != first.launched for sample in others):
             return Calls(self.source, "stream", OTHER)
         if others and median(one.work_ns for one in others) < WORK_SHARE * first.work_ns:  # content may change the work

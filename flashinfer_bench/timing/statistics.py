@@ -24,6 +24,8 @@ BATCH: Final = 3
 """Least samples of a batch."""
 LONG_SAMPLE_NS: Final = 10_000_000
 """A GPU sample of this length is a batch by itself: the pause before it outlasts what slowed the sample before."""
+STEP_NS: Final = 32
+"""Step of a GPU's clock: a time known to half a step is known well enough, and to one step never noisy."""
 STUDENT_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantile of Student's t for 1 to 9 degrees of freedom. `student_quantile` would take milliseconds."""
 STEPS: Final = 400

@@ -18,14 +18,13 @@ from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.statistics import (
     BATCH,
     FEWEST_BATCHES,
+    STEP_NS,
     count_together,
     half_width,
     relative_half_width,
     trimmed_mean,
 )
 
-STEP_NS: Final = 32
-"""Step of a GPU's clock: a time known to half a step is known well enough."""
 SLOW_BATCH: Final = 3
 """Samples of a call too slow for the budget that are taken before the rule looks again."""
 FEW_SHARE: Final = 0.5

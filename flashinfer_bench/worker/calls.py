@@ -17,7 +17,7 @@ import torch
 from flashinfer_bench.base.named_call import NamedCall, find_call
 from flashinfer_bench.timing.clocks import Launch
 from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.gpu_relay.kernels import WORD_BYTES
+from flashinfer_bench.worker.gated_chain.kernels import WORD_BYTES
 
 elements_of_tuple = tuple.__iter__
 elements_of_list = list.__iter__

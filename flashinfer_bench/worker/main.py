@@ -45,7 +45,7 @@ from flashinfer_bench.worker.calls import (
 )
 from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.error_location import find_location, message_of
-from flashinfer_bench.worker.gpu_relay.calls import GpuChains
+from flashinfer_bench.worker.gated_chain.calls import GatedChains
 from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.linux import show_memory
@@ -140,7 +140,7 @@ class Worker:
         self._shelf = Shelf(1, 0)
         self._replays: dict[int, ReplayLaunch] = {}
         self._joins: dict[tuple[Any, ...], Launch] = {}
-        self._gpu_chains = GpuChains(device)
+        self._gated_chains = GatedChains(device)
         self._running = ExitStack()
 
     def serve(self) -> None:
@@ -201,7 +201,7 @@ class Worker:
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
         self._laid, self._shelf, self._is_looked_at = [], Shelf(1, 0), False
-        has_graphs = self._gpu_chains.forget() or bool(self._replays or self._joins)
+        has_graphs = self._gated_chains.forget() or bool(self._replays or self._joins)
         self._replays.clear()
         self._joins.clear()
         if has_graphs:
@@ -266,7 +266,7 @@ class Worker:
         assert self.arena is not None  # calls are laid out
         calls = [self._eager(index, request["part"]) for index in request["indices"]]
         (memory,) = self.reader.take_fds()
-        answer = self._gpu_chains.run(request, memory, calls, self.arena.block.data_ptr())
+        answer = self._gated_chains.run(request, memory, calls, self.arena.block.data_ptr())
         return {**answer, "strided": self._has_strided(request)}
 
     def _has_strided(self, request: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ the calls of some places in order, each once, and reads the clock where `lead` h
 gave lies in its output slots when the answer comes. The session writes other inputs between
 two requests. `burst`, `collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one
 CUDA graph where `together` is true and it holds so many operations of each, and leaves what they gave where it is;
-`collect` brings that into the output slots, likewise. In a `relay` (`gpu_relay/`) the inputs of a call lie in its
+`collect` brings that into the output slots, likewise. In a `relay` (`gated_chain/`) the inputs of a call lie in its
 place, masked, and the board has its key when the call before has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};

@@ -11,7 +11,7 @@ import torch
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.worker.gpu_relay.kernels import (
+from flashinfer_bench.worker.gated_chain.kernels import (
     SMALL_BYTES,
     WORD_BYTES,
     ChainKernels,

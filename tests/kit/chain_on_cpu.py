@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed import chain
-from flashinfer_bench.bench.runner.workers.timed.confirmation import Claimed
+from flashinfer_bench.bench.runner.workers.timed.bounds import Claimed
 from flashinfer_bench.timing.clocks import CaptureRefused
-from flashinfer_bench.worker.gpu_relay import calls
-from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, GpuBoard
-from flashinfer_bench.worker.gpu_relay.kernels import Piece
+from flashinfer_bench.worker.gated_chain import calls
+from flashinfer_bench.worker.gated_chain.kernels import BLOCK_BYTES, ControlBlock, Piece
 from tests.kit.trials import make_trial
 
 CODE = b"\x7fELF, and so on"
@@ -30,12 +29,14 @@ def word_at(address):
     return ctypes.c_uint64.from_address(address)
 
 
-class PlayedBoard(GpuBoard):
-    """A board that the played GPU sees, which goes on when the session looks whether a call waits or is over."""
+class PlayedBlock(ControlBlock):
+    """A control block that the played GPU sees, which goes on when the session polls it."""
 
-    def __init__(self, gpu, fd, size=BOARD_BYTES):
+    def __init__(self, gpu, fd, size=BLOCK_BYTES):
         super().__init__(fd, size)
-        self.gpu, self.seen = gpu, mmap.mmap(fd, BOARD_BYTES)
+        self.gpu, self.seen = gpu, mmap.mmap(fd, BLOCK_BYTES)
+
+    def map_to_gpu(self):
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.seen))
 
     def release(self):
@@ -49,9 +50,9 @@ class PlayedBoard(GpuBoard):
         self.gpu.go_on()
         return super().await_ready(count)
 
-    def await_told(self, call, groups):
+    def await_digest(self, call, groups):
         self.gpu.go_on()
-        return super().await_told(call, groups)
+        return super().await_digest(call, groups)
 
     def is_launched(self, count):
         return count < 1 or (self.gpu.now >= self.gpu.launched_at and super().is_launched(count))
@@ -80,10 +81,9 @@ class PlayedGpu:
         self.empties, self.ahead, self.meanwhile, self.on_answer = iter(()), iter(()), None, lambda: None
         self.log, self.keys, self.given_at, self.is_asked, self.gives_up = [], [], [], False, False
         for module in (chain, calls):
-            monkeypatch.setattr(module, "MappedBoard", lambda *given: PlayedBoard(self, *given))
+            monkeypatch.setattr(module, "ControlBlock", lambda *given: PlayedBlock(self, *given))
             monkeypatch.setattr(module, "ChainKernels", self.load)
             monkeypatch.setattr(module, "capture", self.capture)
-        monkeypatch.setattr(chain, "GpuBoard", lambda *given: PlayedBoard(self, *given))
         monkeypatch.setattr(chain, "chain_image", lambda: CODE)
         monkeypatch.setattr(chain, "now_ns", self.now_ns)
         monkeypatch.setattr(calls, "see_operations", lambda least: self.log.append(("operations", least)))
@@ -223,7 +223,7 @@ class PlayedWorker:
         self.gpu, self.trial, self.takes_ns = gpu, trial, iter(takes_ns)
         self.plain, self.late, self.raising, self.answer = plain, late, raising, answer or {}
         self.asked, self.sums, self.then = [], [], lambda: None
-        self.chains = calls.GpuChains(torch.device("cpu"))
+        self.chains = calls.GatedChains(torch.device("cpu"))
         self.calls = [PlayedCall(self, at) for at in range(CALLS)]
 
     def run_chain(self, fd, **fields):

@@ -11,10 +11,10 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.along import Along
+from flashinfer_bench.bench.runner.workers.timed.bounds import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
-from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
-from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteTrial
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.worker.protocol import ClockTraits, answer_readings
 

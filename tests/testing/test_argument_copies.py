@@ -58,13 +58,6 @@ def test_bytes_that_are_read_twice_count_once():
     assert len(rotated(base[0], base[1], base[1], l2_bytes=10 * 48)) == 31
 
 
-def test_copies_that_no_call_uses_need_no_memory():
-    data, room = torch.ones(250), {"l2_bytes": 10_000, "free_bytes": 20_000}  # 1 kB, so 31 sets of it
-    assert len(rotated(data, calls=10, **room)) == 10
-    with pytest.raises(RotationRefused, match="30 copies of 0 MB do not fit"):
-        rotated(data[:125], data[125:], **room)
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [

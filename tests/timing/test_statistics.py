@@ -1,4 +1,4 @@
-"""Order statistics and the interval of the median, as properties of any series."""
+"""Order statistics, the interval of dependent samples, and when sampling stops."""
 
 import random
 from statistics import fmean, median
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.statistics import (
-    BATCH,
     LONG_SAMPLE_NS,
     count_together,
     half_width,
@@ -17,214 +17,221 @@ from flashinfer_bench.timing.statistics import (
     summarise_trials,
     trimmed_mean,
 )
+from flashinfer_bench.timing.stopping import StoppingRule, reached_precision
 
-readings = st.integers(1, 10**9)
-series = st.lists(readings, min_size=1, max_size=80)
-long_series = st.lists(readings, min_size=9, max_size=80)
-
-
-def median_interval(values, batch=BATCH):
-    half = half_width(values, batch=batch)
-    return None if half is None else (median(values) - half, median(values) + half)
-
-
-@given(series)
-def test_order_statistics_are_in_order(values):
-    found = summarise_trials([values])
-    ordered = [found.min, found.q25, found.median, found.q75, found.max]
-    assert ordered == sorted(ordered)
-    assert (found.min, found.max, found.count) == (min(values), max(values), len(values))
-    assert found.min <= found.mean * (1 + 1e-12)
-    assert found.mean <= found.max * (1 + 1e-12)
-
-
-@given(series, st.integers(0, 10**9))
-def test_a_shift_moves_places_and_leaves_widths(values, shift):
-    before, after = summarise_trials([values]), summarise_trials([[value + shift for value in values]])
-    for name in ("median", "mean", "min", "max", "q25", "q75"):
-        assert getattr(after, name) == pytest.approx(getattr(before, name) + shift, rel=1e-9)
-    assert after.std == pytest.approx(before.std, rel=1e-6, abs=1e-3)
-
-
-@given(long_series, st.integers(2, 1000))
-def test_a_scale_scales_everything_and_leaves_relative_widths(values, scale):
-    before, after = summarise_trials([values]), summarise_trials([[value * scale for value in values]])
-    for name in ("median", "mean", "std", "min", "max", "q25", "q75"):
-        assert getattr(after, name) == pytest.approx(getattr(before, name) * scale, rel=1e-9, abs=1e-6)
-    assert after.interval == pytest.approx([bound * scale for bound in before.interval], rel=1e-9, abs=1e-3)
-
-
-@given(long_series)
-def test_the_interval_contains_the_median(values):
-    low, high = median_interval(values)
-    assert low <= median(values) <= high
-
-
-@given(st.lists(readings, max_size=8))
-def test_fewer_than_nine_readings_have_no_interval(values):
-    assert median_interval(values) is None
-    assert relative_half_width(values) is None
-
-
-def test_readings_of_ten_milliseconds_and_more_of_a_gpu_are_batches_by_themselves():
-    long = [LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.01, LONG_SAMPLE_NS * 1.02]
-    assert [count_together(values, "cupti") for values in ([], [1.0], [*long, 1.0], long)] == [BATCH, BATCH, BATCH, 1]
-    assert count_together(long, "wall") == BATCH  # nothing rests there
-    low, high = median_interval(long, batch=1)
-    assert (high - low) / 2 == pytest.approx(4.303 * LONG_SAMPLE_NS * 0.01 / 3**0.5, rel=1e-3)
-    assert median_interval(long[:2], batch=1) is None
-    assert summarise_trials([long[:2], long[2:]], 1).interval is not None
-
-
-@given(readings, st.integers(9, 60))
-def test_equal_readings_have_no_width(value, count):
-    found = summarise_trials([[value] * count])
-    assert (found.interval, found.std) == ((value, value), 0)
-    assert relative_half_width([value] * count) == 0
-
-
-def test_a_median_of_0_has_no_relative_width():
-    assert relative_half_width([0] * 20) is None
-
-
-@given(series, st.floats(0, 1))
-def test_a_quantile_lies_among_the_values_and_grows_with_its_share(values, share):
-    ordered = sorted(values)
-    assert ordered[0] <= quantile(ordered, share) <= ordered[-1]
-    assert quantile(ordered, share / 2) <= quantile(ordered, share)
-
-
-def test_quartiles_are_linear_between_neighbours():
-    found = summarise_trials([[4, 1, 3, 2]])
-    assert (found.q25, found.median, found.q75, found.std) == (1.75, 2.5, 3.25, pytest.approx(1.25**0.5))
-
-
-@given(series)
-def test_the_trimmed_mean_lies_between_the_readings_that_it_keeps(values):
-    ordered, cut = sorted(values), max(len(values) // 10, int(len(values) >= 3))
-    middle = ordered[cut : len(values) - cut]
-    assert middle[0] * (1 - 1e-12) <= trimmed_mean(values) <= middle[-1] * (1 + 1e-12)
-
-
-def test_the_trimmed_mean_ignores_outliers_and_sees_less_than_a_step():
-    assert trimmed_mean([0, 32, 32, 64, 64, 64, 64, 10**9]) == pytest.approx(320 / 6)
-    assert trimmed_mean([32, 64]) == 48
-
-
-def test_the_trimmed_mean_is_steady_where_readings_come_in_two_kinds():
-    short, long = [1_120] * 24, [1_312] * 24
-    one_more = [trimmed_mean([*short, *long, kind, kind]) for kind in (1_120, 1_312)]
-    assert one_more[1] - one_more[0] < 12
-
-
-def covered(*, correlation, count, interval, rounds=400):
-    """Return how often an interval holds the true median of an AR(1) series with normal steps."""
-    source, hits = random.Random(7), 0
-    for _ in range(rounds):
-        state, values = source.gauss(0, (1 - correlation**2) ** -0.5), []
-        for _ in range(count):
-            values.append(1_000 + state)
-            state = correlation * state + source.gauss(0, 1)
-        low, high = interval(values)
-        hits += low <= 1_000 <= high
-    return hits / rounds
-
-
-def independent_interval(values):
-    """Return the textbook 95 % interval of the median of 50 independent readings, by order statistics."""
-    ordered = sorted(values)
-    return ordered[17], ordered[32]
-
-
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6])
-def test_the_interval_covers_the_median_of_readings_that_depend_on_their_neighbours(correlation):
-    assert covered(correlation=correlation, count=50, interval=median_interval) >= 0.85
-
-
-def test_an_interval_for_independent_readings_would_not():
-    assert covered(correlation=0.6, count=50, interval=independent_interval) < 0.8
-
-
-def test_more_readings_cover_stronger_dependence():
-    assert covered(correlation=0.9, count=200, interval=median_interval, rounds=200) >= 0.85
-
-
-def covered_by_trials(count, *, between, within, rounds=400):
-    """Return how often the interval of so many trials of 50 readings holds the mean that they are drawn about."""
-    source, hits = random.Random(1), 0
-    for _ in range(rounds):
-        places = [source.gauss(1_000, between) for _ in range(count)]
-        low, high = summarise_trials([[source.gauss(place, within) for _ in range(50)] for place in places]).interval
-        hits += low <= 1_000 <= high
-    return hits / rounds
-
-
-@pytest.mark.parametrize("between", [0.0, 1.0])
-@pytest.mark.parametrize("count", [2, 3, 5, 12])
-def test_the_interval_covers_the_mean_of_trials_whether_they_agree_or_not(count, between):
-    assert covered_by_trials(count, between=between, within=0.3) >= 0.92
-
-
-def test_the_interval_of_two_trials_that_disagree_is_that_of_two_readings():
-    low, high = summarise_trials([[1_000] * 50, [1_100] * 50]).interval
-    assert (low, high) == pytest.approx((1_050 - 12.706 * 50, 1_050 + 12.706 * 50))
-
-
-def test_trials_with_too_few_readings_have_no_interval_however_they_disagree():
-    assert summarise_trials([[1_000] * 4, [2_000] * 4]).interval is None
-
-
+samples = st.integers(1, 10**9)
+series = st.lists(samples, min_size=1, max_size=80)
 some_trials = st.lists(series, min_size=1, max_size=5)
+PLACES = ("min", "q25", "median", "q75", "max")
 
 
-@given(some_trials)
-def test_statistics_over_trials_are_in_order(trials):
+@given(some_trials, st.integers(0, 10**9), st.integers(2, 1000))
+def test_statistics_are_in_order_move_with_a_shift_and_grow_with_a_scale(trials, shift, scale):
     found = summarise_trials(trials)
-    ordered = [found.min, found.q25, found.median, found.q75, found.max]
-    assert ordered == pytest.approx(sorted(ordered))
-    assert found.count == sum(map(len, trials))
+    places = [getattr(found, name) for name in PLACES]
+    assert places == pytest.approx(sorted(places))
+    assert (found.min, found.max, found.count) == (min(map(min, trials)), max(map(max, trials)), sum(map(len, trials)))
     assert found.mean == pytest.approx(fmean(fmean(values) for values in trials))
     assert (found.interval is not None) == (found.count >= 9)
+    if found.interval is not None:
+        low, high = found.interval
+        assert low <= fmean(median(values) for values in trials) <= high
+    moved = summarise_trials([[value * scale + shift for value in values] for values in trials])
+    assert [getattr(moved, name) for name in PLACES] == pytest.approx([one * scale + shift for one in places])
+    assert moved.std == pytest.approx(found.std * scale, rel=1e-6, abs=1e-2)
 
 
 @given(some_trials, st.integers(2, 12))
-def test_a_trial_counts_once_however_often_its_readings_are_repeated(trials, times):
-    """Statistics of place and width; the interval is of readings in their order, and so another."""
+def test_a_trial_counts_once_however_often_its_samples_are_repeated(trials, times):
     before, after = summarise_trials(trials), summarise_trials([trials[0] * times, *trials[1:]])
     for name in ("mean", "std", "min", "max"):
         assert getattr(after, name) == pytest.approx(getattr(before, name), rel=1e-6, abs=1e-3)
 
 
-@given(st.lists(long_series, min_size=1, max_size=5))
-def test_the_interval_of_trials_contains_the_mean_of_their_medians(trials):
-    low, high = summarise_trials(trials).interval
-    assert low <= fmean(median(values) for values in trials) <= high
+@given(series)
+def test_a_trimmed_mean_lies_among_the_samples_that_it_keeps(values):
+    ordered, cut = sorted(values), max(len(values) // 10, int(len(values) >= 3))
+    middle = ordered[cut : len(values) - cut]
+    assert middle[0] * (1 - 1e-12) <= trimmed_mean(values) <= middle[-1] * (1 + 1e-12)
+    assert ordered[0] <= quantile(ordered, 0.1) <= quantile(ordered, 0.8) <= ordered[-1]
 
 
-@given(st.integers(1, 10**9), st.lists(st.integers(1, 60), min_size=2, max_size=5))
-def test_trials_of_one_value_have_it_everywhere(value, counts):
-    found = summarise_trials([[value] * count for count in counts])
-    assert [found.q25, found.median, found.q75, found.mean] == pytest.approx([value] * 4)
-    assert found.std == pytest.approx(0, abs=value * 1e-6)
+def test_figures_that_can_be_worked_out_by_hand():
+    one, two = summarise_trials([[4, 1, 3, 2]]), summarise_trials([[1, 2], [3]])
+    assert (one.q25, one.median, one.q75, one.std) == (1.75, 2.5, 3.25, pytest.approx(1.25**0.5))
+    assert (two.q25, two.median, two.q75) == pytest.approx((1.5, 2 + 1 / 3, 3.0))
+    assert trimmed_mean([0, 32, 32, 64, 64, 64, 64, 10**9]) == pytest.approx(320 / 6)
+    kinds = [trimmed_mean([*[1_120] * 24, *[1_312] * 24, kind, kind]) for kind in (1_120, 1_312)]
+    assert kinds[1] - kinds[0] < 12  # a median is either kind
 
 
-def test_an_interval_is_students_by_the_number_of_batches():
-    """Ten batches with the middles 1,000 to 1,009: 2.262 times their deviation, over the root of ten."""
-    low, high = median_interval([1_000 + index // 3 for index in range(30)])
-    assert (high - low) / 2 == pytest.approx(2.262 * 3.02765 / 10**0.5, rel=1e-4)
+@pytest.mark.parametrize(
+    ("trials", "middle", "half"),
+    [
+        ([[1_000 + index // 3 for index in range(30)]], 1_004.5, 2.262 * 3.02765 / 10**0.5),
+        ([[1_000 + index // 3 for index in range(15)]] * 2, 1_002, 2.262 * (20 / 9) ** 0.5 / 10**0.5),
+        ([[1, 1, 1, 2, 2, 2, 3, 3], [2]], 2, 4.303 / 3**0.5),
+        ([[1_000] * 50, [1_100] * 50], 1_050, 12.706 * 50),
+        ([[5] * 20], 5, 0),
+        ([[1_000] * 4, [2_000] * 4], None, None),
+    ],
+    ids=["ten batches", "five a trial", "too few a trial", "trials disagree", "equal", "too few"],
+)
+def test_an_interval_is_students_by_the_number_of_batches_or_trials(trials, middle, half):
+    interval = summarise_trials(trials).interval
+    assert interval == (half and pytest.approx((middle - half, middle + half), rel=1e-4)) or half == 0
+    assert half != 0 or interval == (middle, middle)
 
 
-def test_the_interval_of_trials_that_agree_is_students_by_their_batches():
-    series = [1_000 + index // 3 for index in range(15)]
-    low, high = summarise_trials([series, series]).interval
-    assert (high - low) / 2 == pytest.approx(2.262 * (20 / 9) ** 0.5 / 10**0.5, rel=1e-4)
+def test_long_samples_of_a_gpu_are_batches_by_themselves():
+    long = [LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.01, LONG_SAMPLE_NS * 1.02]
+    assert [count_together(values, "cupti") for values in ([], [1.0], [*long, 1.0], long)] == [3, 3, 3, 1]
+    assert count_together(long, "wall") == 3  # nothing rests there
+    assert half_width(long, batch=1) == pytest.approx(4.303 * LONG_SAMPLE_NS * 0.01 / 3**0.5, rel=1e-3)
+    assert (half_width(long[:2], batch=1), relative_half_width([0] * 20)) == (None, None)
 
 
-def test_trials_with_too_few_batches_have_the_interval_of_all_their_readings():
-    low, high = summarise_trials([[1, 1, 1, 2, 2, 2, 3, 3], [2]]).interval
-    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+def dependent(source, correlation, count):
+    """Return an AR(1) series with normal steps about 1,000."""
+    state, values = source.gauss(0, (1 - correlation**2) ** -0.5), []
+    for _ in range(count):
+        values.append(1_000 + state)
+        state = correlation * state + source.gauss(0, 1)
+    return values
 
 
-def test_quartiles_over_trials_are_linear_between_the_middles_of_their_weights():
-    found = summarise_trials([[1, 2], [3]])
-    assert (found.q25, found.median, found.q75) == pytest.approx((1.5, 2 + 1 / 3, 3.0))
+@pytest.mark.parametrize(("correlation", "count"), [(0.0, 50), (0.6, 50), (0.9, 200)])
+def test_the_interval_covers_the_median_of_samples_that_depend_on_their_neighbours(correlation, count):
+    source = random.Random(7)
+    drawn = [summarise_trials([dependent(source, correlation, count)]).interval for _ in range(300)]
+    assert sum(low <= 1_000 <= high for low, high in drawn) >= 0.85 * 300
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0])
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_the_interval_covers_the_mean_of_trials_whether_they_agree_or_not(count, between):
+    source, hits = random.Random(1), 0
+    for _ in range(300):
+        places = [source.gauss(1_000, between) for _ in range(count)]
+        low, high = summarise_trials([[source.gauss(place, 0.3) for _ in range(50)] for place in places]).interval
+        hits += low <= 1_000 <= high
+    assert hits >= 0.92 * 300
+
+
+STEADY, NOISY = [1_000_000] * 20, [1_000_000, 3_000_000] * 10
+SCATTERED = random.Random(3).choices([1_120, 1_312], k=60)
+STEPPED = random.Random(3).choices([1_440, 1_472], k=50)
+LONG = [LONG_SAMPLE_NS] * 3
+KNOWN_TO_1_5 = [10_000 + 50 * at for at in random.Random(3).choices(range(-10, 11), k=40)]
+EARLY, AUTO, EXTRA = {"stops_early": True}, {"fewest": 20}, {"iterations": 20, "extra": 40}
+BY_CUPTI = {**EARLY, "method": "cupti"}
+
+
+def spread(share, times=1):
+    return [LONG_SAMPLE_NS, LONG_SAMPLE_NS * (1 + share), LONG_SAMPLE_NS * (1 + 2 * share)] * times
+
+
+STOPS = {
+    "nothing taken": ([], 99.0, 0.1, {}, None),
+    "quick": (STEADY, 0.1, 0.005, {}, None),
+    "all fit just so": (STEADY, 2.0, 0.1, {}, None),
+    "slow and steady": (STEADY, 2.0, 0.5, {}, "precision"),
+    "slow and noisy": (NOISY, 2.0, 0.5, {}, None),
+    "slow, noisy and spent": (NOISY, 9.6, 0.5, {}, "budget"),
+    "precision before budget": (STEADY, 9.6, 0.5, {}, "precision"),
+    "too few to tell": (STEADY[:8], 2.0, 0.5, {}, None),
+    "too few and spent": (STEADY[:8], 9.6, 0.5, {}, "budget"),
+    "all taken": (STEADY * 3, 99.0, 0.5, {}, "count"),
+    "long, early": (LONG, 0.1, 0.025, BY_CUPTI, "precision"),
+    "long, of a solution": (LONG, 9.99, 0.005, {"method": "cupti"}, None),
+    "long, two": (LONG[:2], 0.1, 0.025, BY_CUPTI, None),
+    "long, on a CPU": (LONG, 0.1, 0.025, EARLY, None),
+    "long, nine on a CPU": (LONG * 3, 0.1, 0.025, EARLY, "precision"),
+    "long, steady": (spread(0.003), 0.1, 0.025, BY_CUPTI, "precision"),
+    "long, known by chance": (spread(0.005), 0.1, 0.025, BY_CUPTI, None),
+    "long, more of these": (spread(0.005, 3), 0.1, 0.025, BY_CUPTI, "precision"),
+    "early": (STEADY[:9], 0.1, 0.005, EARLY, "precision"),
+    "early, too few": (STEADY[:8], 0.1, 0.005, EARLY, None),
+    "early, noisy": (NOISY, 0.1, 0.005, EARLY, None),
+    "early, quick": (STEADY[:9], 0.1, 0.002, EARLY, None),
+    "auto": (STEADY, 0.1, 0.0001, AUTO, "precision"),
+    "auto, too few": (STEADY[:19], 0.1, 0.0001, AUTO, None),
+    "auto, noisy": (NOISY, 0.1, 0.0001, AUTO, None),
+    "auto, all taken": (NOISY * 3, 0.1, 0.0001, AUTO, "count"),
+    "extra, steady": (STEADY, 0.1, 0.005, EXTRA, "count"),
+    "extra, scattered": (SCATTERED[:20], 0.1, 0.005, EXTRA, None),
+    "extra, still scattered": (SCATTERED[:40], 0.1, 0.005, EXTRA, None),
+    "extra, as many as may be": (SCATTERED, 0.1, 0.005, EXTRA, "count"),
+    "extra, known after a while": ([*STEADY, *STEADY], 0.1, 0.005, EXTRA, "precision"),
+    "extra, no time": (SCATTERED[:20], 9.98, 0.005, EXTRA, "count"),
+    "extra, a step of the clock": (STEPPED, 0.0, 1e-4, {"extra": 100}, "count"),
+    "extra, too few to tell": ([1, 9] * 4, 0.0, 1e-6, {"iterations": 8, "extra": 16}, "count"),
+    "a finer precision": (KNOWN_TO_1_5, 9.0, 0.1, {"iterations": 80, "precision": 0.01}, None),
+}
+
+
+@pytest.mark.parametrize(("spans", "spent_s", "per_call_s", "rule", "reason"), STOPS.values(), ids=STOPS)
+def test_why_sampling_stops(spans, spent_s, per_call_s, rule, reason):
+    rule = StoppingRule(**{"iterations": 50, "budget_s": 10.0, **rule})
+    assert rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s) == reason
+
+
+def test_busy_time_is_to_be_known_too():
+    rule, busy = StoppingRule(50, 10.0, extra=100), ([5_000] * 8 + [7_000] * 2) * 5
+    assert rule.reason_to_stop([9_000] * 50, busy, spent_s=0.1, per_call_s=0.005) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "taken", "spent_s", "per_call_s", "batch"),
+    [
+        ({}, 0, 0.0, 0.002, 50),
+        ({}, 0, 0.0, 0.05, 25),
+        ({}, 0, 0.0, 0.19, 6),
+        ({}, 0, 0.0, 1.0, 3),
+        ({}, 6, 8.5, 1.0, 1),
+        ({}, 49, 1.0, 5.0, 1),
+        (EARLY, 9, 0.1, 0.005, 3),
+        (AUTO, 0, 0.1, 0.0001, 20),
+        (AUTO, 20, 0.1, 0.0001, 10),
+        (AUTO, 45, 0.1, 0.0001, 5),
+        (EXTRA, 20, 0.0, 1e-6, 7),
+        (EXTRA, 55, 0.0, 1e-6, 5),
+    ],
+)
+def test_how_many_samples_are_taken_before_the_rule_looks_again(rule, taken, spent_s, per_call_s, batch):
+    rule = StoppingRule(**{"iterations": 50, "budget_s": 10.0, **rule})
+    assert rule.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s) == batch
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 200),
+    st.floats(0, 20),
+    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 3)), min_size=1, max_size=20),
+)
+def test_sampling_always_ends_with_a_sample_and_never_asks_for_more_than_it_may(iterations, extra, budget_s, calls):
+    rule, spans, spent_s, per_call_s = StoppingRule(iterations, budget_s, extra), [], 0.0, calls[-1][1]
+    while (stop := rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s)) is None:
+        batch = rule.next_batch(len(spans), spent_s=spent_s, per_call_s=per_call_s)
+        assert batch >= 1
+        taken = [calls[(len(spans) + index) % len(calls)] for index in range(batch)]
+        spans += [span for span, _ in taken]
+        batch_s = sum(seconds for _, seconds in taken)
+        spent_s, per_call_s = spent_s + batch_s, batch_s / batch
+    assert 1 <= len(spans) <= iterations + extra
+    assert len(spans) >= iterations or stop != "count"
+
+
+def test_the_precision_of_several_trials_is_that_of_their_mean():
+    def trial(spans_ns, busy_ns=None):
+        busy = busy_ns or [None] * len(spans_ns)
+        return Trial(tuple(Sample(span, 1_000, some) for span, some in zip(spans_ns, busy, strict=True)), "count")
+
+    steady, few, half = trial([9_000] * 40), trial(NOISY[:8]), relative_half_width(SCATTERED)
+    assert (reached_precision([few]), reached_precision([steady, few])) == (None, 0)
+    assert reached_precision([trial(SCATTERED)]) == pytest.approx(half)
+    assert reached_precision([trial(SCATTERED)] * 4) == pytest.approx(half / 2)
+    assert reached_precision([steady, trial(SCATTERED)]) == pytest.approx(half / 2)
+    busy = relative_half_width(SCATTERED, trimmed_mean)
+    assert reached_precision([trial([9_000] * 60, SCATTERED)]) == pytest.approx(busy)
+    assert reached_precision([trial([9_000] * 40, [0] * 40)]) == 0  # no GPU work

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from flashinfer_bench.worker.gpu_relay import kernels
-from flashinfer_bench.worker.gpu_relay.kernels import ChainKernels, Piece, count_groups, count_launches, piece_of
+from flashinfer_bench.worker.gated_chain import kernels
+from flashinfer_bench.worker.gated_chain.kernels import ChainKernels, Piece, count_groups, count_launches, piece_of
 from tests.kit.philox import philox
 
 pytestmark = pytest.mark.cpu
-PTX = Path(kernels.__file__).with_name("relay_kernels.ptx")
+PTX = Path(kernels.__file__).with_name("chain_kernels.ptx")
 SOURCE = PTX.with_suffix(".cu")
 READS_CLOCK = 'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));'
 PARAMETERS = {

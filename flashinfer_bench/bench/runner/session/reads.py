@@ -18,8 +18,8 @@ import torch
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.runner.session.job import JobContext
+from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
-from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
 
 SLOW_REFERENCE_S: Final = 1.0
 """Where the reference takes longer than this for one call, one call of each trial is compared instead, beside those

@@ -23,7 +23,7 @@ from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
+from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from statistics import median
 from typing import Any, Final
@@ -25,6 +24,18 @@ from flashinfer_bench.bench.runner.workers.kernel_task import (
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
+from flashinfer_bench.bench.runner.workers.timed.bounds import (
+    CHAIN_REFUSED_SHARE,
+    ClaimContradicted,
+    Claimed,
+    Confirmation,
+    ReadingsAsked,
+    add_flags,
+    check_trial,
+    raise_claim,
+    settle_by_requests,
+    tell_outside,
+)
 from flashinfer_bench.bench.runner.workers.timed.call_places import (
     FEWEST_CALLS,
     LARGE_SHARE,
@@ -39,24 +50,9 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     count_chain_reads,
     open_chain_tools,
 )
-from flashinfer_bench.bench.runner.workers.timed.confirmation import (
-    CHAIN_REFUSED_SHARE,
-    ClaimContradicted,
-    Claimed,
-    Confirmation,
-    settle_by_requests,
-)
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader, Way
-from flashinfer_bench.bench.runner.workers.timed.readings import (
-    ReadingsAsked,
-    add_flags,
-    check_trial,
-    raise_claim,
-    tell_outside,
-)
-from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock, RemoteTrial
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressInputs, StressSchedule
-from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.procedure import Procedure, take_trial
@@ -396,10 +392,6 @@ class RemoteKernel(CallableKernel):
         timer = BatchTimer(self._ask, remote, operations=operations, most_ns=most_ns)
         if by_relays is not None:
             timer.refused_share = CHAIN_REFUSED_SHARE
-        if self.task.work_ahead is not None:
-            given = [call.inputs for call in self.stress_calls]
-            given += [call.inputs for reads in self.reads for call in reads if not call.is_base]
-            timer.meanwhile = partial(self.task.work_ahead, iter(given))
         is_believed = by_relays is not None and by_relays.why_not is None
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
         self._take_reads(remote, "batch")

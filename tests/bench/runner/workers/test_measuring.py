@@ -11,7 +11,7 @@ from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.stock import ContextTraits, SlowContext, check_context
-from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.procedure import most_samples

@@ -1,4 +1,4 @@
-"""Batches: calls back to back on a GPU, timed by the session, against which a claimed latency is held.
+"""Batches: calls back to back on a GPU, timed by the session, against which a reported latency is held.
 
 What the worker reads is precise, and a solution that has taken its worker over can forge it. What the session reads is
 coarse and true: the time from a request to its answer. Each call of a batch has content of its own. Then
@@ -6,10 +6,9 @@ outputs are brought into the slots, where some are compared like those of any ot
 
     one call = (batch - an empty batch - copies - BEGIN_NS) / calls - what it starts later in a long graph
 
-Results stay where they are until the batch is over. Then the session spoils the inputs, and asks for the
-results, so copies are no part of a batch's time. A solution that has not computed them can do it no more, unless it has
-saved the inputs. What fetching takes beyond copies counts as the calls'. Only results that share memory are copied
-within the batch.
+Results stay where they are until the batch is over. Then the session spoils the inputs, and asks for the results, so
+copies are no part of a batch's time. A solution that has not computed them can do it no more, unless it has saved the
+inputs: fetching beyond the copies counts as the calls'. Only results that share memory are copied within the batch.
 """
 
 from __future__ import annotations
@@ -24,15 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, GPU_BYTES
-from flashinfer_bench.bench.runner.workers.timed.confirmation import REFUSED_SHARE, Confirmation, find_doubt
-from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
+from flashinfer_bench.bench.runner.workers.timed.bounds import CREDITED_SHARE, REFUSED_SHARE, Confirmation, find_doubt
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.worker.protocol import BurstDone, Collected
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
-    from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+    from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
 
 USUAL: Final = 128, 4_000_000
 MOST: Final = 640, 1_500_000
@@ -41,45 +37,39 @@ GPU that comes back to a process has a start-up that a short batch would be made
 whole is shared by its calls."""
 READ_CALLS: Final = 16
 """Calls that are compared of the batch that counts. A solution that leaves out a fifth passes once in 35 times."""
-FEW_READS: Final = 6
-"""The same of large calls, and of a chain: a solution that leaves out half of its calls passes once in 400 times."""
 READ_BYTES: Final = 1 << 28
 """Bytes of the compared calls of a batch, at most, but for FEW_READS: they are kept until then."""
 RESOLVED: Final = 4.0, 40_000.0
-"""A batch resolves its calls when they take the first of these times what empty batches differ by, and that is no less
-than the second (nanoseconds), however alike they were."""
+"""A batch resolves its calls if they take the first of these times the difference of empty batches, taken as no less
+than the second (nanoseconds)."""
 BEGIN_NS: Final = 150_000.0
-"""Taken off a batch as a whole: a GPU that comes back to a process has none of its addresses and programs at hand.
-Honest batches may begin later than that. What is not taken off is less than a claim may lie below its batch."""
+"""Taken off a batch as a whole: a GPU that comes back to a process has none of its addresses and programs at hand."""
 SLACK_NS: Final = 150_000.0
-"""Once a batch is answered the session uses the GPU for a moment. Its time beyond the time after an
-empty batch counts as the calls'. If it is more than this, the worker has answered before its calls were over:
-they hid the request, so that is not taken off either, and the GPU is used again until they are over, since the driver
-gives it to each process for 2 ms in turn. Empty batches that differ by more are taken again."""
+"""Once a batch is answered the session uses the GPU for a moment. Its time beyond the time after an empty batch counts
+as the calls'. If it is more than this, the worker has answered before its calls were over: they hid the request, so
+that is not taken off either, and the GPU is used again until they are over, since the driver gives it to each process
+for 2 ms in turn. Empty batches that differ by more are taken again."""
 STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
 """Taken off each call is this share of its time between these times (nanoseconds): in a graph of many calls each starts
 later after the one before than in a graph of its own."""
 MARGIN: Final = 1.5
-"""What may be taken off is no more than this multiple of what the session's own copies take, and of the least
-overhead that was seen in another worker."""
+"""What may be taken off is no more than this multiple of the session's own copies, and of the least overhead of another
+worker."""
 COPIES_SHARE: Final = 0.6
-"""Copies take no more than this share off a batch: of a kernel that only writes two thirds are copies. A worker that is
-taken over may say that its results share memory, and write them where they are to be copied to."""
+"""Copies take no more than this share off a batch. A worker that is taken over may say that its results share memory,
+and write them where they are to be copied to."""
 FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
 """Nanoseconds of a request that fetches results beside the copies, and of each result of a call, if calls and copies
-are graphs and if the worker's host launches each: the GPU comes back to the worker once more (see BEGIN_NS). Its time
-beyond that counts as the calls': a solution that has saved the inputs may compute then."""
+are graphs and if the worker's host launches each. Time beyond that counts as the calls'."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
 """A batch begins sooner or later, and the best of a series tells the cost of its calls. A series has TRIES batches at
-least, and as many as there is time for; fewer if three times that is over. A batch that confirms the claim ends it:
-the best of more would be lower still. After TRIES a batch that does not resolve a call ends it: such a
-claim may be forged, and each batch is one more look at outputs that were not computed in time. TRIES series are
-taken before a claim is contradicted: a busy machine delays some."""
+least, and as many as there is time for; fewer if three times that is over. A batch that confirms the latency ends it.
+After TRIES a batch that does not resolve a call ends it, too: such a latency may be forged, and each batch is one more
+look at outputs that were not computed in time. TRIES series are taken before a latency is contradicted."""
 EMPTY_CALLS: Final = 1, 65
 """Calls of small and of large batches that compute nothing, by which the session knows the cost of a batch itself. The
-first is one: a request that launches nothing does not bring the GPU back to the worker. The second is large: else a
-busy machine makes an empty call seem long, which is taken off each call of a solution."""
+second is large: else a busy machine makes an empty call seem long."""
 CACHE_SHARE: Final = 0.3
 """Share of a GPU's cache that holds writes when a call ends."""
 MEMORY_BOUND: Final = 0.6, 0.9
@@ -87,7 +77,7 @@ MEMORY_BOUND: Final = 0.6, 0.9
 does not below the first."""
 HELD_SHARE: Final = 0.1
 """Share of a call that its wait for the writes of the call before may take without being taken off; no more than as
-much again is. A claim may lie a fifth below its batch anyway, and a forged claim would gain by it."""
+much again is."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes of the copies by which a GPU's time to read or write a byte is known."""
 
@@ -182,9 +172,8 @@ class BatchTimer:
         most_ns: a call does not cost more than this.
         now_ns: the session's clock.
 
-    `overhead` is what batches take of themselves;
-    `refused_share` the share of a call's cost below which a claim is refused; `meanwhile` is done while the worker
-    makes its graphs, which takes 10 to 20 ms of its host and no time of the GPU.
+    `overhead` is what batches take of themselves; `refused_share` the share of a call's cost below which a latency is
+    refused.
     """
 
     def __init__(
@@ -198,45 +187,46 @@ class BatchTimer:
     ) -> None:
         self._ask = ask
         self._trial = trial
+        self._places = trial.places
         self._most_ns = most_ns
         self._now_ns = now_ns
-        self.refused_share = REFUSED_SHARE
-        self.meanwhile: Meanwhile | None = None
-        self._calls = 0
-        self._is_strided = False
-        """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
         self.overhead = BatchOverhead()
+        self.refused_share = REFUSED_SHARE
+        self.refused: str | None = "the call waits for the GPU" if operations is None else None
+        """Why the calls cannot be made as one graph."""
+        self._together = not trial.has_setup and operations is not None
+        self._operations = operations or 0
+        self._indices = list(range(len(trial.places)))
+        self._spoils = trial.returns and not trial.may_return_inputs
+        """Results are fetched once the inputs are gone, unless each is copied at once."""
+        self._calls = 0
         self._best_ns = math.inf
         self._was_copied = False
         """The results of the latest batch were copied within it."""
-        self.refused: str | None = "the call waits for the GPU" if operations is None else None
-        """Why the calls cannot be made as one graph."""
-        together = not trial.has_setup and operations is not None
-        indices = list(range(len(trial.places)))
-        self._fields: dict[str, Any] = {"indices": indices, "part": trial.part, "together": together}
-        self._operations = operations or 0
+        self._is_strided = False
+        """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
 
     def confirm(self, claimed_ns: float, overhead: BatchOverhead, *, is_believed: bool = False) -> Confirmation:
-        """Hold a claimed latency against batches.
+        """Hold a reported latency against batches.
 
         Args:
             claimed_ns: latency of one call, `setup` included.
             overhead: what batches take of themselves.
-            is_believed: the claim is not refused: a chain has confirmed it.
+            is_believed: the latency is not refused: a chain has confirmed it.
 
         Raises:
-            ClaimContradicted: RUNTIME_ERROR; batches take longer than the claim allows, each time.
+            ClaimContradicted: RUNTIME_ERROR; batches take longer than the report allows, each time.
             SolutionFailure: the same, and far longer.
         """
         self.overhead = overhead
         multiple, least_ns = RESOLVED
-        resolution_ns = multiple * max(overhead.noise, least_ns) / len(self._trial.places)
-        if len(self._trial.places) > 1:
-            self._run(self.meanwhile)  # it tells the worker whether results share memory; nobody reads it
-            if self._was_copied and self._fields["together"]:
+        resolution_ns = multiple * max(overhead.noise, least_ns) / len(self._places)
+        if len(self._places) > 1:
+            self._run()  # it tells the worker whether results share memory; nobody reads it
+            if self._was_copied and self._together:
                 self._run()  # the graph that has the copies is made
-            elif self._trial.returns and self._fields["together"]:
-                self._collect(self.meanwhile)  # the graph of the copies is made
+            elif self._trial.returns and self._together:
+                self._collect()  # the graph of the copies is made
         best_ns, series = math.inf, 0
         while series < TRIES and (not series or (resolution_ns < best_ns and claimed_ns < REFUSED_SHARE * best_ns)):
             best_ns = min(best_ns, self._take_series(resolution_ns, claimed_ns / CREDITED_SHARE))
@@ -246,14 +236,14 @@ class BatchTimer:
             return Confirmation(best_ns or None, resolution_ns, why_not, calls=self._calls)
         # Results that lie otherwise than their slots are a view, perhaps, which leaves the work to its reader.
         share = 0.0 if is_believed else REFUSED_SHARE if self._is_strided else self.refused_share
-        tried, refused_below_ns = f"{series} series", share * best_ns
-        doubt = find_doubt(claimed_ns, best_ns, "batch", tried, host=self.refused, refused_below_ns=refused_below_ns)
+        tried, below_ns = f"{series} series", share * best_ns
+        doubt = find_doubt(claimed_ns, best_ns, "batch", tried, host=self.refused, refused_below_ns=below_ns)
         return Confirmation(best_ns, resolution_ns, doubt, calls=self._calls)
 
     def _take_series(self, above_ns: float, up_to_ns: float) -> float:
         """Take some batches; return what one call costs in the best of them.
 
-        A cost of one call above the first of these and up to the second settles the claim.
+        A cost of one call above the first of these and up to the second settles the latency.
         """
         start, costs_ns = self._now_ns(), [self._time_one()]
         while not above_ns < costs_ns[-1] <= up_to_ns:
@@ -265,16 +255,16 @@ class BatchTimer:
 
     def _time_one(self) -> float:
         """Return what one call of a batch costs; if it is the least so far, calls of this batch are compared."""
-        trial, overhead, places = self._trial, self.overhead, self._trial.places
+        trial, calls, outputs = self._trial, len(self._places), len(self._places.outputs(0))
         numbers, spent_ns = self._run()
         copies = trial.returns and self._was_copied
         if copies:
             spent_ns -= min(self._copies_ns(), COPIES_SHARE * spent_ns)
         elif trial.returns:
-            spent_ns += self._fetch()
-        if copies or not self._fields["together"]:  # other calls of a graph take nothing but their own time
-            spent_ns -= len(places) * overhead.call * max(1, len(places.outputs(0)))
-        cost_ns = max(spent_ns - overhead.request - BEGIN_NS, 0.0) / len(places)
+            spent_ns += self._fetch(outputs)
+        if copies or not self._together:  # other calls of a graph take nothing but their own time
+            spent_ns -= calls * self.overhead.call * max(1, outputs)
+        cost_ns = max(spent_ns - self.overhead.request - BEGIN_NS, 0.0) / calls
         share, begin_ns, end_ns = STARTS_LATER
         later_ns = share * max(0.0, min(cost_ns, end_ns) - begin_ns)
         cost_ns = min(max(cost_ns - later_ns - self._held_ns(cost_ns), 0.0), self._most_ns)
@@ -283,50 +273,45 @@ class BatchTimer:
             self._best_ns = cost_ns
             trial.reader.begin()
         has_inputs = self._was_copied or not self._spoils
-        trial.reader.look(self._fields["indices"], numbers, chooses=is_best, has_inputs=has_inputs)
+        trial.reader.look(self._indices, numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
-    @property
-    def _spoils(self) -> bool:
-        """Whether results are fetched once the inputs are gone, unless each is copied at once."""
-        return self._trial.returns and not self._trial.may_return_inputs
+    def _request(self, verb: str, expected: type[Any], **more: Any) -> Any:
+        fields = {"indices": self._indices, "part": self._trial.part, "together": self._together, **more}
+        return self._ask(verb, expected, "the measurement", **fields)
 
-    def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
+    def _run(self) -> tuple[list[int], float]:
         """Make one batch; return the numbers of its calls, and the time that it took."""
-        numbers = self._trial.write(self._fields["indices"])
+        numbers = self._trial.write(self._indices)
         self._calls += len(numbers)
-        fields = {"along": Along(meanwhile=meanwhile), "operations": self._operations, **self._fields}
         start = self._now_ns()
-        done = self._ask("burst", BurstDone, "the measurement", **fields)
+        done = self._request("burst", BurstDone, operations=self._operations)
         if done.refused is not None:
-            self.refused, self._fields["together"] = done.refused, False
+            self.refused, self._together = done.refused, False
             return self._run()
         self._was_copied, self._is_strided = done.copied, self._is_strided or done.strided
         return numbers, self._now_ns() - start + self._wait_for_gpu()
 
-    def _fetch(self) -> float:
+    def _fetch(self, outputs: int) -> float:
         """Have the worker bring what the calls of a batch gave into their slots; return what of it counts as theirs."""
-        places = self._trial.places
         if self._spoils:
-            places.spoil_inputs(len(places))
-        once_ns, result_ns = FETCH_NS[self._fields["together"]]
+            self._places.spoil_inputs(len(self._places))
+        once_ns, result_ns = FETCH_NS[self._together]
         start = self._now_ns()
         self._collect()
         spent_ns = self._now_ns() - start + self._wait_for_gpu()
-        return max(0.0, spent_ns - once_ns - result_ns * len(places) * len(places.outputs(0)) - self._copies_ns())
+        return max(0.0, spent_ns - once_ns - result_ns * len(self._places) * outputs - self._copies_ns())
 
-    def _collect(self, meanwhile: Meanwhile | None = None) -> None:
+    def _collect(self) -> None:
         """Have the worker bring what the calls of a batch gave into their slots."""
-        along = Along(meanwhile=meanwhile)
-        done = self._ask("collect", Collected, "the measurement", along=along, **self._fields)
-        self._is_strided = self._is_strided or done.strided
+        self._is_strided = self._request("collect", Collected).strided or self._is_strided
 
     def _wait_for_gpu(self) -> float:
         """Use the GPU once a request is answered; return what of that counts as the worker's (see SLACK_NS)."""
         counts_ns, hidden_ns = 0.0, 0.0
         for _ in range(200):  # a worker may keep its GPU busy for ever
             start = self._now_ns()
-            touch(self._trial.places.arena.device)
+            touch(self._places.arena.device)
             late_ns = max(0.0, self._now_ns() - start - self.overhead.touch)
             counts_ns += late_ns
             if late_ns <= SLACK_NS:
@@ -337,12 +322,12 @@ class BatchTimer:
     @property
     def _written(self) -> int:
         """Bytes of the outputs of one call."""
-        return sum(output.nbytes for output in self._trial.places.outputs(0))
+        return sum(output.nbytes for output in self._places.outputs(0))
 
     def _copies_ns(self) -> float:
         """Return what may be taken off for copies of the outputs of all calls."""
-        places = self._trial.places
-        return 0.0 if self._is_strided else MARGIN * 2 * len(places) * self._written * byte_ns(places.arena.device)
+        copied = 2 * len(self._places) * self._written
+        return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._places.arena.device)
 
     def _held_ns(self, cost_ns: float) -> float:
         """Return how much longer a call takes in a batch than alone, since it waits for what the one before wrote.
@@ -350,11 +335,11 @@ class BatchTimer:
         A call alone leaves its last writes in the cache, and is over before they are in memory. In a batch the next one
         waits for them if memory is what it waits for anyway.
         """
-        places, device = self._trial.places, self._trial.places.arena.device
+        device = self._places.arena.device
         if device.type != "cuda" or cost_ns <= 0:
             return 0.0
         held = CACHE_SHARE * float(torch.cuda.get_device_properties(device).L2_cache_size)
-        return held_up_ns(cost_ns, places.stride, min(float(self._written), held), byte_ns(device))
+        return held_up_ns(cost_ns, self._places.stride, min(float(self._written), held), byte_ns(device))
 
 
 def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns: float) -> float:

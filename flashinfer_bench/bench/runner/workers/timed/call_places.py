@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
@@ -34,9 +34,8 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import Slot
 
 MOST_PLACES: Final = 8
-"""Places that timed calls take in turn, at least if there is memory for them."""
 GPU_PLACES: Final = 16
-"""The same on a GPU."""
+"""Places that timed calls take in turn on a CPU and on a GPU, at least if there is memory for them."""
 GRAPH_PLACES: Final = 32
 """Most places of calls that are timed as replays: each has a graph of its own, which has to be captured."""
 MORE_PLACES: Final = 88
@@ -45,23 +44,24 @@ the first time while it is timed; some prepare data by address."""
 SMALL_BYTES: Final = {"cpu": 8 << 20, "cuda": 1 << 30}
 """Most bytes of all places together, if there are more than the fewest."""
 CPU_BYTES: Final = 32 << 20
-"""Most bytes of all places on a CPU: they should stay in its last cache."""
 GPU_BYTES: Final = 8 << 30
-"""Most bytes of all places on a GPU: batches of large calls need many calls to be told from an empty batch."""
+"""Most bytes of all places: on a CPU they should stay in its last cache; on a GPU batches of large calls need many
+calls to be told from an empty batch."""
 FREE_SHARE: Final = 8
 """All places take no more than the free memory of a GPU divided by this."""
 FEWEST_PLACES: Final = 5
-"""Chains and batches have at least this many places, if memory is not scarcer than that."""
 FEWEST_CALLS: Final = 2
-"""Least calls of a chain. If only one call has room, a solution cannot compute several at once."""
+"""Least places of chains and batches, and least calls of a chain if memory is scarcer than that. If only one call has
+room, a solution cannot compute several at once."""
 SCARCE_SHARE: Final = 3
 """If memory is scarce, FEWEST_PLACES may take the free memory divided by this: the session needs as much again for
 memory of its own, and for calls that it compares."""
 LARGE_SHARE: Final = 64
 """A call is large if it takes more than all memory of the device divided by this."""
+FEW_READS: Final = 6
+"""Calls of a chain, or large calls of a batch, that are compared: a solution that leaves out half of its calls passes
+once in 400 times."""
 PAGE_BYTES: Final = 4096
-RUN: Final = 16
-"""Consecutive bytes of poison that count as unwritten."""
 SECOND_SHARE: Final = 0.25
 """Share of the calls whose outputs get the second poison of their dtype. Skipping work under that one gains little."""
 SPOTS: Final = 4096
@@ -298,29 +298,20 @@ class CallPlaces:
     def find_unwritten(self, seen: Sequence[Seen], secret: int) -> list[bool]:
         """Tell of each place whether an output was not written, by the result of `read_spots` for the same secret.
 
-        RUN bytes in a row hold a whole word at a multiple of WORD. All places are searched for such words first, which
-        takes a sixth of the time of a search for a run.
+        WORD bytes in a row that hold poison, or all bytes of a smaller output, count as unwritten.
         """
-        found = [False] * (len(seen[0]) if seen else 0)
+        found = np.zeros(len(seen[0]) if seen else 0, dtype=bool)
         for output, (dtype, held) in zip(seen, self._written, strict=False):
             spots = self._spots_of(held, secret)
             of_word = (spots.start + spots.step * np.arange(output.shape[1])) % WORD
             for word in fill_words(dtype):
-                poison = np.frombuffer(word.to_bytes(WORD, "little"), np.uint8)
-                is_poison = (output == poison[of_word]).view(np.uint8)
-                for at in _find_suspects(is_poison):
-                    found[at] = found[at] or is_run(is_poison[at].tobytes())
-        return found
-
-
-def _find_suspects(marks: Seen) -> Iterable[int]:
-    """Return which rows of ones and zeros may have RUN consecutive ones."""
-    if marks.shape[1] < RUN:
-        return range(len(marks))
-    whole = marks[:, : marks.shape[1] // WORD * WORD]
-    words = np.ascontiguousarray(whole).view(np.uint64)
-    found: list[int] = np.flatnonzero((words == np.uint64(0x0101010101010101)).any(axis=1)).tolist()
-    return found
+                is_poison = output == np.frombuffer(word.to_bytes(WORD, "little"), np.uint8)[of_word]
+                if output.shape[1] < WORD:
+                    found |= is_poison.all(axis=1)
+                else:
+                    whole = np.ascontiguousarray(is_poison[:, : output.shape[1] // WORD * WORD])
+                    found |= (whole.view(np.uint64) == 0x0101010101010101).any(axis=1)
+        return [bool(one) for one in found]
 
 
 def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
@@ -342,9 +333,3 @@ def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else ("value", value) for value in inputs
     )
-
-
-def is_run(marks: bytes) -> bool:
-    """Tell whether RUN consecutive bytes are 1; or all of them, if there are fewer."""
-    run = min(RUN, len(marks))
-    return run > 0 and bytes([1]) * run in marks

@@ -1,14 +1,14 @@
 """The gated chain: calls on a GPU, each of which can read its inputs when the call before is over.
 
 The calls of a batch lie in memory at the same time, so a worker may compute all of them in one operation, or side by
-side if one call leaves most of a GPU idle. In a chain their inputs are masked, each by a key of its own. A call's
-key comes when the call before has committed to its outputs, by a digest that takes all of them:
+side if one call leaves most of a GPU idle. In a chain their inputs are masked, each by a key of its own. A call's key
+comes when the call before has committed to its outputs, by a digest that takes all of them:
 
-    one call = median(from its key to its digest) - an empty call - START_NS + launch gap
+    one call = median(from its key to its digest) - an empty call - START_NS + launch overhead
 
 A latency is reported as no less than CHAIN_SHARE of that. If the host launches each call, it is HOST_CHAIN_SHARE of
-as much without START_NS taken off. The session measures an empty call in a chain of its own, in the same
-places: no worker has a hand in it.
+as much without START_NS taken off. The session measures an empty call in a chain of its own, in the same places: no
+worker has a hand in it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from secrets import randbits
 from statistics import median
@@ -28,26 +27,26 @@ import torch
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.bench.runner.workers.timed.along import Along
-from flashinfer_bench.bench.runner.workers.timed.batches import FEW_READS
-from flashinfer_bench.bench.runner.workers.timed.call_places import FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
-from flashinfer_bench.bench.runner.workers.timed.confirmation import (
+from flashinfer_bench.bench.runner.workers.timed.bounds import (
     CHAIN_REFUSED_SHARE,
+    CHAIN_SHARE,
+    CREDITED_SHARE,
+    HOST_CHAIN_SHARE,
     Claimed,
     Confirmation,
     find_doubt,
 )
+from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.reader import written_late
-from flashinfer_bench.bench.runner.workers.timed.readings import (
-    CHAIN_SHARE,
-    CREDITED_SHARE,
-    HOST_CHAIN_SHARE,
-)
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first
-from flashinfer_bench.worker.gpu_relay.board import BOARD_BYTES, MOST_CALLS, MOST_OUTPUTS, GpuBoard, MappedBoard
-from flashinfer_bench.worker.gpu_relay.kernels import (
+from flashinfer_bench.worker.gated_chain.kernels import (
+    BLOCK_BYTES,
+    MOST_CALLS,
+    MOST_OUTPUTS,
     WORD_BYTES,
     ChainKernels,
+    ControlBlock,
     Piece,
     chain_image,
     count_groups,
@@ -56,28 +55,23 @@ from flashinfer_bench.worker.gpu_relay.kernels import (
 from flashinfer_bench.worker.protocol import Relayed
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
-    from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+    from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
 
 LONGEST_NS: Final = 1_000_000_000
 """Longer calls are in no chain: each is timed by itself. An empty chain that takes longer is given up."""
 CHAIN_NS: Final = 20_000_000
 CHAIN_BYTES: Final = 2 << 30
-"""Nanoseconds and bytes of a chain's calls: it has fewer than MOST_CALLS if more would exceed either, and FEWEST_PLACES
-at least. If FEWEST_PLACES exceed CHAIN_BYTES, it has as many calls as there are places for."""
+"""Most nanoseconds and bytes of a chain's calls beyond FEWEST_PLACES. If FEWEST_PLACES exceed CHAIN_BYTES, it has as
+many calls as there are places for."""
 MOST_CHAINS: Final = 4
-"""Most chains that are run: a further one is run only while the best so far would raise the latency. Empty chains are
-run as often."""
+"""Most chains; a further one is run only while the best so far would raise the latency. Empty chains: as many."""
 LAUNCH_NS: Final = {False: 50_000_000, True: 300_000}
-"""A call gets its key when all of it is launched, or after this. The key is whether it waits for the GPU inside: such a
-call goes on then."""
+"""A call gets its key when all of it is launched, or after this. The key is whether it waits for the GPU inside."""
 LONGEST_PAUSE_NS: Final = 10_000_000
-"""The GPU idles before each key as long as the call before took, up to this: a GPU that computes without a pause spends
-its power and slows down."""
+"""The GPU idles before each key as long as the call before took, up to this: a GPU without a pause slows down."""
 START_NS: Final = 1_250.0
 """Taken off each call: a GPU polls for its key once in a microsecond, so the usual empty call is longer than the least,
-and in some contexts operations start later than in the session's. The rest is a span as samples have it, so the launch
-gap is added as it is to theirs."""
+and in some contexts operations start later than in the session's."""
 HIDDEN_NS: Final = 2_000.0
 """A solution that does all in one kernel saves this of a call, and the time by which unmasking and committing exceed
 that of a few bytes. A chain says nothing of calls that take no longer than an empty one."""
@@ -88,8 +82,8 @@ WRITTEN_BACK: Final = 32 << 20, 3_000
 UNCACHED_SHARE: Final = 0.9
 """A latency of such calls is reported as no less than this share of the cost."""
 SLACK_NS: Final = 10_000
-"""A claim that is no more than this below the cost of a call is doubted, and never refused: another program may hold up
-the keys. The chain raises the latency all the same."""
+"""A latency no more than this below the cost of a call is doubted, and never refused: another program may hold up keys.
+The chain raises it all the same."""
 
 now_ns = time.perf_counter_ns
 
@@ -133,7 +127,7 @@ def draw_keys(count: int) -> list[int]:
 
 
 def hand_out(
-    board: GpuBoard,
+    block: ControlBlock,
     keys: Sequence[int],
     groups: int,
     is_over: Callable[[], bool],
@@ -142,7 +136,7 @@ def hand_out(
     """Give calls their keys one by one; return what each took. If the worker answers sooner, some calls are missing.
 
     Args:
-        board: cleared.
+        block: cleared.
         keys: of each call.
         groups: in which a call commits to its outputs.
         is_over: tells whether the worker has answered, or is gone, or late.
@@ -150,46 +144,27 @@ def hand_out(
     """
     found: list[Committed] = []
     for at, key in enumerate(keys):
-        while not board.await_ready(at + 1):
+        while not block.await_ready(at + 1):
             if is_over():
                 return found
         begin = now_ns()
-        while not board.is_launched(at + 1) and now_ns() - begin < launch_ns:
+        while not block.is_launched(at + 1) and now_ns() - begin < launch_ns:
             continue
         pause_ns = min(found[-1].span_ns if found else 0, LONGEST_PAUSE_NS)
         begin = now_ns()
         while now_ns() - begin < pause_ns:
             continue
         start = now_ns()
-        board.give(at, key)
-        while not board.await_told(at, groups):
-            if is_over() and not board.await_told(at, groups):
+        block.give(at, key)
+        while not block.await_digest(at, groups):
+            if is_over() and not block.await_digest(at, groups):
                 return found
-        found.append(Committed(now_ns() - start, board.told(at, groups)))
+        found.append(Committed(now_ns() - start, block.digest(at, groups)))
     return found
 
 
-def is_late_after(limit_s: float) -> Callable[[], bool]:
-    """Return a function that tells whether this many seconds have passed since now."""
-    deadline = time.monotonic() + limit_s
-    return lambda: time.monotonic() > deadline
-
-
-@contextmanager
-def open_gpu_board() -> Iterator[tuple[GpuBoard, int, int]]:
-    """Give a board, its memory file for a worker, and the file's bytes; the kernels' code lies behind the board."""
-    image = chain_image()
-    size = BOARD_BYTES + -(-len(image) // BOARD_BYTES) * BOARD_BYTES
-    fd = open_memory_file(size)
-    try:
-        os.pwrite(fd, image, BOARD_BYTES)
-        yield GpuBoard(fd, size), fd, size
-    finally:
-        os.close(fd)
-
-
 class ChainTools:
-    """A session's own kernels and board for chains on a GPU.
+    """A session's own kernels and control block for chains on a GPU.
 
     Args:
         device: the GPU.
@@ -201,14 +176,15 @@ class ChainTools:
         self._empty: dict[tuple[int, ...], int] = {}
         """Bytes of the inputs and of each output → nanoseconds of a call that computes nothing."""
         self._least_ns = math.inf
-        fd = open_memory_file(BOARD_BYTES)
+        fd = open_memory_file(BLOCK_BYTES)
         try:
-            self._board = MappedBoard(fd)
+            self._block = ControlBlock(fd)
         finally:
             os.close(fd)
-        self._board.give(0, 1)
-        self._kernels.warm_up(self._board.key_at(0))
-        self._board.clear()
+        self._block.map_to_gpu()
+        self._block.give(0, 1)
+        self._kernels.warm_up(self._block.key_at(0))
+        self._block.clear()
         capture_first(device)
 
     def mask(self, rows: Sequence[Piece], keys: Sequence[int]) -> None:
@@ -246,30 +222,28 @@ class ChainTools:
         return self._empty[key], int(self._least_ns)
 
     def _take_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
-        """Return the least nanoseconds of a call in a chain that unmasks, computes nothing, and commits.
-
-        The least of all calls counts: work that a worker has left on the GPU makes some of them longer.
-        """
+        """Return the least nanoseconds of a call in a chain that unmasks, computes nothing, and commits."""
         keys, groups = draw_keys(len(rows)), count_groups(len(outputs[0]))
         spans: list[int] = []
 
         def launch_all() -> None:
             for at, (row, own) in enumerate(zip(rows, outputs, strict=True)):
-                self._kernels.await_and_unmask(self._board.key_at(at), row, self._board.ready_at, at + 1)
-                self._kernels.commit([piece_of(one) for one in own], self._board.told_at(at))
+                self._kernels.await_and_unmask(self._block.key_at(at), row, self._block.ready_at, at + 1)
+                self._kernels.commit([piece_of(one) for one in own], self._block.digest_at(at))
 
         try:
             replay = capture(launch_all)  # as the worker's calls are
         except CaptureRefused:
             return 0
         for _ in range(MOST_CHAINS):
-            self._board.clear()
+            self._block.clear()
             replay()
-            self._board.tell_launched(len(rows))
-            is_over = is_late_after(LONGEST_NS / 1e9)
-            spans += [one.span_ns for one in hand_out(self._board, keys, groups, is_over)]
+            self._block.tell_launched(len(rows))
+            deadline = time.monotonic() + LONGEST_NS / 1e9
+            is_late = lambda deadline=deadline: time.monotonic() > deadline  # noqa: E731 - one line, used once
+            spans += [one.span_ns for one in hand_out(self._block, keys, groups, is_late)]
             for at, key in enumerate(keys):
-                self._board.give(at, key)
+                self._block.give(at, key)
             torch.cuda.synchronize(self._device)
         return min(spans) if len(spans) == MOST_CHAINS * len(rows) else 0
 
@@ -309,7 +283,7 @@ class ChainTimer:
         tools: the session's kernels.
         claimed: what the worker says of a call. No graph can hold one that waits for the GPU.
         calls: of a chain. They lie in the first places.
-        gap_ns: the launch gap, which is a part of each sample.
+        gap_ns: the launch overhead, which is a part of each sample.
     """
 
     def __init__(
@@ -344,28 +318,33 @@ class ChainTimer:
         return cost_ns <= self._empty_ns or CREDITED_SHARE * (cost_ns + self._hidden_ns) > reported_ns
 
     def confirm(self, claimed_ns: float) -> Confirmation:
-        """Hold a claimed latency against chains.
+        """Hold a reported latency against chains.
 
         Args:
             claimed_ns: latency of one call, `setup` included.
 
         Raises:
-            ClaimContradicted: RUNTIME_ERROR; chains take longer than the claim allows, each time.
+            ClaimContradicted: RUNTIME_ERROR; chains take longer than the report allows, each time.
             SolutionFailure: the same, and far longer; or outputs are not those that a call committed to.
         """
-        chains = 0
-        with open_gpu_board() as (board, fd, size):
+        chains, image = 0, chain_image()
+        size = BLOCK_BYTES + -(-len(image) // BLOCK_BYTES) * BLOCK_BYTES
+        fd = open_memory_file(size)
+        try:
+            os.pwrite(fd, image, BLOCK_BYTES)
+            block = ControlBlock(fd, size)
             while chains < MOST_CHAINS and self._best.share * self._best.cost_ns > claimed_ns:
-                self._run_one(board, fd, size)
+                self._run_one(block, fd, size)
                 chains += 1
+        finally:
+            os.close(fd)
         cost_ns, share, is_joined = self._best
         host = None if is_joined else "the host launches each call in its turn"
         below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
         doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
-        calls = chains * self._count
-        return Confirmation(None, None, doubt, chain_ns=cost_ns, chain_calls=calls, chain_share=share)
+        return Confirmation(why_not=doubt, chain_ns=cost_ns, chain_calls=chains * self._count, chain_share=share)
 
-    def _run_one(self, board: GpuBoard, fd: int, size: int) -> None:
+    def _run_one(self, block: ControlBlock, fd: int, size: int) -> None:
         """Run a chain; if its calls cost the least so far, some of them are compared.
 
         Raises:
@@ -377,10 +356,10 @@ class ChainTimer:
         self._tools.mask(rows_of(self._given), keys)
         self._held.copy_(self._given)
         places.synchronize()
-        board.clear()
+        block.clear()
         found: list[Committed] = []
         groups, launch_ns = count_groups(len(places.outputs(0))), self._launch_ns
-        along = Along([fd], lambda is_over: found.extend(hand_out(board, keys, groups, is_over, launch_ns)))
+        along = Along([fd], lambda is_over: found.extend(hand_out(block, keys, groups, is_over, launch_ns)))
         done = self._ask("relay", Relayed, "the measurement", along=along, size=size, **self._fields)
         # Outputs are judged as they were committed to: a worker may exchange them behind a check.
         rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)

@@ -15,7 +15,7 @@ from flashinfer_bench.bench.runner.workers.timed.batches import (
     held_up_ns,
     take_overhead,
 )
-from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 
@@ -72,7 +72,6 @@ LAZY = {"is_lazy": True}
         ({"most_ns": 0.9 * CALL_NS}, 0.9 * CALL_NS),
         ({"has_setup": True, "setup_ns": 200_000}, COST_NS + 200_000 - LAUNCH_NS),
         ({"answers": COPIED}, COST_NS - LAUNCH_NS),
-        ({"answers": COPIED, "returns": False}, COST_NS),
         ({"operations": None}, COST_NS - LAUNCH_NS),
         ({"refuses": "it waits"}, COST_NS - LAUNCH_NS),
         ({"call_ns": 0}, None),
@@ -81,22 +80,23 @@ LAZY = {"is_lazy": True}
         ({"answers": STRIDED, "byte_ns": 1e9}, COST_NS - LAUNCH_NS),
         ({"touch_ns": 175_000}, COST_NS + 145_000 / CALLS),
         ({"call_ns": 0, "late": {"burst": [CALLS * CALL_NS]}}, COST_NS + LATE_NS),
-        ({"call_ns": 0, "late": {"burst": [CALLS * CALL_NS / 3] * 3}}, COST_NS + LATE_NS),
         ({"call_ns": 0, "late": {"collect": [CALLS * CALL_NS]}}, COST_NS + LATE_NS + FETCHED_NS),
     ],
 )
 def test_what_a_call_costs(open_timer, how, cost_ns):
     """Who answers at once keeps the GPU from the session. Who saves the inputs computes when results are fetched: they
     are gone then, unless results may lie there."""
-    (timer, worker), seen = open_timer(**how), []
-    timer.meanwhile = lambda is_over: seen.append(worker.verbs()[-1])
+    timer, worker = open_timer(**how)
     found = timer.confirm(CALL_NS, replace(OVERHEAD, call=LAUNCH_NS))
     assert found.batch_ns == (cost_ns and pytest.approx(cost_ns))
-    assert (found.bound, found.calls, found.resolution_ns) == ("batch", worker.trial.write([0])[0], 160_000 / CALLS)
+    assert (found.to_record()["bound"], found.calls, found.resolution_ns) == (
+        "batch",
+        worker.trial.write([0])[0],
+        160_000 / CALLS,
+    )
     asked, is_one_by_one = worker.fields_of("burst")[-1], not {"has_setup", "operations", "refuses"}.isdisjoint(how)
     assert (asked["part"] == "both", asked["together"]) == ("has_setup" in how, not is_one_by_one)
     assert ("collect" in worker.verbs()) is ("answers" not in how)
-    assert seen == ["burst", "collect"][: 1 + (asked["together"] and "answers" not in how)]  # of what does not count
     reads = worker.trial.reader.reads()
     assert len(reads) >= 2
     assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) is (how is not LAZY) for read in reads)
@@ -166,12 +166,9 @@ def test_a_series_ends_when_a_batch_settles_the_claim_and_the_calls_of_the_best_
     ("claimed_us", "operations", "size", "calls", "reads"),
     [
         (3, 1, 1 << 10, 500, 16),  # 1.5 ms
-        (1, 1, 1 << 10, 640, 16),
         (12, 1, 1 << 10, 128, 16),
-        (40, 1, 1 << 10, 100, 16),  # 4 ms
         (20, 6, 1 << 25, 106, 8),
         (20, 1_000, 1 << 10, 50, 16),  # 1 ms
-        (40, 1, 1 << 30, 8, 6),
         (10_000, 1, 1 << 33, 2, 6),
     ],
 )
@@ -185,12 +182,6 @@ def test_a_batch_is_so_long_that_what_is_taken_off_is_little_beside_it(claimed_u
 def test_a_call_that_memory_holds_up_waits_for_what_the_one_before_wrote(cost_us, held_us):
     """Its bytes are read or written in 30 us; 6 us of that are in the cache when a call alone ends."""
     assert held_up_ns(cost_us * 1_000, 60_000_000, 12_000_000, 0.0005) == pytest.approx(held_us * 1_000)
-
-
-def test_what_a_busy_machine_adds_to_the_overhead_of_a_worker_is_no_slack_for_it():
-    least = BatchOverhead(request=300_000.0, touch=200_000.0)
-    assert BatchOverhead(740_000.0, touch=567_000.0).near(least) == BatchOverhead(450_000.0, touch=300_000.0)
-    assert least.near(BatchOverhead(290_000.0, touch=190_000.0)) == least.near(None) == least
 
 
 @pytest.mark.parametrize(("more_us", "taken"), [([0], 10), ([0, 440], 30)])

@@ -93,7 +93,7 @@ def test_small_calls_take_more_places_in_turn(device, small, fewest):
     assert [usual_places(size, device) for size in (0, small, 2 * small, TIB)] == [88, 64, 32, fewest]
 
 
-@pytest.mark.parametrize("size", [16, 64, 192, 256, 512, 768, 1024, 1088, 4096, 4160, LARGE])
+@pytest.mark.parametrize("size", [16, 768, 1024, 4160])
 def test_places_share_no_memory_and_lie_on_a_cpu_at_eight_offsets_of_a_page_at_the_least(arena, size):
     places = lay_out(arena, size, outputs=2)
     for index in range(len(places)):
@@ -105,11 +105,10 @@ def test_places_share_no_memory_and_lie_on_a_cpu_at_eight_offsets_of_a_page_at_t
     assert len({place * places.stride % 4096 for place in range(8)}) == 8
 
 
-F8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *F8, torch.int32, torch.bool, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e4m3fn, torch.int32, torch.bool], ids=str)
 @pytest.mark.parametrize("size", [0, 1, 16, 1_000])
 @pytest.mark.parametrize("indices", [[*range(8)], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], []], ids=str)
 def test_outputs_that_were_not_written_are_found_each_for_itself_with_one_wait(arena, dtype, size, indices):
@@ -144,8 +143,9 @@ def test_few_bytes_of_a_large_output_are_seen_and_others_for_another_secret(aren
     assert (first != other, len(first) <= 8_192, unwritten) == (True, True, [False])
 
 
-@pytest.mark.parametrize("size", [4, 5, 15, 16, 17, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(5, torch.uint8), (15, torch.uint8), (17, torch.bfloat16), (40, torch.float32)]
+)
 def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dtype):
     """Or all of them, where there are fewer."""
     places, row = lay_out(arena, size, dtype=dtype), size * dtype.itemsize
@@ -155,16 +155,16 @@ def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dt
         for index in range(4):
             held = places.outputs(index)[0].view(torch.uint8)
             held[:start] = held[start + run :] = 1
-            held[start + run // 2] += index == 2
+            held[: 1 if index == 2 else 0] += 1
+            held[::4] += index == 2
         assert look(places, range(4))[1] == [True, True, False, True]
 
 
-@pytest.mark.parametrize("sizes", [(64,), (3,), (1,), (16, 5), ()])
-def test_a_digest_tells_all_rows_apart_that_differ_in_a_byte(sizes):
-    rows = [np.zeros((1 + 8 * sum(sizes), size), np.uint8) for size in sizes]
+def test_a_digest_tells_all_rows_apart_that_differ_in_a_bit():
+    rows = [np.zeros((169, size), np.uint8) for size in (16, 5)]
     bits = [(output, column, 1 << bit) for output in rows for column in range(output.shape[1]) for bit in range(8)]
     for at, (output, column, bit) in enumerate(bits):
         output[at, column] = bit
     told = digest_rows(rows, 7)
-    assert len(set(told)) == len(told) == (1 + len(bits) if sizes else 0)
+    assert (len({*told}), digest_rows([], 7)) == (len(bits) + 1, [])
     assert not {*digest_rows(rows, 8)[:-1]} & {*told[:-1]}

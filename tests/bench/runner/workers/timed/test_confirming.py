@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
-from flashinfer_bench.bench.runner.workers.timed.confirmation import Confirmation
+from flashinfer_bench.bench.runner.workers.timed.bounds import Confirmation
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit.trials import make_trial
 

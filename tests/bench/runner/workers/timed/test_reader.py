@@ -84,13 +84,6 @@ def test_what_chance_chose_since_it_began_anew_is_told_from_the_base_and_from_wh
     assert kinds_of(read for read in reads if read.way == "chain") == {"right": 2}
 
 
-def test_a_call_that_repeats_one_of_its_outputs_as_a_mask_does_is_not_odd(arena):
-    trial = make_trial(arena, wanted=0, outputs=2)
-    for function, odd in ((right, 0), (zeros, 3)):
-        run_each(trial, [function] * 4)
-        assert len(trial.reader.reads()) == odd
-
-
 @pytest.mark.parametrize("is_last", [True, False])
 def test_an_output_that_is_written_after_its_call_is_refused(arena, is_last):
     trial = make_trial(arena, wanted=0)

@@ -4,13 +4,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers.timed.confirmation import settle_by_requests
-from flashinfer_bench.bench.runner.workers.timed.readings import (
+from flashinfer_bench.bench.runner.workers.timed.bounds import (
     ReadingsAsked,
     check_clock,
     check_readings,
     check_trial,
     raise_claim,
+    settle_by_requests,
     tell_outside,
 )
 from flashinfer_bench.errors import SolutionFailure

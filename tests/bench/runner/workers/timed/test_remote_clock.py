@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers.timed import remote_clock
-from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch
+from flashinfer_bench.bench.runner.workers.timed import sampling as remote_clock
+from flashinfer_bench.bench.runner.workers.timed.sampling import PlaceLaunch, RemoteClock
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Sample

@@ -9,7 +9,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import AHEAD_BYTES, StressInputs, StressSchedule
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import Preamble

@@ -1,5 +1,7 @@
-"""What making a graph does where there is no GPU: with torch's own captures replaced by false ones."""
+"""What making a graph does without a GPU, with torch's own captures replaced; and what the driver is told ahead."""
 
+import ctypes
+import os
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -7,24 +9,16 @@ import pytest
 import torch
 
 from flashinfer_bench.timing import driver, graphs
-from flashinfer_bench.timing.graphs import (
-    CAPTURES_FIRST,
-    CaptureRefused,
-    capture,
-    capture_first,
-    see_operations,
-)
+from flashinfer_bench.timing.driver import CONNECTIONS, set_connections
+from flashinfer_bench.timing.graphs import CaptureRefused, capture, capture_first, see_operations
 
 pytestmark = pytest.mark.cpu
-CUDA = torch.device("cuda", 0)
 
 
 class FalseStream:
-    """A stream that notes how many there are."""
+    """A stream that notes how many there are, and which waits for which."""
 
-    made = 0
-    active = "current"
-
+    made, active = 0, "current"
     waits: ClassVar[list] = []
 
     def __init__(self, handle, _device=0):
@@ -33,20 +27,19 @@ class FalseStream:
         self.name = "own" if handle else "current"
 
     def wait_stream(self, other):
-        """Note who waits for whom."""
         self.waits.append((self.name, other.name))
 
 
 @pytest.fixture
 def false_torch(monkeypatch):
-    """Return the log of captures, and a dict whose "fails" makes them fail; its "count" is what their graphs hold."""
+    """The log of captures, and a dict whose "fails" makes them fail; its "count" is what their graphs hold."""
     log, faults = [], {"fails": None, "count": 1}
 
     class FalseGraph:
-        def capture_begin(self, pool=None):
+        def capture_begin(self):
             if faults["fails"]:
                 raise RuntimeError(faults["fails"])
-            log.append("begin" if pool is None else f"begin in {pool}")
+            log.append("begin")
 
         def capture_end(self):
             log.append("end")
@@ -54,27 +47,20 @@ def false_torch(monkeypatch):
         def replay(self):
             log.append("replay")
 
-        def pool(self):
-            return "its memory"
-
-    @contextmanager
-    def nothing(_thing):
-        yield
-
     @contextmanager
     def on_stream(chosen):
-        FalseStream.active = chosen.name
+        FalseStream.active = getattr(chosen, "name", "current")
         yield
         FalseStream.active = "current"
 
     stream = FalseStream(0)
-    FalseStream.made, FalseStream.active = 0, "current"
+    FalseStream.made = 0
     FalseStream.waits.clear()
     for name, stand_in in {
         "CUDAGraph": FalseGraph,
         "ExternalStream": FalseStream,
         "stream": on_stream,
-        "device": nothing,
+        "device": on_stream,
         "current_stream": lambda _device=0: stream if FalseStream.active == "current" else FalseStream(77),
         "current_device": lambda: 0,
         "synchronize": lambda: log.append("synchronize"),
@@ -90,37 +76,26 @@ def false_torch(monkeypatch):
         kept.cache_clear()
 
 
-def test_a_capture_gives_its_replay(false_torch):
+def test_a_call_is_captured_on_a_stream_of_our_own_that_waits_and_is_waited_for(false_torch):
     log, _ = false_torch
-    replay = capture(lambda: log.append("call"))
-    replay()
-    assert log == ["begin", "call", "end", "replay"]
-
-
-def test_the_captures_that_change_later_ones_are_made_once_and_no_capture_makes_them(false_torch):
-    log, _ = false_torch
-    capture(lambda: None)
-    assert log.count("begin") == 1
     for _ in range(2):
-        capture_first(CUDA)
-    assert log.count("begin") == 1 + CAPTURES_FIRST
+        capture(lambda: log.append(f"call on {FalseStream.active}"))()
+    assert log == ["begin", "call on own", "end", "replay"] * 2
+    assert (FalseStream.waits, FalseStream.made) == ([("own", "current"), ("current", "own")] * 2, 1)
 
 
-def test_all_captures_use_one_stream(false_torch):
-    capture_first(CUDA)
-    capture(lambda: None)
-    assert FalseStream.made == 1
-
-
-def test_first_captures_that_fail_are_no_fault_of_a_call(false_torch):
+def test_the_first_captures_are_made_once_on_a_gpu_and_their_failure_is_no_fault_of_a_call(false_torch):
     log, faults = false_torch
+    capture_first(torch.device("cpu"))
+    assert log == []
     faults["fails"] = "out of memory\nat some place"
-    capture_first(CUDA)
-    assert "synchronize" in log
+    capture_first(torch.device("cuda", 1))
     with pytest.raises(CaptureRefused, match=r"cannot be captured: out of memory$"):
         capture(lambda: None)
     faults["fails"] = None
-    assert callable(capture(lambda: None))
+    for _ in range(2):
+        capture_first(torch.device("cuda", 0))
+    assert log.count("begin") == 8
 
 
 @pytest.mark.parametrize(("count", "is_refused"), [(0, True), (1, True), (2, False), (3, False), (None, False)])
@@ -135,16 +110,6 @@ def test_a_graph_with_fewer_operations_than_the_call_stands_for_no_call(false_to
         assert callable(capture(lambda: see_operations(2)))
 
 
-def test_a_cpu_has_none_to_make(false_torch):
-    capture_first(torch.device("cpu"))
-    assert false_torch[0] == []
-
-
-def test_a_call_is_captured_on_a_stream_that_waits_and_is_waited_for(false_torch):
-    capture(lambda: FalseStream.waits.append(FalseStream.active))
-    assert FalseStream.waits == [("own", "current"), "own", ("current", "own")]
-
-
 def test_a_call_that_raises_ends_its_capture_and_says_why_in_a_line(false_torch):
     log, _ = false_torch
 
@@ -153,5 +118,17 @@ def test_a_call_that_raises_ends_its_capture_and_says_why_in_a_line(false_torch)
 
     with pytest.raises(CaptureRefused) as refused:
         capture(call)
-    assert log == ["begin", "end", "synchronize"]
-    assert str(refused.value) == "the call cannot be captured: " + "x" * 200
+    assert (log, str(refused.value)) == (["begin", "end", "synchronize"], "the call cannot be captured: " + "x" * 200)
+
+
+@pytest.mark.parametrize("given", [None, "4"])
+def test_the_driver_is_told_of_connections_and_other_processes_are_not_unless_the_user_says(monkeypatch, given):
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_char_p
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+    if given:
+        monkeypatch.setenv(CONNECTIONS, given)
+    for count in (1, None):
+        set_connections(count)
+        assert library.getenv(CONNECTIONS.encode()) == (b"4" if given else count and b"1")
+        assert os.environ.get(CONNECTIONS) == given

@@ -1,8 +1,8 @@
 // The kernels around each call of a gated chain: inputs are unmasked once a key has come, and outputs are committed
 // to. `kernels.py` launches them.
 //
-// To make relay_kernels.ptx of this file (any nvcc; the header is lowered so that older drivers take it):
-//   nvcc -ptx -O3 -arch=compute_75 relay_kernels.cu -o - | sed -e "s/^\.version.*/.version 7.0/" -e "s/sm_75/sm_70/" > relay_kernels.ptx
+// To make chain_kernels.ptx of this file (any nvcc; the header is lowered so that older drivers take it):
+//   nvcc -ptx -O3 -arch=compute_75 chain_kernels.cu -o - | sed -e "s/^\.version.*/.version 7.0/" -e "s/sm_75/sm_70/" > chain_kernels.ptx
 
 typedef unsigned u32;
 typedef unsigned long long u64;

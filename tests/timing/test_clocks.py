@@ -1,0 +1,234 @@
+"""What a clock does around a call, step by step; which clock a device gets; and the kernels around a call."""
+
+import importlib
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashinfer_bench.timing import clocks, driver
+from flashinfer_bench.timing.clocks import ClockLost, Preamble, WallClock, make_clock
+from flashinfer_bench.timing.gpu_queue import (
+    CHAIN,
+    DELAY_KERNEL,
+    EMPTY_KERNEL,
+    FLUSH_KERNEL,
+    MOVE_KERNEL,
+    GpuQueue,
+)
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.procedure import Procedure, take_trial
+from tests.kit.fake_gpu import GAP_NS, FakeGpu, LeavingCall, fake_cupti_clock, fake_event_clock
+
+pytestmark = pytest.mark.cpu
+USUAL = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
+DELAY = Preamble(delay_ns=20_000)
+BY_CUPTI = ["flush", "spin", "read", "call", "read"]
+BY_EVENTS = ["flush", "spin", "record", "read", "call", "read", "record", "query", "synchronize"]
+AWAY = ["put away"]
+
+
+@pytest.fixture(params=["cupti", "cuda_events"])
+def clock(request, gpu):
+    """A clock on a fake GPU, switched on, whose log is empty."""
+    made = fake_cupti_clock(gpu)[0] if request.param == "cupti" else fake_event_clock(gpu)
+    with made:
+        gpu.log.clear()
+        yield made
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nothing_but_the_call_lies_between_the_two_ends_of_a_sample(gpu, clock, leaves):
+    """What a call leaves is put away behind its sample, and before the next call."""
+    call = LeavingCall(gpu) if leaves else gpu.call()
+    samples = clock.sample([call] * 3, [DELAY] * 3)
+    step = (BY_CUPTI if clock.method == "cupti" else BY_EVENTS) + AWAY * leaves
+    end = ["synchronize", "take"] if clock.method == "cupti" else []
+    assert [one for one in gpu.log if one != "mark"] == [*step * 3, *end]
+    assert max(sample.span_ns for sample in samples) < 20_000  # to put away takes 70
+
+
+def test_every_call_of_a_trial_stands_behind_a_flush_and_a_delay_and_its_arguments_come_before(gpu):
+    def source(_index):
+        gpu.log.append("source")
+        return gpu.call()
+
+    take_trial(source, fake_cupti_clock(gpu)[0], USUAL, now=gpu.seconds)
+    at = [place for place, step in enumerate(gpu.log) if step == "call"]
+    assert all(gpu.log[place - 3 : place + 2] == BY_CUPTI for place in at)
+    given = [place for place, step in enumerate(gpu.log) if step == "source"]
+    assert all(gpu.log[:place].count("read") % 2 == 0 for place in given)
+
+
+def test_a_wall_clock_counts_the_copy_of_a_result_with_another_layout_alone(gpu, monkeypatch):
+    monkeypatch.setattr(clocks, "perf_counter_ns", lambda: 1000 * len(gpu.log))
+    calls = [LeavingCall(gpu), LeavingCall(gpu, lies_otherwise=True), gpu.call()]
+    with WallClock() as clock:
+        samples = clock.sample(calls, [Preamble()] * 3)
+    assert [sample.span_ns for sample in samples] == [1000, 2000, 1000]  # a microsecond for each step
+    assert (clock.fall_back("x"), clock.launch_gap_ns(), clock.facts()) == (None, 0, {})
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("name", [FLUSH_KERNEL, DELAY_KERNEL])
+def test_no_kernel_hides_behind_a_name_of_ours(gpu, cold, name):
+    gpu.l2_cache = "cold" if cold else "warm"
+    call = lambda: (gpu.kernel("small", 1_000), gpu.kernel(name, 50_000))  # noqa: E731
+    trial = take_trial(lambda _: call, fake_cupti_clock(gpu)[0], USUAL, now=gpu.seconds)
+    assert min(trial.spans_ns) > 50_000
+    assert ("flush" in gpu.log, trial.facts["cache_state"]) == (cold, gpu.l2_cache)
+
+
+def test_work_that_is_under_way_when_cupti_goes_on_belongs_to_no_call(gpu):
+    clock, recorder = fake_cupti_clock(gpu)
+    start = recorder.start
+
+    def start_beside_work():  # drops what has run; what runs on is recorded
+        running = [operation for operation in gpu.done if operation.end_ns > gpu.now_ns]
+        start()
+        gpu.done = running
+
+    recorder.start = start_beside_work
+    gpu.enqueue(Preamble())
+    gpu.kernel(length_ns=5_000_000)
+    with clock:
+        (sample,) = clock.sample([gpu.call()], [Preamble()])
+    assert sample.span_ns == 10_000
+
+
+@pytest.mark.parametrize(("operations", "calls", "takes"), [(300, 5, 5), (1, 100, 2)])
+def test_the_device_queue_never_holds_more_than_it_takes(gpu, operations, calls, takes):
+    clock, _ = fake_cupti_clock(gpu)
+    call = gpu.call(operations=operations)
+    with clock:
+        clock.sample([call], [Preamble()])
+        gpu.log.clear()
+        samples = clock.sample([call] * calls, [Preamble(delay_ns=900_000)] * calls)
+    assert ([one.operations for one in samples], gpu.log.count("take")) == ([operations] * calls, takes)
+
+
+def test_kernels_of_known_cost_are_measured_behind_one_that_warms_up(gpu):
+    clock, recorder = fake_cupti_clock(gpu)
+    gpu.moves_ns = iter([900, *[1_230] * 5, 1_190, *[1_220] * 6])
+    found = clock.launch_gap_ns(), clock.least_span_ns(), gpu.log.count("flush"), clock.chain_gap_ns()
+    assert found == (1_000, 1_190, 26, (12 * 1_000 + 11 * GAP_NS) // 12)
+    assert (gpu.log.count("flush"), recorder.is_on) == (26, False)  # a chain flushes nothing
+    lost = fake_cupti_clock(gpu, refusal="a profiler is attached")[0]
+    for one in (lost, fake_event_clock(gpu)):
+        assert (one.launch_gap_ns(), one.chain_gap_ns(), one.least_span_ns()) == (0, 0, 0)
+    with pytest.raises(ClockLost, match="a profiler is attached"), lost:
+        pass
+
+
+def test_events_measure_an_empty_pair_once_and_call_a_sample_late_whose_gpu_ran_dry(gpu):
+    clock = fake_event_clock(gpu, "CUPTI is not installed")
+    for _ in range(2):
+        with clock:
+            pass
+    assert gpu.log.count("record") == 20
+    assert clock.facts() == {"empty_pair_ns": 1_500, "fallback": "CUPTI is not installed"}
+    (sample,) = clock.sample([gpu.call(host_ns=200_000, length_ns=10_000_000)], [DELAY])
+    assert sample.late
+
+
+@pytest.mark.parametrize(("operations", "error", "released"), [(3, None, 1), (1, None, 0), (3, KeyError, 0)])
+def test_graphs_are_given_back_once_cupti_is_off(gpu, operations, error, released):
+    """Not while an error is under way; and a device that breaks then does not cost the trial."""
+
+    def release():
+        gpu.log.append("release")
+        raise RuntimeError("CUDA error")
+
+    clock, recorder = fake_cupti_clock(gpu, release=release)
+    call = gpu.call(operations=operations)
+    if error:
+        with pytest.raises(error), clock:
+            clock.replays(lambda _: call)(0)
+            raise error
+    else:
+        take_trial(lambda _: call, clock, USUAL, now=gpu.seconds)
+    assert (gpu.log[-1 - released :], recorder.is_on) == (["off", "release"][: 1 + released], False)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch, gpu):
+    """Have clocks made for a fake GPU, and no recorder kept from one test to the next."""
+    monkeypatch.setattr(clocks, "GpuQueue", lambda _device, *, l2_cache, image: gpu)
+    clocks.shared_recorder.cache_clear()
+    yield torch.device("cuda", 0)
+    clocks.shared_recorder.cache_clear()
+
+
+INSTALL = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
+MISSING = ModuleNotFoundError("No module named 'cupti'", name="cupti")
+BROKEN = ImportError("libcupti.so.13: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "method", "fallback"),
+    [
+        ("auto", None, "cupti", None),
+        ("auto", MISSING, "cuda_events", INSTALL),
+        ("auto", BROKEN, "cuda_events", f"cupti-python: {BROKEN}. Falling back to CUDA events."),
+        ("cuda_events", None, "cuda_events", EVENTS_ASKED_FOR),
+    ],
+    ids=["cupti", "not installed", "does not load", "on request"],
+)
+def test_which_clock_a_gpu_gets(on_a_gpu, cupti, monkeypatch, choice, error, method, fallback):
+    if error:
+        monkeypatch.setattr(importlib, "import_module", lambda _name: (_ for _ in ()).throw(error))
+    clock = make_clock(on_a_gpu, clock=choice)
+    assert (clock.method, clock.facts().get("fallback")) == (method, fallback)
+    if method == "cupti":
+        assert clock._recorder is make_clock(on_a_gpu, l2_cache="warm")._recorder
+        assert clock.fall_back("3 dropped").facts()["fallback"] == "3 dropped"
+    assert make_clock(torch.device("cpu")).method == "wall"
+
+
+NAMES = {FLUSH_KERNEL: "flush", DELAY_KERNEL: "spin", EMPTY_KERNEL: "empty", MOVE_KERNEL: "move"}
+PREAMBLES = [
+    Preamble(1_000, flushes=flushes, drains=drains, waits_first=waits, resets_lines=resets)
+    for flushes, drains, waits, resets in product([True, False], repeat=4)
+]
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What was done to a device that is not there: steps, or a step with its stream, shape and arguments."""
+    log, zeros = [], torch.zeros
+
+    def launcher(kernel, *, blocks, threads, arguments):
+        return lambda stream, *values: log.append((NAMES[kernel], stream, blocks, threads, values))
+
+    monkeypatch.setattr(driver, "Module", lambda _image: SimpleNamespace(kernel=lambda name: name))
+    monkeypatch.setattr(driver, "Launcher", launcher)
+    monkeypatch.setattr(driver, "reset_persisting_lines", lambda: log.append("reset"))
+    properties = SimpleNamespace(multi_processor_count=3, L2_cache_size=1_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("synchronize"))
+    monkeypatch.setattr(torch, "zeros", lambda size, dtype, device: zeros(size, dtype=dtype))
+    return log
+
+
+@pytest.mark.parametrize("l2_cache", ["cold", "warm"])
+@pytest.mark.parametrize("preamble", PREAMBLES, ids=str)
+def test_a_preamble_has_the_steps_of_the_fake_gpus(log, preamble, l2_cache):
+    queue, fake = GpuQueue(torch.device("cuda", 0), l2_cache=l2_cache, image=b""), FakeGpu(l2_cache=l2_cache)
+    log.clear()
+    queue.enqueue(preamble)
+    fake.enqueue(preamble)
+    done = [step if isinstance(step, str) else step[0] for step in log]
+    assert done == ["synchronize" if step in ("idle", "settle") else step for step in fake.log]
+
+
+def test_kernels_are_launched_on_the_current_stream_in_their_shapes(log):
+    queue = GpuQueue(torch.device("cuda", 0), image=b"")
+    log.clear()
+    queue.enqueue(Preamble(12_345))
+    queue.launch_empty()
+    queue.launch_chain()
+    (flush, delay, *others) = log
+    assert (flush[:4], flush[4][1], delay) == (("flush", 7, 12, 512), 2_000, ("spin", 7, 1, 1, (12_345,)))
+    assert others == [("empty", 7, 1, 1, ()), *[("empty", 7, 128, 256, ())] * CHAIN]

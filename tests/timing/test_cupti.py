@@ -1,0 +1,124 @@
+"""CUPTI's records and refusals, with a CUPTI of our own."""
+
+import importlib
+
+import numpy
+import pytest
+
+from flashinfer_bench.timing import cupti as cupti_module
+from flashinfer_bench.timing.cupti import CuptiRecorder, RecordsLost, import_cupti
+from flashinfer_bench.timing.timeline import Operation
+from tests.kit.fake_cupti import ActivityKind, FakeCupti, FakeCuptiError, describe
+
+pytestmark = pytest.mark.cpu
+ON = ["subscribe", "unsubscribe", "enable CONCURRENT_KERNEL", "enable MEMCPY", "enable MEMSET", "flush"]
+OFF = ["disable CONCURRENT_KERNEL", "disable MEMCPY", "disable MEMSET", "flush"]
+BROKEN = FakeCuptiError(999, "CUPTI_ERROR_UNKNOWN")
+KERNEL = ActivityKind.CONCURRENT_KERNEL
+
+
+@pytest.fixture
+def recorder(cupti):
+    """A recorder that is on."""
+    recorder = CuptiRecorder()
+    recorder.start()
+    return recorder
+
+
+def test_kernels_copies_and_fills_are_read_from_buffers_that_are_used_again(cupti, recorder):
+    for _ in range(3):
+        cupti.add(KERNEL, 100, 130, 7, b"gemm")
+        cupti.add(ActivityKind.OVERHEAD, 1, 2, 3)
+        cupti.add(ActivityKind.MEMCPY, 131, 140, 8, stream=13)
+        cupti.add(ActivityKind.MEMSET, 141, 142, 9)
+        kernel, copy = Operation("gemm", 100, 130, 7), Operation("MEMCPY", 131, 140, 8, 13)
+        assert recorder.take() == [kernel, copy, Operation("MEMSET", 141, 142, 9)]
+    assert (recorder.take(), recorder.now(), len(cupti.library.buffers)) == ([], 42, 1)
+
+
+def test_only_gpu_work_is_recorded_and_what_came_before_the_start_is_dropped(cupti, recorder):
+    assert (cupti.log, cupti.on) == (ON, {KERNEL, ActivityKind.MEMCPY, ActivityKind.MEMSET})
+    for _ in range(3):
+        cupti.add(KERNEL, 1, 2, 3, b"stray")
+        cupti.library.dropped = 5
+        recorder.stop()
+        assert (cupti.on, cupti.log[-4:]) == (set(), OFF)
+        cupti.add(KERNEL, 4, 5, 6, b"late stray")
+        recorder.start()
+        assert recorder.take() == []
+    assert len(cupti.library.buffers) == 1
+
+
+@pytest.mark.parametrize("fault", ["3 dropped", "1 without a time", "CUPTI_ERROR_UNKNOWN"])
+def test_records_that_are_lost_are_reported_and_later_ones_are_read(cupti, recorder, fault):
+    cupti.add(KERNEL, 1, 2, 3, b"k")
+    if fault == "3 dropped":
+        cupti.library.dropped = 3
+    elif fault == "1 without a time":
+        cupti.add(KERNEL, 0, 0, 4, b"k")
+    else:
+        cupti.errors = {"flush": BROKEN}
+    with pytest.raises(RecordsLost, match=fault):
+        recorder.take()
+    cupti.errors, cupti.pending = {}, b""
+    cupti.add(KERNEL, 4, 5, 6, b"k")
+    assert recorder.take() == [Operation("k", 4, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("errors", "code", "reason"),
+    [
+        ({"subscribe": FakeCuptiError(39, "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")}, 0, "such as a profiler"),
+        ({"subscribe": FakeCuptiError(15, "CUPTI_ERROR_NOT_INITIALIZED")}, 0, "CUPTI: CUPTI_ERROR_NOT_INITIALIZED"),
+        ({"enable MEMSET": BROKEN}, 0, "CUPTI does not record: CUPTI_ERROR_UNKNOWN"),
+        ({"flush": BROKEN}, 0, "CUPTI does not record: CUPTI_ERROR_UNKNOWN"),
+        ({}, 1, r"takes no buffers \(error 1\)"),
+        ({"enable MEMSET": KeyboardInterrupt()}, 0, None),
+    ],
+    ids=["another subscriber", "no subscription", "enable fails", "flush fails", "no buffers", "interrupted"],
+)
+def test_a_start_that_fails_says_why_and_leaves_nothing_on(cupti, errors, code, reason):
+    cupti.errors, cupti.library.register_code = errors, code
+    with pytest.raises(RecordsLost if reason else KeyboardInterrupt, match=reason):
+        CuptiRecorder().start()
+    assert cupti.on == set()
+    assert "enable MEMSET" not in errors or cupti.log[-4:] == OFF
+
+
+def test_a_stop_on_a_broken_device_raises_nothing_and_switches_off(cupti, recorder):
+    cupti.errors = {"flush": BROKEN, "disable MEMCPY": BROKEN}
+    recorder.stop()
+    assert cupti.log[-4:] == OFF
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (None, "version 13 or later does"),
+        (describe("kind", "correlation_id", "start", "name"), "in a way that is not known"),
+        (describe("kind", "start", "end", "name"), "in a way that is not known"),
+        (numpy.dtype([(name, "u8") for name in ("kind", "correlation_id", "end", "start")]), "in a way that is not"),
+    ],
+    ids=["no description", "no end", "no correlation id", "end before start"],
+)
+def test_a_package_whose_records_are_not_known_is_refused(cupti, monkeypatch, layout, reason):
+    if layout is None:
+        monkeypatch.delattr(FakeCupti, "activity_memset4_dtype")
+    else:
+        monkeypatch.setattr(FakeCupti, "activity_kernel11_dtype", layout, raising=False)
+    with pytest.raises(RecordsLost, match=reason):
+        CuptiRecorder()
+
+
+def test_a_library_or_package_that_is_missing_is_reported_by_the_recorder_alone(monkeypatch):
+    def fail(name, *_):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", fail)
+    with pytest.raises(RecordsLost, match="cannot be loaded: libcupti"):
+        cupti_module._loaded_library()
+    missing = ModuleNotFoundError("No module named 'cupti'", name="cupti")
+    monkeypatch.setattr(importlib, "import_module", lambda _name: (_ for _ in ()).throw(missing))
+    import_cupti()
+    with pytest.raises(RecordsLost, match="CUPTI is not installed"):
+        CuptiRecorder()
