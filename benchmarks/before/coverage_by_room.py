@@ -42,7 +42,7 @@ ROOMS: Final = (
     ("workers, from outside", ("bench/runner/workers/",)),
     ("session", ("bench/runner/session/",)),
     ("runner, host side", ("bench/runner/",)),
-    ("integers of inputs", ("bench/evaluators/inputs/integers/",)),
+    ("integers of inputs", ("bench/evaluators/inputs/integer", "bench/evaluators/inputs/stand_ins.py")),
     ("unusual inputs, integrity", ("bench/evaluators/inputs/stress/", "bench/evaluators/integrity/")),
     ("inputs", ("bench/evaluators/inputs/",)),
     ("evaluators", ("bench/evaluators/",)),

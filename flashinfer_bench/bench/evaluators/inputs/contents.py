@@ -42,9 +42,8 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.nudges import AnyBits, Flips, find_nudge
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
 from flashinfer_bench.bench.evaluators.inputs.rules import (
-    Way,
     find_deviation,
     find_flips,
     find_way,

@@ -72,10 +72,12 @@ class InputMaker:
                 case source:
                     what = f"input {name!r} of workload {self.workload.uuid} is of type {source.type!r}"
                     raise WorkloadFault(f"{what}, which cannot be made here; store it in a safetensors file")
+        fixed = (ScalarInput, SafetensorsInput, type(None))
+        given = {name: one for name, one in made.items() if isinstance(self.workload.inputs.get(name), fixed)}
         # Numbers first: what an integer may be can depend on them.
         for name, shape in sorted(shapes.items(), key=lambda item: item[1] is not None):
             if name not in made:
-                blank = Blank(name, definition, shape or (), axes, made, seed, device)
+                blank = Blank(name, definition, shape or (), axes, made, seed, device, given)
                 made[name] = make_number(blank) if shape is None else make_tensor(blank)
         broken = find_broken_by_axes(definition, self.workload)
         if broken:

@@ -7,16 +7,17 @@ Small integer tensors are made on the CPU and moved, so that every device gets t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.data import Definition
-from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 
 CHUNK_ELEMENTS: Final = 1 << 22
 """Number of elements that are made at once where torch cannot fill the dtype in place."""
@@ -40,6 +41,10 @@ class Blank:
     """The inputs that have values already, by name."""
     seed: int
     device: torch.device
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
+    is_plain: bool = False
+    """Its values are usual ones, whatever the reference does with them: trial runs begin with such."""
 
     @property
     def dtype_name(self) -> str:
@@ -62,6 +67,43 @@ class Blank:
     def finish(self, values: torch.Tensor) -> torch.Tensor:
         """Bring values into the input's shape and dtype, and onto its device."""
         return values.reshape(self.shape).to(self.device, torch_dtype(self.dtype_name))
+
+
+Way = Literal["scaled", "rolled", "redrawn", "fixed"]
+"""How an input differs from call to call; `contents.py` says what each means."""
+ANY: Final = ".*"
+
+
+class Rule(NamedTuple):
+    """One line of a table that says which random values an input gets."""
+
+    op_type: str
+    """Regular expression that the op type matches."""
+    kinds: str
+    """Kinds of dtype that the rule is for, with spaces between them."""
+    name: str
+    """Regular expression that the name matches."""
+    make: Callable[[Blank], Any]
+    what: str
+    """What the values are, in words: docs/inputs.md lists them."""
+    way: Way | None = None
+    """How the input differs from call to call; None leaves it to the dtype."""
+    when: Callable[[Blank], bool] | None = None
+    """What else has to hold of the input; `what` says it."""
+
+
+def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
+    """Give the first rule that fits an input; the last rules of a table fit all inputs."""
+    op_type, name = blank.definition.op_type.replace("-", "_"), blank.name.lower()
+    kind = DTYPES[blank.dtype_name].kind
+    return next(
+        rule
+        for rule in rules
+        if kind in rule.kinds.split()
+        and re.fullmatch(rule.op_type, op_type)
+        and re.fullmatch(rule.name, name)
+        and (rule.when is None or rule.when(blank))
+    )
 
 
 Fill = Callable[[torch.Tensor, torch.Generator], object]

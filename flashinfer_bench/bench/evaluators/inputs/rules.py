@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs import random_values
-from flashinfer_bench.bench.evaluators.inputs.constraints import find_bounds
-from flashinfer_bench.bench.evaluators.inputs.integers import indices
-from flashinfer_bench.bench.evaluators.inputs.integers.words import find_words
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs import integers, random_values
+from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Blank, Rule, Way, find_rule
 from flashinfer_bench.data.dtypes import DTYPES
 
 SCALE_RANGE: Final = (0.5, 1.5)
@@ -40,28 +37,8 @@ ABSORBED_HEAD_DIM: Final = 128
 """Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla says it."""
 
 
-Way = Literal["scaled", "rolled", "redrawn", "fixed"]
-"""How an input differs from call to call; `contents.py` says what each means."""
 FEW_BOOLS: Final = 64
 """Of fewer all could become false, where what they mask then leaves nothing: they are moved along, and not flipped."""
-
-
-class Rule(NamedTuple):
-    """One line of a table."""
-
-    op_type: str
-    """Regular expression that the op type matches."""
-    kinds: str
-    """Kinds of dtype that the rule is for, with spaces between them."""
-    name: str
-    """Regular expression that the name matches."""
-    make: Callable[[Blank], Any]
-    what: str
-    """What the values are, in words: docs/inputs.md lists them."""
-    way: Way | None = None
-    """How the input differs from call to call; None leaves it to the dtype."""
-    when: Callable[[Blank], bool] | None = None
-    """What else has to hold of the input; `what` says it."""
 
 
 def make_tensor(blank: Blank) -> torch.Tensor:
@@ -108,7 +85,7 @@ def find_flips(blank: Blank) -> int:
     make, dtype = find_rule(TENSOR_RULES, blank).make, DTYPES[blank.dtype_name]
     if make is _even:
         return 0x01 if math.prod(blank.shape) >= FEW_BOOLS else 0
-    if make is _words or (make is _small_or_bytes and dtype.bits == 8):
+    if make is integers.words or (make is integers.small_or_bytes and dtype.bits == 8):
         return 0xFF
     if dtype.kind != "float" or dtype.bits > 8 or make not in DEVIATIONS or blank.dtype_name == "float8_e8m0fnu":
         return 0
@@ -126,7 +103,7 @@ def is_quantised(blank: Blank) -> bool:
     if any(re.search(value, text) for text in blank.definition.constraints):
         return False
     if blank.dtype_name == "int8":
-        return make is _small_or_bytes and re.search(NO_NUMBERS, blank.name.lower()) is None
+        return make is integers.small_or_bytes and re.search(NO_NUMBERS, blank.name.lower()) is None
     is_narrow = dtype.kind == "float" and dtype.bits <= 8 and blank.dtype_name != "float8_e8m0fnu"
     return is_narrow and make in DEVIATIONS
 
@@ -137,20 +114,6 @@ def make_number(blank: Blank) -> bool | int | float:
         return blank.axes[blank.name]
     number: bool | int | float = find_rule(NUMBER_RULES, blank).make(blank)
     return number
-
-
-def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
-    """Give the first rule that fits an input; the last rules of a table fit all inputs."""
-    op_type, name = blank.definition.op_type.replace("-", "_"), blank.name.lower()
-    kind = DTYPES[blank.dtype_name].kind
-    return next(
-        rule
-        for rule in rules
-        if kind in rule.kinds.split()
-        and re.fullmatch(rule.op_type, op_type)
-        and re.fullmatch(rule.name, name)
-        and (rule.when is None or rule.when(blank))
-    )
 
 
 def _softmax_rows(blank: Blank) -> torch.Tensor:
@@ -240,31 +203,6 @@ def _even(blank: Blank) -> torch.Tensor:
     return blank.finish(torch.rand(blank.shape, generator=blank.generator()) < 0.5)
 
 
-def _small_or_bytes(blank: Blank) -> torch.Tensor:
-    return random_values.fill_bytes(blank) if DTYPES[blank.dtype_name].bits == 8 else indices.small(blank)
-
-
-def _words(blank: Blank) -> torch.Tensor:
-    return random_values.fill_bytes(blank)
-
-
-def _is_wide(blank: Blank) -> bool:
-    return DTYPES[blank.dtype_name].bits > 8
-
-
-def _is_opened(blank: Blank) -> bool:
-    return _may_be_words(blank) and find_words(blank.definition.reference, blank.name).is_opened
-
-
-def _is_masked(blank: Blank) -> bool:
-    return _may_be_words(blank) and find_words(blank.definition.reference, blank.name).is_masked
-
-
-def _may_be_words(blank: Blank) -> bool:
-    bounds = find_bounds(blank.definition.constraints, blank.name, blank.axes)
-    return _is_wide(blank) and bounds is not None and bounds.are_free
-
-
 def _softmax_scale(blank: Blank) -> float:
     """Give 1 / sqrt(d), where d is the head dimension of queries and keys; for mla, d before absorption."""
     rope = blank.size("head_dim_kpe", "qk_rope_head_dim")
@@ -293,35 +231,14 @@ DEVIATIONS: Final[dict[Callable[[Blank], Any], Callable[[Blank], float]]] = {
     _moe_weights: _moe_deviation,
 }
 """What makes normal values → their standard deviation."""
-ANY: Final = ".*"
 STEP_BIAS: Final = "dt_bias"
 NO_NUMBERS: Final = r"scale|zero|mask|flag|sign|type|code|bits"
 """What a name of stored int8 says where its values are no quantised numbers."""
-PACKED: Final = r"(.*_)?(q_?(weights?|zeros?)|packed_?(weights?|w|zeros?)|(weights?|w|zeros?|zero_points?)_packed)"
-"""Names of whole numbers that hold several quantised ones each."""
-LABELS: Final = r"(.*_)?(labels?|targets?|class(es)?)"
-INDEX_TEXT: Final = "below the sizes of what the reference indexes; where that is unclear, below all leading sizes"
-LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else below `num_classes`, else 0 to 7"
-NUMBER_TEXT: Final = "below what the reference indexes, else 0 to 7; 8 bits: any byte, for these hold quantised values"
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
-    # offsets and lengths
-    Rule(ANY, "int", r".*indptr|cu_.*(lens|len)(_.*)?", indices.row_offsets, "increasing from 0 to the total"),
-    Rule(ANY, "int", r".*last_page_lens?", indices.last_page_lengths, "1 to the page size"),
-    Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", indices.lengths, "1 to the capacity"),
-    # indices
-    Rule("dsa_paged", "int", r"sparse_indices", indices.sparse_tokens, "distinct cached tokens, padded with -1"),
-    Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", indices.pages, "distinct pages of the cache"),
-    Rule(ANY, "int", r".*(positions?|pos_ids)", indices.positions, "0 to the longest sequence"),
-    Rule(ANY, "int", r"top_?ks?", indices.top_k, "1 to the vocabulary, small ones as often as large ones"),
-    Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", indices.slots, "distinct slots"),
-    Rule("moe", "int", r"(.*_)?(ids|indices|experts)", indices.experts, "distinct experts in a row"),
-    Rule(ANY, "int", r".*(indices|index|idx|ids)", indices.any_index, INDEX_TEXT),
+    *integers.INTEGER_RULES,
     # op types whose inputs have to fit each other
-    Rule(
-        "dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales", "redrawn"
-    ),
     Rule("sampling", "float", PROBABILITIES, _softmax_rows, "softmax rows of mixed sharpness", "redrawn"),
     Rule("sampling", "float", r".*logits", _logits, "normal, deviation 3"),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "redrawn"),
@@ -341,26 +258,6 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "float", r".*scale.*", _scale, "0.5 to 1.5; exponents: 2 ** -2 to 2 ** 2"),
     # by dtype
     Rule(ANY, "float", ANY, _normal_or_exponents, "normal; packed 4-bit: any code; exponents: 2 ** -2 to 2 ** 2"),
-    Rule(
-        ANY,
-        "int uint",
-        PACKED,
-        _words,
-        "more than 8 bits, of which the reference takes parts: any bits",
-        "rolled",
-        _is_opened,
-    ),
-    Rule(
-        ANY,
-        "int uint",
-        ANY,
-        _words,
-        "more than 8 bits that the reference shifts and masks: any bits",
-        "rolled",
-        _is_masked,
-    ),
-    Rule(ANY, "int uint", LABELS, indices.labels, LABELS_TEXT, None, _is_wide),
-    Rule(ANY, "int uint", ANY, _small_or_bytes, NUMBER_TEXT),
     Rule(ANY, "bool", ANY, _even, "even"),
 )
 
@@ -373,7 +270,7 @@ NUMBER_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "float", r".*theta", lambda _: 10_000.0, "10000"),
     Rule(ANY, "float", r".*soft_?cap", lambda _: 30.0, "30"),
     Rule(ANY, "float", ANY, _number(0.5, 1.5), "0.5 to 1.5"),
-    Rule(ANY, "int uint", r"top_?k", lambda blank: int(indices.top_k(blank)), "1 to the vocabulary"),
+    Rule(ANY, "int uint", r"top_?k", lambda blank: int(integers.top_k(blank)), "1 to the vocabulary"),
     Rule(ANY, "int uint", r".*offset", lambda _: 0, "0"),
     Rule(ANY, "int uint", ANY, lambda _: 1, "1"),
     Rule(ANY, "bool", r".*causal", lambda _: True, "true"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Accepted
 from flashinfer_bench.bench.evaluators.sampling.renormalised import RenormalisedEvaluator, find_problem
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
@@ -87,15 +87,10 @@ def test_a_nucleus_may_differ_by_what_rounding_of_its_sum_explains():
     assert "2 of 2 rows keep the wrong ones" in (find_problem(weights, rows[2], rows[0], rtol=1e-3) or "")
 
 
-def test_an_empty_output_is_right():
-    assert find_problem(ROW[:0], ROW[:0], ROW[:0], rtol=1e-3) is None
-
-
-def test_the_evaluator_accepts_and_rejects():
+def test_the_evaluator_accepts_and_rejects_also_a_reference():
     job = Judging(definition(), make_workload(axes={"rows": 5, "n": 4096}, inputs={"top_p": 0.5}), rtol=1e-3)
     assert job.evaluator is RenormalisedEvaluator
-    module = {}
-    exec(TOP_P, module)
+    exec(TOP_P, module := {})
     assert isinstance(job.check(module["run"]), Accepted)
 
     def skip_a_row(probs, top_p):
@@ -104,12 +99,9 @@ def test_the_evaluator_accepts_and_rejects():
         return out
 
     for wrong in (lambda probs, _: torch.zeros_like(probs), lambda probs, _: probs.clone(), skip_a_row):
-        verdict = job.check(wrong)
-        assert isinstance(verdict, Rejected)
-        assert verdict.status.value == "INCORRECT_NUMERICAL"
-
-
-def test_a_reference_that_does_not_rescale_is_a_fault():
+        assert job.check(wrong).status.value == "INCORRECT_NUMERICAL"
+    empty = torch.zeros(0, 6)
+    assert find_problem(empty, empty, empty, rtol=1e-3) is None
     copy = definition(reference="def run(probs, top_p):\n    return probs * 0.5\n")
     job = Judging(copy, make_workload(axes={"rows": 3, "n": 9}, inputs={"top_p": 0.5}))
     with pytest.raises(WorkloadFault, match="does not rescale what it keeps"):

@@ -1,0 +1,357 @@
+"""Random integers with a meaning: offsets, lengths, pages, positions, slots, words. All fit the axes around them.
+
+A table says by an input's name what its values are. `integer_probe` says what the reference indexes with them, and so
+which of them are valid; it also finds padding and packed words. It runs once for the sizes of a workload.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeGuard
+
+import torch
+
+from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
+from flashinfer_bench.bench.evaluators.inputs import random_values
+from flashinfer_bench.bench.evaluators.inputs.constraints import Bounds, find_bounds
+from flashinfer_bench.bench.evaluators.inputs.integer_probe import IntegerProbe
+from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Blank, Rule, find_rule, split_total
+from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.bench.evaluators.inputs.stand_ins import MOST_ELEMENTS, take_values
+from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
+from flashinfer_bench.errors import DefinitionFault
+
+_TOTAL: Final = re.compile(r"(?:(\w+) == (\w+)\[-1\](?:\.item\(\))?|(\w+)\[-1\](?:\.item\(\))? == (\w+))")
+_TOTAL_AXES: Final = {
+    "q": ("total_q", "total_qo", "total_num_tokens", "num_tokens"),
+    "kv": ("num_kv_indices", "total_kv", "total_num_pages", "total_k"),
+    "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
+}
+"""Axes that may be the total of offsets if no constraint names it: for queries, for keys and values, for others."""
+_CLASS_AXES: Final = (
+    *("num_classes", "n_classes", "num_labels", "n_labels", "num_categories"),
+    *("vocab_size", "vocabulary_size", "n_vocab", "vocab"),
+)
+SMALL: Final = 8
+"""Integers of which nothing is said stay below it."""
+PADDED_SHARE: Final = 1 / 8
+"""Share of the indices that are -1 if the reference tests for that."""
+IGNORED_SHARE: Final = 1 / 4
+"""Share of the values that are another negative number, as -100 for labels, if the reference tests for that."""
+SURELY_PADDED: Final = 8
+"""Of this many indices at least one is padding."""
+FREE_LENGTH: Final = 4
+"""Mean length of a sequence if nothing says the total."""
+MOST_PROBES: Final = 64
+_probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
+"""Reference, sizes and numbers → the runs on them; None if the reference cannot be called."""
+
+
+def row_offsets(blank: Blank) -> torch.Tensor:
+    """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives."""
+    parts = max(blank.shape[0] - 1, 0)
+    total = _total(blank)
+    if total is None:
+        total = _valid(blank, FREE_LENGTH * parts + 1).stop - 1
+    generator = blank.generator()
+    base = _least_lengths(blank, parts)
+    left = total - int(base.sum())
+    lengths = base + split_total(left, parts, generator) if left >= 0 else split_total(total, parts, generator)
+    offsets = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))
+    return blank.finish(offsets[: blank.shape[0]])
+
+
+def last_page_lengths(blank: Blank) -> torch.Tensor:
+    """Make numbers of tokens in the last page; if queries are given, no fewer than causal attention needs."""
+    page_size = blank.size("page_size") or 1
+    least = torch.ones(blank.shape[0], dtype=torch.long)
+    queries, pages = _lengths_of(blank.made.get("qo_indptr")), _lengths_of(blank.made.get("kv_indptr"))
+    if queries is not None and pages is not None and len(queries) == len(pages) <= len(least):
+        least[: len(queries)] = (queries - (pages - 1) * page_size).clamp(1, page_size)
+    picked = torch.rand(blank.shape[0], generator=blank.generator(), dtype=torch.float64) * (page_size + 1 - least)
+    return blank.finish(least + picked.long())
+
+
+def lengths(blank: Blank) -> torch.Tensor:
+    """Make sequence lengths from 1 to what the block table or the longest sequence allows."""
+    pages = blank.size("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
+    if pages is not None:
+        capacity: int | None = pages * (blank.size("page_size", "block_size") or 1)
+    else:
+        capacity = blank.size("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
+    valid = _valid(blank, max(capacity or 16, 1) + 1)
+    top = min(valid.stop - 1, capacity or valid.stop)
+    least = max(valid.start, 1)
+    return blank.finish(torch.randint(least, max(top, least) + 1, blank.shape, generator=blank.generator()))
+
+
+def sparse_tokens(blank: Blank) -> torch.Tensor:
+    """Make the cached tokens that each query looks at: distinct tokens, and -1 if the cache has too few."""
+    tokens = (blank.size("num_pages") or 1) * (blank.size("page_size") or 1)
+    chosen = min(blank.shape[-1], tokens)
+    indices = torch.full(blank.shape, -1, dtype=torch.long)
+    narrow = replace(blank, shape=(*blank.shape[:-1], chosen))
+    indices[..., :chosen] = random_values.distinct_rows(narrow, tokens).cpu()
+    return blank.finish(indices)
+
+
+def pages(blank: Blank) -> torch.Tensor:
+    """Make page numbers of the cache."""
+    return _distinct(blank, blank.size("num_pages", "num_blocks", "max_num_pages"))
+
+
+def slots(blank: Blank) -> torch.Tensor:
+    """Make slots of a pool: distinct, because there is no right answer if two sequences write to one slot."""
+    return _distinct(blank, blank.size("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size"))
+
+
+def positions(blank: Blank) -> torch.Tensor:
+    """Make positions in a sequence, valid in what the reference indexes by them."""
+    longest = blank.size("max_seq_len", "max_position_embeddings", "max_position", "max_positions") or 4096
+    valid = _valid(blank, longest)
+    stop = max(min(max(longest, 1), valid.stop), valid.start + 1)
+    return blank.finish(torch.randint(valid.start, stop, blank.shape, generator=blank.generator()))
+
+
+def top_k(blank: Blank) -> torch.Tensor:
+    """Make numbers of tokens to keep: uniform on a logarithmic scale, up to the vocabulary."""
+    vocabulary = max(blank.size("vocab_size", "vocabulary_size", "vocab") or 64, 1)
+    exponent = torch.rand(blank.shape, dtype=torch.float64, generator=blank.generator())
+    return blank.finish((vocabulary**exponent).long().clamp(1, vocabulary))
+
+
+def experts(blank: Blank) -> torch.Tensor:
+    """Make the experts of each token.
+
+    If no input has the experts' weights and the description says "packed", the weights are the lower 16 bits, as
+    bfloat16.
+    """
+    chosen = random_values.distinct_rows(
+        blank, blank.size("num_experts", "num_local_experts", "num_global_experts") or 1
+    )
+    if any(re.fullmatch(r"(top_?k|expert|routing)_?weights", name) for name in blank.definition.inputs):
+        return chosen
+    if blank.dtype_name != "int32" or "packed" not in (blank.definition.inputs[blank.name].description or "").lower():
+        return chosen
+    weights = torch.rand(blank.shape, generator=blank.generator()).softmax(dim=-1).to(torch.bfloat16)
+    bits = weights.view(torch.int16).to(torch.int32) & 0xFFFF
+    return blank.finish((chosen.cpu() << 16) | bits)
+
+
+def any_index(blank: Blank) -> torch.Tensor:
+    """Make indices that are valid in what the reference indexes; if that is not known, in every other input."""
+    return _uniform(blank, _leading_size(blank))
+
+
+def labels(blank: Blank) -> torch.Tensor:
+    """Make labels: valid in what the reference indexes, else below the number of classes, else small."""
+    return _uniform(blank, blank.size(*_CLASS_AXES) or SMALL)
+
+
+def small_or_bytes(blank: Blank) -> torch.Tensor:
+    """Make integers of which nothing is said: valid in what the reference indexes, else small; bytes of any value."""
+    return words(blank) if DTYPES[blank.dtype_name].bits == 8 else _uniform(blank, SMALL)
+
+
+def words(blank: Blank) -> torch.Tensor:
+    """Make words of any bits."""
+    return random_values.fill_bytes(blank)
+
+
+def packed_keys(blank: Blank) -> torch.Tensor:
+    """Make pages of fp8 keys: first all values of a page, then one float32 scale for each of its tokens."""
+    if len(blank.shape) != 4 or blank.shape[-1] <= 4:
+        return words(blank)
+    page_count, page_size, _, width = blank.shape
+    generator = blank.generator(blank.device)
+    floats = torch.empty(0, dtype=torch.float32, device=blank.device)
+    values = floats.new_empty(page_count, page_size * (width - 4)).normal_(generator=generator).to(torch.float8_e4m3fn)
+    scales = floats.new_empty(page_count, page_size).uniform_(0.5, 1.5, generator=generator)
+    packed = torch.cat((values.view(torch.uint8), scales.view(torch.uint8)), dim=1)
+    return packed.view(blank.shape).view(blank.empty().dtype)
+
+
+def _total(blank: Blank) -> int | None:
+    """Find the number that the last offset must have; None if nothing says it."""
+    for constraint in blank.definition.constraints:
+        match = _TOTAL.fullmatch(constraint.strip())
+        if match is not None:
+            axis, name = (match[1], match[2]) if match[1] else (match[4], match[3])
+            if name == blank.name and axis in blank.axes:
+                return blank.axes[axis]
+    owner = blank.name.lower()
+    side = "kv" if "kv" in owner or owner.endswith("_k") else "q" if "q" in owner.split("_")[0] else ""
+    return blank.size(*_TOTAL_AXES[side])
+
+
+def _least_lengths(blank: Blank, parts: int) -> torch.Tensor:
+    """Give the smallest lengths of keys with which causal attention has an answer for every query."""
+    queries = _lengths_of(blank.made.get("qo_indptr"))
+    if "kv" not in blank.name.lower() or queries is None or len(queries) != parts:
+        return torch.zeros(parts, dtype=torch.long)
+    page_size = blank.size("page_size") or 1
+    if "kv_indices" not in blank.definition.inputs:
+        return queries
+    return -(-queries // page_size) + (1 if page_size > 1 else 0)
+
+
+def _lengths_of(offsets: Any) -> torch.Tensor | None:
+    return torch.diff(offsets.long().cpu()) if isinstance(offsets, torch.Tensor) and offsets.ndim == 1 else None
+
+
+def _uniform(blank: Blank, usual: int) -> torch.Tensor:
+    valid = _valid(blank, usual)
+    return _pad(blank, random_values.integers(blank, valid.start, valid.stop), valid)
+
+
+def _distinct(blank: Blank, size: int | None) -> torch.Tensor:
+    """Make distinct valid numbers below a size, as far as there are enough."""
+    most = size or _leading_size(blank)
+    valid = _valid(blank, most)
+    values = random_values.distinct_rows(blank, max(min(valid.stop, most) - valid.start, 1))
+    return _pad(blank, values + valid.start if valid.start else values, valid)
+
+
+def _valid(blank: Blank, usual: int) -> range:
+    """Return which values are valid, as trial runs of the reference show; constraints and the dtype may ask for less.
+
+    Args:
+        blank: the input.
+        usual: the range's end if the reference indexes nothing by it.
+    """
+    bounds = _find_bounds(blank)
+    largest = _largest(blank) - 1
+    probe = _probe(blank)
+    if probe is None or bounds is None:
+        return range(max(min(usual, largest + 1), 1))
+    found = probe.ranges.get(blank.name) or probe.find_range(blank.name, usual, largest)
+    stop = int(max(min(found.stop, largest + 1, math.inf if bounds is None else bounds.most + 1), 1))
+    return range(found.start, stop) if found.start < stop else range(max(min(stop, usual), 1))
+
+
+def _find_bounds(blank: Blank) -> Bounds | None:
+    return find_bounds(blank.definition.constraints, blank.name, blank.axes)
+
+
+def _largest(blank: Blank) -> int:
+    """Return the number that is the first too large for the dtype."""
+    dtype = DTYPES[blank.dtype_name]
+    return 1 << dtype.bits - (dtype.kind == "int")
+
+
+def _pad(blank: Blank, values: torch.Tensor, valid: range) -> torch.Tensor:
+    """Write padding over some indices, if the reference tests for it; some of each row stay."""
+    probe, bounds, count = _probe(blank), _find_bounds(blank), values.numel()
+    if probe is None or bounds is None or count < 2 or DTYPES[blank.dtype_name].kind != "int" or valid.start:
+        return values
+    least = max(bounds.least, -_largest(blank))
+    if blank.name not in probe.paddings:
+        probe.paddings[blank.name] = probe.find_padding(blank.name, least)
+    padding = probe.paddings[blank.name]
+    if padding is None:
+        return values
+    columns = values.shape[-1] if values.ndim else 1
+    generator = make_generator(blank.seed, blank.name, "padding", device=torch.device("cpu"))
+    is_padding = torch.rand(count, generator=generator) < (PADDED_SHARE if padding == -1 else IGNORED_SHARE)
+    if count >= SURELY_PADDED and not is_padding.any():
+        is_padding[torch.randint(count, (), generator=generator)] = True
+    rows = is_padding.view(-1, columns if columns > 1 else count)
+    kept = torch.randint(rows.shape[1], (len(rows), 1), generator=generator)
+    rows.scatter_(1, kept, rows.gather(1, kept) & ~rows.all(dim=1, keepdim=True))
+    return values.masked_fill_(is_padding.view(values.shape).to(values.device), padding)
+
+
+def _leading_size(blank: Blank) -> int:
+    """Give the smallest first dimension of the other inputs: an index below it is valid in all of them."""
+    shapes = (spec.shape for name, spec in blank.definition.inputs.items() if name != blank.name)
+    sizes = [blank.axes.get(shape[0]) or (int(shape[0]) if shape[0].isdigit() else 1) for shape in shapes if shape]
+    return max(min(sizes, default=1), 1)
+
+
+def _is_wide(blank: Blank) -> bool:
+    return DTYPES[blank.dtype_name].bits > 8
+
+
+def _has_words(blank: Blank, *, is_masked: bool) -> bool:
+    """Tell whether any bits may stand in an input of more than 8 bits, of which the reference takes parts."""
+    may_be = not is_masked or re.search(r">>|shift", blank.definition.reference) is not None
+    probe = _probe(blank) if may_be and _is_wide(blank) and _find_bounds(blank) == Bounds() else None
+    return probe is not None and probe.is_opened(blank.name, is_masked=is_masked)
+
+
+def _probe(blank: Blank) -> IntegerProbe | None:
+    """Return the runs of a reference on the sizes of a workload; None for inputs of the runs themselves."""
+    if blank.is_plain:
+        return None
+    definition = blank.definition
+    given = [(name, one.sum().item() if _is_integer(one) else one) for name, one in blank.given.items()]
+    known = [*blank.axes.items(), *((name, one) for name, one in given if not isinstance(one, torch.Tensor))]
+    key = (definition.reference, blank.device.type, *definition.constraints, *known)
+    if key not in _probes:
+        if len(_probes) >= MOST_PROBES:
+            _probes.clear()
+        try:
+            _probes[key] = IntegerProbe(definition, _find_values(blank), blank.device)
+        except DefinitionFault:
+            _probes[key] = None
+    return _probes[key]
+
+
+def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
+    """Tell whether a value is a tensor of integers of more than 8 bits."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.element_size() > 1
+
+
+def _find_values(blank: Blank) -> Mapping[str, Any]:
+    """Return all inputs as the runs begin with them: those that each seed has, else usual ones."""
+    definition, values = blank.definition, dict[str, Any]()
+    shapes = definition.get_input_shapes(blank.axes)
+    for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
+        kind, one = DTYPES[spec.dtype].kind, blank.given.get(name)
+        if _is_integer(one):
+            values[name] = take_values(one)
+        elif name in blank.given and not isinstance(one, torch.Tensor):
+            values[name] = one
+        elif shape is None:
+            values[name] = blank.axes.get(name, 1)
+        elif kind == "float" or DTYPES[spec.dtype].bits == 8 or math.prod(shape) > MOST_ELEMENTS:
+            values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
+        else:
+            plain = Blank(name, definition, shape, blank.axes, values, 0, torch.device("cpu"), is_plain=True)
+            values[name] = find_rule(INTEGER_RULES, plain).make(plain)
+    return values
+
+
+PACKED: Final = r"(.*_)?(q_?(weights?|zeros?)|packed_?(weights?|w|zeros?)|(weights?|w|zeros?|zero_points?)_packed)"
+"""Names of whole numbers that hold several quantised ones each."""
+LABELS: Final = r"(.*_)?(labels?|targets?|class(es)?)"
+INDEX_TEXT: Final = "below the sizes of what the reference indexes; where that is unclear, below all leading sizes"
+LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else below `num_classes`, else 0 to 7"
+NUMBER_TEXT: Final = "below what the reference indexes, else 0 to 7; 8 bits: any byte, for these hold quantised values"
+OPENED_TEXT: Final = "more than 8 bits, of which the reference takes parts: any bits"
+MASKED_TEXT: Final = "more than 8 bits that the reference shifts and masks: any bits"
+
+INTEGER_RULES: Final[tuple[Rule, ...]] = (
+    # offsets and lengths
+    Rule(ANY, "int", r".*indptr|cu_.*(lens|len)(_.*)?", row_offsets, "increasing from 0 to the total"),
+    Rule(ANY, "int", r".*last_page_lens?", last_page_lengths, "1 to the page size"),
+    Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", lengths, "1 to the capacity"),
+    # indices
+    Rule("dsa_paged", "int", r"sparse_indices", sparse_tokens, "distinct cached tokens, padded with -1"),
+    Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", pages, "distinct pages of the cache"),
+    Rule(ANY, "int", r".*(positions?|pos_ids)", positions, "0 to the longest sequence"),
+    Rule(ANY, "int", r"top_?ks?", top_k, "1 to the vocabulary, small ones as often as large ones"),
+    Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", slots, "distinct slots"),
+    Rule("moe", "int", r"(.*_)?(ids|indices|experts)", experts, "distinct experts in a row"),
+    Rule(ANY, "int", r".*(indices|index|idx|ids)", any_index, INDEX_TEXT),
+    Rule("dsa_paged", "int uint", r"k_index_cache.*", packed_keys, "fp8 values, then float32 scales", "redrawn"),
+    # by dtype
+    Rule(ANY, "int uint", PACKED, words, OPENED_TEXT, "rolled", partial(_has_words, is_masked=False)),
+    Rule(ANY, "int uint", ANY, words, MASKED_TEXT, "rolled", partial(_has_words, is_masked=True)),
+    Rule(ANY, "int uint", LABELS, labels, LABELS_TEXT, None, _is_wide),
+    Rule(ANY, "int uint", ANY, small_or_bytes, NUMBER_TEXT),
+)

@@ -1,0 +1,452 @@
+"""Run a definition's reference on stand-ins for its tensors, and note what it does with integers.
+
+Integers have values, on the CPU; floats have shapes alone, on "meta". So an operation costs some microseconds, whatever
+the sizes are. Operations that index or slice by integers report them, with the size that they have to stay below, and
+go on with valid ones. What depends on floats is chosen: an element is 1, and a mask takes all.
+
+A run changes no input, and executes no code of a solution. It ends early if the reference goes where stand-ins cannot
+follow: to code that asks for a tensor's address, or on for too many operations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashinfer_bench.bench.evaluators.reference import Reference
+
+MOST_OPERATIONS: Final = 300
+"""Operations of torch in one run."""
+MOST_ELEMENTS: Final = 1 << 20
+"""Elements of integers with values; a larger tensor has a shape alone."""
+MOST_FLOATS: Final = 1 << 12
+"""The same of floats that are computed of integers."""
+BY_DIMENSION: Final = re.compile(r"(index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?")
+DID: Final = {
+    **dict.fromkeys(("rshift", "bitwise_right_shift"), "shift"),
+    **dict.fromkeys(("and", "bitwise_and"), "mask"),
+    **dict.fromkeys(("floor_divide", "remainder", "fmod"), "divide"),
+    **dict.fromkeys(("pow", "ldexp", "exp", "exp2", "expm1", "cosh", "sinh", "bitwise_left_shift", "lshift"), "choose"),
+    **dict.fromkeys(("nonzero", "bincount", "unique2", "repeat_interleave"), "choose"),
+}
+"""Operation, without underscores around it → what it does with the bits of a word.
+
+Words of any bits must not "choose" elements or sizes, nor be exponents."""
+TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
+"""Comparisons that tell -1 from all numbers above it."""
+BOOLS: Final = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "any", "all", "isnan", "isinf", "isfinite", "signbit"))
+"""Operations that give bools; so do those whose name begins with "logical"."""
+INDICES: Final = frozenset(("argmax", "argmin", "argsort", "searchsorted", "bucketize", "count_nonzero"))
+"""Operations that give indices alone."""
+DONE: Final = "done"
+STOPPED: Final = "stopped"
+
+
+class Seen(NamedTuple):
+    """The indices of one operation; `low` is above `high` if there are none."""
+
+    operation: str
+    size: int
+    low: int
+    high: int
+    wraps: bool
+    """Whether negative indices count from the end."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return self.low > self.high
+
+    def lies_within(self, least: int) -> bool:
+        """Tell whether all indices are at least a number, and inside of the tensor."""
+        return self.is_empty or (self.low >= least and self.high < self.size)
+
+
+class _Stop(BaseException):
+    """Ends a run that is too long, or that stand-ins cannot follow."""
+
+
+class Traced(torch.Tensor):
+    """Stands for a tensor on the reference's device."""
+
+    content: torch.Tensor
+    """The values, on the CPU; on "meta" if none are known."""
+    sources: set[str]
+    """Inputs on which the values depend; a view shares the set with its base."""
+    watch: Watch
+    name: str | None = None
+    """The input that it stands for."""
+    note: Any = None
+    """What a watch has found out of it."""
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # as torch has it
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func} of a stand-in after its run")
+
+    @staticmethod
+    def make(inner: torch.Tensor, sources: set[str], watch: Watch) -> Traced:
+        """Return a stand-in; whoever asks for its address gets an error."""
+        made: Traced = torch.Tensor._make_wrapper_subclass(
+            Traced, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=watch.device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        made.content, made.sources, made.watch = inner, sources, watch
+        return made
+
+    def read(self) -> torch.Tensor:
+        """Return values for Python: those that depend on floats are all the same."""
+        self.watch.did["choose"] |= self.sources
+        self.watch.is_open = False
+        if not self.content.is_meta:
+            return self.content
+        value = self.watch.truth if self.dtype == torch.bool else float(self.is_floating_point())
+        return torch.full(self.content.shape, value, dtype=self.dtype)
+
+    def tolist(self) -> Any:
+        """Return the values as Python numbers."""
+        return self.read().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the values as an array."""
+        return self.read().numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.read().numpy()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"tensor({list(self.shape)})"
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
+    """Executes operations on stand-ins, and notes what they do with integers.
+
+    Args:
+        device: where the reference's tensors are.
+        truth: the value of bools that depend on floats.
+    """
+
+    def __init__(self, device: torch.device, *, truth: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.truth = device, truth
+        self.seen: list[Seen] = []
+        self.tests: set[tuple[str, int]] = set()
+        """Inputs that were compared with a negative number that was their least value."""
+        self.did: dict[str, set[str]] = {what: set() for what in ("shift", "mask", "divide", "choose", "lost")}
+        """What was done with values → the inputs on which they depend; "lost" are indices without known values."""
+        self.count = 0
+        self.is_open = True
+        """Whether Python saw no values, and nothing was written in place."""
+        self.end = DONE
+        """How the run ended: DONE, STOPPED or an error's type."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes two seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.count > MOST_OPERATIONS:
+            raise _Stop
+        operation = _operations.get(id(func)) or _operations.setdefault(id(func), Operation.read(func))
+        name, kwargs, tensors = operation.name, kwargs or {}, list[Traced]()
+        args = [self._enter(one, tensors) for one in args]
+        if name == "_local_scalar_dense":
+            return tensors[0].read().item()
+        for key, one in kwargs.items():
+            kwargs[key] = self._enter(one, tensors)
+        names = set[str]().union(*[tensor.sources for tensor in tensors])
+        if names:
+            self._note(operation, args, names)
+        self._check_indices(name, args)
+        is_known = not any(tensor.content.is_meta for tensor in tensors)
+        if operation.written is not None:
+            written: Traced = (kwargs if isinstance(operation.written, str) else args)[operation.written]
+            written.sources |= names
+            self.is_open = False
+            if is_known or operation.turns:  # else its old values stand for the new ones
+                operation.execute(args, kwargs)
+            if operation.turns:
+                with torch._C._DisableTorchDispatch():
+                    func(*args, **kwargs)
+            return written
+        if operation.is_view:
+            result = operation.execute(args, kwargs)
+        else:
+            shapes = _find_shapes(operation, args, kwargs, tensors)
+            is_small = all(
+                math.prod(shape) <= (MOST_FLOATS if dtype.is_floating_point else MOST_ELEMENTS)
+                for shape, dtype in shapes
+            )
+            if is_known and is_small and not operation.is_random:
+                result = operation.execute(args, kwargs)
+            else:
+                made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes]
+                result = made[0] if operation.returns == 1 else made
+        shared = tensors[0].sources if operation.is_view and tensors else names
+        if isinstance(result, torch.Tensor):
+            result = Traced.make(result, shared, self)
+        elif isinstance(result, (tuple, list)):
+            result = [Traced.make(one, shared, self) for one in result]
+        self.conclude(operation, args, kwargs, result)
+        return result
+
+    def conclude(self, operation: Operation, args: Any, kwargs: Any, result: Any) -> None:
+        """Note more of an operation that writes nothing in place."""
+
+    def _enter(self, value: Any, tensors: list[Traced]) -> Any:
+        """Return an argument; a stand-in for a tensor of the reference's own."""
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, Traced):
+                value = Traced.make(take_values(value), set(), self)
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            return [self._enter(one, tensors) for one in value]
+        return value
+
+    def _note(self, operation: Operation, args: Any, names: set[str]) -> None:
+        """Note what an operation does with the bits of words, and tests for padding."""
+        name, overload = operation.name.strip("_"), operation.overload
+        what = DID.get(name)
+        if name == "view" and overload == "dtype":
+            what = "choose" if args[1].is_floating_point else "divide"
+        if what is not None and (name, overload) != ("pow", "Tensor_Scalar"):
+            self.did[what] |= names
+        if overload == "Scalar" and len(args) > 1 and isinstance(args[0], Traced) and not args[0].content.is_meta:
+            number = -1 if (name, args[1]) in TESTS else args[1] if name in ("eq", "ne") else 0
+            if number < 0 and args[0].numel() and args[0].content.min() == number:
+                self.tests |= {(one, int(number)) for one in names}
+
+    def _check_indices(self, name: str, args: Any) -> None:
+        """Note the indices among arguments, and put valid ones in their places."""
+        shape: Sequence[int] = args[0].shape if args and isinstance(args[0], Traced) else ()
+        if name.strip("_") in ("index", "index_put", "unsafe_index"):
+            given = [part for one in args[1] for part in self._to_integers(one)]
+            args[1] = [self._check("index", one, size, wraps=True) for one, size in zip(given, shape, strict=False)]
+        elif name == "select":
+            args[2] = self._check(name, args[2], shape[args[1]], wraps=True)
+        elif name == "slice":
+            for end in args[2:4]:
+                if end is not None and abs(end) < 1 << 62:
+                    self._check(name, end, shape[args[1]] + 1, wraps=True)
+        elif name == "embedding":
+            args[1] = self._check(name, args[1], shape[0])
+        elif name == "take":
+            args[1] = self._check(name, args[1], args[0].numel(), wraps=True)
+        elif name in ("nll_loss_forward", "nll_loss2d_forward"):
+            self._check(name, args[1], shape[1 if len(shape) > 1 else 0], ignored=args[4])
+        elif name == "eq" and isinstance(args[1], Traced) and shape[-1:] == (1,) and _counts(args[1]):
+            self._check("one_hot", args[0], len(args[1]))
+        elif BY_DIMENSION.fullmatch(name) and len(args) > 2:
+            args[2] = self._check(name, args[2], shape[args[1]] if shape else 1)
+
+    def _to_integers(self, index: Traced | None) -> list[Traced | None]:
+        """Return the indices of what a mask chooses; of one without known values, of all elements."""
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        inner = index.content
+        chosen = (
+            torch.empty(inner.ndim, inner.numel(), dtype=torch.long, device="meta")
+            if inner.is_meta
+            else inner.nonzero().T
+        )
+        self.did["choose"] |= index.sources
+        return [Traced.make(part, set(index.sources), self) for part in chosen]
+
+    def _check(self, operation: str, index: Any, size: int, *, wraps: bool = False, ignored: Any = None) -> Any:
+        """Note indices along one axis, and return valid ones."""
+        if index is None:
+            return None
+        low = high = index
+        if isinstance(index, Traced):
+            self.did["choose"] |= index.sources
+            if index.content.is_meta:
+                self.did["lost"] |= index.sources
+                return index
+            values = index.content if ignored is None else index.content[index.content != ignored]
+            if values.numel() < index.numel():
+                self.tests |= {(name, ignored) for name in index.sources}
+            low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
+        self.seen.append(Seen(operation, size, low, high, wraps))
+        least = -size if wraps else 0
+        if self.seen[-1].lies_within(least):
+            return index
+        if size < 1:
+            raise _Stop
+        if not isinstance(index, Traced):
+            return min(max(index, least), size - 1)
+        return Traced.make(index.content.clamp(least, size - 1), index.sources, self)
+
+
+class Operation(NamedTuple):
+    """An operation of torch, and what its schema says."""
+
+    func: Any
+    name: str
+    overload: str
+    arguments: list[str]
+    returns: int
+    written: int | str | None
+    """The position or the name of the argument that it writes to."""
+    is_view: bool
+    turns: bool
+    """It gives its argument another shape in place."""
+    is_random: bool
+    is_pointwise: bool
+
+    @classmethod
+    def read(cls, func: Any) -> Operation:
+        """Return what the schema of an operation says."""
+        schema, tags = func._schema, func.tags
+        at = next((at for at, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write), None)
+        return cls(
+            func,
+            schema.name.removeprefix("aten::"),
+            schema.overload_name,
+            [one.name for one in schema.arguments],
+            len(schema.returns),
+            at if at is None or not schema.arguments[at].kwarg_only else schema.arguments[at].name,
+            func.is_view,
+            torch.Tag.inplace_view in tags,
+            torch.Tag.nondeterministic_seeded in tags,
+            torch.Tag.pointwise in tags,
+        )
+
+    def execute(self, args: Any, kwargs: Any) -> Any:
+        """Execute it on what is inside of stand-ins."""
+        given = {key: _open(value) for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+        return self.func(*[_open(one) for one in args], **given)
+
+
+_operations: dict[int, Operation] = {}
+
+
+def _open(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_open(one) for one in value]
+    return value.content if isinstance(value, Traced) else value
+
+
+def _broadcast(*shapes: Sequence[int]) -> list[int]:
+    width = max(map(len, shapes))
+    columns = zip(*((1,) * (width - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    return [0 if 0 in sizes else max(sizes) for sizes in columns]
+
+
+def _find_shapes(
+    operation: Operation, args: Any, kwargs: Any, tensors: list[Traced]
+) -> list[tuple[Sequence[int], torch.dtype]]:
+    """Return shapes and dtypes of what an operation gives; those of its first tensor if nothing else is known.
+
+    torch itself would import its compiler for that, which takes seconds.
+    """
+    name, count = operation.name, operation.returns
+    given = {**dict(zip(operation.arguments, args, strict=False)), **kwargs}
+    dim = given.get("dim", -1)
+    if not tensors:
+        size = given.get("size", [])
+        if name == "arange":
+            size = [max(0, math.ceil((given["end"] - given.get("start", 0)) / given.get("step", 1)))]
+        return [(size if isinstance(size, list) else [size], given.get("dtype") or torch.get_default_dtype())]
+    first = tensors[0]
+    shape, dtype = list(first.shape), given.get("dtype") or first.dtype
+    others = [list(tensor.shape) for tensor in tensors[1:]]
+    if operation.is_pointwise:
+        shape = list(_broadcast(first.shape, *others))
+        for tensor in tensors[1:]:
+            dtype = torch.promote_types(dtype, tensor.dtype) if tensor.ndim or not first.ndim else dtype
+        if name in ("div", "true_divide") and not dtype.is_floating_point:
+            dtype = torch.get_default_dtype()
+        if name == "where":
+            dtype = tensors[-1].dtype
+    elif "keepdim" in operation.arguments:
+        axes = range(len(shape)) if given.get("dim") in (None, []) else dim if isinstance(dim, list) else [dim]
+        dims = {one % max(len(shape), 1) for one in axes}
+        keeps = given.get("keepdim", False)
+        shape = [1 if at in dims else size for at, size in enumerate(shape) if keeps or at not in dims]
+    elif name in ("sum", "mean", "max", "min", "prod", "all", "any", "norm", "dot"):
+        shape = []
+    elif name in ("mm", "bmm", "mv", "addmm", "baddbmm", "addmv"):
+        left, right = (list(tensor.shape) for tensor in tensors[-2:])
+        shape = [*left[:-1], *right[len(left) - 1 :]]
+    elif name == "cat":
+        shape[dim if "dim" in given else 0] = sum(tensor.shape[dim if "dim" in given else 0] for tensor in tensors)
+    elif name == "stack":
+        shape.insert(given.get("dim", 0) % (len(shape) + 1), len(tensors))
+    elif name == "topk":
+        shape[dim] = given["k"]
+    elif name == "embedding":
+        shape = [*others[0], *shape[1:]]
+    elif name == "gather":
+        shape = list(others[0])
+    elif name == "index_select":
+        shape[dim] = tensors[1].numel()
+    elif name in ("index", "_unsafe_index"):
+        indexed = [at for at, one in enumerate(args[1]) if one is not None]
+        at = indexed[0] if indexed[-1] - indexed[0] < len(indexed) else 0
+        left = [size for axis, size in enumerate(shape) if axis not in indexed]
+        shape = [*left[:at], *_broadcast(*others), *left[at:]]
+    elif name == "nonzero":
+        shape = [first.numel(), first.ndim]
+    elif name == "masked_select":
+        shape = [first.numel()]
+    elif name == "repeat":
+        times = given["repeats"]
+        shape = [size * many for size, many in zip([1] * (len(times) - len(shape)) + shape, times, strict=True)]
+    elif name == "constant_pad_nd":
+        for at, (before, after) in enumerate(zip(given["pad"][::2], given["pad"][1::2], strict=True)):
+            shape[-1 - at] += before + after
+    elif name.startswith("new_"):
+        shape = given["size"]
+    elif name == "nll_loss_forward":
+        shape = []
+    if name in BOOLS or name.startswith("logical"):
+        dtype = torch.bool
+    elif name in INDICES or name == "nonzero":
+        dtype = torch.long
+    return [(shape, dtype), *[(shape, torch.long if count == 2 else dtype)] * (count - 1)]
+
+
+def take_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values on the CPU, in memory of their own, or its shape if they are too many."""
+    return tensor.to("meta") if tensor.numel() > MOST_ELEMENTS else tensor.detach().cpu().clone()
+
+
+def _counts(values: Traced) -> bool:
+    """Tell whether a tensor has the numbers from 0 on: what equals them is a class."""
+    inner = values.content
+    return inner.ndim == 1 and not inner.is_meta and torch.equal(inner, torch.arange(len(inner)))
+
+
+def _stand_in(name: str, value: torch.Tensor, watch: Watch) -> Traced:
+    made = Traced.make(value.clone(), {name}, watch)
+    made.name = name
+    return made
+
+
+def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
+    """Call a reference on stand-ins and return what it returns; `watch.end` says how it ended.
+
+    Args:
+        reference: the reference.
+        values: its inputs by name; tensors are on the CPU or on "meta".
+        watch: notes what it does.
+    """
+    given = [_stand_in(name, one, watch) if isinstance(one, torch.Tensor) else one for name, one in values.items()]
+    is_compiled = "torch.compile" in reference.definition.reference
+    eager = torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
+    try:
+        with eager, contextlib.redirect_stdout(io.StringIO()), watch:
+            return reference.launch(given)
+    except _Stop:
+        watch.end = STOPPED
+    except Exception as error:
+        watch.end = type(error.__cause__ or error).__name__
+    return None
