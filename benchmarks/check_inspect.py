@@ -40,17 +40,11 @@ from flashinfer_bench.examine.inspect.summary import (
     render_findings,
     render_profile,
 )
-from flashinfer_bench.examine.inspect.tools import NCU, OPENINGS, SANITIZER, find_tool
-from flashinfer_bench.worker.walls.own_view import has_own_network
-from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOCAL_SOCKETS, LOOPBACK, SHARED_MEMORY, STEERING
+from flashinfer_bench.examine.inspect.tools import NCU, SANITIZER, find_tool
+from flashinfer_bench.sandbox.namespaces import has_own_network
 
-FURTHER = (
-    (LOOPBACK, CHILDREN, LOCAL_SOCKETS),
-    (LOOPBACK, CHILDREN, LOCAL_SOCKETS, STEERING, SHARED_MEMORY),
-)
-"""Openings that are tried where those of `tools.OPENINGS` do not do."""
 TRIAL_S = 30
-"""Seconds that a tool has in each of these."""
+"""Seconds that a tool has with a sandbox, and without."""
 WITHIN = 0.05
 
 TVM_FFI = """
@@ -176,7 +170,6 @@ class Checks:
         self.wrong = 0
         self.cache = Path(tempfile.mkdtemp(prefix="check-inspect-"))
         self.cache.chmod(0o755)
-        self.openings = dict(OPENINGS)
         self.sandbox = {NCU: "auto", SANITIZER: "auto"}
         self.lock = threading.Lock()
 
@@ -200,12 +193,12 @@ class Checks:
         left = self.deadline - time.monotonic()
         return left >= seconds or self.check(False, f"{what} was left out: {left:.0f} s are left")
 
-    def look(self, subject, plan, *, sandbox="auto", openings=None):
+    def look(self, subject, plan, *, sandbox="auto"):
         start = time.monotonic()
-        site = InspectSite(self.device, sandbox, self.cache, openings=openings)
+        site = InspectSite(self.device, sandbox, self.cache)
         with HangWatch(plan.program, after_s=plan.steps[0].limit_s - 5) as watch:
             done = look(subject, plan, site, self.say)
-        text = f"\n##### {subject.solution.name} {plan.program} {sandbox} {openings}\n"
+        text = f"\n##### {subject.solution.name} {plan.program} {sandbox}\n"
         for step in done.steps:
             text += f"##### step {step.name} code {step.code} ended {step.ended!r} error {step.error!r}\n"
             text += f"##### argv {' '.join(next(one.argv for one in plan.steps if one.name == step.name))}\n"
@@ -216,7 +209,7 @@ class Checks:
         return done
 
     def look_at(self, tool, subject, plan):
-        return self.look(subject, plan, sandbox=self.sandbox[tool], openings=self.openings[tool])
+        return self.look(subject, plan, sandbox=self.sandbox[tool])
 
 
 def tell_machine(checks):
@@ -237,25 +230,23 @@ def tell_machine(checks):
 
 
 def check_walls(checks, subjects):
-    """Profile a kernel without walls, then in the closest walls; stop at the first that work."""
+    """Profile a kernel without a sandbox, and with one."""
     plan = plan_ncu(find_tool(NCU), NcuOptions(set="basic", timeout_s=TRIAL_S))
-    for sandbox, openings in (("off", ()), *(("auto", one) for one in (OPENINGS[NCU], *FURTHER))):
-        if not checks.has_time(f"ncu with {openings or 'no walls'}", 20):
+    for sandbox in ("off", "auto"):
+        if not checks.has_time(f"ncu with --sandbox {sandbox}", 20):
             return
         start = time.monotonic()
         try:
-            done = checks.look(subjects["right_cuda"], plan, sandbox=sandbox, openings=openings)
+            done = checks.look(subjects["right_cuda"], plan, sandbox=sandbox)
             found = f"{read_profile(done)[0][0].values.get('duration_us')} us"
         except Exception as error:
-            checks.check(False, f"ncu with {openings or 'no walls'}: {str(error)[:600]}")
+            checks.check(False, f"ncu with --sandbox {sandbox}: {str(error)[:600]}")
             if sandbox == "off":
                 try_plain_ncu(checks)
             continue
         took = time.monotonic() - start
-        checks.check(True, f"ncu works with {openings or 'no walls'}: {found}, {took:.1f} s; {done.notes}")
-        checks.openings[NCU], checks.sandbox[NCU] = openings, sandbox
-        if sandbox != "off":
-            return
+        checks.check(True, f"ncu works with --sandbox {sandbox}: {found}, {took:.1f} s; {done.notes}")
+        checks.sandbox[NCU] = sandbox
 
 
 def try_plain_ncu(checks):
@@ -315,18 +306,13 @@ def check_ncu(checks, trace_set, subjects):
 
 def check_sanitizer(checks, subjects):
     """Have planted faults found, and nothing in a right solution; nothing is timed, so all run side by side."""
-    for openings in (OPENINGS[SANITIZER], *FURTHER):
-        if not checks.has_time(f"compute-sanitizer with {openings}", 20):
+    for sandbox in ("auto", "off"):
+        if not checks.has_time(f"compute-sanitizer with --sandbox {sandbox}", 20):
             return
-        checks.openings[SANITIZER] = openings
+        checks.sandbox[SANITIZER] = sandbox
         if check_planted(checks, "memcheck_cuda", subjects["memcheck_cuda"]):
             break
-    else:
-        checks.sandbox[SANITIZER] = "off"
-        if not checks.has_time("compute-sanitizer without walls", 20):
-            return
-        check_planted(checks, "memcheck_cuda", subjects["memcheck_cuda"])
-    checks.say(f"compute-sanitizer with {checks.sandbox[SANITIZER]} {checks.openings[SANITIZER]}")
+    checks.say(f"compute-sanitizer with --sandbox {checks.sandbox[SANITIZER]}")
     if not checks.has_time("the other planted faults", 20):
         return
     inspect_start.lock_device = lambda *_: ()  # nothing else is on the GPU

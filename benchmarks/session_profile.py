@@ -44,9 +44,8 @@ STEPS: Final = (
     ("session.main", None, "run_block send_answer prepare_portion make_evaluation look_ahead"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
-    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers make_room take_output _take_fresh"),
+    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers make_room take_output _take _tend"),
     ("workers.pool", "WorkerPool", "_spawn _reap"),
-    ("workers.stock", "Stock", "take tend"),
     (
         "workers.kernel",
         "RemoteKernel",

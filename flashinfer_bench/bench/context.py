@@ -24,7 +24,6 @@ from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evalua
 from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
-from flashinfer_bench.bench.runner.workers.context_file import CONTEXTS_FOLDER
 from flashinfer_bench.bench.scheduler import Rules, Scheduler
 from flashinfer_bench.bench.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
@@ -57,7 +56,6 @@ CACHE_FOLDERS: Final = (
     baseline_cache.FOLDER,
     JUDGE_FOLDER,
     SPREAD_FOLDER,
-    CONTEXTS_FOLDER,
 )
 
 
@@ -185,7 +183,6 @@ class HarnessContext:
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
-            has_early_workers=rules.is_resident and not isolated,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,
             sandbox_user=self.sandbox.user,

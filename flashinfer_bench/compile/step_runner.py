@@ -11,18 +11,18 @@ without site-packages (`base/isolated.py`), and so imports no heavy package.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import selectors
-import struct
 import subprocess
 import sys
 import time
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Final
 
 from flashinfer_bench.base.bounded_log import BoundedLog
+from flashinfer_bench.sandbox import landlock, processes
+from flashinfer_bench.sandbox.namespaces import enter_own_network
 
 HEAD_BYTES: Final = 49_152
 TAIL_BYTES: Final = 16_384
@@ -31,21 +31,12 @@ MAX_OUTPUT_BYTES: Final = 64 << 20
 """Bytes of output after which a compiler is ended."""
 NICENESS: Final = 10
 """Compilers give way to a measurement on the same machine."""
-PR_SET_NO_NEW_PRIVS = 38
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
-RULE_PATH_BENEATH = 1
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
-FIRST_VERSION_RIGHTS = (1 << 13) - 1
-REFER, TRUNCATE = 1 << 13, 1 << 14
-NETWORK_TCP = 3
-NETWORK_VERSION = 4
-"""The first version of Landlock that can refuse TCP."""
 
 
 def answer(order: dict[str, Any]) -> list[dict[str, Any]]:
     """Confine this process, and run the steps of an order."""
-    confine(order["readable"], order["writable"])
+    if sys.platform == "linux":
+        confine(order["readable"], order["writable"])
     os.nice(NICENESS)
     limits = {
         resource.RLIMIT_AS: order["memory_bytes"],
@@ -113,36 +104,9 @@ def run_stage(stage: list[dict[str, Any]], parallel: int) -> list[dict[str, Any]
 
 def confine(readable: list[str], writable: list[str]) -> None:
     """Deny this process, and all it starts, the network and every file but the named ones, as far as the kernel can."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
-    libc.unshare(CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWNET | CLONE_NEWUSER)
-    version = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    if version < 1:
-        return
-    rights = FIRST_VERSION_RIGHTS | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
-    network = NETWORK_TCP if version >= NETWORK_VERSION else 0
-    attributes = struct.pack("QQ", rights, network) if network else struct.pack("Q", rights)
-    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    if ruleset < 0:
-        return
-    for paths, allowed in ((readable, EXECUTE | READ_FILE | READ_DIR), (writable, rights)):
-        for path in paths:
-            allow(libc, ruleset, path, allowed)
-    allow(libc, ruleset, os.devnull, WRITE_FILE | READ_FILE | (rights & TRUNCATE))
-    libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
-
-
-def allow(libc: Any, ruleset: int, path: str, rights: int) -> None:
-    """Allow a file, or a folder with all below it. A path that does not exist needs no rule."""
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return
-    if not Path(path).is_dir():
-        rights &= EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
-    rule = struct.pack("=Qi", rights, fd)
-    libc.syscall(LANDLOCK_ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
-    os.close(fd)
+    processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
+    with suppress(OSError):
+        enter_own_network()
+    rules = [(path, landlock.READING) for path in readable] + [(path, landlock.OWNING) for path in writable]
+    with suppress(OSError):
+        landlock.restrict_files([*rules, (os.devnull, landlock.USING)])

@@ -1,25 +1,31 @@
 """The block of memory that a session shares with one worker, and how tensors lie in it.
 
-The session owns it and decides the layout; the worker only maps it. On a GPU it is an allocation opened by its IPC
-handle, on a CPU a memory file whose descriptor came with the frame. Tensors are contiguous, at offsets of ALIGNMENT
-bytes.
+The session owns it and decides the layout; the worker only maps it. On a CPU it is a memory file whose descriptor came
+with the frame. On a GPU it is a raw allocation of the CUDA driver, opened by its IPC handle: torch's own sharing hands
+out a handle to the whole allocator block, and a worker must not be able to read what lies beside its inputs. Calls of
+the driver need a current CUDA context, which torch makes. Tensors are contiguous, at offsets of ALIGNMENT bytes.
 """
 
 from __future__ import annotations
 
 import base64
+import ctypes
+import math
 import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.worker import cuda_memory
+from flashinfer_bench.timing import driver
 
 ALIGNMENT: Final = 256
 """Bytes; a GPU's allocator aligns tensors in the same way."""
+IPC_HANDLE_BYTES: Final = 64
+IPC_LAZY_PEER_ACCESS: Final = 1
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,7 @@ class Slot:
     @property
     def nbytes(self) -> int:
         """Bytes that the tensor's elements take."""
-        count = 1
-        for dimension in self.shape:
-            count *= dimension
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
         """Return the slot as a field of a frame."""
@@ -54,7 +57,7 @@ class Slot:
         return block[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
 
     def views(self, block: torch.Tensor, count: int, stride: int) -> list[torch.Tensor]:
-        """Return so many tensors inside a uint8 block, this one first; the next one lies `stride` bytes on."""
+        """Return `count` tensors inside a uint8 block, this one first; the next one lies `stride` bytes on."""
         return [*map(self.maker(block, stride), range(count))]
 
     def maker(self, block: torch.Tensor, stride: int) -> Callable[[int], torch.Tensor]:
@@ -72,16 +75,7 @@ class MappedArena:
     """An arena as a uint8 tensor, and how to give the mapping up."""
 
     block: torch.Tensor
-    release: Callable[[], None]
-
-
-def _nothing() -> None:
-    """Leave a memory file mapped for as long as a tensor points into it."""
-
-
-def map_memory_file(fd: int, size: int) -> torch.Tensor:
-    """Map a memory file, shared and writable, as a uint8 tensor; the tensor keeps the mapping."""
-    return torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+    release: Callable[[], object]
 
 
 def open_arena(description: dict[str, Any], fds: list[int]) -> MappedArena:
@@ -89,9 +83,84 @@ def open_arena(description: dict[str, Any], fds: list[int]) -> MappedArena:
     size = int(description["size"])
     try:
         if description["kind"] == "cuda":
-            address = cuda_memory.open_handle(base64.b64decode(description["handle"]))
-            return MappedArena(cuda_memory.as_bytes(address, size), lambda: cuda_memory.close_handle(address))
-        return MappedArena(map_memory_file(fds[0], size), _nothing)
+            address = open_handle(base64.b64decode(description["handle"]))
+            return MappedArena(device_bytes(address, size), lambda: close_handle(address))
+        return MappedArena(map_memory_file(fds[0], size), lambda: None)  # it is mapped while a tensor points into it
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def map_memory_file(fd: int, size: int) -> torch.Tensor:
+    """Map a memory file, shared and writable, as a uint8 tensor; the tensor keeps the mapping."""
+    return torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+
+
+class CudaMemoryError(driver.DriverError):
+    """A call of the CUDA driver for memory failed."""
+
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle of the driver API: 64 opaque bytes."""
+
+    _fields_ = (("reserved", ctypes.c_char * IPC_HANDLE_BYTES),)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Return libcuda, with the calls declared that are made here."""
+    library, pointer = driver.driver(), ctypes.c_uint64
+    library.cuMemAlloc_v2.argtypes = [ctypes.POINTER(pointer), ctypes.c_size_t]
+    library.cuMemFree_v2.argtypes = [pointer]
+    library.cuIpcGetMemHandle.argtypes = [ctypes.POINTER(IpcHandle), pointer]
+    library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.POINTER(pointer), IpcHandle, ctypes.c_uint]
+    library.cuIpcCloseMemHandle.argtypes = [pointer]
+    return library
+
+
+def _check(code: int, what: str) -> None:
+    driver.check(code, what, error=CudaMemoryError)
+
+
+def allocate(size: int) -> int:
+    """Allocate `size` bytes on the current device and return the address."""
+    address = ctypes.c_uint64()
+    _check(_library().cuMemAlloc_v2(ctypes.byref(address), size), f"allocating {size} bytes of device memory")
+    return address.value
+
+
+def free(address: int) -> None:
+    """Give an allocation back."""
+    _check(_library().cuMemFree_v2(address), "freeing device memory")
+
+
+def export_handle(address: int) -> bytes:
+    """Return the handle with which another process can open the allocation."""
+    handle = IpcHandle()
+    _check(_library().cuIpcGetMemHandle(ctypes.byref(handle), address), "exporting device memory")
+    return ctypes.string_at(ctypes.byref(handle), IPC_HANDLE_BYTES)
+
+
+def open_handle(handle: bytes) -> int:
+    """Map an allocation of another process and return its address here."""
+    opened, address = IpcHandle.from_buffer_copy(handle), ctypes.c_uint64()
+    code = _library().cuIpcOpenMemHandle_v2(ctypes.byref(address), opened, IPC_LAZY_PEER_ACCESS)
+    _check(code, "opening device memory")
+    return address.value
+
+
+def close_handle(address: int) -> None:
+    """Unmap what open_handle mapped."""
+    _check(_library().cuIpcCloseMemHandle(address), "closing device memory")
+
+
+class _DeviceBytes:
+    """Tells torch where raw device memory lies, by the CUDA array interface, version 2."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
+
+
+def device_bytes(address: int, size: int) -> torch.Tensor:
+    """Return raw device memory as a uint8 tensor that does not own it."""
+    return torch.as_tensor(_DeviceBytes(address, size), device="cuda")

@@ -19,6 +19,9 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
+from flashinfer_bench.sandbox.policy import confine
+from flashinfer_bench.sandbox.processes import show_memory
 from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,
@@ -43,16 +46,13 @@ from flashinfer_bench.worker.calls import (
     lay_out_calls,
     share_memory,
 )
-from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.error_location import find_location, message_of
 from flashinfer_bench.worker.gated_chain.calls import GatedChains
 from flashinfer_bench.worker.jit.left_locks import enter_extensions
+from flashinfer_bench.worker.jit.module_layer import link_modules
 from flashinfer_bench.worker.jit.precompile import precompile
-from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS, answer_readings
-from flashinfer_bench.worker.walls.module_layer import link_modules
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
 LARGE_BYTES: Final = 1 << 17
@@ -65,22 +65,22 @@ VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "
 """What a session may ask for, beside the end."""
 
 
-def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
+def run_worker(order: dict[str, Any], fds: Sequence[int], supervisor: socket.socket) -> None:
     """Confine this process, serve the session, end the process.
 
-    Or become the order's `program` in the same walls, or compile what its `precompile` tells.
+    Or become the order's `program` in the same sandbox, or compile what its `precompile` tells.
 
     Args:
         order: from the session.
-        fds: its socket, and the pipes for what is printed.
-        guard: the guard is sent what it answers filtered calls by.
+        fds: its socket, and the pipe for what is printed.
+        supervisor: is sent the descriptor by which filtered calls ask.
     """
     try:
-        confine(order, fds, guard)
+        confine(order, fds, supervisor)
         if order.get("program"):
             os.execve(order["program"][0], order["program"], os.environ)
         if order.get("precompile"):
-            precompile(order["precompile"], (order.get("walls") or {}).get("shared_modules"))
+            precompile(order["precompile"], order.get("shared_modules"))
             flush_output()
             return
         device = torch.device(order["device"])
@@ -94,7 +94,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, l2_cache=timing["l2_cache"], clock=timing["clock"], image=image)
         worker = Worker(socket.socket(fileno=fds[0]), device, clock)
-        worker.shared_modules = (order.get("walls") or {}).get("shared_modules")
+        worker.shared_modules = order.get("shared_modules")
         worker.serve()
     except BaseException:
         traceback.print_exc()  # the session reads it where the worker was to start
@@ -166,7 +166,7 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
-        show_memory()  # from here on the guard looks at what this process holds
+        show_memory()  # from here on the supervisor looks at what this process holds
         os.environ.update(request["environment"])
         if self.shared_modules is not None:
             link_modules(Path(self.shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))

@@ -52,8 +52,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.timing.measurement import Count, Nanoseconds, Sample, Words, printable
-from flashinfer_bench.worker.wire import WireError
 
 MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256

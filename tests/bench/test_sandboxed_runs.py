@@ -9,11 +9,11 @@ from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.bench.runner import sandbox
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.filter.call_filter import filters_calls
-from flashinfer_bench.worker.walls import landlock
+from flashinfer_bench.sandbox import landlock
+from flashinfer_bench.sandbox.seccomp import can_filter
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
-HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and filters_calls()
+HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.slow,

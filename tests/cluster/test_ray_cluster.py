@@ -17,9 +17,9 @@ from flashinfer_bench import Engine
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.filter.call_filter import filters_calls
-from flashinfer_bench.worker.linux import descendants
-from flashinfer_bench.worker.walls import landlock
+from flashinfer_bench.sandbox import landlock
+from flashinfer_bench.sandbox.processes import descendants
+from flashinfer_bench.sandbox.seccomp import can_filter
 from tests.conftest import CHECKOUT
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.processes import wait_until_gone
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: cluster)"),
     pytest.mark.filterwarnings("default"),  # Ray's own are not ours
 ]
-HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and filters_calls()
+HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
 SIZE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 STORED = {"x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "x"}}
 SPY = """

@@ -20,8 +20,7 @@ from flashinfer_bench.examine.inspect import inspector, tools
 from flashinfer_bench.examine.inspect.ncu import NcuOptions, parse_raw, plan_ncu, read_profile
 from flashinfer_bench.examine.inspect.order import Inspected, StepDone
 from flashinfer_bench.examine.inspect.sanitizer import CodePlace, find_problems, join_equal, parse_findings
-from flashinfer_bench.examine.inspect.tools import NCU, OPENINGS
-from flashinfer_bench.worker.walls.own_view import has_own_network
+from flashinfer_bench.sandbox.namespaces import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.vendor_tools import CSV, write_tools
 
@@ -189,7 +188,7 @@ def test_a_solution_that_raises_is_told_with_its_words_and_no_traceback_of_ours(
 
 def test_a_tool_gets_no_walls_without_a_network_of_its_own(monkeypatch):
     monkeypatch.setattr(inspector, "has_own_network", lambda: False)
-    order = SimpleNamespace(hello=SimpleNamespace(has_walls=True), openings=OPENINGS[NCU])
+    order = SimpleNamespace(hello=SimpleNamespace(has_walls=True), steps=[None])
     assert "--sandbox off" in inspector.inspect(order).problem
 
 

@@ -11,8 +11,8 @@ SCRIPT = """
 import socket, sys
 from pathlib import Path
 import torch
-from flashinfer_bench.worker.template import run_template
-run_template(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
+from flashinfer_bench.worker.fork_server import run_fork_server
+run_fork_server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
 """
 ROOT = Path(__file__).parents[2]
 

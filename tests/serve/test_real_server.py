@@ -11,9 +11,9 @@ import time
 import pytest
 
 from flashinfer_bench.client import Client
+from flashinfer_bench.sandbox import landlock
+from flashinfer_bench.sandbox.seccomp import can_filter
 from flashinfer_bench.serve.ledger import Ledger
-from flashinfer_bench.worker.filter.call_filter import filters_calls
-from flashinfer_bench.worker.walls import landlock
 from tests.conftest import CHECKOUT
 from tests.kit import make_solution
 from tests.serve.small_engine import write_set
@@ -21,7 +21,7 @@ from tests.serve.small_engine import write_set
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and filters_calls()
+HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
 FLAGS = ["--devices", "cpu", "--quick", "--iterations", "5", "--no-profile-baseline", "--port", "0"]
 WRONG = "def run(x):\n    return x * 3\n"
 SLOW = "import time\ntime.sleep(max(0, UNTIL - time.time()))\ndef run(x):\n    return x * 2\n"

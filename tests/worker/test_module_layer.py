@@ -6,28 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.worker.walls.module_layer import link_modules
+from flashinfer_bench.worker.jit.module_layer import link_modules
 from tests.kit.strange import STRANGE
 
 PLACE = Path(".cache/flashinfer/0.7.2/90a")
 NINJA = shutil.which("ninja")
 
 
-def write_build(base, name, *, flags=""):
+def write_build(base, name, *, flags="", built=None):
     """Write what FlashInfer writes of a module below a base; its names are resolved as the library resolves them."""
     module, source = base / PLACE / "cached_ops" / name, base / PLACE / "generated" / name
     for folder in (module, source):
         folder.mkdir(parents=True, exist_ok=True)
     if not (source / "a.cu").exists():
         (source / "a.cu").write_text("source")
-    text = (
-        f"cuda_cflags = -O3 {flags}\nrule cuda_compile\n  command = cp $in $out\n"
-        f"build {(module / f'{name}.so').resolve()}: cuda_compile {(source / 'a.cu').resolve()}\n"
-        f"default {(module / f'{name}.so').resolve()}\n"
-    )
+    made = (module / f"{name}.so").resolve()
+    rule = f"cuda_cflags = -O3 {flags}\nrule cuda_compile\n  command = cp $in $out\n"
+    text = f"{rule}build {made}: cuda_compile {(source / 'a.cu').resolve()}\ndefault {made}\n"
     build = module / "build.ninja"
     if not build.exists() or build.read_text() != text:
         build.write_text(text)
+    if built is not None:
+        (module / f"{name}.so").write_text(built)
     return module
 
 
@@ -40,63 +40,51 @@ def run_ninja(module):
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
+@pytest.fixture
+def layers(tmp_path):
+    return tmp_path / "shared", tmp_path / "own"
+
+
 @pytest.mark.skipif(NINJA is None, reason="there is no ninja")
-def test_ninja_has_nothing_to_do_for_a_module_that_was_compiled_ahead(tmp_path):
-    shared, own = tmp_path / "shared", tmp_path / "own"
+def test_ninja_has_nothing_to_do_for_what_was_compiled_ahead_and_the_rest_stays_in_the_layer(layers):
+    shared, own = layers
     assert "[1/1]" in run_ninja(write_build(shared, "norm"))
     link_modules(shared, own)
     assert "no work to do" in run_ninja(write_build(own, "norm"))
     assert (own / PLACE / "cached_ops/norm/norm.so").read_text() == "source"
-
-
-@pytest.mark.skipif(NINJA is None, reason="there is no ninja")
-def test_what_a_solution_compiles_itself_stays_in_its_layer(tmp_path):
-    shared, own = tmp_path / "shared", tmp_path / "own"
-    run_ninja(write_build(shared, "norm"))
-    link_modules(shared, own)
     assert "[1/1]" in run_ninja(write_build(own, "rope"))
-    assert not (shared / PLACE / "cached_ops/rope").exists()
     (own / PLACE / "cached_ops" / "tmp").mkdir()  # the library's locks lie there
     assert names(shared / PLACE / "cached_ops") == ["norm"]
 
 
-def test_modules_that_are_unfinished_or_name_the_shared_folder_are_left_out(tmp_path):
-    shared, own = tmp_path / "shared", tmp_path / "own"
-    write_build(shared, "unfinished")
-    for name, flags in (("whole", ""), ("includes", f"-I{shared / PLACE / 'generated/includes'}")):
-        (write_build(shared, name, flags=flags) / f"{name}.so").write_text("")
-    link_modules(shared, own)
-    assert names(own / PLACE / "cached_ops") == ["whole"]
-    assert names(own / PLACE / "generated") == ["whole"]
-
-
-def test_what_came_later_is_linked_later_and_what_is_there_stays(tmp_path):
-    shared, own = tmp_path / "shared", tmp_path / "own"
+def test_what_is_finished_is_linked_when_it_comes_and_what_is_there_stays(layers):
+    shared, own = layers
     link_modules(shared, own)  # nothing was compiled ahead
-    (write_build(own, "mine") / "mine.so").write_text("own")
+    write_build(own, "mine", built="own")
+    write_build(shared, "unfinished")
+    write_build(shared, "includes", flags=f"-I{shared / PLACE / 'generated/includes'}", built="names the shared folder")
     for name in ("mine", "theirs"):
-        (write_build(shared, name) / f"{name}.so").write_text("shared")
+        write_build(shared, name, built="shared")
+    (shared / ".cache/flashinfer/cubins").mkdir()
+    (shared / ".cache/flashinfer/cubins/a.cubin").write_text("downloaded")
     link_modules(shared, own)
-    assert (own / PLACE / "cached_ops/mine/mine.so").read_text() == "own"
-    assert (own / PLACE / "cached_ops/theirs/theirs.so").read_text() == "shared"
+    linked = own / PLACE / "cached_ops"
+    assert {name: (linked / name / f"{name}.so").read_text() for name in names(linked)} == {
+        "mine": "own",
+        "theirs": "shared",
+    }
+    assert names(own / PLACE / "generated") == ["mine", "theirs"]
+    assert (own / ".cache/flashinfer/cubins/a.cubin").read_text() == "downloaded"
     shutil.rmtree(shared / PLACE / "cached_ops" / "theirs")
-    (write_build(shared, "more") / "more.so").write_text("shared")
+    write_build(shared, "more", built="shared")
     link_modules(shared, own)
-    assert (own / PLACE / "cached_ops/more/more.so").exists()
-
-
-def test_downloads_are_linked(tmp_path):
-    downloads = tmp_path / "shared/.cache/flashinfer/cubins/some"
-    downloads.mkdir(parents=True)
-    (downloads / "a.cubin").write_text("x")
-    link_modules(tmp_path / "shared", tmp_path / "own")
-    assert (tmp_path / "own/.cache/flashinfer/cubins/some/a.cubin").read_text() == "x"
+    assert (linked / "more/more.so").exists()
 
 
 @pytest.mark.parametrize("words", STRANGE)
-def test_what_a_solution_left_in_place_of_the_stamp_is_not_waited_for(tmp_path, words):
-    shared, own = tmp_path / "shared", tmp_path / "own"
-    (write_build(shared, "norm") / "norm.so").write_text("")
+def test_what_a_solution_left_in_place_of_the_stamp_is_not_waited_for(layers, words):
+    shared, own = layers
+    write_build(shared, "norm", built="")
     own.mkdir()
     STRANGE[words](own / ".linked")
     if words == "a folder":

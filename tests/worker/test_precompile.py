@@ -5,7 +5,6 @@ import os
 import select
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from flashinfer_bench.worker.jit.precompile import call_once, make_argument
 from flashinfer_bench.worker.jit.stand_in import stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.load import load_entry
-from tests.kit.walls import running_cell
+from tests.kit.sandboxes import running_cell
 from tests.kit.workers import worker_order
 
 pytestmark = pytest.mark.cpu
@@ -162,8 +161,8 @@ def run(x, n):
             (norm / name).touch()
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
         environment["FLASHINFER_WORKSPACE_BASE"] = str(cell.jit)
-        walls = replace(cell.walls().without_gpu(), shared_modules=str(shared)).to_json()
-        order = worker_order(walls=walls, environment=environment, precompile=words)
+        policy, layer = cell.policy().without_gpu().to_json(), {"shared_modules": str(shared)}
+        order = worker_order(sandbox=policy, environment=environment, precompile=words, **layer)
         deadline = time.monotonic() + 60
         with WorkerProcess(cell.template, order, home) as worker:
             while not worker.has_ended and time.monotonic() < deadline:

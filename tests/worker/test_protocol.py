@@ -1,5 +1,6 @@
 import pytest
 
+from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.worker.protocol import (
     MAX_CALLS,
@@ -11,7 +12,6 @@ from flashinfer_bench.worker.protocol import (
     answer_readings,
     check_answer,
 )
-from flashinfer_bench.worker.wire import WireError
 
 READINGS = {
     "span_ns": [5, 6],

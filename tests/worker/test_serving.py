@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
+from flashinfer_bench.base.wire import FrameReader
 from flashinfer_bench.timing.clocks import make_clock
 from flashinfer_bench.worker import main, protocol
 from flashinfer_bench.worker.calls import LaidCall, SolutionFunctions
 from flashinfer_bench.worker.protocol import Called, check_answer
-from flashinfer_bench.worker.wire import FrameReader
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")

@@ -15,12 +15,12 @@ from multiprocessing.connection import wait
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, encode_frame
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
-from flashinfer_bench.worker.linux import end_tree, hide_memory, session_members
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, encode_frame
+from flashinfer_bench.sandbox.processes import end_tree, hide_memory, session_members
 
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0

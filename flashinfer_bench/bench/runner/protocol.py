@@ -70,8 +70,6 @@ class Hello(Frame):
     """Who a worker is; see `sandbox.User`."""
     hidden: list[str] = []
     """Folders that no worker reads, wherever they lie."""
-    has_early_workers: bool = False
-    """Workers with walls are made ahead for solutions that nobody has sent yet."""
     sessions: int = 1
     """Sessions that judge on GPUs of this machine, this one among them."""
     compiles_ahead: bool = False

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from flashinfer_bench.bench.runner.own_user import find_own_user, reads_without_rights
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.filter.call_filter import filters_calls
-from flashinfer_bench.worker.walls import landlock
+from flashinfer_bench.sandbox import landlock
+from flashinfer_bench.sandbox.seccomp import can_filter
+from flashinfer_bench.sandbox.user import find_own_user, reads_without_rights
 
 Level = Literal["strict", "auto", "off"]
 User = Literal["own", "the session's", "root without rights", "root that reads all files", "unchanged"]
@@ -112,7 +112,7 @@ def read_support(cache_root: Path) -> SandboxSupport:
     is_root = os.geteuid() == 0
     return SandboxSupport(
         landlock_version=landlock.version(),
-        filters_calls=filters_calls(),
+        filters_calls=can_filter(),
         is_root=is_root,
         reads_without_rights=not is_root or reads_without_rights(),
         own_user_fails=find_own_user(cache_root) if is_root else None,

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,26 +22,24 @@ import torch
 
 from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.bench.runner.environments import PACKAGE, solution_environment, worker_environment
+from flashinfer_bench.bench.runner.environments import PACKAGE, solution_environment
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
-from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
+from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
+from flashinfer_bench.bench.runner.workers.pool import make_order
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.spawning import default_memory_limit
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.errors import FlashInferBenchError, SolutionFailure
 from flashinfer_bench.examine.inspect.enclosed import run_enclosed
 from flashinfer_bench.examine.inspect.inputs import write_inputs
 from flashinfer_bench.examine.inspect.order import WORK, Inspected, InspectOrder, StepDone, ToolStep
-from flashinfer_bench.worker.linux import fork
+from flashinfer_bench.sandbox.namespaces import has_own_network
+from flashinfer_bench.sandbox.processes import fork
+from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
 from flashinfer_bench.worker.protocol import Failed, Loaded
-from flashinfer_bench.worker.template import Preparation, start_template
-from flashinfer_bench.worker.walls.own_view import has_own_network
-from flashinfer_bench.worker.walls.walled_calls import LOOPBACK, SHARED_MEMORY
-from flashinfer_bench.worker.wire import WireError
 
 CALLER: Final = "flashinfer_bench.worker.one_call"
 CALL_FILE, OUTCOME_FILE = "call.json", "outcome.json"
@@ -64,23 +62,23 @@ class Inspector:
     def __init__(self, order: InspectOrder, template: socket.socket, run_directory: Path) -> None:
         self._order = order
         self._template = template
-        self._enclosure = Enclosure(order.hello, os.environ) if order.hello.has_walls else None
-        if self._enclosure is not None:
-            self._enclosure.open_to_workers(run_directory)
+        self._policies = PolicyMaker(order.hello, os.environ) if order.hello.has_walls else None
+        if self._policies is not None:
+            self._policies.open_to_workers(run_directory)
         self._given, self._work = run_directory / "given", run_directory / "work"
         self._homes = (run_directory / f"home-{number}" for number in range(1 << 16))
         self._device = "cuda:0" if order.hello.device == "cuda" else "cpu"
         directory = order.solution.directory
-        self._walls = None
-        if self._enclosure is not None:
-            self._walls = self._enclosure.make_walls(
+        self._policy = None
+        if self._policies is not None:
+            self._policy = self._policies.make_policy(
                 order.solution.digest, Path(directory) if directory else None, self._given
             )
         else:
             self._given.mkdir()
         self._work.mkdir()
-        if self._walls is not None and self._walls.user is not None:
-            os.chown(self._work, self._walls.user, self._walls.user)
+        if self._policy is not None and self._policy.user is not None:
+            os.chown(self._work, self._policy.user, self._policy.user)
 
     def look(self) -> tuple[StepDone, ...]:
         """Run all steps.
@@ -90,8 +88,8 @@ class Inspector:
         """
         call = in_a_child(self._make_inputs, self._given / "inputs.json")
         artifact = find_artifact(self._order.solution, lambda: Path(tempfile.mkdtemp(dir=self._given)))
-        if self._enclosure is not None:
-            artifact = self._enclosure.hand_over(artifact, self._given)
+        if self._policies is not None:
+            artifact = self._policies.hand_over(artifact, self._given)
         style = self._load(artifact)
         call |= {"style": style.style, "style_is_settled": style.is_settled}
         call |= {"device": self._device, "outcome": str(self._work / OUTCOME_FILE)}
@@ -149,7 +147,7 @@ class Inspector:
             file = self._given / CALL_FILE
             file.write_text(json.dumps({**call, "warm_up_calls": step.warm_up_calls}), encoding="utf-8")
             argv += [sys.executable, "-m", CALLER, str(file)]
-        order = self._worker_order(home, openings=self._order.openings)
+        order = self._worker_order(home, for_tool=True)
         order["environment"] |= {
             **self._solution_environment(),
             "PYTHONPATH": os.pathsep.join([str(import_path), *filter(None, sys.path)]),
@@ -164,27 +162,20 @@ class Inspector:
 
     def _solution_environment(self) -> dict[str, str]:
         digest = self._order.solution.digest
-        if self._enclosure is not None:
-            return self._enclosure.environment(digest)
+        if self._policies is not None:
+            return self._policies.environment(digest)
         return solution_environment(Path(self._order.hello.cache_root) / "jit" / digest[:2] / digest)
 
-    def _worker_order(self, home: Path, openings: Sequence[str] = ()) -> dict[str, Any]:
+    def _worker_order(self, home: Path, for_tool: bool = False) -> dict[str, Any]:
         """Return the order for a worker, or for a program in its place."""
-        hello = self._order.hello
-        environment = worker_environment(os.environ, Path(hello.cache_root))
-        order: dict[str, Any] = {
-            "environment": environment | {"HOME": str(home), "TMPDIR": str(home)},
-            "device": self._device,
-            "threads": usable_cores(),
-            "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(),
-            "timing": {"l2_cache": "cold", "clock": "cuda_events", "image": ""},
-        }
-        if self._enclosure is not None and self._walls is not None:
-            order["environment"] |= self._enclosure.environment(self._order.solution.digest)
-            own = [str(home), str(self._work), *self._walls.writable]
-            own += ["/dev/shm"] if SHARED_MEMORY in openings else []
-            walls = replace(self._walls, writable=tuple(own), openings=tuple(openings))
-            order["walls"] = replace(walls, readable=(*walls.readable, *self._order.readable)).to_json()
+        order = make_order(self._order.hello, home)
+        order["timing"]["clock"] = "cuda_events"
+        if self._policies is not None and self._policy is not None:
+            order["environment"] |= self._policies.environment(self._order.solution.digest)
+            own = [str(home), str(self._work), *self._policy.writable]
+            readable = (*self._policy.readable, *self._order.readable)
+            policy = replace(self._policy, readable=readable, writable=tuple(own), for_tool=for_tool)
+            order |= {"sandbox": policy.to_json(), "shared_modules": str(self._policies.shared_modules)}
         return order
 
 
@@ -223,7 +214,7 @@ def read_error(file: Path) -> str:
 
 def inspect(order: InspectOrder) -> Inspected:
     """Carry out an order; leaves no process and no file behind."""
-    if order.hello.has_walls and LOOPBACK in order.openings and not has_own_network():
+    if order.hello.has_walls and order.steps and not has_own_network():
         return Inspected(problem=NO_NETWORK)
     sys.dont_write_bytecode = True
     run_directory, _ = hold_folder("inspect")  # until this process and its forks have ended
@@ -231,7 +222,7 @@ def inspect(order: InspectOrder) -> Inspected:
     with ExitStack() as stack:
         stack.callback(theirs.close)
         preparation = Preparation(with_triton=order.hello.needs_triton)
-        template = start_template(run_directory, preparation, not_for_it=[ours])
+        template = start_fork_server(run_directory, preparation, not_for_it=[ours])
         stack.callback(template.close)  # then the template ends what is left, and removes the folder
         stack.callback(ours.close)
         try:

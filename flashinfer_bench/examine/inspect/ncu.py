@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.examine.inspect.order import WORK, Inspected, StepDone, ToolStep
-from flashinfer_bench.examine.inspect.tools import NCU, OPENINGS, ToolPlan
+from flashinfer_bench.examine.inspect.tools import ToolPlan
 
 REPORT: Final = f"{WORK}/report.ncu-rep"
 PROFILE, DETAILS, RAW = "profile", "details", "raw"
@@ -149,7 +149,7 @@ def plan_ncu(program: Path, options: NcuOptions, known: Container[str] = ()) -> 
             environment=environment,
         ),
     ]
-    return ToolPlan(program, steps, OPENINGS[NCU])
+    return ToolPlan(program, steps)
 
 
 def read_profile(done: Inspected) -> tuple[list[KernelProfile], str]:

@@ -41,8 +41,6 @@ class InspectOrder(Frame):
     workload: dict[str, Any]
     blob_root: str
     seed: int
-    openings: tuple[str, ...] = ()
-    """What is open in the walls for the tool, as `walled_calls.OPENINGS` says."""
     readable: tuple[str, ...] = ()
     """Where the tool is."""
     steps: tuple[ToolStep, ...]

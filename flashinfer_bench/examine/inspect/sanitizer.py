@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from flashinfer_bench.examine.inspect.order import Inspected, ToolStep
-from flashinfer_bench.examine.inspect.tools import OPENINGS, SANITIZER, ToolPlan
+from flashinfer_bench.examine.inspect.tools import ToolPlan
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}
@@ -97,7 +97,7 @@ def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> ToolP
         )
         for one in types
     ]
-    return ToolPlan(program, steps, OPENINGS[SANITIZER])
+    return ToolPlan(program, steps)
 
 
 def read_findings(done: Inspected, sources: Iterable[str]) -> list[SanitizerFinding]:

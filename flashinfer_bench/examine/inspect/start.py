@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +58,6 @@ class InspectSite:
     """The folder of what is built; None for the user's."""
     seed: int | None = None
     """Of the inputs; None for one that follows from definition and workload."""
-    openings: Sequence[str] | None = None
-    """What is open in the walls; None for what the tool is known to need."""
     temporary: Path | None = None
     """A folder for the files of the moment; None for the system's."""
 
@@ -111,7 +109,6 @@ def look(
                 workload=subject.workload.to_dict(),
                 blob_root=str(subject.blob_root.absolute()),
                 seed=_seed(subject) if site.seed is None else site.seed,
-                openings=tuple(plan.openings if site.openings is None else site.openings),
                 readable=tuple(plan.readable),
                 steps=tuple(plan.steps),
             )

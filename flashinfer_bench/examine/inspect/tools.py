@@ -1,4 +1,4 @@
-"""The vendor's tools on this machine: where they are, what their walls leave open, and what each of them is to do."""
+"""The vendor's tools on this machine: where they are, and what each of them is to do."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.machine import Device, discover_devices
-from flashinfer_bench.bench.runner.workers.reach import is_too_wide
+from flashinfer_bench.bench.runner.workers.policies import is_too_wide
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.examine.inspect.order import ToolStep
-from flashinfer_bench.worker.walls.walled_calls import ABSTRACT_SOCKETS, CHILDREN, LOOPBACK
 
 NCU, SANITIZER = "ncu", "compute-sanitizer"
 PRODUCTS: Final = {NCU: "Nsight Compute", SANITIZER: "compute-sanitizer"}
 USUAL_FOLDERS: Final = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/bin")
 """Where a tool is looked for that is not on $PATH."""
-OPENINGS: Final = {
-    NCU: (LOOPBACK, CHILDREN, ABSTRACT_SOCKETS),
-    SANITIZER: (LOOPBACK, CHILDREN, ABSTRACT_SOCKETS),
-}
-"""Tool → what is open in the walls around it and the solution: both start the program that uses CUDA and speak with it
-over a socket with an abstract name, or over TCP on the loopback. ncu that may make no such socket waits for ever."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +26,6 @@ class ToolPlan:
 
     program: Path
     steps: Sequence[ToolStep]
-    openings: Sequence[str]
 
     @property
     def readable(self) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
 from flashinfer_bench.bench import evaluators
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import list_hidden_folders
@@ -30,7 +31,6 @@ from flashinfer_bench.data import Evaluation, TraceSet
 from flashinfer_bench.data.solution import check_source_path
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DeviceFault, Fault
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 MODULE: Final = "flashinfer_bench.examine.repro.session"
 SCRIPT: Final = "repro.py"

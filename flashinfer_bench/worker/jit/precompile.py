@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.worker.filter.call_filter import refuse_calls
+from flashinfer_bench.sandbox.processes import show_memory
+from flashinfer_bench.sandbox.seccomp import refuse_calls
 from flashinfer_bench.worker.jit.left_locks import enter_extensions
+from flashinfer_bench.worker.jit.module_layer import link_modules
 from flashinfer_bench.worker.jit.stand_in import LOWEST_PRIORITY, stand_in
-from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
-from flashinfer_bench.worker.walls.module_layer import link_modules
 
 
 def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> None:

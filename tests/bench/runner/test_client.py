@@ -10,7 +10,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner.client import SessionClient
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
-from flashinfer_bench.worker.linux import descendants, is_alive, session_members
+from flashinfer_bench.sandbox.processes import descendants, is_alive, session_members
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 

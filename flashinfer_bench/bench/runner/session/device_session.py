@@ -56,13 +56,12 @@ from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
-from flashinfer_bench.bench.runner.workers.stock import SlowContext
+from flashinfer_bench.bench.runner.workers.pool import SlowContext, WorkerPool, reference_files
 from flashinfer_bench.compile.farm import BUILD_LIMIT_S
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, Fault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
-from flashinfer_bench.worker.cuda_memory import CudaMemoryError
+from flashinfer_bench.worker.arena import CudaMemoryError
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
@@ -166,10 +165,6 @@ class DeviceSession:
         """Have nothing go on beside a call of which the host's time is part; say whether anything did."""
         was_compiling = self._precompiler.hold()
         return self._pool.settle() or was_compiling
-
-    def prepare_for_any(self) -> bool:
-        """Have workers made for what may come, since nothing is to be done now; say whether they are still starting."""
-        return self._pool.expect_unknown()
 
     def close(self) -> None:
         """Give the shared memory back."""
@@ -375,7 +370,7 @@ class DeviceSession:
         """Have the worker import the solution, and find out how it is called."""
         self._pool.await_writers()
         self._pool.name_folder(solution.digest, solution.name)
-        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder, anew=self._pool.is_early))
+        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
         signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
             signature,

@@ -163,7 +163,7 @@ class MachineCheck:
         environment = self._pool.solution_environment(solution.digest)
         kernel = CallableKernel(worker, self._tools, task, KernelMetadata(solution.name, NAME, False))
         try:
-            artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder, anew=self._pool.is_early))
+            artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
             kernel.load(artifact, environment)
             kernel.calling_style = CallingStyle("value", "ours")
             kernel.call_once([torch.ones(ELEMENTS, device=device)])

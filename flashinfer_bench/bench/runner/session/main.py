@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
 
 import pynvml
@@ -24,6 +23,7 @@ import torch
 
 from flashinfer_bench import __version__
 from flashinfer_bench.base.stamp import utc_now
+from flashinfer_bench.base.wire import WireClosed, send_frame
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
@@ -41,14 +41,12 @@ from flashinfer_bench.bench.runner.session.opening import OpenedSession
 from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.outcome import NotPlain, make_evaluation
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.bench.runner.workers.context_file import ContextFile
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
 from flashinfer_bench.timing.driver import set_connections
 from flashinfer_bench.timing.gpu_queue import kernel_image
-from flashinfer_bench.worker.wire import WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_PORTION_S: Final = 0.5
@@ -56,8 +54,6 @@ FIRST_PORTION_S: Final = 0.5
 verdict waits for one workload's baseline and little else."""
 LATER_PORTION_S: Final = 4.0
 """The same for the first portion of each later block, since nobody waits for a first verdict then."""
-START_POLL_S: Final = 0.02
-"""Seconds between two looks at workers that are starting while nothing is asked of the session."""
 PORTION_GROWTH: Final = 4
 """Each further portion of a block may last this many times as long as the one before. A portion costs two workers, the
 solution's and the reference's, so there have to be few of them."""
@@ -78,16 +74,14 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
     opened.readout.add_launch_gap(clock.launch_gap_ns())
     opened.readout.least_span_ns = clock.least_span_ns()
-    contexts = ContextFile(Path(hello.cache_root), hello.gpu_uuid) if hello.gpu_uuid is not None else None
-    pool.stock.remember(contexts.read() if contexts is not None else None)
-    pool.stock.see(clock.chain_gap_ns())
+    pool.see_context(clock.chain_gap_ns())
     capture_first(device)
     if hello.needs_triton and device.type == "cuda":
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     environment = Environment(hardware=hello.hardware, libs=libs)
-    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, context_of=pool.context_of)
+    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, excess_of=pool.excess_of)
     kept = open_kept_baselines(hello, libs, os.environ)
     session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
     try:
@@ -96,14 +90,9 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
             run_block(host, session, opened.orders, environment, portion_s)
             portion_s = LATER_PORTION_S
             send_frame(host, {"done": True})
-            opened.orders.look()
-            while opened.orders.ahead is None and session.prepare_for_any():
-                opened.orders.look(START_POLL_S)
     except (WireClosed, BrokenPipeError):
         return  # the host is gone
     finally:
-        if contexts is not None and pool.stock.seen_chain_ns is not None:
-            contexts.add(pool.stock.seen_chain_ns)
         session.close()
 
 

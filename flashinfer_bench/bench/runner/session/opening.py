@@ -22,17 +22,17 @@ from typing import Final
 
 from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.host import spare_cores
+from flashinfer_bench.base.wire import FrameReader
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
-from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
+from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.timing.driver import make_context, set_connections
-from flashinfer_bench.worker.template import Preparation, start_template
-from flashinfer_bench.worker.wire import FrameReader
+from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
 
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
 """The module that goes on from here: `serve`."""
@@ -76,9 +76,9 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     run_directory, _ = hold_folder("run")  # until this process and its forks have ended
     template, precompiling = fork_templates(hello, host, run_directory)
     context = start_context(hello)
-    enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
-    if enclosure is not None:
-        enclosure.open_to_workers(run_directory)
+    policies = PolicyMaker(hello, os.environ) if hello.has_walls else None
+    if policies is not None:
+        policies.open_to_workers(run_directory)
         share_kernels(Path(hello.cache_root))
     readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
     with WorkerPool(
@@ -86,10 +86,9 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
         run_directory,
         hello,
         on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns),
-        enclosure=enclosure,
+        policies=policies,
     ) as pool:
         pool.precompiling = precompiling
-        pool.expect_any()
         orders = Orders(host, reader)
         orders.look()
         if orders.ahead is not None:
@@ -107,10 +106,10 @@ def fork_templates(
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     try:
-        template = start_template(run_directory, preparation, not_for_it=[host])
+        template = start_fork_server(run_directory, preparation, not_for_it=[host])
         if not has_precompiled:
             return template, None
-        return template, start_template(None, replace(preparation, precompiles=True), not_for_it=[host, template])
+        return template, start_fork_server(None, replace(preparation, precompiles=True), not_for_it=[host, template])
     finally:
         sys.dont_write_bytecode = before
 

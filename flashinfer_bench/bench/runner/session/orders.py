@@ -9,8 +9,8 @@ from __future__ import annotations
 import select
 import socket
 
+from flashinfer_bench.base.wire import FrameReader, WireClosed
 from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder
-from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
 
 class Orders:

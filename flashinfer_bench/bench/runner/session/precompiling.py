@@ -23,6 +23,7 @@ import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import cores_for_compilers, spare_cores, usable_memory
+from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.planning.first_call import FirstCall, look_at_first_call
 from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockOrder, BlockSolution
@@ -34,7 +35,6 @@ from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProc
 from flashinfer_bench.data import Definition, ScalarInput, TensorSpec, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import BuildFault, DeviceFault
-from flashinfer_bench.worker.wire import WireError
 
 MOST_CALLS: Final = 64
 """Workloads that a solution is called for, at the most."""
@@ -302,7 +302,7 @@ def _has_begun(worker: WorkerProcess) -> bool:
     """Tell whether a worker and its guard run."""
     with suppress(WorkerGone, WireError):
         worker.hear()
-    return worker.guard_pid is not None
+    return worker.supervisor_pid is not None
 
 
 def what_compiles(solution: BlockSolution) -> FirstCall:

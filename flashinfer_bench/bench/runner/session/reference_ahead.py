@@ -12,8 +12,7 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder
 from flashinfer_bench.bench.runner.session.job import BlockContext
-from flashinfer_bench.bench.runner.workers.pool import reference_files
-from flashinfer_bench.bench.runner.workers.stock import SolutionFiles
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, reference_files
 from flashinfer_bench.data import Definition
 
 

@@ -25,9 +25,8 @@ from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, gaps_matter, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.stock import gaps_matter
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
@@ -93,7 +92,7 @@ class ReferenceTimer:
         known = self._known.get(key)
         if known is None or key in self._taken_again:
             return False
-        excess_ns = self.pool.stock.excess_ns(known.record.get("chain_gap_ns", 0))
+        excess_ns = self.pool.excess_ns(known.record.get("chain_gap_ns", 0))
         return gaps_matter(excess_ns, known.record.get("operations", 1), known.latency_ms * 1e6)
 
     def call_first(

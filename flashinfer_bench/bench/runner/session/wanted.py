@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello
-from flashinfer_bench.bench.runner.workers.pool import reference_files
-from flashinfer_bench.bench.runner.workers.stock import MOST_SPARES, SolutionFiles
+from flashinfer_bench.bench.runner.workers.pool import MOST_WARM, SolutionFiles, reference_files
 from flashinfer_bench.data import Definition
 
-EXPECTED_WORKERS: Final = MOST_SPARES + 2
+EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
 """Tell the pool of this many workers: the reference's, the current job's, and as many as may be in stock."""
 
 
@@ -60,4 +59,4 @@ def files_of(solution: BlockSolution) -> SolutionFiles:
     """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
     directory = Path(solution.directory) if solution.directory else None
     wants_fast = solution.language == "python"
-    return SolutionFiles(solution.digest, directory, is_text=bool(solution.sources), wants_fast=wants_fast)
+    return SolutionFiles(solution.digest, directory, wants_fast=wants_fast)

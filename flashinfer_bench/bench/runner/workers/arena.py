@@ -13,12 +13,13 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
-from flashinfer_bench.worker import cuda_memory
+from flashinfer_bench.worker import arena as shared
 from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 
 SMALLEST_BYTES: Final = 1 << 20
@@ -26,7 +27,7 @@ LARGE_BYTES: Final = 1 << 28
 """An arena of at least this size is as large as needed. A smaller one is up to twice as large, and so grows rarely."""
 GROWN_SHARE: Final = 16
 """A larger one that grows on a GPU is twice as large as before, where that is no more than the free memory divided by
-this: workloads come by size, and each that made it grow waited 8 ms for that."""
+this: workloads come by size, and each that makes it grow waits for that."""
 LARGEST_ANTEROOM_BYTES: Final = 1 << 28
 """Only where a call needs no more than this an anteroom is made: it is held beside the arena."""
 MOST_ANTEROOMS: Final = 4
@@ -55,8 +56,7 @@ def round_up(size: int) -> int:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements as flat bytes, without a copy where they are contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8)
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,28 +80,72 @@ def open_memory_file(size: int) -> int:
     return fd
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Memory that can be shared: of a GPU by its address, of the host by a descriptor."""
+
+    block: torch.Tensor
+    address: int = 0
+    fd: int = -1
+
+    @classmethod
+    def allocate(cls, size: int, device: torch.device) -> Memory:
+        """Return new memory, which holds nothing."""
+        if device.type == "cuda":
+            address = shared.allocate(size)
+            return cls(shared.device_bytes(address, size), address).wiped()  # the driver hands out what it was freed
+        fd = open_memory_file(size)
+        return cls(map_memory_file(fd, size), fd=fd)
+
+    def wiped(self) -> Memory:
+        """Fill it with zeros."""
+        self.block.zero_()
+        torch.cuda.synchronize(self.block.device)
+        return self
+
+    def free(self) -> None:
+        """Give it back; a memory file lives on in the processes that map it."""
+        if self.address:
+            shared.free(self.address)
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 class SharedArena:
     """One block of shared memory on one device; a context manager that gives it back."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.generation = 0
-        self.size = 0
-        self.block = torch.empty(0, dtype=torch.uint8, device=device)
-        self._address = 0
-        self._fd = -1
-        self._retired: list[tuple[int, int]] = []
-        self._home: tuple[int, torch.Tensor] | None = None
-        """Address and bytes of the memory that `come_back` returns to; None while the arena lies there."""
-        self._anterooms: list[int] = []
-        """Addresses of memory in which the arena lay for a while. Workers that have not ended may map it."""
-        self._is_shown = False
+        self._empty = torch.empty(0, dtype=torch.uint8, device=device)
+        self._memory: Memory | None = None
+        self._retired: list[Memory] = []
+        """Given up; workers may still map it."""
+        self._home: Memory | None = None
+        """The memory that `come_back` returns to; None while the arena lies there."""
+        self._anterooms: list[Memory] = []
+        """The arena lay there for a while. Workers that have not ended may map it."""
 
     def __enter__(self) -> SharedArena:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()
+
+    @property
+    def block(self) -> torch.Tensor:
+        """The memory as bytes."""
+        return self._empty if self._memory is None else self._memory.block
+
+    @property
+    def size(self) -> int:
+        """Bytes of the memory that it lies in."""
+        return self.block.numel()
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the memory that it lies in, or comes back to, whichever is more."""
+        return max(self.size, 0 if self._home is None else self._home.block.numel())
 
     def reserve(self, size: int) -> None:
         """Make the arena at least `size` bytes large; what it held is lost when it has to grow.
@@ -113,37 +157,8 @@ class SharedArena:
         if size < 2 * self.size and self._has_room(2 * self.size):
             size = 2 * self.size
         self._retire()
-        size = round_up(size)
-        if self.device.type == "cuda":
-            self._address = cuda_memory.allocate(size)
-            self.block = cuda_memory.as_bytes(self._address, size)
-            self._wipe()  # the driver hands a process its own freed memory as it was left
-        else:
-            self._fd = open_memory_file(size)
-            self.block = map_memory_file(self._fd, size)
-        self.size = size
+        self._memory = Memory.allocate(round_up(size), self.device)
         self.generation += 1
-
-    def place(
-        self, tensors: Sequence[torch.Tensor], room_for: Sequence[tuple[tuple[int, ...], torch.dtype]] = ()
-    ) -> list[Slot]:
-        """Copy tensors to the arena's beginning, leave room for more behind them, and return the slots of all.
-
-        What the arena held is lost.
-        """
-        slots, size = lay_out([(tuple(tensor.shape), tensor.dtype) for tensor in tensors] + list(room_for))
-        self.reserve(size)
-        for tensor, slot in zip(tensors, slots, strict=False):
-            as_bytes(slot.view(self.block)).copy_(as_bytes(tensor))
-        return slots
-
-    def leave(self) -> None:
-        """Give up memory that a worker was told of: that worker may map it, read it and write to it.
-
-        The old memory stays until drop_retired.
-        """
-        if self._is_shown:
-            self._retire()
 
     def renew(self) -> None:
         """Make the arena fit for a worker that has not seen it; call it when no other worker maps it any more.
@@ -151,15 +166,10 @@ class SharedArena:
         A memory file is replaced. Device memory is wiped, which takes less time. Data that stays in its
         place is also read as fast as before.
         """
-        if self.device.type == "cuda":
-            self._wipe()
-        else:
+        if self.device.type == "cpu":
             self._retire()
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the memory that it lies in, or comes back to, whichever is more."""
-        return max(self.size, self._home[1].numel() if self._home is not None else 0)
+        elif self._memory is not None:
+            self._memory.wiped()
 
     @property
     def is_aside(self) -> bool:
@@ -176,62 +186,47 @@ class SharedArena:
         So a worker's first calls need not wait for their end. Timed calls are to have the same memory in all workers:
         where data lies has a part in how fast it is read.
         """
-        if self._home is not None:
-            self._anterooms.append(self._address)
-        elif self._address:
-            self._home = self._address, self.block
-        self._forget()
+        if self._memory is not None:
+            if self._home is None:
+                self._home = self._memory
+            else:
+                self._anterooms.append(self._memory)
+        self._memory = None
 
     def come_back(self) -> None:
         """Lie where the arena lay before `step_aside`, wiped; call it when all earlier workers have ended."""
         if self._home is None:
             return
-        for address in self._anterooms:
-            cuda_memory.free(address)
-        self._anterooms = [self._address] if self._address else []
-        (self._address, self.block), self._home = self._home, None
-        self.size, self._is_shown = self.block.numel(), False
+        for memory in self._anterooms:
+            memory.free()
+        self._anterooms = [] if self._memory is None else [self._memory]
+        self._memory, self._home = self._home.wiped(), None
         self.generation += 1
-        self._wipe()
 
     def drop_retired(self) -> None:
         """Free the memory that was given up; call it when no worker maps that any more."""
-        for address, fd in self._retired:
-            if address:
-                cuda_memory.free(address)
-            if fd >= 0:
-                os.close(fd)
+        for memory in self._retired:
+            memory.free()
         self._retired.clear()
 
     def release(self) -> None:
-        """Give all memory back; a memory file lives on in the processes that map it."""
-        self._retired += [(address, -1) for address in self._anterooms]
-        if self._home is not None:
-            self._retired.append((self._home[0], -1))
+        """Give all memory back."""
+        self._retired += self._anterooms + ([] if self._home is None else [self._home])
         self._anterooms, self._home = [], None
         self._retire()
         self.drop_retired()
 
     def describe(self) -> tuple[dict[str, Any], list[int]]:
         """Return the fields of a bind request and the descriptors that go with it."""
-        self._is_shown = True
-        if self.device.type == "cuda":
-            handle = base64.b64encode(cuda_memory.export_handle(self._address)).decode()
-            return {"kind": "cuda", "handle": handle, "size": self.size}, []
-        return {"kind": "memfd", "size": self.size}, [self._fd]
+        if self._memory is None or self.device.type == "cpu":
+            return {"kind": "memfd", "size": self.size}, [] if self._memory is None else [self._memory.fd]
+        handle = base64.b64encode(shared.export_handle(self._memory.address)).decode()
+        return {"kind": "cuda", "handle": handle, "size": self.size}, []
 
     def _has_room(self, size: int) -> bool:
         return self.device.type == "cuda" and size <= recently_free_bytes(self.device) // GROWN_SHARE
 
     def _retire(self) -> None:
-        if self._address or self._fd >= 0:
-            self._retired.append((self._address, self._fd))
-        self._forget()
-
-    def _forget(self) -> None:
-        self._address, self._fd, self.size, self._is_shown = 0, -1, 0, False
-        self.block = torch.empty(0, dtype=torch.uint8, device=self.device)
-
-    def _wipe(self) -> None:
-        self.block.zero_()
-        torch.cuda.synchronize(self.device)
+        if self._memory is not None:
+            self._retired.append(self._memory)
+        self._memory = None

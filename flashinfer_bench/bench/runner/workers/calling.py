@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
@@ -39,7 +40,6 @@ from flashinfer_bench.worker.protocol import (
     Style,
     WorkerError,
 )
-from flashinfer_bench.worker.wire import WireError
 
 CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution: where one raises, its worker may do the solution's next job."""

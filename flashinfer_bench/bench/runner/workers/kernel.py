@@ -21,8 +21,8 @@ from flashinfer_bench.bench.runner.workers.kernel_task import (
     KernelTask,
     SessionTools,
 )
+from flashinfer_bench.bench.runner.workers.pool import check_context
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
 from flashinfer_bench.bench.runner.workers.timed.bounds import (
     CHAIN_REFUSED_SHARE,
@@ -160,7 +160,7 @@ class RemoteKernel(CallableKernel):
             remote.costs_ns.clear()
             remote.setup_samples.clear()
             taken = self._take_readings(remote)
-        check_context(taken, self._tools.context_of(self.worker))
+        check_context(taken, self._tools.excess_of(self.worker))
         costs_ns, setup_ns = [*remote.costs_ns], remote.setup_ns
         self._make_up(remote, is_quick=median(taken.spans_ns) <= QUICK_CALL_NS)
         trials = taken.dealt(len(chosen))

@@ -12,7 +12,6 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.stock import ContextTraits
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
@@ -114,5 +113,5 @@ class SessionTools:
     """Waits until no context is being made on a GPU, and says whether any was."""
     is_starting: Callable[[], bool] = lambda: False
     """Says whether any spare is starting, and so a context is being made on a GPU."""
-    context_of: Callable[[WorkerProcess], ContextTraits] = lambda _worker: ContextTraits()
-    """Tells what of a worker's context could make calls slower than they would be in another one."""
+    excess_of: Callable[[WorkerProcess], int] = lambda _worker: 0
+    """Nanoseconds by which each gap between operations is longer in a worker's context than it has to be."""

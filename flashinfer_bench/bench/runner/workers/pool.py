@@ -1,62 +1,97 @@
 """Which worker serves which solution: one for each solution (persistent), or one for each workload (isolated).
 
-No worker serves two solutions. Several are in stock (`stock.py`), and nothing waits for the end of the worker before:
-it ends in the background. `quiesce` waits for what would disturb a measurement. That is what is ending, and on a CPU
-also what is starting; on a GPU a context that is made beside a measurement moves calls of more than a millisecond only
-(docs/measurements.md), which wait for it (`kernel.py`).
+No worker serves two solutions, and nothing waits for the end of the worker before: it ends in the background. `quiesce`
+waits for what would disturb a measurement. That is what is ending, and on a CPU also what is starting; on a GPU a
+context that is made beside a measurement moves calls of more than a millisecond only, which wait for it (`kernel.py`).
 
-A worker with walls is made for one solution from its start: walls cannot be changed, and they have to stand before a
-context on a GPU starts threads. So the session tells the pool which solutions come next (`expect`), and the spares are
-for these.
+A worker costs up to a second to start on a GPU, where it makes a context. So the session tells the pool which solutions
+and references come next (`expect`), and the pool keeps warm workers for these: forked ahead, side by side. Each is made
+for one solution from its start, since a sandbox cannot be changed, and has to stand before a context starts threads.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import os
+import select
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
-from weakref import WeakSet
 
 import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks
+from flashinfer_bench.base.host import usable_cores, usable_memory
+from flashinfer_bench.base.wire import WireError
+from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks, recently_free_bytes, total_bytes
 from flashinfer_bench.bench.planning.first_call import FirstCall
-from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder
+from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
-from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.spawning import NewWorker, Precompiled, make_order
-from flashinfer_bench.bench.runner.workers.stock import (
-    ANY_SOLUTION,
-    MOST_SPARES,
-    UNKNOWN_SOLUTION,
-    ContextTraits,
-    SolutionFiles,
-    Stock,
-    StockLimits,
-    start_fault,
-)
+from flashinfer_bench.bench.runner.workers.artifacts import place_of
+from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
+from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import name_jit_folder
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.timing.driver import CONNECTIONS
-from flashinfer_bench.worker.template import hear_ready
-from flashinfer_bench.worker.wire import WireError
+from flashinfer_bench.timing.measurement import Trial
+from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
 """At most this many workers may be ending at once; each still holds descriptors, and a context on a GPU."""
-EARLY_WORKERS: Final = 2
-"""While nothing is asked of a GPU's session, this many workers are ready for solutions that nobody has sent yet; on a
-CPU one, which starts sooner."""
+MOST_CONTEXTS: Final = 4
+"""Start at most this many workers to get one with a fast context; then take the last."""
+SLOW_CONTEXT: Final = 1.07
+"""A context is slow where a chain of empty kernels takes more than this times as long as in the session's best one. A
+worker gets another one only where that matters: for a reference, and for a solution with several operations a call."""
+GAPS_SHARE: Final = 0.005
+"""A solution gets a worker with a fast context where the gaps of a slow one add more than this share to its time."""
+MOST_WARM: Final = {"cuda": 8, "cpu": 4}
+"""Most warm workers: a short job in a worker of its own takes about an eighth of what a context takes to make."""
+MOST_STARTING, FIRST_STARTING = 4, 2
+"""Workers of all sessions of a machine that make contexts at once, but one of each: the driver makes one after the
+other. There are fewer until the first is up, which is waited for."""
+CORES_PER_START: Final = 4
+"""Cores of this machine for each worker that starts: a measurement beside it needs one at once whenever it launches."""
+WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
+"""Memory that a warm worker is taken to hold: on a GPU its context, the timing kernels and the L2's flush buffer."""
+WARM_SHARE, FREE_SHARE = 16, 4
+"""All warm workers may hold the memory of their device divided by the first; on a GPU also no more than what is free
+there, and what they hold, divided by the second."""
+MEMORY_SHARE: Final = 0.6
+"""Without a limit in the configuration the workers of all sessions together may hold this share of the machine's
+memory."""
+NOT_PRECOMPILED: Final = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+"""Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
+
+Precompiled = tuple[Artifact, dict[str, Any]]
+"""The artifact of a solution that is precompiled, and what else `worker/jit/precompile.py` wants to know."""
+
+
+class SlowContext(Exception):
+    """The worker's context makes the solution's calls slower, and a faster one can be had."""
+
+
+@dataclass(frozen=True)
+class SolutionFiles:
+    """A solution that wants a worker, and where its files are."""
+
+    digest: str
+    """The solution's."""
+    artifact: Path | None = None
+    """The folder of its artifact; None where its sources are still to be written."""
+    wants_fast: bool = False
+    """Its worker is to have a fast context."""
+    is_reference: bool = False
+    """It needs nothing of Triton's: its worker may start before that is ready."""
 
 
 def reference_files(definition_digest: str) -> SolutionFiles:
@@ -65,64 +100,66 @@ def reference_files(definition_digest: str) -> SolutionFiles:
     return SolutionFiles(digest, wants_fast=True, is_reference=True)
 
 
+@dataclass(eq=False)
+class Warm:
+    """A worker that has loaded no solution yet."""
+
+    worker: WorkerProcess
+    files: SolutionFiles
+    deadline: float
+    """When it has to be up."""
+    attempt: int = 1
+    """Workers that were started to get this one with a fast context."""
+    is_awaited: bool = False
+    """It is started because somebody waits for it. Where it fails, that is told."""
+
+
 class WorkerPool:
     """Hands out workers of one device; a context manager that ends them all.
 
     Args:
-        template: where workers are forked.
+        server: the fork server's socket.
         run_directory: each worker gets a folder in it.
         hello: the session's settings.
         on_ready: told of each worker once it can take work.
-        enclosure: makes the walls of workers; None where they have none.
+        policies: makes the sandbox policies of workers; None where they have none.
 
     `timing_image` is the machine code of the timing kernels, which workers then need not assemble. Where workers are to
-    precompile, `precompiling` is the template that these are forked from.
+    precompile, `precompiling` is the server that these are forked from.
     """
 
     def __init__(
         self,
-        template: socket.socket,
+        server: socket.socket,
         run_directory: Path,
         hello: Hello,
         *,
         on_ready: Callable[[WorkerProcess], object],
-        enclosure: Enclosure | None = None,
+        policies: PolicyMaker | None = None,
     ) -> None:
-        self._enclosure = enclosure
-        self._keys: dict[WorkerProcess, str] = {}
-        """Worker that was made for no solution → what it has in place of the digest of one."""
-        self._met: set[str] = set()
-        """Digests of solutions that such workers served: from the second time on they have folders of their own."""
-        self._given: dict[int, Path] = {}
-        """Worker, by its object's id → the folder that it alone reads."""
+        self._server, self._run_directory, self._hello = server, run_directory, hello
+        self._on_ready, self._policies = on_ready, policies
         self.timing_image: bytes | None = None
         self.precompiling: socket.socket | None = None
         self._precompiles: bool | None = None
-        """What `hear_ready` told of that template."""
-        self._template = template
-        self._run_directory = run_directory
-        self._hello = hello
-        self._numbers = itertools.count(1)
-        self._current: tuple[str, WorkerProcess] | None = None
-        self._has_fast = False
-        """The current worker's context is as fast as could be had."""
+        """What `hear_ready` told of that server."""
+        self._numbers, self._cores = itertools.count(1), usable_cores()
+        self._gpu_index = hello.gpu_index
+        self._warm: list[Warm] = []
+        self._wanted: list[SolutionFiles] = []
+        self._has_started = self._has_failed = False
+        """A worker has started; the latest to start did not. Then none is started ahead until another has started."""
+        self._best_gap_ns = 0
+        """Time of a link of a chain of empty kernels in the best context so far; 0 where nobody knows."""
         self._want_fast: set[str] = set()
         """Digests of solutions that a slow context would make slower."""
-        self._ending: list[WorkerProcess] = []
-        """Workers that have met code that is not ours, and are not known to be gone."""
-        self._ending_spares: list[WorkerProcess] = []
-        self._reference: tuple[str, WorkerProcess] | None = None
-        self._least_overhead: BatchOverhead | None = None
-        """The least that empty bursts took in any worker so far."""
+        self._current: Warm | None = None
+        self._reference: Warm | None = None
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
-        self._gpu_index = hello.gpu_index
-        self._may_be_narrow = hello.device == "cuda" and hello.timing.clock == "auto" and CONNECTIONS not in os.environ
-        """Contexts that need not be fast have one connection, unless the user says so or no clock sees streams."""
-        self._narrow: WeakSet[WorkerProcess] = WeakSet()
-        """Workers whose contexts have one connection."""
-        limits = StockLimits(hello.device, hello.sessions)
-        self.stock = Stock(self._spawn_spare, self._retire_spare, on_ready=on_ready, limits=limits)
+        self._ending: list[WorkerProcess] = []
+        self._least_overhead: BatchOverhead | None = None
+        """The least that empty bursts took in any worker so far."""
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -130,11 +167,13 @@ class WorkerPool:
     def __exit__(self, *exc_info: object) -> None:
         self.discard()
         self.end_reference()
-        self.stock.clear()
+        for warm in list(self._warm):
+            self._drop(warm)
         self.finish_ending()
-        self._finish_spares()
-        self._template.close()
+        self._server.close()
         self.end_precompiling()
+
+    # Whose worker it is now.
 
     def worker_for(self, solution: SolutionFiles) -> tuple[WorkerProcess, bool]:
         """Return the solution's worker, ready, and whether it is a fresh one that has loaded nothing yet.
@@ -143,16 +182,12 @@ class WorkerPool:
             DeviceFault: no worker can be started.
         """
         if self._current is not None:
-            digest, worker = self._current
-            if digest == solution.digest:
-                return worker, False
+            if self._current.files.digest == solution.digest:
+                return self._current.worker, False
             self.discard()
-        self._has_fast = self._made_for(solution).wants_fast  # that of the worker: of early ones none is
-        worker = self._take_fresh(solution)
-        self._current = (solution.digest, worker)
-        self._may_be_narrow = self._may_be_narrow and worker.clock.sees_operations
-        self.stock.tend()
-        return worker, True
+        self._current = self._take(solution)
+        self._tend()
+        return self._current.worker, True
 
     def reference_worker(self, definition_digest: str) -> WorkerProcess:
         """Return a ready worker for a definition's reference. No solution is loaded in it.
@@ -161,116 +196,99 @@ class WorkerPool:
             DeviceFault: no worker can be started.
         """
         files = reference_files(definition_digest)
-        if self._reference is not None and (self._reference[0] != files.digest or self._reference[1].has_ended):
+        if self._reference is not None and (self._reference.files != files or self._reference.worker.has_ended):
             self.end_reference()
         if self._reference is None:
-            self._reference = (files.digest, self._take_fresh(files))
-            self.stock.tend()
+            self._reference = self._take(files)
+            self._tend()
         self._has_rested = False
-        return self._reference[1]
+        return self._reference.worker
 
     def rest_reference(self) -> None:
         """Have the worker that holds a reference give up the session's memory: a solution is to get that.
 
         On a GPU it is kept for the next portion of baselines, since another one would cost a context. One that has no
-        walls, or does not answer, is ended.
+        sandbox, or does not answer, is ended.
         """
         if self._reference is None or self._has_rested:
             return
-        self._has_rested = self._enclosure is not None and self._hello.device == "cuda" and self._reference[1].unbind()
+        may_rest = self._policies is not None and self._hello.device == "cuda"
+        self._has_rested = may_rest and self._reference.worker.unbind()
         if not self._has_rested:
             self.end_reference()
 
     def end_reference(self) -> None:
         """End the worker that holds a reference, without waiting for it."""
         if self._reference is not None:
-            worker = self._reference[1]
+            self._retire(self._reference.worker)
             self._reference = None
+
+    def discard(self) -> None:
+        """End the current worker and all that it started. One is waited for whose end could disturb the next one."""
+        if self._current is not None:
+            worker, self._current = self._current.worker, None
+            leave = MOST_ENDING if worker.is_light else 0
             self._retire(worker)
+            self._reap()
+            self.finish_ending(leave=leave)
 
-    def expect(self, solutions: Sequence[SolutionFiles]) -> None:
-        """Learn which solutions will want workers, the next one first; keep spares for them."""
-        held = [pair[0] for pair in (self._current, self._reference) if pair is not None]
-        wanted = list(solutions)
-        while wanted and wanted[0].digest in held:
-            held.remove(wanted.pop(0).digest)
-        self.stock.expect([self._made_for(one) for one in wanted])
-        self._reap()
+    def let_go(self) -> None:
+        """Begin to end the current worker, whose work is done, unless `discard` would wait for it; wait for nothing."""
+        if self._current is not None and self._current.worker.is_light:
+            self._retire(self._current.worker)
+            self._current = None
 
-    def expect_any(self) -> None:
-        """Start spares before anything is known of what comes; with walls that is not possible."""
-        if self._enclosure is None:
-            self.stock.expect([ANY_SOLUTION] * MOST_SPARES)
+    def recover(self) -> bool:
+        """Make the current worker fit for its solution's next job after an error; say whether it is."""
+        return self._current is not None and self._current.worker.recover()
 
-    def expect_unknown(self) -> bool:
-        """Keep spares for solutions that nobody has sent yet, where that is wanted; say whether any is starting.
+    def take_output(self) -> str:
+        """Return what the current worker printed since the last call."""
+        if self._current is None:
+            return ""
+        worker = self._current.worker
+        if worker.exit is None:
+            worker.drain()
+        else:
+            worker.end()
+        return worker.log.take()
 
-        Call it while nothing is measured, until none is.
-        """
-        self._reap()
-        if not self._hello.has_early_workers or self._enclosure is None:
-            return False
-        self.stock.expect([UNKNOWN_SOLUTION] * (EARLY_WORKERS if self._hello.device == "cuda" else 1))
-        return self.stock.is_starting
+    def process_ids(self) -> list[int]:
+        """Return the ids of all workers that may hold a context on the device."""
+        self._hear()
+        held = [one.worker for one in (self._current, self._reference, *self._warm) if one is not None]
+        return [worker.pid for worker in (*self._ending, *held) if worker.pid is not None]
 
-    @property
-    def is_early(self) -> bool:
-        """Whether the current worker was made for no solution: it reaches nothing of the one that it serves."""
-        return self._current is not None and self._current[1] in self._keys
-
-    @property
-    def has_walls(self) -> bool:
-        """Whether no worker reaches another one."""
-        return self._enclosure is not None
+    # Waiting for what starts and ends.
 
     def quiesce(self) -> None:
-        """Wait until earlier workers are gone, and on a CPU until all spares are up: a measurement begins."""
+        """Wait until earlier workers are gone, and on a CPU until all warm ones are up: a measurement begins."""
         if self._hello.device != "cuda":
-            self.stock.settle()
+            self.settle()
         self.finish_ending()
-        self._finish_spares()
+
+    def settle(self) -> bool:
+        """Wait until no worker is starting; say whether any was. One that fails to start is dropped."""
+        was_starting = self.is_starting()
+        while starting := [warm for warm in self._warm if not warm.worker.is_ready]:
+            self._wait(starting)
+            self._hear()
+        return was_starting
+
+    def is_starting(self) -> bool:
+        """Say whether any worker is starting."""
+        self._hear()
+        return any(not warm.worker.is_ready for warm in self._warm)
 
     def is_awaited(self, solution: SolutionFiles) -> bool:
         """Say whether who asks for a worker for a solution or reference on a GPU would wait until one has started."""
-        held = [pair[0] for pair in (self._current, self._reference) if pair is not None]
-        is_there = solution.digest in held or self.stock.has_ready(self._made_for(solution))
-        return self._hello.device == "cuda" and not is_there
-
-    def work_while(self, steps: list[Callable[[], object]], is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Take steps, one after the other, as long as that is wanted; those that are taken leave the list."""
-        self.tend_spares()
-        while steps and is_wanted():
-            steps.pop(0)()
-            self.tend_spares()
-
-    def tend_spares(self) -> None:
-        """Have spares that are of no use replaced, and missing ones started, on a GPU; wait for nothing."""
-        if self._hello.device == "cuda":
-            self.stock.tend()
-
-    def is_starting(self) -> bool:
-        """Say whether any spare is starting."""
-        return self.stock.hear()
-
-    def settle(self) -> bool:
-        """Wait until no spare is starting; say whether any was."""
-        was_starting = self.is_starting()
-        self.stock.settle()
-        return was_starting
-
-    def make_room(self) -> None:
-        """End the spares that a GPU has no memory for, now that a solution is to get what it needs."""
-        if self._hello.device != "cuda":
-            return
-        before = len(self._ending_spares)
-        forget_looks()
-        self.stock.tend()
-        if len(self._ending_spares) > before:
-            self._finish_spares()
+        files = self._made_for(solution)
+        ready = [one for one in (self._current, self._reference, *self._warm) if one and one.worker.is_ready]
+        return self._hello.device == "cuda" and not any(one.files.digest == files.digest for one in ready)
 
     def await_writers(self) -> None:
-        """Wait for earlier workers where they could change files of others: those that have no walls."""
-        if self._enclosure is None:
+        """Wait for earlier workers where they could change files of others: those that have no sandbox."""
+        if self._policies is None:
             self.finish_ending()
 
     @property
@@ -284,164 +302,242 @@ class WorkerPool:
         if self._hello.device == "cuda":
             self.finish_ending()
 
-    def context_of(self, worker: WorkerProcess) -> ContextTraits:
-        """Return what of the context of a solution's worker could make calls slower than they have to be.
+    def make_room(self) -> None:
+        """End the warm workers that a GPU has no memory for, now that a solution is to get what it needs."""
+        if self._hello.device == "cuda":
+            before = len(self._ending)
+            forget_looks()
+            self._tend()
+            if len(self._ending) > before:
+                self.finish_ending()
 
-        Nothing where a fast context was asked for: then no better one is to be had.
+    def finish_ending(self, *, leave: int = 0) -> None:
+        """Wait until at most `leave` of the ending workers are left."""
+        while len(self._ending) > leave:
+            self._ending.pop(0).end()
+
+    def _reap(self) -> None:
+        """Clean up behind the workers that have ended."""
+        for worker in [one for one in self._ending if one.has_ended]:
+            self._ending.remove(worker)
+            worker.end()
+
+    def _retire(self, worker: WorkerProcess) -> None:
+        worker.begin_end()
+        self._ending.append(worker)
+
+    # Warm workers.
+
+    def expect(self, solutions: Sequence[SolutionFiles]) -> None:
+        """Learn which solutions will want workers, the next one first; keep warm ones for them.
+
+        Where nothing is wanted, those that are there stay. A worker that nobody wants, or for which there is no room
+        any more, is ended.
         """
-        if self._current is None or self._current[1] is not worker or self._has_fast:
-            return ContextTraits()
-        return ContextTraits(self.stock.excess_ns(worker.chain_gap_ns), worker in self._narrow)
+        held = [one.files.digest for one in (self._current, self._reference) if one is not None]
+        wanted = list(solutions)
+        while wanted and wanted[0].digest in held:
+            held.remove(wanted.pop(0).digest)
+        self._wanted = [self._made_for(one) for one in wanted]
+        self._tend()
+        self._reap()
+
+    def work_while(self, steps: list[Callable[[], object]], is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Take steps, one after the other, as long as that is wanted; those that are taken leave the list."""
+        self.tend_spares()
+        while steps and is_wanted():
+            steps.pop(0)()
+            self.tend_spares()
+
+    def tend_spares(self) -> None:
+        """Have warm workers that are of no use replaced, and missing ones started, on a GPU; wait for nothing."""
+        if self._hello.device == "cuda":
+            self._tend()
+
+    def _made_for(self, solution: SolutionFiles) -> SolutionFiles:
+        return replace(solution, wants_fast=True) if solution.digest in self._want_fast else solution
+
+    def _tend(self) -> None:
+        """Hear who has started, end who is of no use, start what is missing."""
+        self._hear()
+        room = self._most_warm()
+        missing = self._wanted[:room]
+        for warm in list(self._warm) if self._wanted else ():
+            if warm.files in missing:
+                missing.remove(warm.files)
+            elif not warm.is_awaited:
+                self._drop(warm)
+        if self._has_failed:
+            return
+        starting = sum(not warm.worker.is_ready for warm in self._warm)
+        may_start = max(0, min(self._most_starting() - starting, room - len(self._warm)))
+        for files in missing[:may_start]:
+            self._start(files)
+
+    def _most_starting(self) -> int:
+        if self._hello.device != "cuda":
+            return self._most_warm()
+        most = (MOST_STARTING if self._has_started else FIRST_STARTING) // self._hello.sessions
+        return max(1, min(most, self._cores // CORES_PER_START))
+
+    def _most_warm(self) -> int:
+        device = self._hello.device
+        if device != "cuda":
+            return max(1, min(MOST_WARM[device], self._cores, usable_memory() // WARM_SHARE // WARM_BYTES[device]))
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return FIRST_STARTING  # a look at the memory would make the session's own context first
+        gpu = torch.device("cuda", torch.cuda.current_device())
+        held = recently_free_bytes(gpu) + len(self._warm) * WARM_BYTES[device]
+        room = min(total_bytes(gpu) // WARM_SHARE, held // FREE_SHARE)
+        return max(1, min(MOST_WARM[device], room // WARM_BYTES[device]))
+
+    def _take(self, solution: SolutionFiles) -> Warm:
+        """Return a worker that is up and has loaded nothing; one for a GPU is known by what empty bursts take in it."""
+        files = self._made_for(solution)
+        while True:
+            self._hear()
+            found = [warm for warm in self._warm if warm.files == files]
+            ready = [warm for warm in found if warm.worker.is_ready]
+            if ready:
+                break
+            if found:
+                self._wait(found)
+            else:
+                self._start(files, is_awaited=True)
+        taken = ready[0]
+        self._warm.remove(taken)
+        if files in self._wanted:
+            self._wanted.remove(files)
+        if self._hello.device == "cuda":
+            self._measure_overhead(taken.worker)
+        return taken
+
+    def _measure_overhead(self, worker: WorkerProcess) -> None:
+        try:
+            worker.time_empty_bursts(partial(touch, torch.device(self._hello.device)))
+        except (WorkerGone, WorkerLate, WireError) as error:
+            raise _start_fault(worker, error) from None
+        least = self._least_overhead
+        worker.overhead = worker.overhead.near(least)
+        self._least_overhead = min(worker.overhead, least or worker.overhead, key=lambda one: one.request)
+
+    def _wait(self, starting: Sequence[Warm]) -> None:
+        """Wait until one of these has something to tell, or is late."""
+        limit_s = max(0.0, min(warm.deadline for warm in starting) - time.monotonic())
+        select.select([warm.worker for warm in starting], [], [], limit_s)
+
+    def _start(self, files: SolutionFiles, *, attempt: int = 1, is_awaited: bool = False) -> None:
+        worker = self._spawn(files)
+        self._warm.append(Warm(worker, files, time.monotonic() + READY_LIMIT_S, attempt, is_awaited))
+
+    def _drop(self, warm: Warm) -> None:
+        self._warm.remove(warm)
+        self._retire(warm.worker)
+
+    def _hear(self) -> None:
+        """Hear which workers have started; replace those on another GPU, and slow ones that are to be fast.
+
+        Raises:
+            DeviceFault: one that somebody waits for does not start.
+        """
+        for warm in [one for one in self._warm if not one.worker.is_ready]:
+            worker = warm.worker
+            try:
+                if not worker.look(warm.deadline):
+                    continue
+            except (WorkerGone, WorkerLate, WireError) as error:
+                self._warm.remove(warm)
+                self._has_failed = True
+                if warm.is_awaited:
+                    raise _start_fault(worker, error) from None
+                self._retire(worker)
+                continue
+            self._has_started, self._has_failed = True, False
+            if worker.is_on_another_gpu:
+                self._gpu_index = None  # CUDA counts GPUs in another way here: they are named by UUID from now on
+                self._replace(warm, warm.attempt)
+                continue
+            self._on_ready(worker)
+            self.see_context(worker.chain_gap_ns)
+        for warm in [one for one in self._warm if one.worker.is_ready and one.files.wants_fast]:
+            if self.excess_ns(warm.worker.chain_gap_ns) and warm.attempt < MOST_CONTEXTS:
+                self._replace(warm, warm.attempt + 1)
+
+    def _replace(self, warm: Warm, attempt: int) -> None:
+        self._drop(warm)
+        self._start(warm.files, attempt=attempt, is_awaited=warm.is_awaited)
+
+    # Slow contexts: one feeds the GPU fast or slowly from its start to its end, which says nothing about a solution.
+
+    def see_context(self, chain_gap_ns: int) -> None:
+        """Learn how fast a context of this session is; 0 where nobody knows."""
+        if chain_gap_ns > 0:
+            self._best_gap_ns = min(self._best_gap_ns or chain_gap_ns, chain_gap_ns)
+
+    def excess_ns(self, chain_gap_ns: int) -> int:
+        """Return how much longer a link of a chain takes in a context than in the best; 0 where it is fast.
+
+        Args:
+            chain_gap_ns: time of a link in the context; 0 where nobody knows.
+        """
+        is_slow = self._best_gap_ns > 0 and chain_gap_ns > self._best_gap_ns * SLOW_CONTEXT
+        return chain_gap_ns - self._best_gap_ns if is_slow else 0
+
+    def excess_of(self, worker: WorkerProcess) -> int:
+        """Return the same of a solution's worker; 0 where a fast context was asked for: no better one is to be had."""
+        if self._current is None or self._current.worker is not worker or self._current.files.wants_fast:
+            return 0
+        return self.excess_ns(worker.chain_gap_ns)
 
     def end_slow(self) -> None:
         """End the current worker; those of its solution have fast contexts from now on."""
         if self._current is not None:
-            self._want_fast.add(self._current[0])
+            self._want_fast.add(self._current.files.digest)
             self.discard()
 
-    def recover(self) -> bool:
-        """Make the current worker fit for its solution's next job after an error; say whether it is."""
-        return self._current is not None and self._current[1].recover()
+    # Files of a worker.
 
     def make_folder(self, worker: WorkerProcess | None = None) -> Path:
         """Return a new folder, which lasts as long as the session; a worker reads it, by default the current one."""
-        given = self._given_to_current() if worker is None else self._given.get(id(worker))
+        given = self._current.worker.given if worker is None and self._current is not None else worker and worker.given
         folder = Path(tempfile.mkdtemp(dir=given or self._run_directory))
         folder.chmod(0o755)  # a worker may be of another user; nobody else comes through the folders above
         return folder
 
     def hand_over(self, artifact: Artifact) -> Artifact:
         """Return an artifact that the current worker can read."""
-        given = self._given_to_current()
-        return artifact if self._enclosure is None or given is None else self._enclosure.hand_over(artifact, given)
+        given = None if self._current is None else self._current.worker.given
+        return artifact if self._policies is None or given is None else self._policies.hand_over(artifact, given)
 
     def solution_environment(self, digest: str) -> dict[str, str]:
         """Return where a solution's compilers keep what they make, with what else is its own."""
-        if self._enclosure is not None:
-            key = self._keys.get(self._current[1], digest) if self._current is not None else digest
-            return self._enclosure.environment(key)
+        if self._policies is not None:
+            return self._policies.environment(digest)
         return solution_environment(solution_folder(Path(self._hello.cache_root), digest))
 
     def name_folder(self, digest: str, name: str) -> None:
         """Note whose folder of compiled code is used now: `cache show` tells it."""
         folder = solution_folder(Path(self._hello.cache_root), digest)
-        name_jit_folder(folder if self._enclosure is None else self._enclosure.folder(digest), name)
+        name_jit_folder(folder if self._policies is None else self._policies.folder(digest), name)
 
-    def _given_to_current(self) -> Path | None:
-        return None if self._current is None else self._given.get(id(self._current[1]))
-
-    def process_ids(self) -> list[int]:
-        """Return the ids of all workers that may hold a context on the device."""
-        held = [pair[1] for pair in (self._current, self._reference) if pair is not None]
-        workers = [*self._ending, *self._ending_spares, *self.stock.workers, *held]
-        return [worker.pid for worker in workers if worker.pid is not None]
-
-    def take_output(self) -> str:
-        """Return what the current worker printed since the last call."""
-        if self._current is None:
-            return ""
-        worker = self._current[1]
-        if worker.exit is None:
-            worker.drain()
-        else:
-            worker.end()
-        return worker.log.take()
-
-    def discard(self) -> None:
-        """End the current worker and all that it started. One is waited for whose end could disturb the next one."""
-        if self._current is not None:
-            worker = self._current[1]
-            self._current = None
-            leave = MOST_ENDING if worker.is_light else 0
-            self._retire(worker)
-            self._reap()
-            self.finish_ending(leave=leave)
-
-    def let_go(self) -> None:
-        """Begin to end the current worker, whose work is done, unless `discard` would wait for it; wait for nothing."""
-        if self._current is not None and self._current[1].is_light:
-            worker = self._current[1]
-            self._current = None
-            self._retire(worker)
-
-    def finish_ending(self, *, leave: int = 0) -> None:
-        """Wait until at most `leave` of the ending workers are left."""
-        while len(self._ending) > leave:
-            self._end(self._ending.pop(0))
-
-    def _retire(self, worker: WorkerProcess) -> None:
-        worker.begin_end()
-        self._ending.append(worker)
-
-    def _retire_spare(self, worker: WorkerProcess) -> None:
-        if worker.is_on_another_gpu:
-            self._gpu_index = None  # CUDA counts this machine's GPUs in another way: they are named by UUID from now on
-        worker.begin_end()
-        self._ending_spares.append(worker)
-
-    def _reap(self) -> None:
-        """Clean up behind the workers that have ended."""
-        for ending in (self._ending, self._ending_spares):
-            for worker in [one for one in ending if one.has_ended]:
-                ending.remove(worker)
-                self._end(worker)
-
-    def _finish_spares(self) -> None:
-        while self._ending_spares:
-            self._end(self._ending_spares.pop(0))
-
-    def _end(self, worker: WorkerProcess) -> None:
-        """Wait for a worker's end; remove what it has made where that is no solution's."""
-        worker.end()
-        key = self._keys.pop(worker, None)
-        if key is not None and self._enclosure is not None:
-            self._enclosure.drop_key(key)
-
-    def _made_for(self, solution: SolutionFiles) -> SolutionFiles:
-        """Return what a worker for a solution is made for.
-
-        Without walls, all are alike. Where workers are made ahead, a solution that comes for the first time takes one.
-        """
-        if self._enclosure is None:
-            return ANY_SOLUTION
-        if solution.digest in self._want_fast:
-            return replace(solution, wants_fast=True)
-        is_new = self._hello.has_early_workers and solution.is_text and solution.digest not in self._met
-        return UNKNOWN_SOLUTION if is_new and not self._enclosure.folder(solution.digest).exists() else solution
-
-    def _take_fresh(self, solution: SolutionFiles) -> WorkerProcess:
-        """Return a worker that has loaded nothing; one for a GPU is known by what empty bursts take in it."""
-        worker = self.stock.take(self._made_for(solution))
-        if worker in self._keys:
-            self._met.add(solution.digest)
-        if self._hello.device == "cpu":
-            return worker
-        try:
-            worker.time_empty_bursts(partial(touch, torch.device(self._hello.device)))
-        except (WorkerGone, WorkerLate, WireError) as error:
-            raise start_fault(worker, error) from None
-        least = self._least_overhead
-        worker.overhead = worker.overhead.near(least)
-        self._least_overhead = min(worker.overhead, least or worker.overhead, key=lambda one: one.request)
-        return worker
+    # Workers that precompile.
 
     def has_compiled(self, digest: str, what: FirstCall) -> bool:
         """Tell whether a solution has compiled Triton's kernels, or modules, on this machine before."""
-        if self._enclosure is None:
+        if self._policies is None:
             return False
-        is_marked = what is FirstCall.MODULES
-        return self._enclosure.is_marked(digest) if is_marked else self._enclosure.has_kernels(digest)
+        return self._policies.is_marked(digest) if what is FirstCall.MODULES else self._policies.has_kernels(digest)
 
     def note_compiled(self, digest: str) -> None:
         """Keep for later sessions that all modules are compiled that a solution wants."""
-        if self._enclosure is not None:
-            self._enclosure.mark_compiled(digest)
+        if self._policies is not None:
+            self._policies.mark_compiled(digest)
 
     def start_precompiling(self, solution: SolutionFiles, artifact: Artifact, words: dict[str, Any]) -> WorkerProcess:
-        """Start a worker with walls and without a GPU that compiles a solution's kernels, and then ends.
+        """Start a worker in a sandbox and without a GPU that compiles a solution's kernels, and then ends.
 
         Args:
-            solution: what its walls are for.
+            solution: its policy is for this one.
             artifact: the solution's.
             words: what else `worker/jit/precompile.py` wants to know.
         """
@@ -450,7 +546,7 @@ class WorkerPool:
         return worker
 
     def may_precompile(self) -> bool:
-        """Tell whether workers that precompile can be started: their template has said that it is ready.
+        """Tell whether workers that precompile can be started: their server has said that it is ready.
 
         It imports for a second or more. Orders that waited in its socket would fill that, and hold this process up.
         """
@@ -461,45 +557,101 @@ class WorkerPool:
         return self.precompiling is not None and bool(self._precompiles)
 
     def end_precompiling(self) -> None:
-        """End the template of such workers."""
+        """End the server of such workers."""
         if self.precompiling is not None:
             self.precompiling.close()
             self.precompiling = None
 
     def forget(self, worker: WorkerProcess) -> None:
         """Remove what such a worker was given to read; it has ended."""
-        given = self._given.pop(id(worker), None)
-        if given is not None:
-            remove_tree(given)
+        if worker.given is not None:
+            remove_tree(worker.given)
 
-    def _makes_narrow(self, solution: SolutionFiles) -> bool:
-        return self._may_be_narrow and not solution.wants_fast
-
-    def _spawn_spare(self, solution: SolutionFiles) -> WorkerProcess:
-        worker = self._spawn(solution)
-        if self._makes_narrow(solution):
-            self._narrow.add(worker)
-        return worker
-
-    def _spawn(self, solution: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
+    def _spawn(self, files: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
         number = next(self._numbers)
         home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
-        template = self._template if precompiled is None else self.precompiling or self._template
+        server = self._server if precompiled is None else self.precompiling or self._server
         try:
-            key = solution.digest
-            if self._enclosure is not None and solution is UNKNOWN_SOLUTION:
-                key = self._enclosure.make_key(self._run_directory / f"own-{number}")
-            is_narrow = self._makes_narrow(solution)
-            where = (home, given, self._gpu_index)
-            new = NewWorker(key, solution.artifact, *where, is_narrow, self.timing_image, precompiled)
-            order = make_order(self._hello, new, self._enclosure) | {"is_reference": solution.is_reference}
-            worker = WorkerProcess(template, order, home)
+            order = self._make_order(files, home, given, precompiled)
+            return WorkerProcess(server, order, home, given=None if self._policies is None else given)
         except OSError as error:
-            raise DeviceFault(
-                f"the template of workers is gone, or a worker's folders cannot be made: {error}"
-            ) from None
-        if self._enclosure is not None:
-            self._given[id(worker)] = given
-            if solution is UNKNOWN_SOLUTION:
-                self._keys[worker] = key
-        return worker
+            message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
+            raise DeviceFault(message) from None
+
+    def _make_order(
+        self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
+    ) -> dict[str, Any]:
+        """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
+        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
+        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
+        environment = order["environment"]
+        if precompiled is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        if self._policies is None:
+            return order
+        policy = self._policies.make_policy(files.digest, files.artifact, given)
+        policy = replace(policy, writable=(str(home), *policy.writable))
+        environment |= self._policies.environment(files.digest)
+        if precompiled is not None:
+            policy = policy.without_gpu()
+            order["precompile"] = {**place_of(self._policies.hand_over(precompiled[0], given)), **precompiled[1]}
+            # Of what it leaves half done, Triton's cache and what ninja makes alone take no harm: ninja knows what is
+            # not finished, and the lock on a module goes with the process, or with the next worker.
+            environment |= {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
+        return order | {"sandbox": policy.to_json(), "shared_modules": str(self._policies.shared_modules)}
+
+
+def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
+    """Return the spawn order of a worker without a sandbox, or of a program in its place.
+
+    Args:
+        hello: the session's settings.
+        home: the worker's folder.
+        gpu_index: its GPU's number as CUDA counts; None to go by what the session sees.
+        image: machine code of the timing kernels, which it then need not assemble.
+    """
+    environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
+    if gpu_index is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
+    return {
+        "environment": environment,
+        "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
+        "device": "cuda:0" if hello.device == "cuda" else "cpu",
+        "threads": usable_cores(),
+        "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
+        "timing": {
+            "l2_cache": hello.timing.l2_cache,
+            "clock": hello.timing.clock,
+            "image": "" if image is None else base64.b64encode(image).decode(),
+        },
+    }
+
+
+@cache
+def default_memory_limit(sessions: int = 1) -> int:
+    """Return how many bytes a worker may hold on this machine while so many sessions judge on it."""
+    return int(usable_memory() * MEMORY_SHARE / sessions)
+
+
+def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
+    """End a worker that does not start; return the fault that says so, with what the worker printed."""
+    worker.end()
+    said = worker.log.take().strip()
+    return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
+
+
+def check_context(trial: Trial, excess_gap_ns: int) -> None:
+    """Raise SlowContext where another context would make a call faster.
+
+    Args:
+        trial: the call's first.
+        excess_gap_ns: how much longer each gap between its operations is than in the best context.
+    """
+    operations = max((sample.operations or 1 for sample in trial.samples), default=1)
+    if gaps_matter(excess_gap_ns, operations, median(trial.spans_ns)):
+        raise SlowContext
+
+
+def gaps_matter(excess_gap_ns: int, operations: int, call_ns: float) -> bool:
+    """Tell whether longer gaps between a call's operations are a noticeable share of its time."""
+    return bool(excess_gap_ns) and (operations - 1) * excess_gap_ns > GAPS_SHARE * call_ns

@@ -1,7 +1,8 @@
 """The session's handle on one worker: ask it, wait no longer than allowed, end it, know how it ended.
 
-While it waits for an answer it reads the worker's stdout and stderr, and listens to the guard. So it notices at once
-that a worker has died, and a worker that prints without end fills no memory.
+While it waits for an answer it reads what the worker prints, and listens to the supervisor. So it notices at once that
+a worker has died, and a worker that prints without end fills no memory. A program in a worker's place, a tool of
+`inspect`, answers nothing: it is deafened, and ends by itself.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any, Final, TypeVar
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_memory
+from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, send_frame, send_frame_by
 from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.worker.linux import count_threads, end_tree, hidden_memory, resident_memory, tree_below
+from flashinfer_bench.sandbox.processes import descendants, end_tree, hidden_memory, read_process, resident_memory
 from flashinfer_bench.worker.protocol import (
     BurstDone,
     Claim,
@@ -37,7 +39,6 @@ from flashinfer_bench.worker.protocol import (
     WorkerReady,
     check_answer,
 )
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame, send_frame_by
 
 MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
@@ -45,35 +46,29 @@ MAX_DRAINS: Final = 64
 """Read a worker's output at most this many times in a row: a solution may print without end."""
 READY_LIMIT_S: Final = 60.0
 """Seconds that a new worker may take to start."""
-END_LIMIT_S: Final = 5.0
-"""Seconds that the guard may take to end its worker; then the session ends both."""
-LIGHT_THREADS: Final = 1024
-LIGHT_BYTES: Final = 2 << 30
-"""A worker with more threads or memory is not light: what it takes of the machine, the next one could miss."""
+END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
+"""Seconds that the supervisor may take to end its worker. Then the session ends both, and waits for the second limit: a
+large context on a GPU takes seconds to go."""
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds that a worker may take to be ready again after an error; then another takes its place."""
-REST_LIMIT_S: Final = 5.0
-"""Seconds that stopping all may take that a worker has started: it takes milliseconds where these are not thousands,
-new ones all the time."""
-REST_ROUNDS: Final = 8
-"""Look for processes that were started meanwhile at most this many times."""
+LIGHT_THREADS, LIGHT_BYTES = 1024, 2 << 30
+"""A worker with more threads or memory is not light: the next one could miss what it takes of the machine."""
+REST_LIMIT_S, REST_ROUNDS = 5.0, 8
+"""Seconds that stopping all may take that a worker has started, and looks for processes that were started meanwhile: it
+takes milliseconds where these are not thousands, new ones all the time."""
 SENT_BY_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
 )
 """Signals by which the kernel, a service of the machine or a person ends a process. A crash raises none of them."""
 MACHINE_POLL_S: Final = 0.5
 """Seconds between two looks at the machine's memory while a worker is asked for something."""
-FREED_S: Final = 5.0
-"""Seconds for which a worker's end waits for the kernel to free what it held."""
-POLL_FREED_S: Final = 0.05
+FREED_S, POLL_FREED_S = 5.0, 0.05
+"""Seconds for which a worker's end waits for the kernel to free what it held, and between two looks."""
 MACHINE_SHARE, MOST_NOISE_BYTES = 64, 2 << 30
 """Memory that no process shows may always grow by the smaller of the machine's memory divided by MACHINE_SHARE, and
 MOST_NOISE_BYTES: drivers and other programs move it, too."""
-FORCE_LIMIT_S: Final = 60.0
-"""Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
 REMOVE_LIMIT_S: Final = 20.0
 """Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
-
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 
 Answer = TypeVar("Answer", bound=Claim)
@@ -81,7 +76,7 @@ Answer = TypeVar("Answer", bound=Claim)
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker ended, as its guard saw it."""
+    """How a worker ended, as its supervisor saw it."""
 
     code: int | None
     signal: int | None
@@ -106,13 +101,6 @@ class WorkerExit:
         return f"it ended with exit code {self.code}"
 
 
-def _hidden_memory() -> tuple[int, int]:
-    """Return the two counts of `hidden_memory`, less the session's own arena."""
-    arena = resident_memory(os.getpid()).shared
-    taken, counted = hidden_memory()
-    return taken - arena, counted - arena
-
-
 class WorkerGone(Exception):
     """The worker's process ended while an answer was due."""
 
@@ -129,41 +117,45 @@ class WorkerProcess:
     """One worker, from the spawn order to its end. Use it as a context manager, or call end().
 
     Args:
-        template: the socket of the template process.
-        order: environment, device, threads and memory limit for the worker; `home` is added.
+        server: the socket of the fork server.
+        order: environment, device, threads, memory limit and sandbox of the worker; `home` is added.
         home: a folder of the worker's own, created here and removed at its end.
-        now: monotonic seconds.
+        given: a folder that the worker alone reads; None where it reads all that its user may.
+        log: takes what it prints.
     """
 
     def __init__(
-        self, template: socket.socket, order: dict[str, Any], home: Path, *, now: Callable[[], float] = time.monotonic
+        self,
+        server: socket.socket,
+        order: dict[str, Any],
+        home: Path,
+        *,
+        given: Path | None = None,
+        log: BoundedLog | None = None,
     ) -> None:
-        self._now = now
-        self._home = home
+        self._home, self.given = home, given
         self._request_id = 0
-        self._is_ending = False
-        self._is_unguarded = False
-        """Its guard ended without a word of how the worker did."""
-        self.log = BoundedLog()
+        self._is_ending = self._is_unguarded = False
+        """It was told to end; its supervisor ended without a word of how the worker did."""
+        self.log = log or BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
-        self.guard_pid: int | None = None
+        self.supervisor_pid: int | None = None
         self.is_ready = False
-        self.launch_gap_ns = 0
-        self.chain_gap_ns = 0
+        self.launch_gap_ns = self.chain_gap_ns = 0
         self.clock = NO_CLOCK
-        """The clock that it uses; told before a solution is loaded."""
+        """The clock that it uses; known before a solution is loaded."""
         self._may_rest = False
         self._stopped: list[int] = []
-        """Processes below the guard that are stopped."""
+        """Processes below the supervisor that are stopped."""
         self.overhead = BatchOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
+        self._wanted_gpu: str | None = order.get("gpu_uuid")
         self.gpu_uuid = ""
         """Of the GPU that it found; empty on a CPU."""
-        self._gpu_uuid: str | None = order.get("gpu_uuid")
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
-        self._least_hidden: tuple[float, ...] = (math.inf, math.inf)
+        self._least_hidden = (math.inf, math.inf)
         self._next_look = -math.inf
         self.is_loaded = False
         """A reference was loaded."""
@@ -172,37 +164,36 @@ class WorkerProcess:
         self.mapped: tuple[object, int] | None = None
         """The session's memory that it maps, and which generation of it. To map it takes the driver 1 to 4 ms."""
         home.mkdir(parents=True)
-        user = (order.get("walls") or {}).get("user")
+        user = (order.get("sandbox") or {}).get("user")
         if user is not None:
             os.chown(home, user, user)
         self._sock, worker_end = socket.socketpair()
-        self._guard, guard_end = socket.socketpair()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        self._pipes = [out_read, err_read]
-        child_ends = [worker_end.fileno(), out_write, err_write, guard_end.fileno()]
+        self._supervisor, supervisor_end = socket.socketpair()
+        self._pipe, printed = os.pipe()
         try:
-            send_frame(template, {"spawn": {**order, "home": str(home)}}, child_ends)
+            ends = [worker_end.fileno(), printed, supervisor_end.fileno()]
+            send_frame(server, {"spawn": {**order, "home": str(home)}}, ends)
         finally:
             worker_end.close()
-            guard_end.close()
-            os.close(out_write)
-            os.close(err_write)
+            supervisor_end.close()
+            os.close(printed)
         self._reader = FrameReader(self._sock, max_bytes=MAX_ANSWER_BYTES, takes_fds=False)
-        self._guard_reader = FrameReader(self._guard, takes_fds=False)
+        self._reports = FrameReader(self._supervisor, takes_fds=False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
-        self._selector.register(self._guard, selectors.EVENT_READ, self._on_guard)
-        for pipe in self._pipes:
-            _enlarge(pipe)
-            os.set_blocking(pipe, False)
-            self._selector.register(pipe, selectors.EVENT_READ, self._on_output)
+        self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_report)
+        with contextlib.suppress(OSError, AttributeError):  # fewer switches for a chatty solution
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_READ_BYTES)
+        os.set_blocking(self._pipe, False)
+        self._selector.register(self._pipe, selectors.EVENT_READ, self._drain)
 
     def __enter__(self) -> WorkerProcess:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.end()
+
+    # Its start.
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
         """Wait until the worker can take work; no solution code has run in it yet.
@@ -212,7 +203,7 @@ class WorkerProcess:
             WireError: what it sent is no frame of the protocol.
         """
         if not self.is_ready:
-            self._take_ready(self._wait(self._now() + limit_s))
+            self._take_ready(self._wait(time.monotonic() + limit_s))
 
     def look(self, deadline: float) -> bool:
         """Say whether the worker can take work; wait for nothing.
@@ -224,92 +215,25 @@ class WorkerProcess:
         """
         if not self.is_ready:
             self.hear()
-            message = self._reader.pop()
-            if message is None and self.exit is not None:
-                self._last_words()
-                message = self._reader.pop()
-                if message is None:
-                    raise WorkerGone(self.exit)
+            message = self._pop()
             if message is not None:
                 self._take_ready(message)
-            elif self._now() >= deadline:
+            elif time.monotonic() >= deadline:
                 raise WorkerLate
         return self.is_ready
-
-    def hear(self) -> None:
-        """Take what the worker and its guard have sent and printed; wait for nothing."""
-        if self._selector.get_map():
-            self._turn(0)
-
-    def deafen(self) -> None:
-        """Take no answer from here on: whoever wants none would keep all that the worker sends."""
-        self._selector.unregister(self._sock)
-        self._sock.shutdown(socket.SHUT_RD)
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable where there is something to hear."""
-        return self._selector.fileno()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the worker and everything that it started are known to be gone: `end` waits for nothing."""
-        if self.exit is None:
-            with contextlib.suppress(WorkerGone):
-                self.hear()
-        return self.exit is not None
-
-    def was_killed(self, ended: WorkerExit) -> bool:
-        """Tell whether something else than the solution may have ended the worker."""
-        is_ours = self._is_ending or ended.over_memory
-        return ended.over_machine or (ended.signal in SENT_BY_OTHERS and not is_ours)
-
-    def watch_machine(self) -> None:
-        """End the worker if memory that no process shows has grown by more than a worker may have since the first look.
-
-        Call it often; it looks every MACHINE_POLL_S seconds.
-
-        Raises:
-            WorkerGone: the worker was ended.
-        """
-        now = self._now()
-        if not self.is_ready or now < self._next_look:
-            return
-        self._next_look = now + MACHINE_POLL_S
-        if self._hidden_growth() > self._most_hidden:
-            self.begin_end()
-            deadline = self._now() + FREED_S
-            while self._hidden_growth() > self._most_hidden / 8 and self._now() < deadline:
-                time.sleep(POLL_FREED_S)  # else the next worker would begin with what this one has held
-            raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
-
-    def _hidden_growth(self) -> float:
-        """Return the bytes by which memory that no process shows is above the least that was seen."""
-        now = _hidden_memory()
-        self._least_hidden = tuple(map(min, now, self._least_hidden))
-        return max(one - least for one, least in zip(now, self._least_hidden, strict=True))
-
-    @property
-    def is_light(self) -> bool:
-        """Whether its end takes next to nothing: one process, with few threads and little memory."""
-        if self.guard_pid is None or self.pid is None:
-            return True
-        if any(pid != self.pid for pid in tree_below(self.guard_pid)):
-            return False
-        return count_threads(self.pid) <= LIGHT_THREADS and resident_memory(self.pid).private <= LIGHT_BYTES
-
-    @property
-    def is_on_another_gpu(self) -> bool:
-        """Whether the GPU that it found is not the one that it was to find."""
-        return self._gpu_uuid is not None and self.gpu_uuid != self._gpu_uuid
 
     def _take_ready(self, message: dict[str, Any]) -> None:
         ready = check_answer(message, 0, WorkerReady)
         if isinstance(ready, Failed):
             raise WireError("a new worker did not say that it is ready")
         self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns
-        self.gpu_uuid = ready.gpu_uuid
-        self.clock = ready.clock
+        self.gpu_uuid, self.clock = ready.gpu_uuid, ready.clock
         self.is_ready = True
+
+    @property
+    def is_on_another_gpu(self) -> bool:
+        """Whether the GPU that it found is not the one that it was to find."""
+        return self._wanted_gpu is not None and self.gpu_uuid != self._wanted_gpu
 
     def time_empty_bursts(self, touch_device: Callable[[], object], limit_s: float = READY_LIMIT_S) -> None:
         """Time bursts of calls that compute nothing, on a GPU; call it before a solution is loaded.
@@ -333,14 +257,16 @@ class WorkerProcess:
 
         self.overhead = take_overhead(time_burst, touch_device)
 
+    # Requests.
+
     def ask(
         self, verb: str, expected: type[Answer], limit_s: float, *, along: Along | None = None, **fields: Any
     ) -> Answer | Failed:
         """Send a request and wait for its answer.
 
         Args:
-            verb: what is asked for.
-            expected: what the answer is checked as.
+            verb: names the request.
+            expected: the answer is checked as this.
             limit_s: seconds that it may take.
             along: what goes along with the request.
             **fields: of the request.
@@ -352,14 +278,13 @@ class WorkerProcess:
         """
         self.watch_machine()
         along = along or Along()
-        deadline = self._now() + limit_s
+        deadline = time.monotonic() + limit_s
         self._request_id += 1
         self._go_on()
         try:
-            request = {"verb": verb, "id": self._request_id, **fields}
-            is_sent = send_frame_by(deadline, self._sock, request, along.fds, self._now)
+            is_sent = send_frame_by(deadline, self._sock, {"verb": verb, "id": self._request_id, **fields}, along.fds)
         except OSError:
-            self._await_exit(min(deadline, self._now() + END_LIMIT_S))
+            self._await_exit(min(deadline, time.monotonic() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
         if not is_sent:  # it reads nothing
             raise WorkerLate
@@ -370,18 +295,73 @@ class WorkerProcess:
 
     def recover(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
         """Have the worker forget a call that failed; say whether it can make others."""
-        try:
-            return isinstance(self.ask("recover", Recovered, limit_s), Recovered)
-        except (WorkerGone, WorkerLate, WireError):
-            return False
+        return self._does("recover", Recovered, limit_s)
 
     def unbind(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
         """Have the worker give up the session's memory; say whether it has."""
         self.mapped = None
+        return self._does("unbind", Unbound, limit_s)
+
+    def _does(self, verb: str, expected: type[Claim], limit_s: float) -> bool:
         try:
-            return isinstance(self.ask("unbind", Unbound, limit_s), Unbound)
+            return isinstance(self.ask(verb, expected, limit_s), expected)
         except (WorkerGone, WorkerLate, WireError):
             return False
+
+    def hear(self) -> None:
+        """Take what the worker and its supervisor have sent and printed; wait for nothing."""
+        if self._selector.get_map():
+            self._turn(0)
+
+    def deafen(self) -> None:
+        """Take no answer from here on: whoever wants none would keep all that the worker sends."""
+        self._selector.unregister(self._sock)
+        self._sock.shutdown(socket.SHUT_RD)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable where there is something to hear."""
+        return self._selector.fileno()
+
+    def drain(self) -> None:
+        """Read what the worker printed so far, without waiting."""
+        for _ in range(MAX_DRAINS):
+            if not self._drain(self._pipe):
+                break
+
+    # The machine's memory.
+
+    def watch_machine(self) -> None:
+        """End the worker if memory that no process shows has grown by more than a worker may have since the first look.
+
+        Call it often; it looks every MACHINE_POLL_S seconds.
+
+        Raises:
+            WorkerGone: the worker was ended.
+        """
+        now = time.monotonic()
+        if not self.is_ready or now < self._next_look:
+            return
+        self._next_look = now + MACHINE_POLL_S
+        if self._hidden_growth() > self._most_hidden:
+            self.begin_end()
+            while self._hidden_growth() > self._most_hidden / 8 and time.monotonic() < now + FREED_S:
+                time.sleep(POLL_FREED_S)  # else the next worker would begin with what this one has held
+            raise WorkerGone(WorkerExit(None, signal.SIGKILL, 0, over_memory=False, over_machine=True))
+
+    def _hidden_growth(self) -> float:
+        """Return the bytes by which memory that no process shows, without the arena, is above the least so far."""
+        arena = resident_memory(os.getpid()).shared
+        taken, counted = (one - arena for one in hidden_memory())
+        least_taken, least_counted = self._least_hidden
+        self._least_hidden = min(taken, least_taken), min(counted, least_counted)
+        return max(taken - self._least_hidden[0], counted - self._least_hidden[1])
+
+    def was_killed(self, ended: WorkerExit) -> bool:
+        """Tell whether something else than the solution may have ended the worker."""
+        is_ours = self._is_ending or ended.over_memory
+        return ended.over_machine or (ended.signal in SENT_BY_OTHERS and not is_ours)
+
+    # Stopping it.
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
@@ -389,31 +369,29 @@ class WorkerProcess:
 
         One that uses a GPU is not stopped, since its work there would go on.
         """
-        if self._may_rest:
-            yield  # somebody holds it already
-            return
-        self._may_rest = not self.clock.fills_queue
+        before, self._may_rest = self._may_rest, not self.clock.fills_queue
         try:
             yield
         finally:
-            self._go_on()
-            self._may_rest = False
+            self._may_rest = before
+            if not before:
+                self._go_on()
 
     def rest_all(self) -> None:
-        """Stop every process below the guard, those too that are started meanwhile. The guard itself goes on.
+        """Stop every process below the supervisor, those too that are started meanwhile.
 
         A worker that starts processes without end is ended: then the next request to it fails.
         """
-        if not self._may_rest or self._is_ending or self.guard_pid is None:
+        if not self._may_rest or self._is_ending or self.supervisor_pid is None:
             return
-        start, self._stopped = self._now(), []
+        start, self._stopped = time.monotonic(), []
         for _ in range(REST_ROUNDS):
-            found = [pid for pid in tree_below(self.guard_pid) if pid not in self._stopped]
+            found = [pid for pid in descendants(self.supervisor_pid) if pid not in self._stopped]
             if not found:
                 break
             self._stopped += found
             self._signal_stopped(signal.SIGSTOP)  # the earlier ones again: one that ran until now may have woken them
-        if self._now() - start > REST_LIMIT_S:
+        if time.monotonic() - start > REST_LIMIT_S:
             self.begin_end()
 
     def _go_on(self) -> None:
@@ -426,12 +404,34 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
+    # Its end.
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker and everything that it started are known to be gone: `end` waits for nothing."""
+        if self.exit is None:
+            with contextlib.suppress(WorkerGone):
+                self.hear()
+        return self.exit is not None
+
+    @property
+    def is_light(self) -> bool:
+        """Whether its end takes next to nothing: one process, with few threads and little memory."""
+        if self.supervisor_pid is None or self.pid is None:
+            return True
+        if any(pid != self.pid for pid in descendants(self.supervisor_pid)):
+            return False
+        process = read_process(self.pid)
+        return (process is None or process.threads <= LIGHT_THREADS) and resident_memory(
+            self.pid
+        ).private <= LIGHT_BYTES
+
     def begin_end(self) -> None:
-        """Have the guard end the worker and everything it started; return at once. `end` waits."""
+        """Have the supervisor end the worker and everything it started; return at once. `end` waits."""
         if self.exit is None and not self._is_ending:
             self._is_ending = True
             with contextlib.suppress(OSError):  # it has ended: what it said last is there to be heard
-                self._guard.send(b"x")
+                self._supervisor.send(b"x")
 
     def end(self) -> WorkerExit | None:
         """End the worker and everything it started; return how it ended.
@@ -443,76 +443,64 @@ class WorkerProcess:
             return self.exit
         try:
             self.begin_end()
-            self._await_exit(self._now() + END_LIMIT_S)
+            self._await_exit(time.monotonic() + END_LIMIT_S)
             self.drain()
-            if self.exit is None:
-                self._end_by_force()
+            if self.exit is None:  # no process of one solution may live when the next one runs
+                if self.supervisor_pid is None or not end_tree(self.supervisor_pid, FORCE_LIMIT_S):
+                    raise DeviceFault("a worker, or something that it started, does not end")
+                self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
             if self._is_unguarded:
-                raise DeviceFault("the guard of a worker ended first: something that the worker started may still run")
+                raise DeviceFault("a worker's supervisor ended first: something that the worker started may still run")
         finally:
-            self._close()
+            self._selector.close()
+            self._sock.close()
+            self._supervisor.close()
+            os.close(self._pipe)
+            remove_tree(self._home, REMOVE_LIMIT_S)
         return self.exit
 
-    def _end_by_force(self) -> None:
-        """End what a stopped or busy guard has left: no process of one solution may live when the next one runs."""
-        if self.guard_pid is None or not end_tree(self.guard_pid, FORCE_LIMIT_S):
-            raise DeviceFault("a worker, or something that it started, does not end")
-        self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
+    # What arrives.
 
-    def _close(self) -> None:
-        self._selector.close()
-        self._sock.close()
-        self._guard.close()
-        for pipe in self._pipes:
-            os.close(pipe)
-        remove_tree(self._home, REMOVE_LIMIT_S)
+    def _pop(self) -> dict[str, Any] | None:
+        """Return the next message of the worker's, also one that it sent before it ended; None where more may come.
 
-    def drain(self) -> None:
-        """Read what the worker printed so far, without waiting."""
-        for pipe in self._pipes:
-            for _ in range(MAX_DRAINS):
-                if not self._drain(pipe):
-                    break
+        Raises:
+            WorkerGone: it has ended, and nothing more comes.
+        """
+        message = self._reader.pop()
+        if message is not None or self.exit is None:
+            return message
+        self._sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError, WireClosed):
+            while True:
+                self._reader.pump()
+        message = self._reader.pop()
+        if message is None:
+            raise WorkerGone(self.exit)
+        return message
 
     def _wait(self, deadline: float) -> dict[str, Any]:
-        while True:
-            message = self._reader.pop()
-            if message is not None:
-                return message
-            if self.exit is not None:
-                self._last_words()
-                message = self._reader.pop()
-                if message is not None:
-                    return message
-                raise WorkerGone(self.exit)
-            left_s = deadline - self._now()
+        while (message := self._pop()) is None:
+            left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise WorkerLate
             self._turn(min(left_s, MACHINE_POLL_S))
             self.watch_machine()
+        return message
 
     def _is_over(self, deadline: float) -> bool:
-        """Hear the worker and its guard; say whether `_wait` would wait for nothing."""
+        """Hear the worker and its supervisor; say whether `_wait` would wait for nothing."""
         self._turn(0)
         self.watch_machine()
-        return self._reader.has_frame or self.exit is not None or self._now() >= deadline
+        return self._reader.has_frame or self.exit is not None or time.monotonic() >= deadline
 
     def _turn(self, limit_s: float) -> None:
         for key, _ in self._selector.select(limit_s):
             key.data(key.fileobj)
 
     def _await_exit(self, deadline: float) -> None:
-        while self.exit is None and self._now() < deadline:
-            self._turn(max(0.0, deadline - self._now()))
-
-    def _last_words(self) -> None:
-        """Take what the worker sent before it ended."""
-        self._sock.setblocking(False)
-        try:
-            while True:
-                self._reader.pump()
-        except (BlockingIOError, WireClosed):
-            return
+        while self.exit is None and time.monotonic() < deadline:
+            self._turn(max(0.0, deadline - time.monotonic()))
 
     def _on_answer(self, sock: socket.socket) -> None:
         if self._is_ending:
@@ -521,43 +509,32 @@ class WorkerProcess:
         try:
             self._reader.pump()
         except WireClosed:
-            self._selector.unregister(sock)  # the guard will tell how it ended
-            self._await_exit(self._now() + END_LIMIT_S)
+            self._selector.unregister(sock)  # the supervisor will report how it ended
+            self._await_exit(time.monotonic() + END_LIMIT_S)
             if self.exit is None:
                 raise WorkerGone(None) from None
 
-    def _on_guard(self, sock: socket.socket) -> None:
+    def _on_report(self, sock: socket.socket) -> None:
         try:
-            self._guard_reader.pump()
+            self._reports.pump()
         except WireClosed:
             self._selector.unregister(sock)
-            self._is_unguarded = self.exit is None and self.guard_pid is not None
+            self._is_unguarded = self.exit is None and self.supervisor_pid is not None
             self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
             return
-        while (message := self._guard_reader.pop()) is not None:
+        while (message := self._reports.pop()) is not None:
             if "started" in message:
-                self.pid, self.guard_pid = message["started"], message["guard"]
+                self.pid, self.supervisor_pid = message["started"], message["supervisor"]
             elif "exit" in message:
                 self.exit = WorkerExit(**message["exit"])
 
-    def _on_output(self, pipe: int) -> None:
-        self._drain(pipe)
-
     def _drain(self, pipe: int) -> bool:
+        """Read once what the worker printed; say whether there was something."""
         try:
             data = os.read(pipe, PIPE_READ_BYTES)
         except BlockingIOError:
             return False
-        if not data:
-            if pipe in self._selector.get_map():
-                self._selector.unregister(pipe)
-            return False
+        if not data and pipe in self._selector.get_map():
+            self._selector.unregister(pipe)
         self.log.add(data)
-        return True
-
-
-def _enlarge(pipe: int) -> None:
-    """Let the pipe hold as much as one read takes, where the system allows it: fewer switches for a chatty solution."""
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_READ_BYTES)
+        return bool(data)

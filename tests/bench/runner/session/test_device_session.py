@@ -17,9 +17,8 @@ from flashinfer_bench.bench.runner.session.reference_timing import SlowReference
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
-from flashinfer_bench.bench.runner.workers.pool import reference_files
+from flashinfer_bench.bench.runner.workers.pool import SlowContext, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
-from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings

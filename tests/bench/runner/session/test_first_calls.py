@@ -8,7 +8,6 @@ import pytest
 
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
-from flashinfer_bench.bench.runner.workers.stock import Stock
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 
@@ -45,8 +44,9 @@ def open_timer(monkeypatch, kernel):
     monkeypatch.setattr(ReferenceTimer, "_open_kernel", lambda timer, job: kernel)
     monkeypatch.setattr(ReferenceTimer, "_load", lambda *_arguments: None)
     end = partial(ended.append, kernel)
-    stock = Stock(None, None, on_ready=None, limits=None)
-    pool = SimpleNamespace(end_reference=end, finish_ending=end, tend_spares=lambda: None, stock=stock)
+    real = WorkerPool(None, None, SimpleNamespace(device="cpu", gpu_index=None, sessions=1), on_ready=None)
+    pool = SimpleNamespace(end_reference=end, finish_ending=end, tend_spares=lambda: None)
+    pool.excess_ns, pool.see_context = real.excess_ns, real.see_context
     pool.is_awaited, pool.work_while = lambda _files: False, partial(WorkerPool.work_while, pool)
     tools = SimpleNamespace(readout=SimpleNamespace(launch_gap_ns=0))
     return ReferenceTimer(SimpleNamespace(device="cpu"), pool, tools), ended
@@ -172,7 +172,7 @@ def test_a_reference_whose_context_turns_out_to_be_slow_is_timed_again(monkeypat
     timer, job, ended = time_in_context(monkeypatch, {"chain_gap_ns": chain_gap_ns, "operations": operations})
     timer.measure(job, [[1]], is_alone=False)
     timer.check_context(job)  # nobody has seen a better one
-    timer.pool.stock.see(1_770)
+    timer.pool.see_context(1_770)
     with pytest.raises(SlowReference) if is_slow else nullcontext():
         timer.check_context(job)
     if not is_slow:
@@ -184,7 +184,7 @@ def test_a_reference_whose_context_turns_out_to_be_slow_is_timed_again(monkeypat
 
 def test_it_is_timed_again_at_once_where_a_faster_context_was_seen_meanwhile(monkeypatch):
     timer, job, ended = time_in_context(monkeypatch, IN_A_SLOW_CONTEXT)
-    timer.pool.tend_spares = lambda: timer.pool.stock.see(1_770)
+    timer.pool.tend_spares = lambda: timer.pool.see_context(1_770)
     taken = []
     take = ReferenceTimer._take
     monkeypatch.setattr(ReferenceTimer, "_take", lambda *given: taken.append(len(ended)) or take(*given))
@@ -196,7 +196,7 @@ def test_it_is_timed_again_at_once_where_a_faster_context_was_seen_meanwhile(mon
 def test_other_workloads_in_slow_contexts_are_told_to_the_session_and_not_forgotten_in_silence(monkeypatch):
     timer, first, _ = time_in_context(monkeypatch, IN_A_SLOW_CONTEXT)
     timer.measure(first, [[1]], is_alone=False)
-    timer.pool.tend_spares = lambda: timer.pool.stock.see(1_770)
+    timer.pool.tend_spares = lambda: timer.pool.see_context(1_770)
     second = make_job(list, "second")
     timer.measure(second, [[1]], is_alone=False)
     assert timer.recall(first) is not None
@@ -210,7 +210,7 @@ def test_it_is_timed_again_once_also_where_an_earlier_run_has_kept_it(monkeypatc
     kept = SimpleNamespace(find=lambda job, plan: Measured(0.1, [0.1], IN_A_SLOW_CONTEXT), keep=None)
     timer, job, _ = time_in_context(monkeypatch, IN_A_SLOW_CONTEXT, kept)
     timer.measure(job, [[1]], is_alone=False)
-    timer.pool.stock.see(1_770)
+    timer.pool.see_context(1_770)
     with pytest.raises(SlowReference):
         timer.check_context(job)
     timer.forget_slow()

@@ -16,7 +16,6 @@ from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap, open_kept_baselines
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.stock import Stock
 from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings
@@ -209,7 +208,7 @@ def test_only_a_time_that_was_taken_while_no_worker_held_a_solution_is_left_for_
     monkeypatch.setattr(ReferenceTimer, "_load", lambda *_arguments: None)
     tools = SimpleNamespace(readout=SimpleNamespace(launch_gap_ns=RECORD["launch_gap_ns"]))
     job = make_job(here)
-    pool = SimpleNamespace(tend_spares=lambda: None, stock=Stock(None, None, on_ready=None, limits=None))
+    pool = SimpleNamespace(tend_spares=lambda: None, excess_ns=lambda _gap: 0)
     timer = ReferenceTimer(make_hello(here), pool, tools, make_kept(here))
     timer.measure(job, [[1], [2], [3]], is_alone=is_alone)
     assert timer.measure(job, [], is_alone=True).latency_ms == 3.0  # it is timed once in a run

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
 from flashinfer_bench.bench.runner.session.orders import Orders
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 pytestmark = pytest.mark.cpu
 SOLUTION = {

@@ -31,7 +31,7 @@ class FakeWorker:
     """Has a guard once it has begun; ends when it is told to, or by itself."""
 
     def __init__(self):
-        self.guard_pid = 1
+        self.supervisor_pid = 1
         self.exit = None
         self.has_ended = False
         self.log = SimpleNamespace(take=lambda: "")
@@ -217,7 +217,7 @@ def test_a_turn_waits_for_what_has_begun_and_not_for_long(made, clock):
     assert told == [0.0]
     assert clock.now == KERNELS.wait_limit_s
     assert pool.started["d1"].has_ended
-    pool.started["d2"].guard_pid = None
+    pool.started["d2"].supervisor_pid = None
     precompiler.finish("d2", 100.0, print)
     assert clock.now == KERNELS.wait_limit_s
     assert pool.started["d2"].held == ["told to end"]
@@ -231,7 +231,7 @@ def test_all_of_them_stand_still_while_a_reference_is_timed(made):
     blocks = [block(*map(solution, range(4)))]
     precompiler.expect(blocks)
     pool.started["d2"].has_ended = True
-    pool.started["d3"].guard_pid = None
+    pool.started["d3"].supervisor_pid = None
     late = pool.started["d3"]
     with precompiler.held_still():
         assert pool.started["d1"].held == ["rests"]

@@ -21,7 +21,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import KernelTask, Measur
 from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.worker.linux import tree_below
+from flashinfer_bench.sandbox.processes import descendants
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -361,7 +361,7 @@ def test_a_worker_imports_nothing_before_its_solution_that_its_template_has_not(
     source = """
 import sys
 names = list(sys.modules)
-print(*names[names.index("flashinfer_bench.worker.template") + 1 :])
+print(*names[names.index("flashinfer_bench.worker.fork_server") + 1 :])
 def run(x):
     return x
 """
@@ -391,7 +391,7 @@ def test_the_clock_is_on_from_the_first_trial_to_the_last(open_kernel, monkeypat
 def test_a_worker_that_rests_is_stopped_with_what_it_has_started_until_it_is_asked(open_kernel):
     source = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\ndef run(x):\n    return x * 2"
     with open_kernel(source) as kernel:
-        pids = tree_below(kernel.worker.guard_pid)
+        pids = descendants(kernel.worker.supervisor_pid)
         assert len(pids) == 2
 
         def are_stopped(wanted):

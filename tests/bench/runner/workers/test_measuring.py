@@ -10,7 +10,7 @@ import torch
 from flashinfer_bench.bench.runner.workers import kernel as kernel_module
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.stock import ContextTraits, SlowContext, check_context
+from flashinfer_bench.bench.runner.workers.pool import SlowContext, check_context
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
@@ -264,27 +264,14 @@ def test_what_is_wrong_with_setup_is_told(open_kernel, source, said):
 def test_a_slow_context_matters_where_gaps_are_a_share_of_the_time(operations, span_ns, excess_ns, matters):
     trial = Trial((Sample(span_ns, 1000, span_ns, operations),) * 5, "count", {})
     with pytest.raises(SlowContext) if matters else nullcontext():
-        check_context(trial, ContextTraits(excess_ns))
-
-
-@pytest.mark.parametrize(
-    ("operations", "facts", "is_narrow", "matters"),
-    [(3, {"streams": 2}, True, True), (3, {}, True, False), (3, {"streams": 2}, False, False), (None, {}, True, True)],
-    ids=["two streams", "one stream", "a wide context", "not seen"],
-)
-def test_one_connection_matters_where_a_call_may_use_several_streams(operations, facts, is_narrow, matters):
-    trial = Trial((Sample(40_000, 1000, 40_000, operations),) * 5, "count", facts)
-    with pytest.raises(SlowContext) if matters else nullcontext():
-        check_context(trial, ContextTraits(is_narrow=is_narrow))
+        check_context(trial, excess_ns)
 
 
 def test_a_measurement_ends_where_its_context_matters(open_kernel, monkeypatch):
     trial = Trial((Sample(40_000, 1000, 40_000, 8),) * 5, "count", {})
     with open_kernel(HONEST["value"]) as kernel:
         monkeypatch.setattr(kernel, "_take_readings", lambda remote: trial)
-        kernel._tools = replace(
-            kernel._tools, context_of=lambda worker: ContextTraits(150 if worker is kernel.worker else 0)
-        )
+        kernel._tools = replace(kernel._tools, excess_of=lambda worker: 150 if worker is kernel.worker else 0)
         with pytest.raises(SlowContext):
             kernel.measure([[X]])
 

@@ -1,62 +1,58 @@
-"""Which worker gets a solution, how many are in stock, and which are ended before they meet one."""
+"""Which worker gets a solution, how many are kept warm, and which are ended before they meet one."""
 
+import base64
+import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
-from flashinfer_bench.bench.runner.workers import stock as worker_stock
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
-from flashinfer_bench.bench.runner.workers.spawning import NewWorker, make_order
-from flashinfer_bench.bench.runner.workers.stock import (
-    MOST_CONTEXTS,
-    UNKNOWN_SOLUTION,
-    ContextTraits,
-)
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.timing.driver import CONNECTIONS
 from flashinfer_bench.timing.settings import TimingSettings
+from flashinfer_bench.worker.fork_server import READY
+from tests.kit.workers import ROOT
 
 pytestmark = pytest.mark.cpu
-FAST, SLOW, DEAD, COMING, ELSEWHERE = 1600, 1750, -1, -2, -3
-ONE, TWO, THREE, FOUR = map(SolutionFiles, ("one", "two", "three", "four"))
+FAST, GAPS = 1600, {"fast": 1600, "slow": 1750, "unknown": 0, "dead": -1, "coming": -2, "elsewhere": -3}
+FILES = {name: SolutionFiles(name, wants_fast=name == "python") for name in ("one", "two", "three", "four", "python")}
 
 
 class FakeWorker:
     """A worker that starts with a given chain gap, late, on another GPU, or not at all."""
 
-    def __init__(self, chain_gap_ns, solution):
-        self.chain_gap_ns = chain_gap_ns
-        self.solution = solution
-        self.pid = None
-        self.is_ready = self.is_ended = self.is_reaped = self.has_ended = False
-        self.is_light = True
-        self.unbound, self.is_deaf = 0, False
-        self.is_on_another_gpu = chain_gap_ns == ELSEWHERE
-        self.log = BoundedLog()
-        self.overhead = BatchOverhead()
-        self.clock = SimpleNamespace(sees_operations=True)
+    def __init__(self, kind, name):
+        self.kind, self.name = kind, name
+        self.chain_gap_ns = max(0, GAPS[kind])
+        self.pid = self.given = None
+        self.is_ready = self.is_ended = self.is_reaped = self.has_ended = self.is_deaf = False
+        self.is_light, self.is_on_another_gpu = True, kind == "elsewhere"
+        self.log, self.overhead = BoundedLog(), BatchOverhead()
+
+    def __str__(self):
+        return self.name + ("=" if self.is_reaped else "-" if self.is_ended else "" if self.is_ready else "?")
 
     def look(self, deadline):
-        if self.chain_gap_ns == DEAD:
+        if self.kind == "dead":
             self.log.add(b"no room for a context")
             raise WorkerGone(None)
-        self.is_ready = self.chain_gap_ns != COMING
+        self.is_ready = self.kind != "coming"
         return self.is_ready
 
     def fileno(self):
         """Somebody waits for this one: it comes up."""
-        self.chain_gap_ns = FAST if self.chain_gap_ns == COMING else self.chain_gap_ns
+        self.kind = "fast" if self.kind == "coming" else self.kind
 
     def time_empty_bursts(self, touch_device):
         assert self.is_ready
-        self.overhead = BatchOverhead(request=100.0 * self.chain_gap_ns)
 
     def unbind(self):
-        self.unbound += 1
         return not self.is_deaf
 
     def begin_end(self):
@@ -66,414 +62,194 @@ class FakeWorker:
         self.is_ended = self.is_reaped = True
 
 
-class Limits:
-    """Room for so many spares."""
+class Bench:
+    """A pool whose workers start as the given kinds, and what a script did with it."""
 
-    room = 1
+    def __init__(self, monkeypatch, kinds="", *, room=1, device="cpu", sandboxed=True, best=0):
+        self.made, self.heard, self.room, coming = [], [], room, iter(kinds.split())
 
-    def starting(self, *, is_first):
-        return self.room
+        def spawn(_pool, files):
+            name = "reference" if files.is_reference else files.digest
+            self.made.append(FakeWorker(next(coming, "fast"), name))
+            return self.made[-1]
 
-    def spares(self, held):
-        return self.room
+        monkeypatch.setattr(WorkerPool, "_spawn", spawn)
+        monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: self.room)
+        monkeypatch.setattr(WorkerPool, "_most_starting", lambda _: self.room)
+        monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
+        self.pool = open_pool(device, index=1, on_ready=self.heard.append, policies=object() if sandboxed else None)
+        self.pool.see_context(best)
 
-
-class Enclosure(SimpleNamespace):
-    """Knows where solutions keep what they compile."""
-
-    def __init__(self, root):
-        super().__init__(root=root)
-
-    def folder(self, digest):
-        return self.root / digest
-
-    def drop_key(self, key):
-        self.folder(key).rmdir()
-
-    def environment(self, digest):
-        return {"folder": str(self.folder(digest))}
-
-
-@pytest.fixture
-def open_pool(monkeypatch, tmp_path):
-    """Return a pool that starts workers with the given chain gaps, all of its workers, and those it heard of."""
-
-    def opened(*gaps, room=1, walled=True, device="cpu", has_early_workers=False, clock="auto"):
-        made, heard, coming = [], [], iter(gaps)
-        folders = tmp_path / "jit"
-
-        def spawn(pool, solution):
-            made.append(FakeWorker(next(coming, FAST), solution))
-            if solution is UNKNOWN_SOLUTION:
-                pool._keys[made[-1]] = f"key-{len(made)}"
-                (folders / f"key-{len(made)}").mkdir(parents=True, exist_ok=True)
-            return made[-1]
-
-        monkeypatch.setattr(worker_pool.WorkerPool, "_spawn", spawn)
-        monkeypatch.setattr(worker_stock.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        limits = Limits()
-        limits.room = room
-        monkeypatch.setattr(worker_pool, "StockLimits", lambda device, sessions: limits)
-        hello = SimpleNamespace(
-            device=device,
-            gpu_index=1 if device == "cuda" else None,
-            has_early_workers=has_early_workers,
-            sessions=1,
-            timing=SimpleNamespace(clock=clock),
-        )
-        enclosure = Enclosure(folders) if walled else None
-        pool = WorkerPool(None, None, hello, on_ready=heard.append, enclosure=enclosure)
-        return pool, made, heard
-
-    return opened
+    def run(self, script):
+        """Do what the script says; return all workers: `?` is not up yet, `-` told to end, `=` known to be gone."""
+        for verb, *words in map(str.split, script.split(",")):
+            if verb == "expect":
+                self.pool.expect([FILES[word] for word in words])
+            elif verb == "take":
+                self.pool.worker_for(FILES[words[0]])
+            elif verb in ("heavy", "deaf", "gone"):
+                fields = {"heavy": ("is_light", False), "deaf": ("is_deaf", True), "gone": ("has_ended", True)}
+                setattr(self.made[int(words[0])], *fields[verb])
+            elif verb == "room":
+                self.room = int(words[0])
+            else:
+                getattr(self.pool, verb)(*(int(word) if word.isdigit() else word for word in words))
+        return " ".join(map(str, self.made))
 
 
-def for_whom(made):
-    return [worker.solution.digest for worker in made if not worker.is_ended]
+def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, policies=None):
+    hello = SimpleNamespace(device=device, gpu_index=index, sessions=sessions)
+    return WorkerPool(None, None, hello, on_ready=on_ready, policies=policies)
 
 
-def test_a_worker_of_the_slow_kind_is_replaced_and_ended_for_a_reference(open_pool):
-    pool, made, heard = open_pool(SLOW, FAST)
-    pool.stock.best_chain_ns = FAST
-    assert pool.reference_worker("d") is made[1]
-    assert [one.is_ended for one in made] == [True, False]
-    assert heard == made[:2]
+GPU, OPEN = {"device": "cuda"}, {"sandboxed": False}
+SCRIPTS = [
+    # slow contexts: for a reference, and for what may launch several operations
+    ("slow fast", {"best": FAST}, "reference_worker d", "reference- reference"),
+    ("slow fast", {"best": FAST}, "take python", "python- python"),
+    ("slow slow fast", {"best": FAST}, "take one, end_slow, take one, expect one two", "one- one- one two?"),
+    ("slow slow slow slow slow", {"best": FAST}, "take one, end_slow, take one", "one- one- one- one- one"),
+    ("slow fast", {}, "expect python, is_starting, see_context 1600, take python", "python- python"),
+    ("slow slow", {}, "take python", "python"),
+    ("unknown unknown", {"best": FAST}, "take python", "python"),
+    # warm workers are for what comes next, side by side, and refilled when one is taken
+    ("coming coming coming coming", {"room": 3}, "expect one two three four", "one? two? three?"),
+    ("coming coming coming coming", {"room": 3}, "expect one two three four, take one", "one two? three? four?"),
+    ("", {"room": 3}, "expect one two three, take one, expect one four", "one two- three- four?"),
+    ("", {"room": 3}, "expect one two, take one, take one, take two", "one- two"),
+    ("", {"room": 8}, "expect one one, take one, discard, expect one, take one, expect", "one- one"),
+    # one that does not start is no warm one, and none is started ahead until another has started
+    ("fast dead fast", {"room": 2}, "expect one two three, take one, expect two three", "one two-"),
+    (
+        "fast dead fast",
+        {"room": 2},
+        "expect one two three, take one, expect two three, take two",
+        "one- two- two three?",
+    ),
+    ("elsewhere fast", GPU, "take one", "one- one"),
+    # the worker of a reference rests on a GPU while solutions run
+    ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
+    ("", GPU, "reference_worker a, rest_reference, reference_worker b", "reference- reference"),
+    ("", {}, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
+    ("", GPU | OPEN, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
+    ("", GPU, "reference_worker a, deaf 0, rest_reference, reference_worker a", "reference- reference"),
+    ("", GPU, "reference_worker a, rest_reference, gone 0, reference_worker a", "reference- reference"),
+    # ends are not waited for, but before a measurement, and where they could disturb the next worker
+    ("fast fast coming", {"room": 2}, "expect one two three, take one, take two", "one- two three?"),
+    ("fast fast coming", {"room": 2}, "expect one two three, take one, take two, quiesce", "one= two three"),
+    ("fast fast coming", {"room": 2} | GPU, "expect one two three, take one, take two, quiesce", "one= two three?"),
+    ("", {}, "take one, take two, discard, gone 1, expect", "one- two="),
+    ("", {}, "take one, heavy 0, take two", "one= two"),
+    ("", GPU, "take one, let_go, let_go", "one-"),
+    ("", GPU, "take one, heavy 0, let_go", "one"),
+    ("", {"room": 4} | GPU, "expect one two three, room 1, make_room", "one two= three="),
+    ("", {}, "take one, take two, await_writers", "one- two"),
+    ("", OPEN, "take one, take two, await_writers", "one= two"),
+    ("", GPU, "take one, take two, await_readers", "one= two"),
+]
 
 
-def test_a_solution_keeps_a_slow_one_until_it_proves_to_matter(open_pool):
-    pool, made, _ = open_pool(SLOW, SLOW, FAST)
-    pool.stock.best_chain_ns = FAST
-    assert pool.worker_for(ONE)[0] is made[0]
-    assert pool.context_of(made[0]) == ContextTraits(SLOW - FAST)
-    pool.end_slow()
-    assert made[0].is_ended
-    assert pool.worker_for(ONE)[0] is made[2]
-    pool.expect([ONE, TWO])
-    assert [one.solution.digest for one in made[3:]] == ["two"]
+@pytest.mark.parametrize(("kinds", "given", "script", "workers"), SCRIPTS)
+def test_what_is_started_and_ended(monkeypatch, kinds, given, script, workers):
+    assert Bench(monkeypatch, kinds, **given).run(script) == workers
 
 
-def test_a_slow_one_that_took_all_tries_is_not_told_to_matter_again(open_pool):
-    pool, made, _ = open_pool(*[SLOW] * (MOST_CONTEXTS + 1))
-    pool.stock.best_chain_ns = FAST
-    pool.worker_for(ONE)
-    pool.end_slow()
-    worker, _ = pool.worker_for(ONE)
-    assert worker is made[MOST_CONTEXTS]
-    assert pool.context_of(worker) == pool.context_of(made[0]) == ContextTraits()
+def test_gaps_of_a_slow_context_count_until_a_fast_one_was_asked_for(monkeypatch):
+    bench = Bench(monkeypatch, "slow slow fast", best=FAST)
+    bench.run("take one")
+    assert bench.pool.excess_of(bench.made[0]) == GAPS["slow"] - FAST
+    bench.run("end_slow, take one")
+    assert bench.pool.excess_of(bench.made[2]) == bench.pool.excess_of(bench.made[0]) == 0
+    assert bench.heard == bench.made
+
+
+def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_what_it_said(monkeypatch):
+    with pytest.raises(DeviceFault, match="no room for a context"):
+        Bench(monkeypatch, "slow dead", best=FAST).run("reference_worker d")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_worker_is_awaited_on_a_gpu_until_it_has_started_and_while_nobody_holds_it(open_pool, device):
-    pool, made, _ = open_pool(FAST, FAST, device=device)
-    assert pool.is_awaited(ONE) is (device == "cuda")
-    made_ahead = worker_pool.WorkerPool._made_for(pool, ONE)
-    pool.stock._start(made_ahead)
-    made[0].is_ready = False
-    assert pool.is_awaited(ONE) is (device == "cuda")
-    made[0].is_ready = True
-    assert not pool.is_awaited(ONE)
-    pool.worker_for(ONE)
-    assert not pool.is_awaited(ONE)
-
-
-def test_steps_are_taken_while_that_is_wanted_and_spares_are_looked_after(open_pool, monkeypatch):
-    pool, _, _ = open_pool()
-    taken, looked = [], []
-    monkeypatch.setattr(worker_pool.WorkerPool, "tend_spares", lambda _pool: looked.append(len(taken)))
-    steps = [lambda number=number: taken.append(number) for number in range(3)]
-    pool.work_while(steps, lambda: len(taken) < 2)
-    assert (taken, len(steps), looked) == ([0, 1], 1, [0, 1, 2])
-    pool.work_while(steps)
-    assert (taken, steps) == ([0, 1, 2], [])
-
-
-def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
-    for gap in (SLOW, 0):
-        pool, made, _ = open_pool(gap, gap)
-        assert pool.worker_for(ONE)[0] is made[0]
-
-
-def test_a_spare_that_was_heard_already_is_not_waited_for(open_pool, monkeypatch):
-    pool, _, _ = open_pool(FAST, device="cuda")
-    pool.expect([ONE])
-    monkeypatch.setattr(worker_stock.select, "select", lambda *_: pytest.fail("its words were read before"))
-    pool.settle()
-    assert not pool.stock.is_starting
-    assert not pool.is_starting()
+def test_a_worker_is_awaited_on_a_gpu_until_it_has_started(monkeypatch, device):
+    bench, seen = Bench(monkeypatch, "coming", device=device), []
+    for script in ("expect", "expect one", "settle", "take one"):
+        bench.run(script)
+        seen.append(bench.pool.is_awaited(FILES["one"]))
+    assert seen == [device == "cuda", device == "cuda", False, False]
+    assert not bench.pool.settle()
 
 
 @pytest.mark.parametrize(
-    ("device", "clock", "own", "is_narrow"),
+    ("device", "cores", "sessions", "gib", "starting", "most"),
     [
-        ("cuda", "auto", None, True),
-        ("cpu", "auto", None, False),
-        ("cuda", "cuda_events", None, False),
-        ("cuda", "auto", "4", False),
+        ("cuda", 2, 1, (140, 141), [1, 1], 8),
+        ("cuda", 8, 1, (30, 40), [2, 2], 3),
+        ("cuda", 64, 1, (2, 141), [2, 4], 1),
+        ("cuda", 64, 2, (0, 24), [1, 2], 1),
+        ("cuda", 128, 8, (140, 141), [1, 1], 8),
+        ("cpu", 1, 1, (0, 64), [1, 1], 1),
+        ("cpu", 2, 1, (0, 64), [2, 2], 2),
+        ("cpu", 64, 1, (0, 64), [4, 4], 4),
+        ("cpu", 8, 1, (0, 6), [1, 1], 1),
     ],
-    ids=["a GPU", "a CPU", "streams are not seen", "the user says how many"],
 )
-def test_a_context_has_one_connection_until_a_call_wants_more(open_pool, monkeypatch, device, clock, own, is_narrow):
-    monkeypatch.delenv(CONNECTIONS, raising=False)
-    if own is not None:
-        monkeypatch.setenv(CONNECTIONS, own)
-    pool, made, _ = open_pool(FAST, FAST, device=device, clock=clock)
-    pool.worker_for(ONE)
-    assert pool.context_of(made[0]).is_narrow == is_narrow
-    pool.end_slow()
-    worker, _ = pool.worker_for(ONE)
-    assert worker is made[1]
-    assert not pool.context_of(worker).is_narrow
+def test_warm_workers_are_bounded_by_cores_and_memory(monkeypatch, device, cores, sessions, gib, starting, most):
+    free, total = gib
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(worker_pool, "recently_free_bytes", lambda _gpu: free << 30)
+    monkeypatch.setattr(worker_pool, "total_bytes", lambda _gpu: total << 30)
+    monkeypatch.setattr(worker_pool, "usable_memory", lambda: total << 30)
+    monkeypatch.setattr(worker_pool, "usable_cores", lambda: cores)
+    pool, found = open_pool(device, sessions), []
+    for pool._has_started in (False, True):
+        found.append(pool._most_starting())
+    assert (found, pool._most_warm()) == (starting, most)
 
 
-def test_where_no_clock_sees_streams_the_next_context_has_all_connections(open_pool):
-    pool, made, _ = open_pool(FAST, FAST, FAST, room=2, device="cuda")
-    spawn = pool.stock._spawn
-
-    def spawn_blind(solution):
-        worker = spawn(solution)
-        worker.clock.sees_operations = False
-        return worker
-
-    pool.stock._spawn = spawn_blind
-    pool.expect([ONE, TWO])
-    for solution, made_narrow in ((ONE, True), (TWO, True), (THREE, False)):  # that of TWO was made already
-        worker, _ = pool.worker_for(solution)
-        assert pool.context_of(worker).is_narrow is made_narrow
-    assert len(made) == 3
+@pytest.mark.parametrize("precompiles", [True, False])
+def test_the_code_of_kernels_goes_to_workers_that_time(tmp_path, precompiles):
+    fields = {"device": "cuda", "gpu_uuid": "GPU-1", "gpu_index": 3, "sessions": 1, "worker_memory_bytes": 1 << 30}
+    hello = SimpleNamespace(cache_root=str(tmp_path), timing=TimingSettings(), **fields)
+    pool = WorkerPool(None, None, hello, on_ready=lambda _: None)
+    pool.timing_image = b"code"
+    order = pool._make_order(FILES["one"], tmp_path, tmp_path, ("an artifact", {}) if precompiles else None)
+    assert base64.b64decode(order["timing"]["image"]) == (b"" if precompiles else b"code")
+    assert order["environment"]["CUDA_VISIBLE_DEVICES"] == ("" if precompiles else "3")
 
 
-def test_a_context_that_earlier_sessions_had_and_this_one_cannot_have_is_forgotten(open_pool):
-    pool, made, _ = open_pool(*[SLOW] * (MOST_CONTEXTS + 1))
-    pool.stock.best_chain_ns = FAST
-    fast = SolutionFiles("fast", wants_fast=True)
-    worker, _ = pool.worker_for(fast)
-    assert worker is made[MOST_CONTEXTS - 1]
-    assert pool.stock.best_chain_ns == pool.stock.seen_chain_ns == SLOW
-    assert pool.stock.excess_ns(SLOW) == 0
+@pytest.mark.parametrize(("said", "closes", "ready"), [(b"", False, False), (READY, False, True), (b"", True, False)])
+def test_nothing_is_precompiled_before_the_server_says_that_it_is_ready(said, closes, ready):
+    pool = open_pool("cuda")
+    assert not pool.may_precompile()  # there is none
+    pool.precompiling, theirs = socket.socketpair()
+    with pool.precompiling, theirs:
+        pool.precompiling.sendall(b"an order that nobody reads")
+        theirs.sendall(said)
+        if closes:
+            theirs.close()
+        assert [pool.may_precompile(), pool.may_precompile()] == [ready] * 2
+        assert (pool.precompiling is None) is closes
 
 
-def test_a_spare_that_turns_out_to_be_slow_is_replaced_before_it_is_taken(open_pool):
-    pool, made, _ = open_pool(SLOW, FAST)
-    fast = SolutionFiles("fast", wants_fast=True)
-    pool.expect([fast])
-    pool.stock.tend()
-    assert made[0].is_ready
-    pool.stock.see(FAST)
-    worker, _ = pool.worker_for(fast)
-    assert worker is made[1]
-    assert made[0].is_ended
+SERVER = """
+import socket, sys, time
+import torch
+from flashinfer_bench.worker import fork_server
+fork_server.prepare_stand_in = lambda: (time.sleep(0.5), print("prepared", flush=True))
+preparation = fork_server.Preparation(is_for_gpu=True, precompiles={precompiles})
+fork_server.run_fork_server(socket.socket(fileno=int(sys.argv[1])), None, preparation)
+"""
 
 
-def test_an_early_worker_that_python_gets_is_narrow_and_may_be_slow(open_pool):
-    pool, _, _ = open_pool(SLOW, FAST, device="cuda", has_early_workers=True)
-    pool.stock.best_chain_ns = FAST
-    python = SolutionFiles("py", is_text=True, wants_fast=True)
-    worker, _ = pool.worker_for(python)
-    assert worker.solution is UNKNOWN_SOLUTION
-    assert pool.context_of(worker) == ContextTraits(SLOW - FAST, is_narrow=True)
-    pool.end_slow()
-    worker, _ = pool.worker_for(python)
-    assert (worker.solution, pool.context_of(worker)) == (python, ContextTraits())
-
-
-@pytest.mark.parametrize(("is_narrow", "told"), [(True, "1"), (False, None)])
-def test_a_narrow_context_is_asked_for_by_the_environment(tmp_path, is_narrow, told):
-    gpu = {"device": "cuda", "gpu_uuid": "GPU-1", "gpu_index": 0, "sessions": 1}
-    hello = SimpleNamespace(cache_root=str(tmp_path), worker_memory_bytes=1 << 30, timing=TimingSettings(), **gpu)
-    new = NewWorker("key", None, tmp_path / "home", tmp_path / "given", is_narrow=is_narrow)
-    assert make_order(hello, new, None)["environment"].get(CONNECTIONS) == told
-
-
-def test_without_walls_all_workers_are_alike_and_fast(open_pool):
-    pool, made, _ = open_pool(SLOW, FAST, walled=False)
-    pool.stock.best_chain_ns = FAST
-    assert pool.worker_for(ONE)[0] is made[1]
-
-
-def test_a_worker_that_does_not_start_is_a_fault_with_what_it_said(open_pool):
-    pool, _, _ = open_pool(SLOW, DEAD)
-    pool.stock.best_chain_ns = FAST
-    with pytest.raises(DeviceFault, match="no room for a context"):
-        pool.reference_worker("d")
-
-
-def test_a_spare_that_does_not_start_is_dropped_and_tried_again_when_wanted(open_pool):
-    pool, made, _ = open_pool(FAST, DEAD, FAST, room=2)
-    pool.expect([ONE, TWO, THREE])
-    assert pool.worker_for(ONE)[0] is made[0]
-    pool.expect([TWO, THREE])
-    assert made[1].is_ended
-    assert len(made) == 2  # nothing is started ahead while starting fails
-    assert pool.worker_for(TWO)[0] is made[2]
-    assert for_whom(made[3:]) == ["three"]
-
-
-def test_a_worker_on_another_gpu_is_replaced_by_one_that_goes_by_the_uuid(open_pool):
-    pool, made, heard = open_pool(ELSEWHERE, FAST, device="cuda")
-    assert pool._gpu_index == 1
-    assert pool.worker_for(ONE)[0] is made[1]
-    assert made[0].is_ended
-    assert pool._gpu_index is None
-    assert heard == [made[1]]
-
-
-def test_spares_are_started_side_by_side_and_refilled_when_one_is_taken(open_pool):
-    pool, made, _ = open_pool(*[COMING] * 9, room=3)
-    pool.expect([ONE, TWO, THREE, FOUR])
-    assert for_whom(made) == ["one", "two", "three"]
-    assert pool.worker_for(ONE)[0] is made[0]
-    assert for_whom(made[3:]) == ["four"]
-
-
-def test_no_more_spares_are_made_than_there_are_jobs_for(open_pool):
-    pool, made, _ = open_pool(room=8)
-    pool.expect([ONE, ONE])
-    pool.worker_for(ONE)
-    pool.discard()
-    pool.expect([ONE])
-    pool.worker_for(ONE)
-    pool.expect([])
-    assert len(made) == 2
-
-
-def test_with_walls_spares_are_for_the_solutions_that_come_next(open_pool):
-    pool, made, _ = open_pool(room=2)
-    pool.expect([ONE, TWO, THREE])
-    assert pool.worker_for(ONE)[0] is made[0]
-    pool.expect([ONE, FOUR])  # its other jobs; "two" and "three" are not wanted any more
-    assert for_whom(made) == ["one", "four"]
-    assert pool.worker_for(FOUR)[0] is made[3]
-
-
-def test_a_new_solution_takes_a_worker_that_was_made_before_anybody_sent_it(open_pool, tmp_path):
-    pool, made, _ = open_pool(room=2, has_early_workers=True)
-    assert pool.expect_unknown()
-    assert not pool.expect_unknown()
-    new, compiled = (SolutionFiles(name, is_text=name == "new") for name in ("new", "compiled"))
-    pool.expect([new])
-    assert pool.worker_for(new) == (made[0], True)
-    assert pool.is_early
-    assert pool.solution_environment("new") == {"folder": str(tmp_path / "jit" / "key-1")}
-    pool.expect([new, compiled])
-    pool.worker_for(compiled)
-    assert (pool.is_early, for_whom(made)) == (False, ["compiled"])
-    assert pool.solution_environment("compiled") == {"folder": str(tmp_path / "jit" / "compiled")}
-
-
-def test_what_it_compiled_there_is_removed_and_the_next_time_it_has_a_folder_of_its_own(open_pool, tmp_path):
-    pool, made, _ = open_pool(room=2, has_early_workers=True)
-    new, known = (SolutionFiles(name, is_text=True) for name in ("new", "known"))
-    (tmp_path / "jit" / "known").mkdir(parents=True)
-    for solution in (new, known, new):
-        pool.expect_unknown()
-        pool.expect([solution])
-        pool.worker_for(solution)
-    assert [worker.solution.digest for worker in made if worker.solution is not UNKNOWN_SOLUTION] == ["known", "new"]
-    pool.discard()
-    pool.finish_ending()
-    assert sorted(path.name for path in (tmp_path / "jit").iterdir()) == ["key-2", "known"]
-
-
-def test_an_early_worker_stays_while_there_is_room_and_serves_one_solution(open_pool):
-    pool, made, _ = open_pool(room=1, has_early_workers=True)
-    pool.expect_unknown()
-    pool.expect([ONE])
-    assert for_whom(made) == ["one"]
-    pool, made, _ = open_pool(room=2, has_early_workers=True)
-    pool.expect_unknown()
-    pool.expect([ONE])
-    assert for_whom(made) == ["unknown", "one"]
-    first, second = (SolutionFiles(name, is_text=True) for name in ("first", "second"))
-    assert pool.worker_for(first)[0] is made[0]
-    assert pool.worker_for(second)[0] is not made[0]
-    assert made[0].is_ended
-
-
-def test_the_worker_of_a_reference_rests_on_a_gpu_while_solutions_run(open_pool):
-    pool, _, _ = open_pool(device="cuda")
-    kept = pool.reference_worker("gemm")
-    for _ in range(2):
-        pool.rest_reference()
-        pool.rest_reference()  # it rests already
-        assert pool.reference_worker("gemm") is kept
-    assert kept.unbound == 2
-    assert not kept.is_ended
-    assert pool.reference_worker("rmsnorm") is not kept
-    assert kept.is_ended
-
-
-@pytest.mark.parametrize("given", [{"device": "cpu"}, {"device": "cuda", "walled": False}, {"device": "cuda"}])
-def test_it_is_ended_where_it_may_not_or_does_not_rest(open_pool, given):
-    pool, _, _ = open_pool(**given)
-    worker = pool.reference_worker("gemm")
-    worker.is_deaf = True
-    pool.rest_reference()
-    assert worker.is_ended
-    assert pool.reference_worker("gemm") is not worker
-
-
-def test_one_that_has_died_while_it_rested_is_replaced(open_pool):
-    pool, _, _ = open_pool(device="cuda")
-    worker = pool.reference_worker("gemm")
-    pool.rest_reference()
-    worker.has_ended = True
-    assert pool.reference_worker("gemm") is not worker
-
-
-def test_without_walls_any_spare_will_do_and_none_serves_two_solutions(open_pool):
-    pool, made, _ = open_pool(room=2, walled=False)
-    pool.expect_any()
-    assert len(made) == 2
-    first, second = pool.worker_for(ONE)[0], pool.worker_for(TWO)[0]
-    assert [first, second] == made[:2]
-    assert first.is_ended
-
-
-def test_a_measurement_waits_on_a_cpu_for_what_starts_and_ends_and_on_a_gpu_for_what_ends(open_pool):
-    for device, is_up in (("cpu", True), ("cuda", False)):
-        pool, made, _ = open_pool(FAST, FAST, COMING, COMING, room=2, device=device)
-        pool.expect([ONE, TWO, THREE, FOUR])
-        pool.worker_for(ONE)
-        pool.worker_for(TWO)
-        assert [made[0].is_ended, made[0].is_reaped] == [True, False]  # nothing has waited for its end
-        pool.quiesce()
-        assert made[0].is_reaped
-        assert [worker.is_ready for worker in made[2:]] == [is_up] * 2
-
-
-def test_workers_that_have_ended_are_cleaned_up_behind_without_waiting_for_others(open_pool):
-    pool, made, _ = open_pool()
-    pool.worker_for(ONE)
-    pool.worker_for(TWO)
-    pool.discard()
-    made[1].has_ended = True
-    pool.expect([])
-    assert [worker.is_reaped for worker in made[:2]] == [False, True]
-
-
-def test_a_worker_that_has_started_others_is_gone_before_the_next_is_loaded(open_pool):
-    pool, made, _ = open_pool()
-    pool.worker_for(ONE)[0].is_light = False
-    pool.worker_for(TWO)
-    assert made[0].is_reaped
-
-
-def test_spares_that_the_device_has_no_memory_for_are_ended(open_pool):
-    pool, made, _ = open_pool(room=4, device="cuda")
-    pool.expect([ONE, TWO, THREE, FOUR])
-    pool.stock._limits.room = 1
-    pool.make_room()
-    assert [worker.is_reaped for worker in made] == [False, True, True, True]
-
-
-@pytest.mark.parametrize("is_light", [True, False])
-def test_a_worker_whose_work_is_done_is_let_go_unless_its_end_has_to_be_waited_for(open_pool, is_light):
-    pool, made, _ = open_pool(device="cuda")
-    pool.worker_for(ONE)[0].is_light = is_light
-    pool.let_go()
-    assert (made[0].is_ended, made[0].is_reaped) == (is_light, False)
-    pool.let_go()  # there may be none
-    assert pool.worker_for(TWO) == (made[1], True)
-    assert made[0].is_reaped is not is_light  # a heavy one was waited for; a light one has until the measurement
-    pool.quiesce()
-    assert made[0].is_reaped
+@pytest.mark.parametrize("precompiles", [True, False])
+def test_a_server_says_that_it_is_ready_where_its_workers_precompile(precompiles):
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)
+    command = [sys.executable, "-c", SERVER.format(precompiles=precompiles), str(theirs.fileno())]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        theirs.close()
+        if precompiles:
+            assert ours.recv(8) == READY
+        ours.shutdown(socket.SHUT_WR)
+        assert ours.recv(8) == b""
+        assert process.stdout.read() == (b"prepared\n" if precompiles else b"")

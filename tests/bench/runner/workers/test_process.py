@@ -31,7 +31,7 @@ def test_a_channel_that_closes_while_the_guard_is_late_does_not_keep_a_worker_fr
     monkeypatch.setattr(process, "END_LIMIT_S", 1.5)
     worker = WorkerProcess(template, worker_order(), tmp_path / "home")
     worker.wait_ready()
-    os.kill(worker.guard_pid, signal.SIGSTOP)
+    os.kill(worker.supervisor_pid, signal.SIGSTOP)
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.end().signal == signal.SIGKILL
 

@@ -1,34 +1,30 @@
 """How large an arena is, and what becomes of the one that it replaces."""
 
+import ctypes
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers import arena as arena_module
-from flashinfer_bench.bench.runner.workers.arena import (
-    LARGE_BYTES,
-    MOST_ANTEROOMS,
-    PAGE_BYTES,
-    SMALLEST_BYTES,
-    SharedArena,
-    copy_of,
-    round_up,
-)
+from flashinfer_bench.bench.runner.workers.arena import PAGE_BYTES, SMALLEST_BYTES, SharedArena, copy_of, round_up
+from flashinfer_bench.timing import driver
+from flashinfer_bench.worker import arena as shared
 
 pytestmark = pytest.mark.cpu
+MEGABYTE = 1 << 20
 
 
 @pytest.mark.parametrize(
     ("size", "rounded"),
     [
-        (1, SMALLEST_BYTES),
-        (SMALLEST_BYTES, SMALLEST_BYTES),
-        (SMALLEST_BYTES + 1, 2 * SMALLEST_BYTES),
-        (LARGE_BYTES - 1, LARGE_BYTES),
-        (LARGE_BYTES, LARGE_BYTES),
-        (LARGE_BYTES + 1, LARGE_BYTES + PAGE_BYTES),
-        (LARGE_BYTES + PAGE_BYTES, LARGE_BYTES + PAGE_BYTES),
+        (1, MEGABYTE),
+        (MEGABYTE, MEGABYTE),
+        (MEGABYTE + 1, 2 * MEGABYTE),
+        ((1 << 28) - 1, 1 << 28),
+        (1 << 28, 1 << 28),
+        ((1 << 28) + 1, (1 << 28) + PAGE_BYTES),
     ],
 )
 def test_an_arena_is_a_power_of_two_and_a_large_one_of_whole_pages(size, rounded):
@@ -53,8 +49,9 @@ def test_an_arena_that_grows_keeps_the_old_memory_until_it_is_dropped():
 @pytest.mark.parametrize(("has_room", "sizes"), [(True, [16, 32, 32, 64]), (False, [16, 18, 24, 40])])
 def test_a_large_arena_that_grows_doubles_where_there_is_room(monkeypatch, has_room, sizes):
     monkeypatch.setattr(arena_module, "LARGE_BYTES", 0)
-    monkeypatch.setattr(SharedArena, "_has_room", lambda *_: has_room)
     with SharedArena(torch.device("cpu")) as arena:
+        assert not arena._has_room(1)  # memory of the host is not doubled
+        monkeypatch.setattr(SharedArena, "_has_room", lambda *_: has_room)
         seen = []
         for pages in (16, 18, 24, 40):
             arena.reserve(pages * PAGE_BYTES)
@@ -63,36 +60,6 @@ def test_a_large_arena_that_grows_doubles_where_there_is_room(monkeypatch, has_r
         arena.release()
         arena.reserve(5 * PAGE_BYTES)
         assert arena.size == 5 * PAGE_BYTES
-
-
-def test_the_largest_memory_counts_also_while_the_arena_lies_aside(monkeypatch):
-    monkeypatch.setattr(SharedArena, "_wipe", lambda _: None)
-    with SharedArena(torch.device("cpu")) as arena:
-        arena.reserve(4 * SMALLEST_BYTES)
-        arena._address = 1  # as if it were on a GPU
-        arena.step_aside()
-        assert arena.largest == 4 * SMALLEST_BYTES
-        arena.reserve(SMALLEST_BYTES)
-        assert (arena.size, arena.largest) == (SMALLEST_BYTES, 4 * SMALLEST_BYTES)
-        arena._home = None  # there is nothing to be freed on a GPU
-
-
-def test_memory_of_the_host_is_not_doubled():
-    with SharedArena(torch.device("cpu")) as arena:
-        assert not arena._has_room(1)
-
-
-def test_memory_that_a_worker_knows_is_left_for_good():
-    with SharedArena(torch.device("cpu")) as arena:
-        arena.place([torch.ones(4)])
-        arena.leave()
-        assert arena.generation == 1  # nobody was told of it
-        _, (shown,) = arena.describe()
-        arena.leave()
-        arena.place([torch.ones(4)])
-        arena.block.fill_(7)
-        assert arena.generation == 2
-        assert os.pread(shown, 16, 0) == torch.ones(4).numpy().tobytes()
 
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -128,19 +95,21 @@ def test_nobody_can_change_the_size_of_an_arena(size):
             os.ftruncate(fd, size)
 
 
-@pytest.mark.gpu
-def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay():
-    with SharedArena(torch.device("cuda")) as arena:
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay(device, monkeypatch):
+    if device == "cpu":  # as if it were a GPU
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    with SharedArena(torch.device(device)) as arena:
         arena.come_back()
         arena.step_aside()
-        arena.reserve(SMALLEST_BYTES)
+        arena.reserve(4 * SMALLEST_BYTES)
         home, generation = arena.block.data_ptr(), arena.generation
         arena.block.fill_(7)
-        assert arena.largest == SMALLEST_BYTES
-        for _ in range(MOST_ANTEROOMS + 1):
+        for _ in range(5):
             assert arena.may_step_aside(SMALLEST_BYTES)
             arena.step_aside()
             arena.reserve(SMALLEST_BYTES)
+            assert (arena.size, arena.largest) == (SMALLEST_BYTES, 4 * SMALLEST_BYTES)
             assert arena.block.data_ptr() != home
             assert not arena.block.any()
             arena.block.fill_(9)
@@ -154,6 +123,7 @@ def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay():
         assert arena.generation == generation + 1
         arena.step_aside()
         assert arena.may_step_aside(SMALLEST_BYTES)
+        assert not arena.may_step_aside(1 << 29)
 
 
 def test_a_copy_of_bools_has_their_bytes():
@@ -162,3 +132,35 @@ def test_a_copy_of_bools_has_their_bytes():
     assert copied.dtype is torch.bool
     assert copied.view(torch.uint8).tolist() == [0, 255, 1] * 20
     assert copied.data_ptr() != told.data_ptr()
+
+
+class FakeCall:
+    """A call of the driver: gives an answer, and takes the declaration of its arguments."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __call__(self, *arguments):
+        return self.answer
+
+
+def say_why(code, text):
+    text._obj.value = b"out of memory"
+    return 0
+
+
+def test_calls_of_the_driver_are_declared_and_their_failures_known_by_type(monkeypatch):
+    names = ("cuMemAlloc_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle")
+    fake = SimpleNamespace(**{name: FakeCall(0) for name in names}, cuMemFree_v2=FakeCall(2), cuGetErrorString=say_why)
+    monkeypatch.setattr(driver, "driver", lambda: fake)
+    shared._library.cache_clear()
+    try:
+        assert shared.allocate(64) == 0
+        assert fake.cuMemAlloc_v2.argtypes == [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
+        with pytest.raises(shared.CudaMemoryError, match=r"freeing device memory failed: out of memory \(CUDA error 2"):
+            shared.free(1)
+    finally:
+        shared._library.cache_clear()
+    with pytest.raises(driver.DriverError) as raised:
+        driver.check(2, "launching")
+    assert type(raised.value) is driver.DriverError

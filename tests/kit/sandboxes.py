@@ -1,4 +1,4 @@
-"""Workers with walls, without a session: of the tests' user, of an ordinary one, or of a user of their own."""
+"""Workers in a sandbox, without a session: of the tests' user, of an ordinary one, or of a user of their own."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from flashinfer_bench.bench.runner.own_user import choose_user
+from flashinfer_bench.bench.runner.workers.policies import find_devices, find_readable
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable
+from flashinfer_bench.sandbox.policy import Policy
+from flashinfer_bench.sandbox.user import choose_user
 from flashinfer_bench.worker.protocol import Loaded
-from flashinfer_bench.worker.walls.walls import Walls
 from tests.kit.workers import ROOT, worker_order
 
 ORDINARY, OWN = 65534, choose_user("7" * 64)
@@ -24,12 +24,11 @@ import encodings.idna, fcntl, mmap, multiprocessing.synchronize, resource, shuti
 import tempfile, threading
 from pathlib import Path
 import torch
-from flashinfer_bench.worker import main
-from flashinfer_bench.worker.template import run_template
+from flashinfer_bench.worker.fork_server import run_fork_server
 user = int(sys.argv[3])
 if user:
     os.setgroups([]); os.setgid(user); os.setuid(user)
-run_template(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
+run_fork_server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
 """
 """An ordinary user may not be able to read the interpreter's folder: what attacks need is imported before."""
 
@@ -59,20 +58,20 @@ class Cell:
             os.chown(folder, owner or self.user, owner or self.user)
         return folder
 
-    def walls(self) -> Walls:
-        """Return the walls of a worker that has a home, an artifact and a folder for what it compiles."""
+    def policy(self) -> Policy:
+        """Return the policy of a worker that has a home, an artifact and a folder for what it compiles."""
         home = str(self.root / "run" / "home")
-        return Walls((*self.readable, str(self.artifact)), (home, str(self.jit)), tuple(find_devices()), self.own)
+        return Policy((*self.readable, str(self.artifact)), (home, str(self.jit)), tuple(find_devices()), self.own)
 
     @contextmanager
     def loaded(self, source: str, **changes):
-        """Load a source in a worker with walls; yields the worker."""
+        """Load a source in a worker in a sandbox; yields the worker."""
         (self.artifact / "main.py").write_text("def run(x): return x\n" + source)
         home = self.root / "run" / "home"
         shutil.rmtree(home, ignore_errors=True)
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
-        walls = replace(self.walls(), **changes).to_json()
-        with WorkerProcess(self.template, worker_order(walls=walls, environment=environment), home) as worker:
+        policy = replace(self.policy(), **changes).to_json()
+        with WorkerProcess(self.template, worker_order(sandbox=policy, environment=environment), home) as worker:
             if os.geteuid() == 0:
                 os.chown(home, self.worker, self.worker)
             worker.wait_ready()

@@ -1,53 +1,60 @@
-"""The guard: the parent of exactly one worker, alive a moment longer than it.
+"""The supervisor: the parent of exactly one worker, alive a moment longer than it.
 
-It adopts whatever the worker leaves behind, kills it, and tells the session how the worker ended. It speaks over
-one socket:
+It adopts whatever the worker leaves behind, kills it, and reports how the worker ended. It speaks over one socket:
 
-    guard → session   {"started": pid, "guard": its own pid}, on a CPU with the counter of the worker's processor time
-                      {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
-    session → guard   any byte, or the end of the stream: end the worker now
+    supervisor → session   {"started": pid, "supervisor": its own pid}
+                           {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
+    session → supervisor   any byte, or the end of the stream: end the worker now
 
-The worker is ended as a whole: its process group first, then every descendant that moved to a group of its own. Where
-the kernel lets a guard and its worker have a domain for signals, all in that are killed at once. Else the guard kills
-what it sees, with the groups of that: a process that only forks and ends is gone by then, its group is not. The guard
-ends when none is left; where it does not, the session ends it and them.
+The worker is ended as a whole: its process group first, then every descendant. Where the kernel keeps signals apart
+(`landlock.keep_signals_apart`), all are killed at once. Else the supervisor kills all that it sees, with their groups:
+a process that only forks and ends is gone by then, its group is not. The supervisor ends when none is left; where it
+does not, the session ends it and them.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from flashinfer_bench.worker.filter.asked_calls import AskedCalls
-from flashinfer_bench.worker.linux import (
+from flashinfer_bench.base.wire import send_frame
+from flashinfer_bench.sandbox.landlock import keep_signals_apart, kill_domain
+from flashinfer_bench.sandbox.notifications import Notifications
+from flashinfer_bench.sandbox.processes import (
     Memory,
     adopt_orphans,
     ancestors,
     descendants,
+    fork,
     kill_with_groups,
     proportional_memory,
     resident_memory,
 )
-from flashinfer_bench.worker.main import run_worker
-from flashinfer_bench.worker.privileges import enter_outer_domain, kill_domain
-from flashinfer_bench.worker.wire import send_frame
 
 POLL_S: Final = 0.05
 TREE_POLL_S: Final = 0.5
-"""Seconds between two looks at the memory of all processes below the guard."""
+"""Seconds between two looks at the memory of all processes below the supervisor."""
 MOST_REAPED: Final = 1000
-"""Reap at most this many processes in one turn: a worker may make orphans without end, and the guard has more to do."""
+"""Reap at most this many processes in one turn: a worker may make orphans without end, and there is more to do."""
+
+RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
+"""Becomes the worker: takes its order, its socket and pipe, and the channel for `Notifications`. Never returns."""
 
 
-def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) -> None:
-    """Fork the worker, watch it to its end, clean up after it and report."""
-    worker_fd, out_fd, err_fd, guard_fd = fds
+def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker) -> None:
+    """Fork the worker, watch it to its end, clean up after it and report.
+
+    Args:
+        order: the worker's, with its `memory_limit_bytes` and its `sandbox`, where it has one.
+        fds: the worker's socket, the pipe for what it prints, the supervisor's socket.
+        run_worker: is called in the fork.
+    """
     os.setsid()
     adopt_orphans()
     wake_read, wake_write = os.pipe()
@@ -55,20 +62,17 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ours, theirs = socket.socketpair()
-    walls = order.get("walls") or {}
-    is_apart = not walls.get("openings") and enter_outer_domain(has_walls=bool(walls))  # a tool's worker may mount
+    sandbox = order.get("sandbox") or {}
+    is_apart = not sandbox.get("for_tool") and keep_signals_apart()  # a tool's worker may mount, and no domain does
     pid = fork()
     if pid == 0:
-        run_worker(order, (worker_fd, out_fd, err_fd), theirs)
-    for fd in (worker_fd, out_fd, err_fd):
+        run_worker(order, fds[:2], theirs)
+    for fd in fds[:2]:
         os.close(fd)
     theirs.close()
-    session = socket.socket(fileno=guard_fd)
-    report(session, {"started": pid, "guard": os.getpid()})
-    if is_apart:
-        kill_when_told(session)
-    asked = AskedCalls(ours, walls.get("writable", ()))
-    watch = Watch(pid, int(order["memory_limit_bytes"]), asked)
+    session = socket.socket(fileno=fds[2])
+    report(session, {"started": pid, "supervisor": os.getpid()})
+    watch = Watch(pid, int(order["memory_limit_bytes"]), Notifications(ours, sandbox.get("writable", ())))
     try:
         status = watch.until_end(session, wake_read)
     finally:
@@ -79,36 +83,19 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     report(session, {"exit": ended})
 
 
-def kill_when_told(session: socket.socket) -> None:
-    """Kill all below this process as soon as the session says so, also in the middle of a look at the process table.
-
-    Where thousands of processes wait to be reaped and others take all processors, such a look takes seconds.
-    """
-
-    def kill(*_: object) -> None:
-        if select.select([session], [], [], 0)[0]:
-            kill_domain()
-
-    signal.signal(signal.SIGIO, kill)
-    fcntl.fcntl(session, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(session, fcntl.F_SETFL, fcntl.fcntl(session, fcntl.F_GETFL) | os.O_ASYNC)
-
-
 def report(session: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the session, if it is still there."""
-    try:
+    """Send the session a message, if it is still there."""
+    with suppress(OSError):
         send_frame(session, message)
-    except OSError:
-        return
 
 
 class Watch:
-    """One worker's life: waits for its end, ends it when told to or when it takes too much memory.
+    """One worker's life: waits for its end, and ends it when told to or when it takes too much memory.
 
     Meanwhile it answers what the filter on the worker's calls asks.
     """
 
-    def __init__(self, pid: int, memory_limit_bytes: int, asked: AskedCalls) -> None:
+    def __init__(self, pid: int, memory_limit_bytes: int, asked: Notifications) -> None:
         self.pid = pid
         self.asked = asked
         self.memory_limit_bytes = memory_limit_bytes
@@ -121,21 +108,20 @@ class Watch:
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Return the worker's wait status."""
-        told = False
+        told_by = [session.fileno()]
         while True:
-            told_by = [] if told else [session.fileno()]
             ready, _, _ = select.select([wake_read, *told_by, *self.asked.descriptors()], [], [], POLL_S)
             if any(fd in ready for fd in self.asked.descriptors()):
                 self.asked.turn()
             if wake_read in ready:
                 os.read(wake_read, 4096)
             if session.fileno() in ready:
-                told = True
+                told_by = []
                 self.kill()
             status = self._reap()
             if status is not None:
                 return status
-            if self.memory_limit_bytes and self._is_over_memory():
+            if self.memory_limit_bytes and self.is_over_memory():
                 self.over_memory = True
                 self.kill()
 
@@ -156,22 +142,20 @@ class Watch:
         except (ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)  # it has not made its group yet
 
-    def _is_over_memory(self) -> bool:
+    def is_over_memory(self) -> bool:
         """Look at the worker each time. Looking at all below it costs more, and is done every TREE_POLL_S seconds."""
         self._arena_bytes = max(self._arena_bytes, resident_memory(self._session).shared)
-        if self._is_too_much(resident_memory(self.pid)):
+        if self._is_too_much([resident_memory(self.pid)]):
             return True
-        now = time.monotonic()
-        if now < self._next_tree_poll:
+        if time.monotonic() < self._next_tree_poll:
             return False
-        self._next_tree_poll = now + TREE_POLL_S
+        self._next_tree_poll = time.monotonic() + TREE_POLL_S
         below = descendants(os.getpid())
-        if not self._is_too_much(sum(map(resident_memory, below), Memory())):
-            return False
-        # Forks share their parent's pages, which that sum counts once for each of them.
-        return self._is_too_much(sum(map(proportional_memory, below), Memory()))
+        # Forks share their parent's pages, which the first sum counts once for each of them.
+        return self._is_too_much(map(resident_memory, below)) and self._is_too_much(map(proportional_memory, below))
 
-    def _is_too_much(self, memory: Memory) -> bool:
+    def _is_too_much(self, held: Iterable[Memory]) -> bool:
+        memory = sum(held, Memory())
         return memory.private + max(0, memory.shared - self._arena_bytes) > self.memory_limit_bytes
 
 

@@ -1,8 +1,8 @@
-"""What a tool and the program that it looks at have of their own: a network, and for root a /proc that it cannot steer.
+"""Namespaces: a network of one's own, and for root a /proc that it cannot steer.
 
-They speak over the network's loopback, which no other process reaches, and there is no way out. Root makes such a
-network; another user has it in a user namespace of its own, where the system lets users make these. Root has none
-there: it could become no other user then.
+A tool of `inspect` and the program that it looks at speak over the network's loopback, which no other process reaches,
+and there is no way out. Compilers have such a network, too, with nothing in it. Root makes one; another user has it in
+a user namespace of its own, where the system lets users make these.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.worker.linux import show_memory, system_call
+from flashinfer_bench.sandbox.processes import show_memory
 
-UNSHARE: Final = {"x86_64": 272, "aarch64": 97}
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 1
 REQUEST: Final = struct.Struct("16sh22x")
 """The kernel's `ifreq`: the name of an interface, and its flags."""
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 STEERS_THE_SYSTEM: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
-"""Of /proc: what root's files there steer, whoever it is that writes them as root."""
+"""Of /proc: root's files there steer the system, whoever writes them as root."""
 
 
 def enter_own_network() -> bool:
@@ -56,30 +55,25 @@ def has_own_network() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def seal_proc(proc: Path = Path("/proc")) -> None:
+def seal_proc() -> None:
     """Make what steers the system read-only in a view of files of this process's own; root calls it.
 
     Raises:
         OSError: it is not to be had, and these files can be written.
     """
-    paths = [path for name in STEERS_THE_SYSTEM if (path := proc / name).exists()]
+    paths = [path for path in (f"/proc/{name}" for name in STEERS_THE_SYSTEM) if Path(path).exists()]
     if not _unshare(CLONE_NEWNS):
-        if all(_is_read_only(path) for path in paths):
+        if all(os.statvfs(path).f_flag & os.ST_RDONLY for path in paths):
             return  # as in a container
         raise OSError("root cannot have a view of files of its own here, and could steer the system through /proc")
     _mount(None, "/", RECURSIVE | PRIVATE)
     for path in paths:
-        _mount(str(path), str(path), BIND | RECURSIVE)
-        _mount(str(path), str(path), BIND | REMOUNT | READ_ONLY)
+        _mount(path, path, BIND | RECURSIVE)
+        _mount(path, path, BIND | REMOUNT | READ_ONLY)
 
 
 def _unshare(flags: int) -> bool:
-    number = UNSHARE.get(os.uname().machine)
-    return number is not None and system_call(number, flags) == 0
-
-
-def _is_read_only(path: Path) -> bool:
-    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return bool(ctypes.CDLL(None).unshare(flags) == 0)
 
 
 def _mount(source: str | None, target: str, flags: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-PACKAGE: Final = Path(__file__).parents[2]
+PACKAGE: Final = Path(__file__).parents[1]
 FIRST_USER, USERS = 1_300_000_000, 1 << 24
 """Far from users with names, and from ranges that containers are given."""
 FIRST_SMALL_USER, SMALL_USERS = 40_000, 20_000

@@ -14,7 +14,8 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Sequence
 from typing import Any, Final
 
 HEADER: Final = struct.Struct(">I")
@@ -40,42 +41,31 @@ def encode_frame(message: dict[str, Any]) -> bytes:
 def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Send one frame on a blocking socket, `fds` with its first byte."""
     data = encode_frame(message)
-    if fds:
-        sent = socket.send_fds(sock, [data], list(fds))
-        data = data[sent:]
-    sock.sendall(data)
+    sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
+    sock.sendall(data[sent:])
 
 
-def send_frame_by(
-    deadline: float,
-    sock: socket.socket,
-    message: dict[str, Any],
-    fds: Sequence[int] = (),
-    now: Callable[[], float] = time.monotonic,
-) -> bool:
+def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
     """Send one frame to a side that may not read; say whether all of it was taken before the deadline.
 
-    Where it was not, part of it may be on its way: no other frame can follow.
+    Otherwise part of it may be on its way: no other frame can follow.
     """
     data = memoryview(encode_frame(message))
+    room = select.poll()
+    room.register(sock, select.POLLOUT)
     while True:
         try:
-            if fds:
-                sent = socket.send_fds(sock, [data], list(fds), socket.MSG_DONTWAIT)
-            else:
-                sent = sock.send(data, socket.MSG_DONTWAIT)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+            sent = sock.sendmsg([data], rights, socket.MSG_DONTWAIT)  # send_fds of older Pythons drops its flags
         except BlockingIOError:
             sent = 0
+        fds = () if sent else fds
         data = data[sent:]
         if not data:
             return True
-        if sent:
-            fds = ()
-        left_s = deadline - now()
+        left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False
-        room = select.poll()
-        room.register(sock, select.POLLOUT)
         room.poll(left_s * 1000)
 
 
@@ -103,20 +93,25 @@ class FrameReader:
             WireClosed: the other side has closed its end.
         """
         try:
-            data = self._receive()
+            if self._takes_fds:
+                data, fds, flags, _ = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
+                self._fds.extend(fds)
+                self._has_lost_fds = self._has_lost_fds or bool(flags & socket.MSG_CTRUNC)
+            else:
+                data = self._sock.recv(READ_BYTES)
         except ConnectionResetError as reset:
             raise WireClosed from reset
         if not data:
             raise WireClosed
         self._buffer += data
 
-    def _receive(self) -> bytes:
-        if not self._takes_fds:
-            return self._sock.recv(READ_BYTES)
-        data, fds, flags, _address = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
-        self._fds.extend(fds)
-        self._has_lost_fds = self._has_lost_fds or bool(flags & socket.MSG_CTRUNC)
-        return data
+    @property
+    def has_frame(self) -> bool:
+        """Whether `pop` would return a frame, or raise."""
+        if len(self._buffer) < HEADER.size:
+            return False
+        (length,) = HEADER.unpack_from(self._buffer)
+        return bool(length > self._max_bytes or len(self._buffer) >= HEADER.size + length)
 
     def pop(self) -> dict[str, Any] | None:
         """Return the next whole frame, or None where more must be read first.
@@ -124,13 +119,11 @@ class FrameReader:
         Raises:
             WireError: the bytes are no frame of ours.
         """
-        if len(self._buffer) < HEADER.size:
+        if not self.has_frame:
             return None
         (length,) = HEADER.unpack_from(self._buffer)
         if length > self._max_bytes:
             raise WireError(f"a frame of {length} bytes is over the limit of {self._max_bytes}")
-        if len(self._buffer) < HEADER.size + length:
-            return None
         body = bytes(self._buffer[HEADER.size : HEADER.size + length])
         del self._buffer[: HEADER.size + length]
         try:
@@ -140,14 +133,6 @@ class FrameReader:
         if not isinstance(message, dict):
             raise WireError("a frame is not a JSON object")
         return message
-
-    @property
-    def has_frame(self) -> bool:
-        """Whether `pop` would return a frame, or raise."""
-        if len(self._buffer) < HEADER.size:
-            return False
-        (length,) = HEADER.unpack_from(self._buffer)
-        return bool(length > self._max_bytes or len(self._buffer) >= HEADER.size + length)
 
     def take_fds(self) -> list[int]:
         """Hand over the file descriptors that arrived so far; the caller closes them.
@@ -162,8 +147,6 @@ class FrameReader:
 
     def read(self) -> dict[str, Any]:
         """Block until one whole frame is there and return it."""
-        while True:
-            message = self.pop()
-            if message is not None:
-                return message
+        while (message := self.pop()) is None:
             self.pump()
+        return message

@@ -1,0 +1,255 @@
+"""The sandbox policy of each worker of a session: what all have alike is found once, a solution's own is added to it.
+
+A worker reads the interpreter with its packages, the system's programs and libraries, the compilers and this package;
+not what lies beside them: the data set, caches, home folders and the folders of running programs stay out, also where
+the interpreter lies below a home folder. It writes to its home and to its solution's folder of compiled code.
+
+`/dev/shm` is not among what it writes: threads, pipes and memory files do without, and a file there would outlive its
+worker and reach the next one. What breaks is multiprocessing's locks, queues and shared memory; torch.compile, whose
+pool of compilers uses such locks, compiles in the worker instead (`environments.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import lend_helpers
+from flashinfer_bench.bench.runner.environments import library_folder, named_paths, solution_environment
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.cache import JIT_FOLDER, MOST_FILE_BYTES
+from flashinfer_bench.compile.toolchain import find_cuda, find_cxx
+from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.sandbox.policy import PLAIN_DEVICES, Policy
+from flashinfer_bench.sandbox.user import choose_user, find_barrier
+from flashinfer_bench.worker.jit.module_layer import LIBRARY
+
+PACKAGE: Final = Path(__file__).parents[3]
+SYSTEM: Final = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/proc"),
+    *("/sys/devices", "/sys/bus", "/sys/class", "/sys/dev", "/sys/module", "/sys/fs/cgroup", "/sys/kernel/mm"),
+)
+SETTINGS: Final = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "passwd", "group", "nsswitch.conf", "hosts"),
+    *("localtime", "timezone", "os-release", "lsb-release", "debian_version", "redhat-release", "mime.types"),
+    *("ssl/openssl.cnf", "gai.conf", "host.conf", "protocols", "services", "nvidia", "OpenCL", "vulkan", "ld-nix.so"),
+)
+"""Of /etc; the rest of it may be for root alone."""
+DEVICES: Final = (
+    *PLAIN_DEVICES,
+    *("nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-modeset", "nvidia-caps", "nvidia-caps-imex-channels", "dxg"),
+)
+LIBRARIES: Final = ("torch", "flashinfer-python", "apache-tvm-ffi", "triton")
+"""Modules are compiled for these, and for the GPU."""
+MOST_LENT: Final = 1
+"""Entries of a new Triton cache that `lend_helpers` makes, at the most."""
+ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
+
+
+class PolicyMaker:
+    """Makes policies.
+
+    Args:
+        hello: the session's settings.
+        environment: the session's.
+    """
+
+    def __init__(self, hello: Hello, environment: Mapping[str, str]) -> None:
+        self._has_own_user = hello.sandbox_user == "own"
+        self._reads_all_owners = hello.sandbox_user == "root that reads all files"
+        self._cache_root = Path(hello.cache_root)
+        self.shared_modules = library_folder(environment, self._cache_root)
+        self._readable = find_readable(environment, hidden=hello.hidden)
+        self._devices = tuple(find_devices())
+        self._path = keep_reachable(environment.get("PATH", os.defpath), self._readable)
+        self._made_for = _name_libraries(hello.gpu_capability)
+
+    def open_to_workers(self, run_directory: Path) -> None:
+        """Let workers of another user through the session's folder to their own."""
+        if self._has_own_user:
+            run_directory.chmod(ENTERED_BY_ALL)
+
+    def environment(self, digest: str) -> dict[str, str]:
+        """Return the variables of a solution's worker that differ from those of one without a sandbox."""
+        folder = self.folder(digest)
+        return {
+            **solution_environment(folder),
+            "FLASHINFER_WORKSPACE_BASE": str(folder / "flashinfer"),
+            "CUDA_CACHE_PATH": str(folder / "cuda"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of compilers needs locks in /dev/shm
+            "PATH": self._path,
+            "USER": "worker",
+            "LOGNAME": "worker",
+        }
+
+    def folder(self, digest: str) -> Path:
+        """Return where a solution's compilers at run time keep what they make."""
+        own = f"{digest}-own" if self._has_own_user else digest  # each belongs to its user
+        return self._cache_root / JIT_FOLDER / digest[:2] / own
+
+    def has_kernels(self, digest: str) -> bool:
+        """Tell whether Triton has compiled anything for a solution: more lies in its cache than what was lent."""
+        with suppress(OSError), os.scandir(solution_environment(self.folder(digest))["TRITON_CACHE_DIR"]) as entries:
+            return sum(1 for _ in zip(entries, range(MOST_LENT + 1), strict=False)) > MOST_LENT
+        return False
+
+    def mark_compiled(self, digest: str) -> None:
+        """Note that a solution's modules are compiled, beside its folder, where no worker writes."""
+        with suppress(OSError):  # then they are looked at once more
+            self._mark(digest).touch()
+
+    def is_marked(self, digest: str) -> bool:
+        """Tell whether that was noted, of these versions of the libraries and for such a GPU."""
+        return self._mark(digest).exists() and self.folder(digest).is_dir()
+
+    def _mark(self, digest: str) -> Path:
+        folder = self.folder(digest)
+        return folder.with_name(f"{folder.name}.{self._made_for}")
+
+    def make_policy(self, digest: str, artifact: Path | None, given: Path) -> Policy:
+        """Make a solution's folder, and the policy of a worker for it; its home is to be added.
+
+        Args:
+            digest: the solution's.
+            artifact: its files.
+            given: a folder that this worker alone will read.
+        """
+        folder = self.folder(digest)
+        is_new = not folder.exists()  # in one that a worker has written to, a name may lead elsewhere
+        folder.mkdir(parents=True, exist_ok=True)
+        lent = lend_helpers(Path(solution_environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
+        given.mkdir(parents=True)
+        given.chmod(READ_BY_ALL)
+        readable = [*self._readable, str(given), str(self.shared_modules / LIBRARY)]
+        policy = Policy(
+            readable=(*readable, str(artifact)) if artifact is not None else tuple(readable),
+            writable=(str(folder),),
+            devices=self._devices,
+            reads_all_owners=self._reads_all_owners,
+        )
+        if not self._has_own_user or find_barrier(folder.parent, enters_only=True) is not None:
+            return policy
+        user = choose_user(digest)
+        for own in (folder, *lent):
+            os.chown(own, user, user)
+        return replace(policy, user=user)
+
+    def hand_over(self, artifact: Artifact, given: Path) -> Artifact:
+        """Return an artifact that a worker can read: a copy, where the worker is of a user that may not read it."""
+        if not self._has_own_user or find_barrier(artifact.directory / artifact.entry) is None:
+            return artifact
+        copy = given / "artifact"
+        for path in walk_files(artifact.directory, lambda *_: None):
+            content = read_whole(path, MOST_FILE_BYTES)
+            target = copy / path.relative_to(artifact.directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            for made in (target, *target.parents[: len(target.relative_to(copy).parts)]):
+                made.chmod(READ_BY_ALL)
+        return replace(artifact, directory=copy)
+
+
+def _name_libraries(capability: tuple[int, int] | None) -> str:
+    """Return a name for these versions of the libraries, and a GPU's compute capability."""
+    versions = {}
+    for package in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return digest_of({"libraries": versions, "capability": capability})
+
+
+def find_readable(
+    environment: Mapping[str, str], *, hidden: Iterable[str] = (), import_path: Sequence[str] | None = None
+) -> list[str]:
+    """Return what every worker reads, by real paths; what is not there is left out.
+
+    Args:
+        environment: the session's.
+        hidden: folders that no worker reads, also where they lie in one that it does.
+        import_path: where modules are imported from; sys.path where it is left out.
+    """
+    system = [*SYSTEM, *(f"/etc/{name}" for name in SETTINGS)]
+    found = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, os.path.realpath(sys.executable)]
+    found += [str(PACKAGE), *_find_imported(sys.path if import_path is None else import_path)]
+    found += _find_tools(environment)
+    narrow = (path for path in map(os.path.realpath, found) if not is_too_wide(path))
+    there = dict.fromkeys(path for path in [*map(os.path.realpath, system), *narrow] if Path(path).exists())
+    outer = [path for path in there if not any(str(above) in there for above in Path(path).parents)]
+    secret = [os.path.realpath(path) for path in hidden]
+    return [part for path in outer for part in carve(path, secret)]
+
+
+def carve(path: str, hidden: Sequence[str]) -> list[str]:
+    """Return a folder without those that are hidden: its other entries, where one of them lies in it."""
+    if _is_below(path, hidden):
+        return []
+    if not any(_is_below(secret, [path]) for secret in hidden):
+        return [path]
+    return [part for entry in sorted(Path(path).iterdir()) for part in carve(str(entry), hidden)]
+
+
+def find_devices() -> list[str]:
+    """Return the device nodes that a worker uses."""
+    return [str(path) for pattern in DEVICES for path in sorted(Path("/dev").glob(pattern))]
+
+
+def keep_reachable(path_variable: str, readable: Sequence[str]) -> str:
+    """Return $PATH without folders that a worker cannot read: it would find programs there that it cannot start."""
+    folders = path_variable.split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if _is_below(os.path.realpath(folder), readable))
+
+
+def is_too_wide(path: str) -> bool:
+    """Tell whether a folder holds a whole home, or all homes: no variable of a user's opens these."""
+    homes = ("/home", "/root", str(Path.home()), "/tmp", "/var/tmp", "/run")
+    return any(_is_below(os.path.realpath(home), [path]) for home in homes)
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _find_imported(import_path: Sequence[str]) -> Iterator[str]:
+    """Yield the modules on the path: a folder that packages are installed into whole, of others modules alone."""
+    for folder in (Path(entry or ".") for entry in import_path):
+        if folder.is_file():  # the standard library in an archive
+            yield str(folder)
+        elif folder.exists():
+            entries = sorted(folder.iterdir())
+            is_site = folder.name in ("site-packages", "dist-packages", "lib-dynload")
+            if is_site or any(entry.suffix == ".dist-info" for entry in entries):
+                yield str(folder)
+            elif folder.resolve() != PACKAGE.parent:
+                modules = (
+                    one for one in entries if one.suffix in (".py", ".so", ".pyd") or (one / "__init__.py").is_file()
+                )
+                yield from map(str, modules)
+    for name, module in list(sys.modules.items()):  # editable installs that put a table of packages on no path
+        table = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
+        if isinstance(table, dict):
+            yield from (str(place) for place in table.values() if Path(str(place)) != PACKAGE)
+
+
+def _find_tools(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files of compilers, and paths that the environment names."""
+    for part in named_paths(environment):
+        compiler = find_cxx({**environment, "CXX": part})
+        if compiler is not None:
+            yield from map(str, compiler.files())
+        elif Path(part).is_absolute() and Path(part).exists():
+            yield part
+    cuda, cxx = find_cuda(environment), find_cxx(environment)
+    if cuda is not None:
+        yield from (str(cuda.home), *map(str, cuda.nvcc.files()))
+    if cxx is not None:
+        yield from map(str, cxx.files())

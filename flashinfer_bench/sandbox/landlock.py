@@ -1,0 +1,139 @@
+"""The kernel's Landlock: what a process, and all that it starts, may do with files, TCP, and processes outside it.
+
+A rule gives rights on a folder with all below it, or on one file; what no rule gives is refused with EACCES. A domain
+is for good, and a further one can only take away. Rights that the kernel does not know are left out of the ruleset.
+A process may not trace a process outside its own domain, and so not read its memory. Since version 6 it may not send it
+a signal either, so that a signal to everybody reaches just what a supervisor has below it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from flashinfer_bench.sandbox.processes import PR_SET_NO_NEW_PRIVS, prctl, system_call
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+GET_VERSION, RULE_PATH_BENEATH = 1, 1
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+MAKE_CHARACTER_DEVICE, MAKE_BLOCK_DEVICE = 1 << 6, 1 << 11
+REFER, TRUNCATE, IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
+FILE_RIGHTS_SINCE: Final = ((1, (1 << 13) - 1), (2, REFER), (3, TRUNCATE), (5, IOCTL_DEVICE))
+"""First version, and the rights on files that came with it."""
+ON_ONE_FILE: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
+"""The other rights are a folder's."""
+TCP_BIND_AND_CONNECT: Final = 3
+SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
+REFER_VERSION, TCP_VERSION, SCOPE_VERSION = 2, 4, 6
+
+READING: Final = EXECUTE | READ_FILE | READ_DIR
+USING: Final = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEVICE
+"""Rights on a device."""
+NAMING: Final = READING | WRITE_FILE | TRUNCATE
+"""Reading, and writing into files that are there."""
+OWNING: Final = ((1 << 16) - 1) & ~(MAKE_CHARACTER_DEVICE | MAKE_BLOCK_DEVICE)
+"""Rights on a folder of one's own: all but making device nodes."""
+
+
+def version() -> int:
+    """Return the kernel's version of Landlock; 0 where it has none, or has it switched off."""
+    return max(0, system_call(CREATE_RULESET, None, ctypes.c_size_t(0), GET_VERSION))
+
+
+def restrict_files(rules: Iterable[tuple[str, int]], *, keeps_tcp: bool = False) -> None:
+    """Refuse this process every file that no rule names, TCP, and processes that it did not start.
+
+    Call it before there are threads: the kernel restricts the calling one only.
+
+    Args:
+        rules: path, and the rights on it. A path that is not there needs no rule, and gets none.
+        keeps_tcp: do not refuse TCP.
+
+    Raises:
+        OSError: the kernel does not do it.
+    """
+    known = sum(rights for since, rights in FILE_RIGHTS_SINCE if version() >= since)
+    _enter(rules, known, 0 if keeps_tcp else TCP_BIND_AND_CONNECT, SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS)
+
+
+def keep_apart() -> bool:
+    """Enter a domain of this process and what it starts, all files open: none outside can be traced, or signalled.
+
+    Returns:
+        Whether there is one; before version 2 no file could be moved between folders in it.
+    """
+    if version() < REFER_VERSION:
+        return False
+    with suppress(OSError):
+        _enter([("/", REFER)], REFER, 0, SCOPE_SIGNALS)
+        return True
+    return False
+
+
+def keep_signals_apart() -> bool:
+    """Enter such a domain; say whether `kill_domain` can be called in it: the parent cannot be signalled any more."""
+    parent = os.getppid()
+    if version() < SCOPE_VERSION or parent <= 1 or not _may_signal(parent):
+        return False
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    return keep_apart() and not _may_signal(parent)
+
+
+def kill_domain() -> None:
+    """Kill all that this process may signal, at once: none of them is in the middle of a fork.
+
+    Call it where `keep_signals_apart` has returned True. Else it would hit the machine.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def _may_signal(pid: int) -> bool:
+    """Tell whether this process may; false only where it was refused."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        return True
+    return True
+
+
+def _enter(rules: Iterable[tuple[str, int]], files: int, network: int, scopes: int) -> None:
+    kernel = version()
+    words = [files, network if kernel >= TCP_VERSION else 0, scopes if kernel >= SCOPE_VERSION else 0]
+    while words[-1] == 0:
+        words.pop()  # an older kernel takes no longer structure
+    attributes = struct.pack(f"{len(words)}Q", *words)
+    ruleset = _check(system_call(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "a ruleset")
+    try:
+        for path, rights in rules:
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                _add_rule(ruleset, path, rights & files)
+        _check(system_call(RESTRICT_SELF, ruleset, 0), "entering a domain")
+    finally:
+        os.close(ruleset)
+
+
+def _add_rule(ruleset: int, path: str, rights: int) -> None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing, so a FIFO or a device cannot hold it up
+    try:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            rights &= ON_ONE_FILE
+        rule = struct.pack("=Qi", rights, fd)
+        _check(system_call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0), f"a rule for {path}")
+    finally:
+        os.close(fd)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"Landlock, {what}: {os.strerror(number)}")
+    return result

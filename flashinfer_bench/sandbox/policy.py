@@ -1,0 +1,177 @@
+"""What one worker may reach, and how a fresh fork gives up everything else for good.
+
+The session makes a policy (`bench/runner/workers/policies.py`) and sends it with the order to start. The worker enters
+it before it has threads, and it holds for all that it starts. A worker without a policy keeps its user's files and
+connections; it still gives up its session, descriptors, environment, capabilities, and its view of processes that it
+did not start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.sandbox import landlock
+from flashinfer_bench.sandbox.namespaces import enter_own_network, seal_proc
+from flashinfer_bench.sandbox.processes import PR_SET_NO_NEW_PRIVS, die_with_parent, prctl
+from flashinfer_bench.sandbox.seccomp import install_filter
+
+PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+"""Device nodes that every program uses."""
+OWN_THREADS, ALL_THREADS = "/proc/self/task", "/proc"
+"""CUDA gives each thread that it starts a name, in a file below the first folder, and does not start where it cannot.
+For programs that a tool starts later nobody knows their folders yet. What a user may write there, it can."""
+RESET_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
+MOST_DESCRIPTORS: Final = 4096
+"""A worker's process has at most this many descriptors, and at most as many are on their way through sockets: the
+kernel counts these by user, against the sender's limit."""
+MOST_FILE_BYTES: Final = 16 << 30
+"""A file that a worker writes has at most this many bytes."""
+LEAST_OOM_SCORE: Final = 500
+"""Of 1,000. Where memory runs out the kernel ends a worker, and what that started, before who judges it."""
+PR_CAPBSET_DROP, CAPABILITY_VERSION, MAX_CAPABILITIES = 24, 0x20080522, 64
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
+"""The first is left to a worker without a policy: without it root could not read a cache that belongs to another user.
+It gives no access to a process's memory."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a worker may reach."""
+
+    readable: tuple[str, ...]
+    """Folders and files that it reads and executes."""
+    writable: tuple[str, ...]
+    """Folders of its own."""
+    devices: tuple[str, ...]
+    """Device nodes that it reads, writes and steers."""
+    user: int | None = None
+    """The user and group that it becomes; None to stay who it is."""
+    reads_all_owners: bool = False
+    """Root that keeps its right to read files of other owners, since the environment belongs to one."""
+    for_tool: bool = False
+    """A tool that looks at a solution: it has a network of its own, and its programs name their threads."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Policy:
+        """Return what `to_json` described."""
+        return cls(**{**fields, **{name: tuple(fields[name]) for name in ("readable", "writable", "devices")}})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the policy as a frame carries it."""
+        return asdict(self)
+
+    def without_gpu(self) -> Policy:
+        """Return the policy of a worker that reaches no GPU."""
+        return replace(self, devices=tuple(path for path in self.devices if Path(path).name in PLAIN_DEVICES))
+
+    def enter(self) -> int | None:
+        """Enter a domain of these files, become the user, give up every capability, and filter calls.
+
+        Returns:
+            The descriptor by which the filter asks the supervisor.
+
+        Raises:
+            OSError: some of it cannot be done; the worker must not go on.
+        """
+        rules = [(path, landlock.READING) for path in self.readable]
+        rules += [(path, landlock.OWNING) for path in self.writable]
+        rules += [(path, landlock.USING) for path in self.devices]
+        rules.append((ALL_THREADS if self.for_tool else OWN_THREADS, landlock.NAMING))
+        if self.for_tool and self.user is None and os.geteuid() == 0:
+            seal_proc()
+        if self.for_tool and not enter_own_network():
+            raise OSError("a process cannot have a network of its own here")
+        landlock.restrict_files(rules, keeps_tcp=self.for_tool)
+        if self.user is not None:
+            os.setgroups([])
+            os.setresgid(self.user, self.user, self.user)
+            os.setresuid(self.user, self.user, self.user)
+        if not drop_capabilities(kept=CAP_DAC_READ_SEARCH if self.reads_all_owners else None):
+            raise OSError("this process's capabilities cannot be dropped")
+        die_with_parent(signal.SIGKILL)  # a process that becomes another user forgets it
+        return install_filter(sandboxed=True, has_own_user=self.user is not None, for_tool=self.for_tool)
+
+
+def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.socket) -> None:
+    """Turn this fresh fork into a worker's shell: own session, one pipe for output, one socket, its own folder.
+
+    Args:
+        order: its `home`, its `environment`, `most_tasks`, threads and processes that its user may have in all, and
+            its `sandbox`, a policy, where it has one.
+        fds: the socket, and the pipe.
+        supervisor: is sent the descriptor by which the filter asks.
+    """
+    keep_fd, out_fd = fds
+    os.setsid()
+    die_with_parent(signal.SIGKILL)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    signal.set_wakeup_fd(-1)
+    for number in RESET_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out_fd, 1), (out_fd, 2)):
+        os.dup2(source, target)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # so that what was printed before a crash arrives
+    inherited = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    set_limits(order.get("most_tasks"))
+    if order.get("sandbox") is not None:
+        listener = Policy.from_json(order["sandbox"]).enter()
+    else:
+        drop_capabilities()
+        landlock.keep_apart()
+        listener = install_filter()
+    if listener is not None:
+        socket.send_fds(supervisor, [b"x"], [listener])
+    supervisor.detach()
+    os.closerange(3, keep_fd)
+    os.closerange(keep_fd + 1, inherited)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    tempfile.tempdir = None  # the session has looked up its own
+    os.chdir(order["home"])
+
+
+def set_limits(most_tasks: int | None) -> None:
+    """Limit what this process and its children may take. Address space has no limit: CUDA reserves terabytes of it."""
+    score = Path("/proc/self/oom_score_adj")
+    with suppress(OSError, ValueError):  # then all processes have an equal chance
+        score.write_text(str(max(LEAST_OOM_SCORE, int(score.read_text()))))
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES, resource.RLIMIT_NOFILE: MOST_DESCRIPTORS}
+    if most_tasks is not None:
+        limits[resource.RLIMIT_NPROC] = most_tasks
+    for limit, wanted in limits.items():
+        allowed = [value for value in (*resource.getrlimit(limit), wanted) if value != resource.RLIM_INFINITY]
+        resource.setrlimit(limit, (min(allowed), min(allowed)))
+
+
+def drop_capabilities(kept: int | None = CAP_DAC_OVERRIDE) -> bool:
+    """Give up every capability but one, also for programs that are started; say whether it was done."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        header = struct.pack("Ii", CAPABILITY_VERSION, 0)
+        held = ctypes.create_string_buffer(24)
+        if libc.capget(header, held) != 0:
+            return False
+        permitted = struct.unpack("6I", held.raw)[1]
+        for number in range(MAX_CAPABILITIES):
+            if number != kept:
+                prctl(PR_CAPBSET_DROP, number)  # fails for an ordinary user, who has no capability
+        left = 0 if kept is None else permitted & (1 << kept)
+        return bool(libc.capset(header, struct.pack("6I", left, left, 0, 0, 0, 0)) == 0)
+    except (OSError, AttributeError):
+        return False

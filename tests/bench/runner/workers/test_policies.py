@@ -1,0 +1,166 @@
+"""What workers read and write: the interpreter, the toolchain and a solution's folders, never what lies beside them."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers import policies
+from flashinfer_bench.bench.runner.workers.policies import PolicyMaker, carve, find_readable, keep_reachable
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.sandbox.user import choose_user
+from tests.conftest import CHECKOUT
+
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's")]
+as_root = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can be another user")
+DIGEST = "ab" * 32
+
+
+def is_readable(path, readable):
+    return any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in readable)
+
+
+def write(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("#define CUDA_VERSION 13000\n" if name.endswith("cuda.h") else "#!/bin/sh\n")
+        (root / name).chmod(0o755)
+
+
+def test_the_interpreter_and_this_package_are_read_and_what_lies_beside_is_not():
+    readable = find_readable({"PATH": "/usr/bin"}, import_path=[str(CHECKOUT), ""])
+    read = (sys.executable, os.__file__, pytest.__file__, policies.__file__)
+    beside = [CHECKOUT / name for name in ("tests", "flashinfer-trace", "pyproject.toml")]
+    system = ("/root", "/home", "/tmp", "/run", "/etc/shadow", "/dev/shm")
+    assert [is_readable(path, readable) for path in read] == [True] * len(read)
+    assert not any(is_readable(path, readable) for path in (*beside, *system))
+
+
+@pytest.mark.parametrize(
+    ("variables", "path", "is_read"),
+    [
+        ({}, "work/package/__init__.py", True),
+        ({}, "work/module.py", True),
+        ({}, "work/data/secret.txt", False),
+        ({}, "work/.git/config", False),
+        ({}, "packages/namespace/part.py", True),
+        ({"CUDA_HOME": "home/cuda"}, "home/cuda/bin/nvcc", True),
+        ({"LD_LIBRARY_PATH": "home/lib"}, "home/lib/lib.so", True),
+        ({"LD_LIBRARY_PATH": "home"}, "home/lib/lib.so", False),
+        ({"LD_LIBRARY_PATH": "."}, "home/lib/lib.so", False),
+        ({"TRITON_PTXAS_PATH": "home/tools/ptxas"}, "home/tools/ptxas", True),
+        ({"TRITON_PTXAS_PATH": "home/tools/ptxas"}, "home/tools/other", False),
+        ({"TRITON_CACHE_PATH": "home/tools/other"}, "home/tools/other", False),
+    ],
+)
+def test_modules_on_the_import_path_and_what_variables_name_are_read_but_no_home(
+    tmp_path, monkeypatch, variables, path, is_read
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    write(tmp_path, "packages/one-1.0.dist-info/METADATA", "home/cuda/bin/nvcc", "home/cuda/include/cuda.h", path)
+    write(tmp_path, "home/tools/ptxas")
+    named = {name: str(tmp_path / value) for name, value in variables.items()}
+    readable = find_readable(named, import_path=[str(tmp_path / "work"), str(tmp_path / "packages")])
+    assert is_readable(tmp_path / path, readable) is is_read
+
+
+def test_what_is_hidden_is_left_out_of_a_folder_that_is_read(tmp_path):
+    write(tmp_path, "a/b/secret/x", "a/open", "c")
+    hidden = [str(tmp_path / "a/b/secret"), "/elsewhere"]
+    assert carve(str(tmp_path), hidden) == [str(tmp_path / "a/open"), str(tmp_path / "c")]
+    assert carve(str(tmp_path / "a/b/secret"), [str(tmp_path / "a")]) == []
+
+
+def test_programs_are_looked_for_where_they_can_be_started():
+    path = "/root/bin:/usr/bin:/home/x/.local/bin:/opt/x/bin"
+    assert keep_reachable(path, ["/usr", "/opt/x"]) == "/usr/bin:/opt/x/bin"
+
+
+@pytest.fixture
+def place():
+    """Yield a folder that every user can enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def open_maker(place, user="the session's"):
+    times = dict.fromkeys(("timeout_seconds", "time_budget_s", "baseline_budget_s"), 1.0)
+    hello = Hello(
+        device="cpu",
+        hardware="",
+        isolated=False,
+        profile_baseline=False,
+        worker_memory_bytes=None,
+        needs_triton=False,
+        cache_root=str(place / "cache"),
+        has_walls=True,
+        sandbox_user=user,
+        **times,
+    )
+    return PolicyMaker(hello, {"PATH": "/usr/bin:/root/bin"})
+
+
+def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):
+    made = open_maker(place)
+    policy = made.make_policy(DIGEST, place / "artifact", place / "given-1")
+    assert {str(place / "artifact"), str(place / "given-1")} <= set(policy.readable)
+    assert policy.writable == (str(place / "cache" / "jit" / "ab" / DIGEST),)
+    assert not {str(place), str(place / "cache")} & {*policy.readable, *policy.writable}
+    assert (policy.user, policy.reads_all_owners) == (None, False)
+    own = made.environment(DIGEST)
+    assert own["PATH"] == "/usr/bin"
+    folders = [value for value in own.values() if value.startswith(str(place))]
+    assert len(folders) == 5
+    assert all(folder.startswith(policy.writable[0]) for folder in folders)
+
+
+@as_root
+def test_a_user_of_its_own_has_its_folder_and_a_copy_of_an_artifact_that_it_could_not_read(place):
+    made = open_maker(place, "own")
+    policy = made.make_policy(DIGEST, None, place / "given-1")
+    assert policy.user == choose_user(DIGEST) == Path(policy.writable[0]).stat().st_uid
+    assert policy.writable != open_maker(place).make_policy(DIGEST, None, place / "given-2").writable
+    write(place, "closed/files/main.py")
+    (place / "closed").chmod(0o700)
+    artifact = made.hand_over(Artifact(place / "closed/files", "main.py", "run", "python"), place / "given-1")
+    assert artifact.directory.is_relative_to(place / "given-1")
+    assert (artifact.directory / "main.py").stat().st_mode & 0o004
+
+
+@as_root
+def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(place):
+    (place / "cache" / "jit").mkdir(parents=True)
+    (place / "cache").chmod(0o700)
+    assert open_maker(place, "own").make_policy(DIGEST, None, place / "given-1").user is None
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place, monkeypatch, is_new):
+    lent = []
+    monkeypatch.setattr(policies, "lend_helpers", lambda folder: lent.append(folder) or [])
+    made = open_maker(place)
+    folder = made.folder(DIGEST)
+    if not is_new:
+        folder.mkdir(parents=True)
+        (folder / "triton").symlink_to(place)
+    made.make_policy(DIGEST, place / "artifact", place / "given-1")
+    assert lent == ([folder / "triton"] if is_new else [])
+
+
+def test_what_is_compiled_is_noted_where_no_worker_writes_for_these_versions_alone(place, monkeypatch):
+    made = open_maker(place)
+    made.mark_compiled(DIGEST)  # there is no folder yet
+    assert not made.is_marked(DIGEST)
+    folder = Path(made.make_policy(DIGEST, None, place / "given-1").writable[0])
+    made.mark_compiled(DIGEST)
+    assert made.is_marked(DIGEST)
+    assert not any(folder.iterdir())
+    monkeypatch.setattr(policies.metadata, "version", lambda _package: "99")
+    assert not open_maker(place).is_marked(DIGEST)
+    for name, has_kernels in (("lent", False), ("own", True)):
+        (folder / "triton" / name).mkdir(parents=True)
+        assert made.has_kernels(DIGEST) is has_kernels

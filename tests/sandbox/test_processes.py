@@ -1,0 +1,89 @@
+"""What the kernel tells of processes: memory under any name, without a first thread; and waiting for children."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from flashinfer_bench.sandbox.processes import hidden_memory, proportional_memory, read_kilobytes, resident_memory
+from tests.kit.workers import ROOT
+
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="the files are Linux's")]
+MEGABYTE = 1 << 20
+HOLDS = """
+import ctypes, os, sys, threading, time
+libc = ctypes.CDLL(None)
+held = bytearray(64 << 20)
+held[::4096] = b"x" * len(held[::4096])
+libc.prctl(15, NAME, 0, 0, 0)
+def tell():
+    while ENDS and "State:\\tZ" not in open("/proc/self/status").read():
+        time.sleep(0.01)
+    os.write(1, b"ready\\n")
+    time.sleep(60)
+threading.Thread(target=tell).start()
+if ENDS:
+    libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [(b"RssAnon: z", False), (b"\rRssAnon: z", False), (b"\x0bRssAnon:1 kB", False), (b"\rRssAnon: z", True)],
+)
+def test_memory_is_known_under_any_name_and_without_a_first_thread(name, ends):
+    source = HOLDS.replace("NAME", repr(name)).replace("ENDS", str(ends))
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"ready\n"
+        found = [resident_memory(program.pid).private, proportional_memory(program.pid).private]
+        program.send_signal(signal.SIGKILL)
+    assert all(64 * MEGABYTE < one < 256 * MEGABYTE for one in found)
+
+
+MACHINE = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\nAnonPages:   400 kB\nShmem: 7 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "hidden"),
+    [
+        (MACHINE, (300 * 1024, 7 * 1024)),
+        ("", (0, 0)),
+        ("MemTotal: 5 kB\n", (0, 0)),
+        ("MemTotal: 5 kB\nMemAvailable: 3 kB\n", (0, 0)),
+    ],
+)
+def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path, told, hidden):
+    (tmp_path / "meminfo").write_text(told)
+    assert hidden_memory(tmp_path / "meminfo") == hidden
+    assert hidden_memory(tmp_path / "none") == (0, 0)
+
+
+def test_of_a_process_that_is_gone_nothing_is_known():
+    assert resident_memory(1 << 30).private == proportional_memory(1 << 30).private == 0
+
+
+@pytest.mark.parametrize(
+    "status", [b"", b"Name:\tRssAnon:\t5 kB\n", b"RssAnon:\tz\n", b"RssAnon:\t5\n", b"xRssAnon:\t5 kB\n"]
+)
+def test_only_a_line_of_the_kernels_form_tells_a_size(status):
+    assert read_kilobytes(status, b"RssAnon") is None
+    assert read_kilobytes(status + b"\nRssAnon:\t       7 kB\n", b"RssAnon") == 7 * 1024
+
+
+WAITS = """
+import os, signal, sys, time
+from flashinfer_bench.sandbox.processes import await_children
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if os.fork() == 0:
+    time.sleep(float(sys.argv[1])); os._exit(0)
+start = time.monotonic()
+await_children(2.0)
+print(time.monotonic() - start)
+"""
+
+
+@pytest.mark.parametrize(("lives", "least", "most"), [("0.3", 0.2, 1.5), ("5", 2.0, 4.0)])
+def test_a_fork_server_gives_supervisors_a_moment(lives, least, most):
+    said = subprocess.run([sys.executable, "-c", WAITS, lives], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert least < float(said.stdout) < most
