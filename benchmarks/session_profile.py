@@ -65,7 +65,7 @@ STEPS: Final = (
 OTHERS: Final = (
     ("timing.procedure", "TrialInProgress", "check warm_up check_lines sample choose_calls"),
     ("bench.evaluators.default", "DefaultEvaluator", "judge_trial judge_call check_reference"),
-    ("bench.evaluators.verdict", None, "judge_norms"),
+    ("bench.evaluators.default", None, "judge_norms"),
     ("bench.evaluators.inputs.make", "InputMaker", "make"),
     ("bench.evaluators.inputs.contents", "DealtContents", "write_all make"),
     ("bench.evaluators.inputs.stress.plan", "StressPlan", "change"),
