@@ -32,7 +32,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import E2M1_VALUES
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker, bind_axes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import measure_outputs
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, USUAL_ROUNDING, Stability
 from flashinfer_bench.bench.evaluators.reference import Reference

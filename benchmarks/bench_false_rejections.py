@@ -34,7 +34,7 @@ import torch
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator

@@ -68,7 +68,7 @@ OTHERS: Final = (
     ("bench.evaluators.default", None, "judge_norms"),
     ("bench.evaluators.inputs.make", "InputMaker", "make"),
     ("bench.evaluators.inputs.contents", "DealtContents", "write_all make"),
-    ("bench.evaluators.inputs.stress.plan", "StressPlan", "change"),
+    ("bench.evaluators.inputs.stress", "StressPlan", "change"),
     ("bench.evaluators.inputs.memory", None, "look_at_free_bytes"),
     ("bench.evaluators.reference", "Reference", "__call__"),
 )

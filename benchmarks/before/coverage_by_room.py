@@ -43,7 +43,7 @@ ROOMS: Final = (
     ("session", ("bench/runner/session/",)),
     ("runner, host side", ("bench/runner/",)),
     ("integers of inputs", ("bench/evaluators/inputs/integer", "bench/evaluators/inputs/stand_ins.py")),
-    ("unusual inputs, integrity", ("bench/evaluators/inputs/stress/", "bench/evaluators/integrity/")),
+    ("unusual inputs, integrity", ("bench/evaluators/inputs/stress.py", "bench/evaluators/integrity/")),
     ("inputs", ("bench/evaluators/inputs/",)),
     ("evaluators", ("bench/evaluators/",)),
     ("bench: plan, settings, engine", ("bench/",)),

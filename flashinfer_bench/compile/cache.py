@@ -69,35 +69,26 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Entry:
-    """One artifact in the cache."""
+    """One folder of the cache: an artifact, or what a solution's compilers made when it ran (`is_jit`)."""
 
     digest: str
-    path: Path
-    size_bytes: int
-    last_used_s: float
-    """Seconds since the epoch."""
-    manifest: Manifest | None
-    """None where it cannot be read."""
-
-    @property
-    def has_failed(self) -> bool:
-        """Tell whether this is the memory of sources that do not compile."""
-        return self.manifest is not None and self.manifest.failure is not None
-
-
-@dataclass(frozen=True)
-class JitFolder:
-    """What a solution's compilers made when it ran."""
-
-    digest: str
-    """The solution's."""
+    """Name of the artifact, or digest of the solution."""
     path: Path
     size_bytes: int
     last_used_s: float
     """Seconds since the epoch."""
     solution: str | None
-    is_whole: bool
+    """None if it is not known."""
+    manifest: Manifest | None = None
+    """None if it cannot be read, or there is none."""
+    is_jit: bool = False
+    is_whole: bool = True
     """All of it could be counted."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether this is the memory of sources that do not compile."""
+        return self.manifest is not None and self.manifest.failure is not None
 
 
 def size_limit(environment: Mapping[str, str] = os.environ) -> int:
@@ -193,7 +184,11 @@ class ArtifactCache:
         return problems
 
     def remove(self, entry: Entry) -> bool:
-        """Remove an artifact, unless a run may use it or another process holds it; tell whether it was removed."""
+        """Remove an entry, unless a run may use it or another process holds it; tell whether it was removed."""
+        if entry.is_jit:
+            for note in entry.path.parent.glob(f"{entry.path.name}.*"):
+                with contextlib.suppress(OSError):
+                    note.unlink()
         if entry.path != self.place(entry.digest):  # no artifact would be looked for there
             return remove_tree(entry.path)
         lock = self.lock(entry.digest)
@@ -221,7 +216,7 @@ class ArtifactCache:
                 lock.release()
         return sum(removed), len(removed) - sum(removed)
 
-    def jit_folders(self) -> list[JitFolder]:
+    def jit_folders(self) -> list[Entry]:
         """Return what each solution's compilers made when it ran, but empty folders; the latest use comes first."""
         found = [_read_jit_folder(place) for place in (self.root / JIT_FOLDER).glob("??/*") if _is_folder(place)]
         filled = (one for one in found if one is not None and (one.size_bytes or not one.is_whole))
@@ -240,16 +235,11 @@ class ArtifactCache:
         JIT folders stay while any run uses the cache. Those that cannot be counted are removed first.
         """
         self.forget_failures(MOST_FAILURES)
-        folders = [] if lease_times(self.root) else self.jit_folders()
-        found: list[Entry | JitFolder] = [*self.entries(), *folders]
-        found.sort(key=lambda one: one.last_used_s)
-        excess = sum(one.size_bytes for one in found) - limit_bytes
-        freed = 0
-        for one in found:
-            if isinstance(one, JitFolder):
-                freed += one.size_bytes if (freed < excess or not one.is_whole) and _remove_jit_folder(one) else 0
-            elif freed < excess:
-                freed += one.size_bytes if self.remove(one) else 0
+        found = [*self.entries(), *([] if lease_times(self.root) else self.jit_folders())]
+        excess, freed = sum(one.size_bytes for one in found) - limit_bytes, 0
+        for one in sorted(found, key=lambda one: one.last_used_s):
+            if (freed < excess or not one.is_whole) and self.remove(one):
+                freed += one.size_bytes
         return freed
 
 
@@ -355,7 +345,8 @@ def _read_entry(place: Path) -> Entry | None:
         used = (manifest if manifest.is_file() else place).lstat().st_mtime
     except OSError:
         return None  # it is being removed
-    return Entry(place.name, place, size, used, read_manifest(place) if _is_folder(place) else None)
+    found = read_manifest(place) if _is_folder(place) else None
+    return Entry(place.name, place, size, used, found.solution if found is not None else None, found)
 
 
 def name_jit_folder(folder: Path, solution: str) -> None:
@@ -367,7 +358,7 @@ def name_jit_folder(folder: Path, solution: str) -> None:
             handle.write(solution[:MOST_NAME_BYTES])
 
 
-def _read_jit_folder(place: Path) -> JitFolder | None:
+def _read_jit_folder(place: Path) -> Entry | None:
     left_out: list[Path] = []
     size = size_of_folder(place, left_out)
     file, name = place.with_name(place.name + NAME_SUFFIX), None
@@ -377,15 +368,7 @@ def _read_jit_folder(place: Path) -> JitFolder | None:
         used = (place if name is None else file).lstat().st_mtime
     except OSError:
         return None  # it is being removed
-    return JitFolder(place.name, place, size, used, name, is_whole=not left_out)
-
-
-def _remove_jit_folder(folder: JitFolder) -> bool:
-    """Remove a folder with the notes beside it; tell whether it is gone."""
-    for note in folder.path.parent.glob(f"{folder.path.name}.*"):
-        with contextlib.suppress(OSError):
-            note.unlink()
-    return remove_tree(folder.path)
+    return Entry(place.name, place, size, used, name, is_jit=True, is_whole=not left_out)
 
 
 def size_of_folder(folder: Path, left_out: list[Path] | None = None) -> int:

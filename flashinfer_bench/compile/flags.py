@@ -173,8 +173,14 @@ def _matches(word: str, patterns: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, word) for pattern in patterns)
 
 
-def _shared(word: str, words: _Words) -> list[str] | None:
-    """Return the words for -D, -U, -I or -isystem, written as one word or two; None for any other flag."""
+def _allowed(word: str, patterns: Iterable[str]) -> str:
+    if not _matches(word, patterns):
+        raise _Refused(f"{word!r} is not allowed")
+    return word
+
+
+def _shared(word: str, words: _Words) -> list[str]:
+    """Return the words for -D, -U, -I or -isystem, written as one word or two; none for any other flag."""
     for flag in ("-isystem", "-D", "-U", "-I"):
         if word.startswith(flag):
             text = word.removeprefix(flag) or words.value(flag)
@@ -184,51 +190,38 @@ def _shared(word: str, words: _Words) -> list[str] | None:
             if not MACRO.fullmatch(text) or FILE_AFTER_COMMA.search(text):
                 raise _Refused(f"{flag} {text!r} is no plain macro")
             return [f"{flag}{text}"]
-    return None
+    return []
 
 
 def _cxx(words: _Words) -> Iterator[str]:
     for word in words:
-        shared = _shared(word, words)
-        if shared is not None:
-            yield from shared
-        elif _matches(word, CXX_FLAGS):
-            yield word
-        else:
-            raise _Refused(f"{word!r} is not allowed")
+        yield from _shared(word, words) or [_allowed(word, CXX_FLAGS)]
+
+
+FORWARDED: Final = {
+    "-Xcompiler": ("-Xcompiler", CXX_FLAGS),
+    "--compiler-options": ("-Xcompiler", CXX_FLAGS),
+    "-Xptxas": ("-Xptxas", PTXAS_FLAGS),
+    "--ptxas-options": ("-Xptxas", PTXAS_FLAGS),
+    "-Xcudafe": ("-Xcudafe", CUDAFE_FLAGS),
+}
+"""Flag of nvcc that hands flags on to another tool → its usual spelling, and patterns of these flags."""
 
 
 def _nvcc(words: _Words) -> Iterator[str]:
-    forwarded = {
-        "-Xcompiler": ("-Xcompiler", CXX_FLAGS),
-        "--compiler-options": ("-Xcompiler", CXX_FLAGS),
-        "-Xptxas": ("-Xptxas", PTXAS_FLAGS),
-        "--ptxas-options": ("-Xptxas", PTXAS_FLAGS),
-        "-Xcudafe": ("-Xcudafe", CUDAFE_FLAGS),
-    }
     for word in words:
         name, separator, text = word.partition("=")
-        shared = _shared(word, words)
-        if shared is not None:
-            yield from shared
-        elif name in forwarded:
-            flag, patterns = forwarded[name]
+        if name in FORWARDED:
+            flag, patterns = FORWARDED[name]
             value = text if separator else words.value(name)
-            yield from (part for item in _forward(name, value, patterns) for part in (flag, item))
+            flags = [item for item in re.split(r",(?=-)|\s+", value) if item]
+            refused = [item for item in flags if not _matches(item, patterns)]
+            if refused or not flags:
+                raise _Refused(f"{name} {', '.join(map(repr, refused)) or repr(value)} is not allowed")
+            yield from (part for item in flags for part in (flag, item))
         else:
             whole = f"{NVCC_NAMES[word]}={words.value(word)}" if word in NVCC_NAMES else word
-            if not _matches(whole, NVCC_FLAGS):
-                raise _Refused(f"{whole!r} is not allowed")
-            yield whole
-
-
-def _forward(name: str, text: str, patterns: Sequence[str]) -> list[str]:
-    """Return the flags that nvcc hands on to another tool."""
-    flags = [flag for flag in re.split(r",(?=-)|\s+", text) if flag]
-    refused = [flag for flag in flags if not _matches(flag, patterns)]
-    if refused or not flags:
-        raise _Refused(f"{name} {', '.join(map(repr, refused)) or repr(text)} is not allowed")
-    return flags
+            yield from _shared(word, words) or [_allowed(whole, NVCC_FLAGS)]
 
 
 def _link(words: _Words) -> Iterator[str]:
@@ -244,7 +237,5 @@ def _link(words: _Words) -> Iterator[str]:
         elif rpath:
             words.path("-rpath", rpath[1])
             yield word
-        elif _matches(word, LINK_FLAGS):
-            yield word
         else:
-            raise _Refused(f"{word!r} is not allowed")
+            yield _allowed(word, LINK_FLAGS)

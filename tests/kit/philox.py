@@ -1,6 +1,13 @@
 """The random numbers of `content_kernel.cu`, and what it makes of them, in plain loops."""
 
+from __future__ import annotations
+
 import math
+
+import numpy as np
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.writer import NEGATED
 
 MASK = 0xFFFFFFFF
 
@@ -78,3 +85,27 @@ def vary(count, by, key, columns):
             factors.append(of_row * to_factor(words[at % 4]))
             places.append((begin + place + by) % count)
     return places, factors
+
+
+KEY = 2**62 + 12_345
+PRECISE = {torch.float64: 1e-6, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def check_kernel(writer, device, dtype, count, columns, *, is_drawn):
+    """Hold what a writer's kernel draws and shuffles against plain loops; it may write nothing else."""
+    base = torch.randn(count, generator=torch.Generator().manual_seed(0)).to(dtype)
+    held = torch.full((4, count + 4), 9.0, dtype=dtype, device=device)
+    keys, by = np.array([KEY, KEY | NEGATED, 5], np.uint64), np.array([count // 3, 0, 0], np.uint64)
+    writer.vary_rows(base.to(device), [row[:count] for row in held[:3]], by, keys, columns)
+    if is_drawn:
+        writer.draw_rows([held[3, :count]], keys[:1], 0.5)
+    writer.finish()
+    assert (held[:, count:] == 9).all()
+    found = held[:, :count].cpu().double()
+    for row, sign, key, moved in zip(found, (1, -1, 1), (KEY, KEY, 5), by.tolist(), strict=False):
+        places, factors = vary(count, moved, key, columns)
+        wanted = base.double()[places] * torch.tensor(factors, dtype=torch.float64) * sign
+        torch.testing.assert_close(row, wanted, rtol=PRECISE[dtype], atol=1e-6)
+    if is_drawn:
+        wanted = torch.tensor(draw_normal(KEY, count, 0.5), dtype=torch.float64)
+        torch.testing.assert_close(found[3], wanted, rtol=1e-2, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Judges calls on inputs of stress cases (`inputs/stress/`), for evaluators that compare element by element.
+"""Judges calls on inputs of stress cases (`inputs/stress.py`), for evaluators that compare element by element.
 
 Floats are judged by norms alone: a tolerance of single elements is made for usual inputs. Outputs that are the same on
 all usual inputs are judged by whether they change where the reference's do.
@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgeContext, JudgedCall, Rejected, Verdict
-from flashinfer_bench.bench.evaluators.inputs.stress.cases import ONE_ROW
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import GATES, why_no_stress
+from flashinfer_bench.bench.evaluators.inputs.stress import GATES, ONE_ROW, why_no_stress
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_left_out
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule
 from flashinfer_bench.bench.evaluators.integrity.stability import (
@@ -21,7 +20,7 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
     REGIME_ROUNDING,
     Stability,
 )
-from flashinfer_bench.bench.evaluators.integrity.sure import norms_surely_pass
+from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
 from flashinfer_bench.bench.evaluators.verdict import judge_norms
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 
@@ -64,7 +63,7 @@ class StressChecks:
             None says nothing, and each is judged. A list says that it would accept all: for each whether anything else
             than zeros was expected.
         """
-        return norms_surely_pass(calls, self._rule)
+        return surely_pass(calls, self._rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:
         """Judge whether outputs differ from the usual ones where the reference's do.

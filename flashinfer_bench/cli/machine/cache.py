@@ -21,7 +21,6 @@ from flashinfer_bench.compile.cache import (
     JIT_FOLDER,
     ArtifactCache,
     Entry,
-    JitFolder,
     lease_times,
     size_limit,
     size_of_folder,
@@ -121,7 +120,7 @@ def execute_verify(args: argparse.Namespace) -> int:
         found = [
             {
                 "artifact": entry.digest,
-                "solution": _solution(entry),
+                "solution": entry.solution,
                 "reason": reason,
                 "removed": entry.digest in removed,
             }
@@ -131,7 +130,7 @@ def execute_verify(args: argparse.Namespace) -> int:
     else:
         for entry, reason in problems:
             end = "; removed" if entry.digest in removed else ""
-            name = _solution(entry) or "unknown solution"
+            name = entry.solution or "unknown solution"
             write_out(f"{entry.digest[:SHOWN_DIGITS]} {name}: {reason}{end}\n")
         write_out(f"{count(checked, 'artifact')} checked, {len(problems)} damaged, in {cache.root}\n")
     return 1 if len(removed) < len(problems) else 0
@@ -182,7 +181,7 @@ def _cells(entry: Entry, now: float) -> list[str]:
     build = "failed" if entry.has_failed else build
     digest = entry.digest[:SHOWN_DIGITS]
     language = manifest.language if manifest is not None else ""
-    name = _solution(entry) or "(damaged)"
+    name = entry.solution or "(damaged)"
     return [name, language, digest, _bytes(entry.size_bytes), build, _age(now - entry.last_used_s)]
 
 
@@ -193,19 +192,19 @@ def _document(entry: Entry) -> dict[str, Any]:
         "path": str(entry.path),
         "size_bytes": entry.size_bytes,
         "last_used": round(entry.last_used_s, 3),
-        "solution": _solution(entry),
+        "solution": entry.solution,
         "language": manifest.language if manifest is not None else None,
         "build_seconds": manifest.build_seconds if manifest is not None else None,
         "failure": manifest.failure if manifest is not None else None,
     }
 
 
-def _jit_cells(folder: JitFolder, now: float) -> list[str]:
+def _jit_cells(folder: Entry, now: float) -> list[str]:
     size = _bytes(folder.size_bytes) if folder.is_whole else f"> {_bytes(folder.size_bytes)}"
     return [folder.solution or "?", "when run", folder.digest[:SHOWN_DIGITS], size, "", _age(now - folder.last_used_s)]
 
 
-def _jit_document(folder: JitFolder) -> dict[str, Any]:
+def _jit_document(folder: Entry) -> dict[str, Any]:
     return {
         "solution": folder.solution,
         "digest": folder.digest,
@@ -216,11 +215,7 @@ def _jit_document(folder: JitFolder) -> dict[str, Any]:
     }
 
 
-def _solution(entry: Entry) -> str | None:
-    return entry.manifest.solution if entry.manifest is not None else None
-
-
-def _size(entries: Sequence[Entry | JitFolder]) -> int:
+def _size(entries: Sequence[Entry]) -> int:
     return sum(entry.size_bytes for entry in entries)
 
 

@@ -66,42 +66,38 @@ def register_all(*references):
         ("alone", "EVALUATORS = Mine\n"),
         ("named:Mine", ""),
         ("appended", APPEND.format(name="Mine")),
+        ("twice", "EVALUATORS = [Mine, Mine]\n" + APPEND.format(name="Mine")),
     ],
 )
 def test_a_module_offers_its_evaluators_in_any_of_these_ways(module, reference, offer):
-    module(reference.partition(":")[0], takes("Mine"), offer)
-    register_all(reference)
+    name = reference.partition(":")[0]
+    module(name, takes("Mine"), offer)
+    register_all(reference, reference)
     chosen = choose_evaluator(make_definition(op_type="mine"))
     assert (chosen.name, chosen.why, chosen.origin) == ("Mine", "Takes mine.", f"evaluator_modules: {reference}")
-    assert chosen.fingerprint.startswith(f"{reference.partition(':')[0]}:Mine ")
-
-
-def test_what_comes_first_in_the_configuration_is_asked_first_and_before_the_built_in_ones(module):
-    for name in ("one", "two"):
-        module(name, takes("Mine", "lowbit"), "EVALUATORS = [Mine]\n")
-    register_all("two", "one")
-    assert find_evaluator(make_definition(op_type="lowbit")).__module__ == "two"
-    assert find_evaluator(make_definition(op_type="gemm")) is DefaultEvaluator
-
-
-def test_a_module_that_appends_is_asked_after_the_built_in_ones(module):
-    module("last", takes("Mine", "lowbit"), APPEND.format(name="Mine"))
-    register_all("last")
-    assert find_evaluator(make_definition(op_type="lowbit")).__name__ == "LowBitEvaluator"
-
-
-def test_a_plug_in_takes_what_the_built_in_evaluator_takes_that_it_derives_from(module):
-    base = "from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator\n"
-    module("derived", base, "class Mine(LowBitEvaluator):\n    pass\n", "EVALUATORS = [Mine]\n")
-    register_all("derived")
-    assert find_evaluator(make_definition(op_type="lowbit")).__module__ == "derived"
-    assert find_evaluator(make_definition(op_type="gemm")) is DefaultEvaluator
-
-
-def test_what_is_offered_twice_is_asked_once(module):
-    module("twice", takes("Mine"), "EVALUATORS = [Mine, Mine]\n", APPEND.format(name="Mine"))
-    register_all("twice", "twice:Mine")
+    assert chosen.fingerprint.startswith(f"{name}:Mine ")
     assert [evaluator.__name__ for evaluator in registry._EVALUATORS].count("Mine") == 1
+
+
+LISTED = takes("Mine", "lowbit") + "EVALUATORS = [Mine]\n"
+BASE = "from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator\nclass Mine(LowBitEvaluator):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("modules", "asked"),
+    [
+        ({"two": LISTED, "one": LISTED}, "two"),
+        ({"last": takes("Mine", "lowbit") + APPEND.format(name="Mine")}, "flashinfer_bench.bench.evaluators.lowbit"),
+        ({"derived": BASE + "EVALUATORS = [Mine]\n"}, "derived"),
+    ],
+    ids=["the configuration's order", "appended ones last", "a derived one takes as its base"],
+)
+def test_who_is_asked_first(module, modules, asked):
+    for name, source in modules.items():
+        module(name, source)
+    register_all(*modules)
+    assert find_evaluator(make_definition(op_type="lowbit")).__module__ == asked
+    assert find_evaluator(make_definition(op_type="gemm")) is DefaultEvaluator
 
 
 @pytest.mark.parametrize(
@@ -190,27 +186,19 @@ def test_a_plug_in_is_imported_from_the_folder_where_the_script_finds_it(module,
     assert list_plug_ins(["not_there_at_all"], find_entry_points=lambda group: [])[0].folder is None
 
 
-def test_a_class_that_a_script_appended_keeps_its_place(module, tmp_path):
+def test_a_class_that_a_script_appended_keeps_its_place_if_another_process_can_import_it(module, tmp_path):
+    class Local(DefaultEvaluator):
+        """In a function: no other process can import it."""
+
     module("scripted", takes("Mine"))
     mine = __import__("scripted").Mine
     registry._EVALUATORS.append(mine)
     (found,) = list_plug_ins([], find_entry_points=lambda group: [])
     assert (found.reference, found.is_first, found.folder) == ("scripted:Mine", False, str(tmp_path))
     assert [plug_in.is_first for plug_in in list_appended([mine, DefaultEvaluator, mine])] == [True, False]
-
-
-def test_a_class_that_only_the_script_has_is_refused():
-    class Mine(DefaultEvaluator):
-        """In a function: no other process can import it."""
-
-    with pytest.raises(ConfigError, match="put it into a module"):
-        list_appended([DefaultEvaluator, Mine])
-
-
-def test_an_object_in_the_place_of_a_class_is_refused(module):
-    module("scripted", takes("Mine"))
-    with pytest.raises(ConfigError, match="append the class itself"):
-        list_appended([DefaultEvaluator, __import__("scripted").Mine()])
+    for odd, reason in ((Local, "put it into a module"), (mine(), "append the class itself")):
+        with pytest.raises(ConfigError, match=reason):
+            list_appended([DefaultEvaluator, odd])
 
 
 @pytest.mark.parametrize("reference", ["./mine.py", "mine.py/", "", "my-module", "a..b", "a:", "a:b c"])

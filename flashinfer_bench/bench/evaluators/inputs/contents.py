@@ -1,47 +1,40 @@
-"""What the inputs of single calls hold: each call of a job gets content of its own, made from a secret.
+"""What the inputs of single calls hold: each timed call of a job gets content of its own, made from a secret.
 
-A solution that has seen an input before could answer from memory, so no call gets what another had. The content of a
-call comes from a set of inputs that the evaluator made, in one of four ways, by the input's rule (`rules.py`):
+A solution that has seen an input before could answer from memory, so no call gets what another had. The content comes
+from a set of inputs that the evaluator made, in one of four ways, chosen by the input's rule (`rules.py`):
 
-    scaled   moved along by a secret number of elements, shuffled within rows, and each multiplied by a factor of its
-             row's and one of its own, all drawn anew; negated in half of the calls where the input has both signs.
-             What is normal and random in its workload is drawn anew by the writer
-    rolled   moved along by a secret number of elements: bytes, packed words and floats, and numbers whose range means
-             something. Bits of what is packed and of bytes are flipped, too, by a secret pattern: of those that are
-             random in their workload any, of others such that numbers stay within their range (`nudges.py`)
-    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are shuffled in rows, and
-             each element multiplied by a factor of its own; custom ones by the definition's own function, all of a
-             call together
-    fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
+    scaled   random normal values are drawn anew. Other floats are moved along by a secret number of elements, shuffled
+             in rows and multiplied by factors of 0.8 to 1.25; half of the calls negate an input that has both signs
+    rolled   narrow formats, packed words, and numbers whose range means something: moved along by a secret number of
+             elements. Random bits are flipped: any of random inputs, of others those that keep each number in range
+    redrawn  inputs with a form, such as rows that add up to one: made anew by the rule, or by the definition's own
+             function; stored ones are shuffled and multiplied, and each row keeps its sum or length
+    fixed    integers that give structure (page tables, offsets), single numbers, tables of constants: as they are
 
-A pass over the input makes its content. A CPU takes 2 to 3 ns for an element that is drawn, and 4 to 12 ns for one that
-is shuffled. The same number gives the same content on the same kind of device.
-
-Factors from a table that is known would not do: of products, who knows the base and the factors knows the sum of the
-logarithms. Without shuffling he knows in which few places the largest of a row may be. One factor for all elements
-would not do: who has once added up the stretches of an input then knows all sums over rows of the next one, wherever it
-was moved. Factors of elements alone would not do: they even out in a long row, so its sum is about a stretch's. Nor
-would it do to move bytes along: who has unpacked them once takes a stretch of that.
-
-Moving rows of probabilities along would not do either: who has sorted a row once knows the order and the running sums
-of the next one, and with the order even a draw from other probabilities takes no look at all of them.
+Factors and orders are secret and differ from row to row and element to element. With one factor, or one order, sums and
+largest elements of rows would follow from the base. Moving alone would leave converted weights in the solution's cache.
+`writer.py` does the writing.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed
+from flashinfer_bench.bench.evaluators.inputs.custom import (
+    SLOW_S,
+    CustomInputs,
+    list_custom,
+)
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.nudges import AnyBits, Flips, find_nudge
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
 from flashinfer_bench.bench.evaluators.inputs.rules import (
     find_deviation,
@@ -51,12 +44,11 @@ from flashinfer_bench.bench.evaluators.inputs.rules import (
     is_quantised,
     make_tensor,
 )
-from flashinfer_bench.bench.evaluators.inputs.targets import pick
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
-    Changes,
-    TorchWriter,
+    NEGATED,
+    Flips,
     Unsigned,
     Writer,
     open_writer,
@@ -64,22 +56,26 @@ from flashinfer_bench.bench.evaluators.inputs.writer import (
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
-"""Factors of stored rows that have to add up to something lie between this and its inverse: so wide that the order of
-the elements changes, and so narrow that rows stay about as sharp as they were."""
+"""Bound of the factors of rows that keep their sum: the order of elements changes, and rows stay about as sharp."""
 SHORTEST_ROW: Final = 64
-"""Shorter rows are not shuffled each by itself: some places are known of few."""
+"""Shorter rows are not shuffled each by itself: a few places give little away, but a few elements do."""
 SHORT_TOGETHER: Final = 4096
-"""So many elements of short rows, at the most, are shuffled as one row."""
+"""Most elements of short rows that are shuffled as one row."""
 LONGEST_ROW: Final = 1 << 22
-"""Longer rows are shuffled in parts of at most this length: on a GPU such a part of float32 lies in the L2."""
-SECRETS_TOGETHER: Final = 64
-"""Calls whose secrets are drawn together."""
+"""Longer rows are shuffled in parts of at most this length: such a part of float32 fits a GPU's L2."""
 PROBES: Final = range(-3, 0)
-"""Numbers that no call has: their contents tell whether an input can differ at all. A single value may come again once
-by chance."""
-
-Remaker = Callable[[int], torch.Tensor]
-"""Makes an input anew from a seed."""
+"""Numbers that no call has. Their contents tell whether an input can differ; one value may repeat by chance."""
+COUNTED_TOGETHER: Final = 1 << 26
+"""Bytes that are counted at a time."""
+LEAST_REACH: Final = 4
+"""Whole numbers of both signs count as quantised from this size on. Smaller ones may be codes, such as -1 for none."""
+NARROW_FLOATS: Final = {
+    torch.float8_e4m3fn: (8, 0x7E, 8),
+    torch.float8_e5m2: (8, 0x7B, 4),
+}
+"""Dtype → bits of a number, code of the largest finite number, and numbers from one power of two to the next."""
+PACKED_FLOATS: Final = (4, 7, 2)
+"""The same of two 4-bit floats in a byte."""
 
 
 @dataclass(frozen=True)
@@ -88,248 +84,238 @@ class VariedInput:
 
     name: str
     way: Way
-    remake: Remaker | None = None
-    """Makes a "redrawn" input that is random in its workload, or custom."""
+    remake: Callable[[int], torch.Tensor] | None = None
+    """Makes a "redrawn" input from a seed; None if it is stored."""
     is_joint: bool = False
     """Whether it is made together with other inputs of its call, from one seed."""
     deviation: float | None = None
-    """Standard deviation of a "scaled" input that is normal and random in its workload."""
+    """Standard deviation of a "scaled" input that is normal and random."""
     flips: int = 0
-    """Bits of each byte of a "rolled" input, random in its workload, of which a secret decides which are flipped."""
+    """Bits that may be flipped of each byte of a "rolled" input that is random."""
     is_nudged: bool = False
-    """Whether a "rolled" input that is not random in its workload holds numbers, which may be changed a little."""
+    """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
 
 
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
     """Return how each input of a workload differs from call to call, in the order of the definition.
 
+    Custom inputs that no chance decides stay the same, unless that holds for all. The others are made anew if their
+    function is quick and leaves integers that give structure alone; else they vary as stored ones do.
+
     Raises:
         WorkloadFault: an axis of the workload has no size.
     """
     axes, shapes = bind_axes(definition, workload)
-    blanks = {name: Blank(name, definition, shape or (), axes, {}, 0, device) for name, shape in shapes.items()}
-    ways: dict[str, Way] = {
-        name: "fixed" if shapes[name] is None else find_way(blank) for name, blank in blanks.items()
-    }
-    varied = {
-        name: VariedInput(name, way, is_nudged=way == "rolled" and is_quantised(blanks[name]))
-        for name, way in ways.items()
-    }
+    found: dict[str, VariedInput] = {}
     for name, shape in shapes.items():
-        if shape is not None and isinstance(workload.inputs.get(name), RandomInput | None):
-            deviation = find_deviation(blanks[name])
-            way: Way = "rolled" if has_any_bools(blanks[name]) else ways[name]
-            flips = find_flips(blanks[name]) if way == "rolled" else 0
-            varied[name] = VariedInput(name, way, _remaker(blanks[name]), deviation=deviation, flips=flips)
+        blank = Blank(name, definition, shape or (), axes, {}, 0, device)
+        way: Way = "fixed" if shape is None else find_way(blank)
+        if shape is None or not isinstance(workload.inputs.get(name), RandomInput | None):
+            found[name] = VariedInput(name, way, is_nudged=way == "rolled" and is_quantised(blank))
+            continue
+        way = "rolled" if has_any_bools(blank) else way
+        found[name] = VariedInput(
+            name,
+            way,
+            _remaker(blank),
+            deviation=find_deviation(blank),
+            flips=find_flips(blank) if way == "rolled" else 0,
+        )
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
-        varied.update(_vary_custom(custom, ways))
-    return list(varied.values())
+        differing, seconds = custom.compare_draws(seed=0)
+        is_redrawn = seconds <= SLOW_S and not any(found[name].way == "fixed" for name in differing)
+        for name in custom.names if differing else ():
+            if name not in differing:
+                found[name] = VariedInput(name, "fixed")
+            elif is_redrawn:
+                found[name] = VariedInput(name, "redrawn", _drawer(custom, name), is_joint=True)
+    return list(found.values())
 
 
-def _vary_custom(custom: CustomInputs, ways: Mapping[str, Way]) -> dict[str, VariedInput]:
-    """Return how custom inputs differ, but for those that are varied as stored ones are.
-
-    Those that chance has no part in stay as they are, unless that holds for all. The others are made anew where that is
-    quick, and leaves integers that give structure alone.
-    """
-    differing, seconds = custom.compare_draws(seed=0)
-    changes_structure = any(ways[name] == "fixed" for name in differing)
-    is_drawn = seconds <= SLOW_S and not changes_structure
-    varied: dict[str, VariedInput] = {}
-    for name in custom.names if differing else ():
-        if name not in differing:
-            varied[name] = VariedInput(name, "fixed")
-        elif is_drawn:
-            varied[name] = VariedInput(name, "redrawn", _picker(custom, name), is_joint=True)
-    return varied
-
-
-def _picker(custom: CustomInputs, name: str) -> Remaker:
-    return lambda seed: custom.draw(seed)[name]
-
-
-def _remaker(blank: Blank) -> Remaker:
+def _remaker(blank: Blank) -> Callable[[int], torch.Tensor]:
     return lambda seed: make_tensor(Blank(**{**vars(blank), "seed": seed}))
 
 
-class Contents:
+def _drawer(custom: CustomInputs, name: str) -> Callable[[int], torch.Tensor]:
+    return lambda seed: custom.draw(seed)[name]
+
+
+class _Calls:
+    """Makes inputs of calls in memory of their own, by the subclass's `write_all`."""
+
+    base: list[Any]
+    """The evaluator's inputs, in the order of the definition. They are read and never changed."""
+
+    def write_all(
+        self,
+        numbers: Sequence[int],
+        into: Sequence[Sequence[torch.Tensor] | None],
+        writer: Writer,
+    ) -> None:
+        """Have a writer write the inputs of some calls; the caller finishes it.
+
+        Args:
+            numbers: of the calls.
+            into: for each input contiguous tensors of its shape and dtype, one a call; None if it is no tensor.
+            writer: takes many calls in little more time than one.
+        """
+        raise NotImplementedError
+
+    def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
+        """Return the inputs of each of some calls; all are written together."""
+        into = [
+            [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in numbers]
+            if isinstance(value, torch.Tensor)
+            else None
+            for value in self.base
+        ]
+        writer = open_writer(device_of(self.base))
+        self.write_all(numbers, into, writer)
+        writer.finish()
+        pairs = list(zip(self.base, into, strict=True))
+        return [[value if own is None else own[at] for value, own in pairs] for at in range(len(numbers))]
+
+    def make(self, number: int) -> list[Any]:
+        """Return the inputs of one call."""
+        return self.make_all([number])[0]
+
+
+class Contents(_Calls):
     """The inputs of the calls on one set of inputs.
 
     Args:
-        base: the evaluator's inputs, in the order of the definition; they are read and never changed.
+        base: the evaluator's inputs.
         varied: how each input differs from call to call.
         seed: secret; with the number of a call it decides the call's content.
         base_number: the call that gets the base itself, whose expected outputs are known.
     """
 
-    def __init__(self, base: Sequence[Any], varied: Sequence[VariedInput], seed: int, base_number: int) -> None:
-        self.base = list(base)
+    def __init__(
+        self,
+        base: Sequence[Any],
+        varied: Sequence[VariedInput],
+        seed: int,
+        base_number: int,
+    ) -> None:
+        self.base = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in base]
         self.base_number = base_number
         self._varied = list(varied)
         self._seed = seed
-        self._device = next((value.device for value in base if isinstance(value, torch.Tensor)), torch.device("cpu"))
-        self._nudges: dict[int, Flips | None] = {}
-        """How inputs whose bits are flipped are changed, by their places."""
-        self._secrets: dict[int, Unsigned] = {}
-        """Calls whose numbers follow one another → their secrets."""
-        self._has_both_signs = find_both_signs(
-            [value if one.way in ("scaled", "redrawn") else None for value, one in zip(base, varied, strict=True)]
+        self._flips: dict[int, Flips | None] = {}
+        self._signs: dict[int, bool] = {}
+
+    @cached_property
+    def differs(self) -> bool:
+        """Whether any input differs from call to call; zeros, for example, do not."""
+        tensors = [at for at, value in enumerate(self.base) if isinstance(value, torch.Tensor) and value.numel()]
+        return any(map(self._is_drawn, tensors)) or any(
+            not torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (made, self.base[at])))
+            for at in tensors
+            for number in PROBES
+            for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
         )
 
-    @functools.cached_property
-    def differs(self) -> bool:
-        """Whether any input differs from call to call: zeros, constants and single bytes are what they were."""
-        return any(self._changes(index) for index in range(len(self.base)))
-
-    def _changes(self, index: int) -> bool:
-        value = self.base[index]
-        if self._varied[index].way == "fixed" or not isinstance(value, torch.Tensor) or value.numel() == 0:
-            return False
-        if self._find_deviation(index) is not None:
-            return True  # it is drawn anew
-        if self._is_varied(index):
-            return bool((value.isfinite() & (value != 0)).any())
-        target = torch.empty_like(value, memory_format=torch.contiguous_format)
-        base = value.reshape(-1).view(torch.uint8)
-        writer, column = TorchWriter(), -1 if self._varied[index].is_joint else index
-        for number in PROBES:
-            self._write_input(index, self._find_secrets([number])[:, column], [target], writer)
-            if not torch.equal(target.view(-1).view(torch.uint8), base):
-                return True
-        return False
-
-    def _find_deviation(self, index: int) -> float | None:
-        """Return the deviation of normal values that can be drawn anew; None where an input has other ones."""
-        return self._varied[index].deviation if self.base[index].dtype in DRAWN else None
-
-    def _find_flips(self, index: int) -> Flips | None:
-        """Return how bits of an input may be flipped; None where they have to stay."""
-        varied = self._varied[index]
-        if varied.flips:
-            return AnyBits(varied.flips)
-        if not varied.is_nudged:
-            return None
-        if index not in self._nudges:
-            self._nudges[index] = find_nudge(self.base[index])
-        return self._nudges[index]
-
-    def _is_varied(self, index: int) -> bool:
-        """Tell whether an input is made of its base by shuffling and factors."""
-        return self._varied[index].way == "scaled" and self.base[index].dtype in MULTIPLIED
-
-    def make(self, number: int) -> list[Any]:
-        """Return the inputs of a call, in memory of their own where they differ from the base."""
-        return self.make_all([number])[0]
-
-    def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
-        """Return the inputs of each of some calls; all are written together."""
-        return write_together(self.base, numbers, self.write_all)
-
-    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
-        """Have the inputs of some calls written.
-
-        A row of calls takes little longer than one of them: a GPU's session writes a thousand in a job.
-
-        Args:
-            numbers: the calls'.
-            into: of each input contiguous tensors of its shape and dtype, one a call; None for what is no tensor.
-            writer: is told what to write, and has to be finished by the caller.
-        """
-        own = [at for at, number in enumerate(numbers) if number != self.base_number]
+    def write_all(
+        self,
+        numbers: Sequence[int],
+        into: Sequence[Sequence[torch.Tensor] | None],
+        writer: Writer,
+    ) -> None:
+        """Have a writer write the inputs of some calls; the caller finishes it."""
         base = [at for at, number in enumerate(numbers) if number == self.base_number]
-        secrets = self._find_secrets([numbers[at] for at in own])
-        joint: list[tuple[int, Sequence[torch.Tensor]]] = []
+        own = [at for at, number in enumerate(numbers) if number != self.base_number]
+        secrets = self._draw_secrets([numbers[at] for at in own])
+        joint: dict[int, list[torch.Tensor]] = {}
         for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
-            if not isinstance(value, torch.Tensor) or value.numel() == 0 or not targets:
+            if not isinstance(value, torch.Tensor) or not value.numel() or not targets:
                 continue
             is_fixed = self._varied[index].way == "fixed"
-            unchanged = targets if is_fixed else pick(targets, base)
-            if unchanged:
-                writer.move_rows(value, unchanged, np.zeros(len(unchanged), np.uint64))
-            if own and not is_fixed:
-                changed = pick(targets, own) if base else targets
-                if self._varied[index].is_joint:
-                    joint.append((index, changed))
-                else:
-                    self._write_input(index, secrets[:, index], changed, writer)
-        for at in range(len(own)):  # those of a call are made at once, by a function of the definition's
-            for index, changed in joint:
-                self._write_input(index, secrets[at : at + 1, -1], changed[at : at + 1], writer)
+            same = targets if is_fixed else [targets[at] for at in base]
+            others = [] if is_fixed else [targets[at] for at in own]
+            if same:
+                writer.move_rows(value, same, np.zeros(len(same), np.uint64))
+            if others and self._varied[index].is_joint:
+                joint[index] = others
+            elif others:
+                self._write(index, secrets, others, writer)
+        for at in range(len(own)):  # the definition's function makes all inputs of a call at once
+            for index, others in joint.items():
+                self._write(index, secrets[at : at + 1], others[at : at + 1], writer)
 
-    def _find_secrets(self, numbers: Sequence[int]) -> Unsigned:
-        """Return the secrets of some calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
-        blocks = sorted({number // SECRETS_TOGETHER for number in numbers})
-        if len(blocks) == 1:
-            return self._draw_secrets(blocks[0])[[number % SECRETS_TOGETHER for number in numbers]]
-        drawn = [self._draw_secrets(block) for block in blocks]
-        begins = {block: SECRETS_TOGETHER * at for at, block in enumerate(blocks)}
-        places = [begins[number // SECRETS_TOGETHER] + number % SECRETS_TOGETHER for number in numbers]
-        return np.concatenate(drawn)[places] if drawn else np.zeros((0, len(self.base) + 1), np.uint64)
+    def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
+        """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
+        size = len(self.base) + 1
+        texts = ("\x1f".join(map(str, (self._seed, "contents", number))) for number in numbers)
+        drawn = b"".join(hashlib.shake_256(text.encode()).digest(8 * size) for text in texts)
+        secrets: Unsigned = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
+        return secrets.reshape(-1, size)
 
-    def _draw_secrets(self, block: int) -> Unsigned:
-        """Return the secrets of calls whose numbers follow one another: one digest gives them all."""
-        if block not in self._secrets:
-            columns = len(self.base) + 1
-            text = "\x1f".join(map(str, (self._seed, "contents", block)))
-            drawn = hashlib.shake_256(text.encode()).digest(8 * columns * SECRETS_TOGETHER)
-            words = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
-            self._secrets[block] = words.reshape(SECRETS_TOGETHER, columns)
-        return self._secrets[block]
+    def _is_drawn(self, index: int) -> bool:
+        return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN
 
-    def _write_input(self, index: int, secrets: Unsigned, into: Sequence[torch.Tensor], writer: Writer) -> None:
-        """Have one input of some calls written, given the secret of each."""
+    def _write(
+        self,
+        index: int,
+        secrets: Unsigned,
+        into: Sequence[torch.Tensor],
+        writer: Writer,
+    ) -> None:
+        """Have one input of some calls written, given the secrets of each."""
         value, varied = self.base[index], self._varied[index]
+        keys = secrets[:, -1 if varied.is_joint else index]
         if varied.way == "redrawn":
-            for secret, target in zip(secrets.tolist(), into, strict=True):
-                target.copy_(self._redraw(index, secret))
-            return
-        deviation = self._find_deviation(index)
-        if deviation is not None:
-            writer.draw_rows(into, secrets, deviation)
-            return
-        by = choose_moves(value, secrets)
-        if not self._is_varied(index):
-            writer.move_rows(value, into, by)
+            for key, target in zip(keys.tolist(), into, strict=True):
+                target.copy_(self._redraw(index, key))
+        elif varied.deviation is not None and self._is_drawn(index):
+            writer.draw_rows(into, keys, varied.deviation)
+        elif varied.way == "scaled" and value.dtype in MULTIPLIED:
+            is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
+            writer.vary_rows(
+                value,
+                into,
+                choose_moves(value, keys),
+                keys | is_negated,
+                choose_columns(value),
+            )
+        else:
+            writer.move_rows(value, into, choose_moves(value, keys))
             flips = self._find_flips(index)
             if flips is not None:
-                writer.flip_rows(into, secrets, flips)
-            return
-        is_negated = (secrets >> np.uint64(60) & np.uint64(1)).astype(bool) & self._has_both_signs[index]
-        writer.vary_rows(value, into, Changes(by, secrets, is_negated, choose_columns(value)))
+                writer.flip_rows(into, keys, flips)
 
-    def _redraw(self, index: int, secret: int) -> torch.Tensor:
-        """Return an input that is made anew."""
+    def _redraw(self, index: int, key: int) -> torch.Tensor:
+        """Return an input made anew."""
         value: torch.Tensor = self.base[index]
         remake = self._varied[index].remake
         if remake is not None:
-            return remake(secret)
+            return remake(key)
+        if value.dtype in MULTIPLIED and value.shape[-1] > 1:
+            return redraw_rows(value, key, keeps_length=self._has_signs(index))
         dimension = -1 if value.is_floating_point() else 0  # packed pages are moved along as wholes
         size = value.shape[dimension]
-        if size < 2:
-            return value
-        if value.dtype in MULTIPLIED:
-            return redraw_rows(value, secret, keeps_length=self._has_both_signs[index])
-        return torch.roll(value, 1 + secret % (size - 1), dims=dimension)
+        return torch.roll(value, 1 + key % (size - 1), dims=dimension) if size > 1 else value
+
+    def _has_signs(self, index: int) -> bool:
+        """Whether an input has finite numbers only, of both signs. Waits for a GPU once."""
+        if index not in self._signs:
+            low, high = torch.stack(torch.aminmax(self.base[index])).tolist()
+            self._signs[index] = -math.inf < low < 0 < high < math.inf
+        return self._signs[index]
+
+    def _find_flips(self, index: int) -> Flips | None:
+        """Return how bits of an input may be flipped; None if they have to stay."""
+        if index not in self._flips:
+            varied = self._varied[index]
+            found = find_nudge(self.base[index]) if varied.is_nudged else None
+            self._flips[index] = Flips(varied.flips) if varied.flips else found
+        return self._flips[index]
 
 
-def write_together(base: Sequence[Any], numbers: Sequence[int], write_all: Callable[..., None]) -> list[list[Any]]:
-    """Return the inputs of each of some calls, in memory of their own, as `write_all` writes them."""
-    into = [[torch.empty_like(one) for _ in numbers] if isinstance(one, torch.Tensor) else None for one in base]
-    device = next((one.device for one in base if isinstance(one, torch.Tensor)), torch.device("cpu"))
-    writer = open_writer(device)
-    write_all(numbers, into, writer)
-    writer.finish()
-    return [
-        [one if targets is None else targets[at] for one, targets in zip(base, into, strict=True)]
-        for at in range(len(numbers))
-    ]
+class DealtContents(_Calls):
+    """The inputs of a job's calls, which get the evaluator's sets of inputs in turn.
 
-
-class DealtContents:
-    """The inputs of a job's calls, which have the evaluator's sets of inputs by turns.
-
-    Call n has set n % sets, and what call n // sets on that set has.
+    Call n has set n % sets, with the content of that set's call n // sets.
 
     Args:
         each: the contents of each set; all have the same shapes, dtypes and single values.
@@ -337,16 +323,12 @@ class DealtContents:
 
     def __init__(self, each: Sequence[Contents]) -> None:
         self._each = list(each)
+        self.base = self._each[0].base
 
     def __len__(self) -> int:
         return len(self._each)
 
-    @property
-    def base(self) -> list[Any]:
-        """The evaluator's first set of inputs: all sets have its shapes, dtypes and single values."""
-        return self._each[0].base
-
-    @functools.cached_property
+    @cached_property
     def differs(self) -> bool:
         """Whether any input differs from call to call, in each set."""
         return all(one.differs for one in self._each)
@@ -359,93 +341,108 @@ class DealtContents:
         """Tell whether a call has the evaluator's own inputs."""
         return number // len(self._each) == self._each[self.set_of(number)].base_number
 
-    def make(self, number: int) -> list[Any]:
-        """Return the inputs of a call, in memory of their own where they differ from the base."""
-        return self.make_all([number])[0]
-
-    def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
-        """Return the inputs of each of some calls, in memory of their own; all are written together."""
-        return write_together(self.base, numbers, self.write_all)
-
-    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor] | None], writer: Writer) -> None:
-        """Have the inputs of some calls written, as `Contents.write_all` does."""
-        for at, one in enumerate(self._each):
-            own = [position for position, number in enumerate(numbers) if self.set_of(number) == at]
+    def write_all(
+        self,
+        numbers: Sequence[int],
+        into: Sequence[Sequence[torch.Tensor] | None],
+        writer: Writer,
+    ) -> None:
+        """Have a writer write the inputs of some calls; the caller finishes it."""
+        for number, one in enumerate(self._each):
+            own = [at for at, call in enumerate(numbers) if self.set_of(call) == number]
+            targets = [None if some is None else [some[at] for at in own] for some in into]
             if own:
-                targets = [None if some is None else pick(some, own) for some in into]
-                one.write_all([numbers[position] // len(self._each) for position in own], targets, writer)
+                one.write_all([numbers[at] // len(self._each) for at in own], targets, writer)
 
 
-def redraw_rows(value: torch.Tensor, secret: int, *, keeps_length: bool) -> torch.Tensor:
-    """Return rows in another order of the elements, each of which is multiplied by a factor of its own.
+def device_of(values: Sequence[Any]) -> torch.device:
+    """Return the device of the first tensor; the CPU if there is none."""
+    return next(
+        (value.device for value in values if isinstance(value, torch.Tensor)),
+        torch.device("cpu"),
+    )
 
-    Zeros stay zeros, and signs what they are. Some fifteen launches on a GPU, and nobody waits for it.
+
+def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.Tensor:
+    """Return rows with their elements in another order, each multiplied by a factor; zeros and signs stay.
 
     Args:
         value: rows of a dtype in MULTIPLIED.
-        secret: decides the order, which all rows share, and the factors.
-        keeps_length: a row's Euclidean length stays what it was; else its sum, of numbers that are not negative.
+        key: secret; decides the order, which all rows share, and the factors.
+        keeps_length: whether a row keeps its Euclidean length; else its sum.
     """
-    generator = torch.Generator(value.device).manual_seed(secret)
+    generator = torch.Generator(value.device).manual_seed(key)
     order = torch.randperm(value.shape[-1], generator=generator, device=value.device)
     dtype = torch.promote_types(value.dtype, torch.float32)
     made = torch.empty(value.shape, dtype=dtype, device=value.device)
     made.uniform_(1 / LARGEST_SHARE_FACTOR, LARGEST_SHARE_FACTOR, generator=generator)
     made.mul_(value.index_select(-1, order))
-    was, found = (_measure_rows(rows, keeps_length=keeps_length) for rows in (value, made))
-    ratio = (was / found).nan_to_num_(1.0, 1.0, 1.0)  # of rows of zeros, and where something is infinite
+    power = 2 if keeps_length else 1
+    before, after = (torch.linalg.vector_norm(rows, power, -1, True, dtype=torch.float64) for rows in (value, made))
+    ratio = (before / after).nan_to_num_(1.0, 1.0, 1.0)  # of rows of zeros, or with an infinite number
     return made.mul_(ratio.to(dtype)).to(value.dtype)
 
 
-def _measure_rows(rows: torch.Tensor, *, keeps_length: bool) -> torch.Tensor:
-    """Return lengths or sums of rows, in float64: there the order in which threads add up hardly makes a difference."""
-    if keeps_length:
-        lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-        return lengths
-    return rows.sum(dim=-1, keepdim=True, dtype=torch.float64)
-
-
-def choose_moves(value: torch.Tensor, secrets: Unsigned) -> Unsigned:
-    """Return by how many elements a tensor is moved along: not by whole rows, so that no row is one of the base.
-
-    Args:
-        value: the tensor.
-        secrets: a number below 2**63 for each move, as unsigned 64-bit integers.
-    """
+def choose_moves(value: torch.Tensor, keys: Unsigned) -> Unsigned:
+    """Return by how many elements a tensor is moved along for each key: never by whole rows, if these are longer."""
     count = value.numel()
     if count < 2:
-        return np.zeros(len(secrets), np.uint64)
-    columns = value.shape[-1] if value.ndim else 1
-    moves: Unsigned = secrets % np.uint64(count - 1) + np.uint64(1)
-    is_whole = moves % np.uint64(columns) == 0
-    if columns > 1 and is_whole.any():
-        beside = np.where(moves > 1, moves - np.uint64(1), moves + np.uint64(1))
-        moves = np.where(is_whole, beside, moves)
-    return moves
+        return np.zeros(len(keys), np.uint64)
+    columns = np.uint64(value.shape[-1] if value.ndim else 1)
+    moves: Unsigned = keys % np.uint64(count - 1) + np.uint64(1)
+    beside = np.where(moves > 1, moves - np.uint64(1), moves + np.uint64(1))
+    return np.where((moves % columns == 0) & (columns > 1), beside, moves)
 
 
 def choose_columns(value: torch.Tensor) -> int:
-    """Return how many elements of a tensor that is varied are shuffled as one row; the last row may be shorter.
+    """Return how many elements of a tensor are shuffled as one row; the last row may be shorter.
 
-    Args:
-        value: the tensor, not empty. Rows lie along its last axis; very short ones are taken together, very long ones
-            are divided.
+    Very short rows are taken together, very long ones are divided.
     """
     count, columns = value.numel(), value.shape[-1] if value.ndim else 1
     if SHORTEST_ROW <= columns <= LONGEST_ROW:
         return columns
-    rows = -(-count // (SHORT_TOGETHER if columns < SHORTEST_ROW else LONGEST_ROW))
-    return -(-count // rows)
+    most = SHORT_TOGETHER if columns < SHORTEST_ROW else LONGEST_ROW
+    return math.ceil(count / math.ceil(count / most))
 
 
-def find_both_signs(values: Sequence[Any]) -> list[bool]:
-    """Tell of each of some tensors whether it has finite numbers only, of both signs; one wait for all of them."""
-    bounds: dict[int, torch.Tensor] = {}
-    for index, value in enumerate(values):
-        if isinstance(value, torch.Tensor) and value.dtype in MULTIPLIED and value.numel():
-            bounds[index] = torch.stack(list(torch.aminmax(value))).double()
-    found = [False] * len(values)
-    told = torch.stack(list(bounds.values())).tolist() if bounds else []
-    for index, (low, high) in zip(bounds, told, strict=True):
-        found[index] = low < 0 < high and math.isfinite(low) and math.isfinite(high)
-    return found
+def find_nudge(value: torch.Tensor) -> Flips | None:
+    """Return which bits of stored quantised numbers may be flipped; None if all have to stay. Waits for a GPU.
+
+    float8 and float4 may change their lowest bit, and their sign if both signs reach about as far. int8 may change its
+    sign if both signs of a number were seen. Zeros, infinities and NaN stay, nothing becomes one of them, and no number
+    becomes larger than the largest one seen. So labels, and narrower codes packed into bytes, stay what they are.
+    """
+    counts = torch.zeros(256, dtype=torch.int64, device=value.device)
+    for part in torch.split(value.reshape(-1).view(torch.uint8), COUNTED_TOGETHER):
+        counts += torch.bincount(part, minlength=256)
+    seen = [code for code, count in enumerate(counts.tolist()) if count]
+    bits = torch.zeros(256, dtype=torch.uint8)
+    if value.dtype is torch.int8:
+        sizes = [code for code in seen if 0 < code < 128 and 256 - code in seen]
+        for size in sizes if sizes and sizes[-1] >= LEAST_REACH else ():
+            bits[size] = bits[256 - size] = size ^ (256 - size)
+    elif is_packed(value.dtype):
+        nibbles = _find_float_bits({half for code in seen for half in (code & 15, code >> 4)}, *PACKED_FLOATS)
+        bits = (nibbles[:, None] << 4 | nibbles).view(-1)
+    elif value.dtype in NARROW_FLOATS:
+        bits = _find_float_bits(set(seen), *NARROW_FLOATS[value.dtype])
+    return Flips(bits.to(value.device), is_whole=value.dtype is torch.int8) if bits.any() else None
+
+
+def _find_float_bits(seen: set[int], width: int, largest: int, binade: int) -> torch.Tensor:
+    """Return which bits of each code of a narrow float may be flipped: uint8 [2**width].
+
+    Args:
+        seen: codes that occur.
+        width: bits of a code.
+        largest: code of the largest finite number.
+        binade: numbers between a power of two and the next.
+    """
+    sign = 1 << width - 1
+    reaches = [[code - side for code in seen if 0 < code - side <= largest] for side in (0, sign)]
+    less, more = sorted(max(sizes, default=0) for sizes in reaches)
+    has_both = less > 1 and less + binade >= more
+    bits, reach = (sign | 1, less) if has_both else (1, more)
+    sizes = torch.arange(2 * sign) % sign
+    return ((sizes > 1) & ((sizes | 1) <= reach)).to(torch.uint8) * bits

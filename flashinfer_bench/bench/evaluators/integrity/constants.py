@@ -1,10 +1,9 @@
 """Outputs that are the same on all usual inputs, such as a count or a flag: such an output may be left out unseen.
 
-These are outputs of whole numbers and bools, and of floats that are one number over and over.
-
-On inputs of stress cases it may be another. There only one thing is judged: whether the solution's differs from the
-usual one where the reference's does. What follows from numbers near a threshold may differ by rounding, so elements
-that roundings of the inputs turn are left out, and some others may be wrong.
+These are outputs of whole numbers and bools, and of floats that are one number over and over. On stress inputs one
+thing is judged: whether the solution's output differs from the usual one in the elements in which the reference's does.
+Numbers near a threshold may differ by rounding, so elements that roundings of the inputs turn are left out, and some
+others may be wrong.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def find_left_out(
     seed: int,
     now: Callable[[], float] = time.monotonic,
 ) -> LeftOut | None:
-    """Return the first output that was left out in a call; None where there is none.
+    """Return the first output that was left out in a call; None if there is none.
 
     Args:
         constants: the outputs, as they are on usual inputs.
@@ -113,25 +112,25 @@ def find_left_out(
     suspects = {}
     for number, usual in constants.items():
         changed = differs(call.expected[number], usual)
-        wrong = (changed != differs(call.got[number], usual)) & differs(call.expected[number], call.got[number])
-        if _is_left_out(wrong, changed):
-            suspects[number] = changed, wrong
-    draws, start = 0, now()
-    while suspects and draws < MOST_DRAWS and now() - start <= PATIENCE_S:
-        drawn = derive_seed(seed, "constants", draws)
+        wrong = changed != differs(call.got[number], usual)
+        wrong &= differs(call.expected[number], call.got[number])
+        suspects[number] = changed, wrong
+    start = now()
+    for draw in range(MOST_DRAWS + 1):
+        suspects = {number: one for number, one in suspects.items() if _is_left_out(*one)}
+        if not suspects or draw == MOST_DRAWS or now() - start > PATIENCE_S:
+            break
+        drawn = derive_seed(seed, "constants", draw)
         found, _ = call_with_other_ties(reference, add_rounding(call.inputs, REGIME_ROUNDING, drawn), drawn)
-        draws += 1
-        for number, (changed, wrong) in list(suspects.items()):
-            turned = differs(found[number], constants[number]) != changed
-            suspects[number] = changed & ~turned, wrong & ~turned
-            if not _is_left_out(*reversed(suspects[number])):
-                del suspects[number]
-    if not suspects or draws < FEWEST_DRAWS:
+        for number, (changed, wrong) in suspects.items():
+            settled = differs(found[number], constants[number]) == changed
+            suspects[number] = changed & settled, wrong & settled
+    if not suspects or draw < FEWEST_DRAWS:
         return None
     number, (changed, wrong) = next(iter(suspects.items()))
     return LeftOut(number, int(wrong.sum()), int(changed.sum()))
 
 
-def _is_left_out(wrong: torch.Tensor, changed: torch.Tensor) -> bool:
+def _is_left_out(changed: torch.Tensor, wrong: torch.Tensor) -> bool:
     count = int(changed.sum())
     return count > 0 and int(wrong.sum()) > WRONG_SHARE * count

@@ -1,14 +1,12 @@
-"""Rows of a call that are judged where a reference leaves the range of its numbers on inputs of a stress case.
+"""Rows of a call that are judged if a reference leaves the range of its numbers on inputs of a stress case.
 
-A row in which the reference is not finite is left out whole: where a sum overflows, what is divided by it is zero, and
-a better solution has other numbers there. So is a row in which only the solution is not finite: a narrower format
-overflows sooner, and whoever computes nothing but numbers of the usual size gives none that are infinite.
+A row in which the reference is not finite is left out whole: if a sum overflows, what is divided by it is zero, and a
+better solution has other numbers there. So is a row in which only the solution is not finite: a narrower format
+overflows sooner, and a shortcut that fits numbers of the usual size gives none that are infinite.
 
 An output that overflows in some rows is left out whole: what grows that fast is moved by any rounding, and rows that
-are nearly infinite outweigh all others.
-
-What is infinite on usual inputs, too, such as scores that a mask leaves out, is meant: there the rest of the row is
-judged (`norms`).
+are nearly infinite outweigh all others. Infinities that usual inputs give, too, such as scores that a mask leaves out,
+are meant: the rest of such a row is judged (`norms`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
-from flashinfer_bench.bench.evaluators.integrity.norms import NO_VALUE_SCALES, row_length
+from flashinfer_bench.bench.evaluators.integrity.norms import has_norms, row_length
 
 Outputs = Sequence[torch.Tensor]
 
@@ -30,7 +28,7 @@ class FiniteRows:
     """Which rows of each output are judged."""
 
     kept: tuple[torch.Tensor | None, ...]
-    """Of each output bool [rows]; None where all of it is judged."""
+    """Of each output bool [rows]; None if all of it is judged."""
 
     def take(self, outputs: Outputs) -> list[torch.Tensor]:
         """Return outputs without the other rows."""
@@ -47,7 +45,7 @@ class FiniteRows:
 
 
 def find_finite_rows(call: JudgedCall, usual: Sequence[Outputs]) -> FiniteRows | None:
-    """Return which rows of a call are judged; None where no more of it is infinite or nan than on usual inputs.
+    """Return which rows of a call are judged; None if no more of it is infinite or nan than on usual inputs.
 
     Args:
         call: on inputs of a stress case.
@@ -56,10 +54,7 @@ def find_finite_rows(call: JudgedCall, usual: Sequence[Outputs]) -> FiniteRows |
     count = count_nonfinite(call.expected)
     if not count or count <= max(map(count_nonfinite, usual)):
         return None
-    pairs = zip(call.expected, call.got, strict=True)
-    return FiniteRows(
-        tuple(_find_kept(wanted, got, [one[at] for one in usual]) for at, (wanted, got) in enumerate(pairs))
-    )
+    return FiniteRows(tuple(map(_find_kept, call.expected, call.got, zip(*usual, strict=True))))
 
 
 def count_nonfinite(outputs: Outputs) -> int:
@@ -70,19 +65,15 @@ def count_nonfinite(outputs: Outputs) -> int:
 
 
 def _find_kept(expected: torch.Tensor, got: torch.Tensor, usual: Outputs) -> torch.Tensor | None:
-    is_float = expected.dtype.is_floating_point and not is_packed(expected.dtype)
-    if not is_float or expected.dtype in NO_VALUE_SCALES or not expected.numel():
+    if not has_norms(expected.dtype) or is_packed(expected.dtype) or not expected.numel():
         return None
-    columns = row_length(expected) or expected.numel()
-    wanted = expected.float()
-    finite = wanted.isfinite()
-    odd = finite & ~got.float().isfinite()
-    meant = torch.zeros_like(finite)
+    wanted = expected.float().reshape(-1, row_length(expected) or expected.numel())
+    meant = torch.zeros_like(wanted, dtype=torch.bool)
     for infinite in (torch.inf, -torch.inf):
         if any(bool((value.float() == infinite).any()) for value in usual):
             meant |= wanted == infinite
     if bool((wanted.isinf() & ~meant).any()):
-        return torch.zeros(wanted.numel() // columns, dtype=torch.bool, device=wanted.device)
-    odd |= ~finite & ~meant
-    kept = ~odd.reshape(-1, columns).any(dim=1)
+        return torch.zeros(len(wanted), dtype=torch.bool, device=wanted.device)
+    is_finite = wanted.isfinite() & got.float().view_as(wanted).isfinite()
+    kept = (is_finite | meant).all(dim=1)
     return None if bool(kept.all()) else kept

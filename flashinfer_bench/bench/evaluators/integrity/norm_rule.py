@@ -1,11 +1,11 @@
 """The rules `norm` and `lost_rows`: the error of a float output may be no more than a share of the output itself.
 
-`norm` looks at the whole output, and at each row where every element has to match. `lost_rows` looks at each row where
-some elements may fail. So zeros never pass for values that are smaller than `atol`, and no row is given up for a
-matched ratio. A row that the inputs do not settle (`stability`) is left out.
+`norm` looks at the whole output, and at each row if every element has to match. `lost_rows` looks at each row if some
+elements may fail. So zeros never pass for values that are smaller than `atol`, and no row is given up for a matched
+ratio. A row that the inputs do not settle (`stability`) is left out.
 
-On inputs of stress cases an output too small for rows is judged, too. Its few numbers may all be near zero by chance,
-or be what is left of a sum, so it may also be off by some times as much as rounding of the inputs moves it.
+On stress inputs an output too small for rows is judged, too. Its few numbers may all be near zero by chance, or be what
+is left of a sum, so it may also be off by several times as much as rounding of the inputs moves it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashinfer_bench.data.dtypes import DTYPES
 NORM: Final = "norm"
 LOST_ROWS: Final = "lost_rows"
 USUAL_LIMIT: Final = 0.1
-"""Largest norm of the error, as a share of the reference's, where rtol is 0.01 or less. bfloat16 comes to 0.01, fp8 in
+"""Largest norm of the error, as a share of the reference's, if rtol is at most 0.01. bfloat16 comes to 0.01, fp8 in
 between two products to 0.04; zeros to 1."""
 RTOL_FACTOR: Final = 10.0
 """Above that, the limit is rtol times this."""
@@ -34,13 +34,12 @@ LOOSEST_LIMIT: Final = 0.5
 """The limit is never larger: half of an output may not be missing."""
 LIMITS_BY_BITS: Final = {8: 0.2, 4: 0.25}
 """Bits of the smallest floats of a definition → the least limit: kernels quantise what lies between its operations,
-too. Products of 4-bit floats come to 0.16. Whole numbers of 8 bits count as 4: they often hold two values."""
+too. Whole numbers of 8 bits count as 4: they often hold two values."""
 SMALL_SLACK: Final = 4.0
-"""A small output may be off by so many times what rounding moves it, where that is more than the limit: single numbers
-scatter. Kernels of fp8 round less than `REGIME_ROUNDING` does."""
+"""A small output may be off by this many times what rounding moves it, if that is more than the limit: single numbers
+scatter."""
 SMALL_SETTLED: Final = 0.5
-"""Rounding moves a small output that is settled by no more than this share of the limit: of a single number, the draws
-may all be smaller than a solution's own error."""
+"""Share of the limit by which rounding may move a small output that is settled: all draws may be small."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,17 @@ class NormRule:
     limit: float
     judges_output: bool
     row_rule: str | None
-    """Name of the rule that judges rows; None where none does."""
+    """Name of the rule that judges rows; None if none does."""
 
     @classmethod
-    def of(cls, definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool, limit: float | None) -> NormRule:
+    def of(
+        cls,
+        definition: Definition,
+        cfg: ResolvedEvalConfig,
+        *,
+        by_ratio: bool,
+        limit: float | None,
+    ) -> NormRule:
         """Return the rule for a definition.
 
         Args:
@@ -78,7 +84,11 @@ class NormRule:
         """
         is_on = cfg.lost_rows_rule if by_ratio else cfg.norm_rule
         row_rule = (LOST_ROWS if by_ratio else NORM) if is_on else None
-        return cls(find_limit(definition, cfg.rtol) if limit is None else limit, cfg.norm_rule, row_rule)
+        return cls(
+            find_limit(definition, cfg.rtol) if limit is None else limit,
+            cfg.norm_rule,
+            row_rule,
+        )
 
     @property
     def is_on(self) -> bool:
@@ -92,15 +102,14 @@ def find_limit(definition: Definition, rtol: float) -> float:
     for spec in (*definition.inputs.values(), *definition.outputs.values()):
         dtype = DTYPES[spec.dtype]
         if dtype.kind != "bool" and dtype.bits <= 8 and spec.shape:
-            holds_fp8 = dtype.storage.startswith("float8")
-            limit = max(limit, LIMITS_BY_BITS[8 if holds_fp8 else 4])
+            limit = max(limit, LIMITS_BY_BITS[8 if dtype.storage.startswith("float8") else 4])
     return min(limit, LOOSEST_LIMIT)
 
 
 def describe_norms(norms: Sequence[Norms | None], names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the figures of outputs for a trace, by name."""
     return {
-        name: {"error_norm": one.share(), "worst_row_norm": one.figures.worst_row}
+        name: {"error_norm": one.share(), "worst_row_norm": one.figures[2]}
         for name, one in zip(names, norms, strict=True)
         if one is not None and one.says_something and not one.is_small
     }
@@ -108,13 +117,16 @@ def describe_norms(norms: Sequence[Norms | None], names: Sequence[str]) -> dict[
 
 def measure_outputs(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> list[Norms | None]:
     """Measure each output, also small ones."""
-    return [measure_norms(wanted, found, takes_small=True) for wanted, found in zip(expected, got, strict=True)]
+    return list(map(measure_norms, expected, got))
 
 
 def find_excess(
-    rule: NormRule, norms: Sequence[Norms | None], names: Sequence[str], stability: Stability
+    rule: NormRule,
+    norms: Sequence[Norms | None],
+    names: Sequence[str],
+    stability: Stability,
 ) -> Excess | None:
-    """Return the first output that breaks the rule; None where none does.
+    """Return the first output that breaks the rule; None if none does.
 
     Args:
         rule: what is allowed.
@@ -126,45 +138,35 @@ def find_excess(
         if one is None or not one.says_something:
             continue
         if one.is_small:
-            if _is_small_one_wrong(rule, one, index, stability):
-                return _describe_output(rule, name, one.share())
-            continue
-        is_over = rule.judges_output and one.share() > rule.limit
-        if not is_over and one.figures.worst_row <= rule.limit:
-            continue
-        over = one.row_shares > rule.limit
-        has_rows = len(over) > 1
-        is_row_over = rule.row_rule is not None and has_rows and bool(over.any())
-        if not is_over and not is_row_over:
-            continue
-        suspects = over if is_row_over or bool(over.any()) else torch.ones_like(over)
-        unsettled = stability.find_unsettled(index, rule.limit, suspects)
-        unsettled &= ~stability.find_beyond(index, rule.limit, one.row_shares)
-        if rule.row_rule is not None and has_rows and bool((over & ~unsettled).any()):
-            return _describe_rows(rule, name, one, over & ~unsettled)
-        share = one.share(unsettled)
-        while rule.judges_output and share > rule.limit:
-            more = _find_more_unsettled(rule, one, index, stability, unsettled)
-            if not bool(more.any()):
-                return _describe_output(rule, name, share)
-            unsettled = unsettled | more
-            share = one.share(unsettled)
+            share = one.share()
+            found = _describe_output(name, share, rule) if _is_small_wrong(rule, share, index, stability) else None
+        else:
+            found = _find_excess(rule, one, index, name, stability)
+        if found is not None:
+            return found
     return None
 
 
-def _find_more_unsettled(
-    rule: NormRule, norms: Norms, output: int, stability: Stability, unsettled: torch.Tensor
-) -> torch.Tensor:
-    """Return which further rows of an output are not settled [rows]: those that were small beside the ones left out."""
-    shares = norms.shares_beside(unsettled)
-    over = (shares > rule.limit) & ~unsettled
-    suspects = over if bool(over.any()) else ~unsettled
-    found = stability.find_unsettled(output, rule.limit, suspects, unsettled)
-    return found & ~unsettled & ~stability.find_beyond(output, rule.limit, shares, unsettled)
+def _find_excess(rule: NormRule, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
+    """Leave out rows that are not settled, and then those that were small beside them, until the rest is right."""
+    share, shares = norms.share(), norms.row_shares
+    left_out = torch.zeros_like(shares, dtype=torch.bool)
+    judges_rows = rule.row_rule is not None and len(shares) > 1 and norms.figures[2] > rule.limit
+    while judges_rows or (rule.judges_output and share > rule.limit):
+        over = (shares > rule.limit) & ~left_out
+        suspects = over if bool(over.any()) else ~left_out
+        unsettled = stability.find_unsettled(output, rule.limit, suspects, shares, left_out) & ~left_out
+        if judges_rows and bool((over & ~unsettled).any()):
+            return _describe_rows(name, shares, over & ~unsettled, rule)
+        judges_rows = False  # rows that were small beside others count for the output alone
+        if not bool(unsettled.any()):
+            return _describe_output(name, share, rule)
+        left_out |= unsettled
+        share, shares = norms.share(left_out), norms.shares_beside(left_out)
+    return None
 
 
-def _is_small_one_wrong(rule: NormRule, norms: Norms, output: int, stability: Stability) -> bool:
-    share = norms.share()
+def _is_small_wrong(rule: NormRule, share: float, output: int, stability: Stability) -> bool:
     if not stability.rounding.judges_small or not rule.judges_output or share <= rule.limit:
         return False
     slack = max(SMALL_SLACK, SMALL_SLACK * rule.limit / USUAL_LIMIT)
@@ -172,19 +174,24 @@ def _is_small_one_wrong(rule: NormRule, norms: Norms, output: int, stability: St
     return not bool(stability.find_unsettled(output, bound, torch.ones(1, dtype=torch.bool)).any())
 
 
-def _describe_rows(rule: NormRule, name: str, norms: Norms, lost: torch.Tensor) -> Excess:
-    shares = torch.where(lost, norms.row_shares, -1.0)
-    row, count = int(shares.argmax()), int(lost.sum())
-    worst = float(shares[row])
+def _describe_rows(name: str, shares: torch.Tensor, lost: torch.Tensor, rule: NormRule) -> Excess:
+    row, count = int(torch.where(lost, shares, -1.0).argmax()), int(lost.sum())
+    worst, row_rule = float(shares[row]), rule.row_rule or NORM
     message = (
         f"output {name!r}: {count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has "
-        f"{worst:.3g} times the norm of what was expected, {rule.limit:g} is allowed (rule {rule.row_rule!r})"
+        f"{worst:.3g} times the norm of what was expected, {rule.limit:g} is allowed (rule {row_rule!r})"
     )
-    evidence = {"output": name, "rows": count, "row": row, "error_norm": worst, "limit": rule.limit}
-    return Excess(rule.row_rule or NORM, message, evidence)
+    evidence = {
+        "output": name,
+        "rows": count,
+        "row": row,
+        "error_norm": worst,
+        "limit": rule.limit,
+    }
+    return Excess(row_rule, message, evidence)
 
 
-def _describe_output(rule: NormRule, name: str, share: float) -> Excess:
+def _describe_output(name: str, share: float, rule: NormRule) -> Excess:
     message = (
         f"output {name!r}: the error has {share:.3g} times the norm of what was expected, {rule.limit:g} is allowed "
         f"(rule {NORM!r}): values below atol are no reason to leave the work out"

@@ -33,21 +33,20 @@ FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 TURNED_SHARE: Final = 0.25
 """A row depends on the order of equal values where another order moves it by more than this share of its limit."""
 _ATEN: Final = torch.ops.aten
-CHOOSING: Final = frozenset(
-    {
-        _ATEN.topk.default,
-        _ATEN.sort.default,
-        _ATEN.sort.stable,
-        _ATEN.kthvalue.default,
-        _ATEN.median.dim,
-        _ATEN.nanmedian.dim,
-        _ATEN.max.dim,
-        _ATEN.min.dim,
-        _ATEN.argmax.default,
-        _ATEN.argmin.default,
-    }
-)
-"""Operations that give the places of what they choose; others of torch's, such as argsort, are made of these."""
+CHOOSING: Final = {
+    _ATEN.topk.default: (2, -1),
+    _ATEN.sort.default: (1, -1),
+    _ATEN.sort.stable: (1, -1),
+    _ATEN.kthvalue.default: (2, -1),
+    _ATEN.median.dim: (1, -1),
+    _ATEN.nanmedian.dim: (1, -1),
+    _ATEN.max.dim: (1, -1),
+    _ATEN.min.dim: (1, -1),
+    _ATEN.argmax.default: (1, None),
+    _ATEN.argmin.default: (1, None),
+}
+"""Operations that give the places of their choices → where the dimension stands among the arguments, and its default.
+Others, such as argsort, are made of these."""
 MEMORY_SHARE: Final = 4
 """Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
 
@@ -104,82 +103,55 @@ class Stability:
     rounding: Rounding = USUAL_ROUNDING
     now: Callable[[], float] = time.monotonic
     _moved: list[Norms | None] = field(default_factory=list)
-    """Of each output how far its rows were moved at the most."""
+    """Of each output how far its rows were moved at most."""
     _turned: list[list[Norms | None]] = field(default_factory=list)
-    """For each draw how far rows were moved where only equal values were taken in another order; empty where nothing is
-    chosen."""
+    """For each draw how far rows were moved if only equal values were taken in another order; empty without choices."""
     _draws: int = 0
     _spent_s: float = 0.0
 
     def find_unsettled(
-        self, output: int, limit: float, suspects: torch.Tensor, left_out: torch.Tensor | None = None
+        self,
+        output: int,
+        limit: float,
+        suspects: torch.Tensor,
+        shares: torch.Tensor | None = None,
+        left_out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return which rows of an output are not settled; more draws are made until all suspects are, or none is left.
+        """Return which rows [rows] of an output are not settled, and so are not judged.
+
+        Draws are made until all suspects are unsettled, or none is left.
 
         Args:
             output: number of the output.
             limit: the error that a row may have.
-            suspects: bool [rows], the rows that are about to be blamed.
-            left_out: bool [rows], those beside which no row is small; None for none.
+            suspects: bool [rows]: those that are about to be blamed.
+            shares: errors of the rows, as shares of their norms. A suspect that is off by more than `slack` times what
+                rounding moves it is judged, settled or not. None: none is.
+            left_out: bool [rows]: those beside which no row is small; None for none.
         """
         while True:
-            moved = self._shares(self._moved, output, left_out)
-            unsettled = torch.zeros_like(suspects) if moved is None else moved > self.rounding.moved_share * limit
-            turned = self._count_turned(output, limit, left_out)
-            unsettled |= turned > 0
-            if self._draws and not bool((suspects & ~unsettled).any()):
+            turned = torch.zeros_like(suspects, dtype=torch.int64)
+            for norms in self._turned:
+                by_ties = _shares_of(norms[output], left_out)
+                turned += 0 if by_ties is None else by_ties > TURNED_SHARE * limit
+            unsettled, is_beyond = turned > 0, torch.zeros_like(suspects)
+            moved = _shares_of(self._moved[output], left_out) if self._moved else None
+            if moved is not None:
+                unsettled |= moved > self.rounding.moved_share * limit
+                if shares is not None and not bool(turned.any()):
+                    is_beyond = suspects & (shares > self.rounding.slack * moved)
+            if self._draws and not bool(((suspects & ~unsettled) | is_beyond).any()):
                 return unsettled
             if self._draws >= MOST_DRAWS or self._spent_s > PATIENCE_S:
                 break
             self._draw()
         if self._draws < FEWEST_DRAWS:
             return torch.ones_like(suspects)
-        # Where rows tie with one another, draws take some of them and a solution others: by Good and Turing's estimate
-        # no more than there are rows that moved in one draw alone.
-        is_excused = int((suspects & ~unsettled).sum()) <= int((turned == 1).sum())
-        return unsettled | suspects if is_excused else unsettled
-
-    def find_beyond(
-        self, output: int, limit: float, shares: torch.Tensor, left_out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return which rows are off by so much more than rounding moves them that they are judged, settled or not.
-
-        Args:
-            output: number of the output.
-            limit: the error that a row may have.
-            shares: the error of each row, as a share of the row's norm.
-            left_out: bool [rows], those beside which no row is small; None for none.
-        """
-        slack = self.rounding.slack
-        while not math.isinf(slack) and self._moved:
-            moved = self._shares(self._moved, output, left_out)
-            if moved is None or bool(self._count_turned(output, limit, left_out).any()):
-                break
-            if not bool((found := shares > slack * moved).any()):
-                break
-            is_late = self._spent_s > PATIENCE_S
-            if self._draws >= MOST_DRAWS or (is_late and self._draws >= FEWEST_DRAWS):
-                return found
-            if is_late:
-                break
-            self._draw()
-        return torch.zeros_like(shares, dtype=torch.bool)
-
-    def _count_turned(self, output: int, limit: float, left_out: torch.Tensor | None) -> torch.Tensor:
-        """Return in how many draws each row [rows] depended on the order of equal values; 0 where nothing is chosen."""
-        shares = [self._shares(norms, output, left_out) for norms in self._turned]
-        counts = torch.zeros((), dtype=torch.int64)
-        for one in shares:
-            counts = counts if one is None else counts.to(one.device) + (one > TURNED_SHARE * limit)
-        return counts
-
-    @staticmethod
-    def _shares(norms: Sequence[Norms | None], output: int, left_out: torch.Tensor | None) -> torch.Tensor | None:
-        """Return how far rows [rows] were moved; None where nobody has looked, or norms say nothing of the output."""
-        moved = norms[output] if norms else None
-        if moved is None:
-            return None
-        return moved.row_shares if left_out is None else moved.shares_beside(left_out)
+        # If rows tie with one another, draws take some of them and a solution others: by Good and Turing's estimate at
+        # most as many as there are rows that moved in one draw alone.
+        if int((suspects & ~unsettled).sum()) <= int((turned == 1).sum()):
+            unsettled |= suspects
+        return unsettled & ~is_beyond
 
     def _draw(self) -> None:
         start = self.now()
@@ -198,9 +170,14 @@ class Stability:
 
     def _measure(self, outputs: Sequence[torch.Tensor]) -> list[Norms | None]:
         """Return how far outputs are from the expected ones, row by row."""
-        small = self.rounding.judges_small
-        pairs = zip(self.expected, outputs, strict=True)
-        return [measure_norms(wanted, found, takes_small=small) for wanted, found in pairs]
+        return list(map(measure_norms, self.expected, outputs))
+
+
+def _shares_of(norms: Norms | None, left_out: torch.Tensor | None) -> torch.Tensor | None:
+    """Return how far rows [rows] were moved; None if norms say nothing of the output."""
+    if norms is None or left_out is None:
+        return None if norms is None else norms.row_shares
+    return norms.shares_beside(left_out)
 
 
 class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
@@ -217,7 +194,11 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call an operation; one that chooses, on its elements in another order."""
         del types
@@ -225,10 +206,8 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         if func not in CHOOSING or given.get("stable") or not args[0].dim():
             return func(*args, **given)
         self.has_chosen = True
-        schema = func._schema.arguments
-        named = {one.name: one.default_value for one in schema}
-        named.update(zip((one.name for one in schema), args, strict=False))
-        dim = {**named, **given}["dim"]
+        place, default = CHOOSING[func]
+        dim = args[place] if len(args) > place else given.get("dim", default)
         values, along = (args[0].reshape(-1), 0) if dim is None else (args[0], dim)
         order = torch.randperm(values.shape[along], generator=self._generator).to(values.device)
         found = func(values.index_select(along, order), *args[1:], **given)
@@ -253,26 +232,30 @@ def call_with_other_ties(
 
 
 def add_rounding(inputs: Sequence[Any], rounding: Rounding, seed: int) -> list[Any]:
-    """Return inputs whose float tensors have random errors of a size; those of 8 bits become neighbours of theirs."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.dtype in (*MULTIPLIED, *FLOAT8)]
-    room = free_bytes(tensors[0].device) // MEMORY_SHARE if tensors else 0
-    chosen: set[int] = set()
-    for tensor in sorted(tensors, key=torch.Tensor.numel):
-        room -= 2 * tensor.nbytes if tensor.dtype in MULTIPLIED else 10 * tensor.nbytes
-        if room >= 0:
-            chosen.add(id(tensor))
-    rounded = []
-    for index, value in enumerate(inputs):
-        if id(value) in chosen:
-            generator = make_generator(seed, "rounding", index, device=value.device)
-            wide = value if value.dtype in MULTIPLIED else value.float()
-            noise = torch.empty_like(wide).normal_(1.0, rounding.size, generator=generator).mul_(wide)
-            if rounding.of_sigmoid:
-                moved = wide.abs().exp_().mul_(rounding.of_sigmoid).minimum(wide.abs() * MOST_OF_SIGMOID)
-                noise.add_(torch.empty_like(wide).normal_(generator=generator).mul_(moved))
-            if wide is not value:
-                largest = torch.finfo(value.dtype).max
-                noise = noise.clamp_(-largest, largest).to(value.dtype)
-            value = noise
-        rounded.append(value)
+    """Return inputs whose float tensors have random errors; those of 8 bits become neighbours of theirs.
+
+    Small tensors come first: what is rounded may take a share of the free memory.
+    """
+    rounded = list(inputs)
+    tensors = [
+        (value.numel(), at, value)
+        for at, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor) and value.dtype in (*MULTIPLIED, *FLOAT8)
+    ]
+    room = free_bytes(tensors[0][2].device) // MEMORY_SHARE if tensors else 0
+    for _, at, value in sorted(tensors, key=lambda one: one[:2]):
+        room -= (2 if value.dtype in MULTIPLIED else 10) * value.nbytes
+        if room < 0:
+            break
+        generator = make_generator(seed, "rounding", at, device=value.device)
+        wide = value if value.dtype in MULTIPLIED else value.float()
+        made = torch.empty_like(wide).normal_(1.0, rounding.size, generator=generator).mul_(wide)
+        if rounding.of_sigmoid:
+            most = wide.abs() * MOST_OF_SIGMOID
+            moved = wide.abs().exp_().mul_(rounding.of_sigmoid).minimum(most)
+            made.add_(torch.empty_like(wide).normal_(generator=generator).mul_(moved))
+        if wide is not value:
+            largest = torch.finfo(value.dtype).max
+            made = made.clamp_(-largest, largest).to(value.dtype)
+        rounded[at] = made
     return rounded

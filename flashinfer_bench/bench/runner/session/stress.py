@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import (
+from flashinfer_bench.bench.evaluators.inputs.stress import (
     FOR_CONSTANTS_ALONE,
     StressPlan,
     count_affordable,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec

@@ -26,19 +26,6 @@ ZEROS, SOME = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 3, 0, 0])
         ([[ZEROS[:0]], [ZEROS[:0]]], []),
         ([], []),
     ],
-    ids=[
-        "zeros",
-        "the same",
-        "others",
-        "one call",
-        "one call of two numbers",
-        "beside floats",
-        "floats of one call",
-        "several floats",
-        "no numbers",
-        "empty",
-        "none",
-    ],
 )
 def test_outputs_that_are_the_same_in_all_calls_are_constant(calls, found):
     assert list(find_constants(calls)) == found

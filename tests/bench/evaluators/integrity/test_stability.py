@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.integrity.stability import (
-    FEWEST_DRAWS,
     GATE_ROUNDING,
-    MOST_DRAWS,
-    PATIENCE_S,
     REGIME_ROUNDING,
     Stability,
     add_rounding,
@@ -19,76 +16,64 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
 pytestmark = pytest.mark.cpu
 
 
-class Choosing:
-    """A reference whose rows are all ones or all twos, by the sign of their first number."""
+def count_calls(values, suspects, *, times=1, **others):
+    """Return which rows are not settled, each all ones or all twos by the sign of its number, and the draws."""
+    calls = []
 
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, inputs):
-        self.calls += 1
+    def reference(inputs):
+        calls.append(inputs)
         return [torch.where(inputs[0] - 1.0 > 0, 2.0, 1.0)[:, :1].expand(-1, 32).contiguous()]
 
-
-def open_stability(values, **others):
-    reference = Choosing()
     inputs = [torch.tensor(values)[:, None], torch.arange(3), None, 0.5]
-    expected = reference(inputs)
-    reference.calls = 0
-    return reference, Stability(reference, inputs, expected, seed=1, **others)
+    stability = Stability(reference, inputs, reference(inputs), seed=1, **others)
+    for _ in range(times):
+        found = stability.find_unsettled(0, 0.1, torch.tensor(suspects)).tolist()
+    return found, len(calls) - 1
 
 
-def test_a_row_at_an_edge_is_not_settled_and_one_far_off_is():
-    reference, stability = open_stability([1.001, 3.0])
-    found = stability.find_unsettled(0, 0.1, torch.tensor([True, False]))
-    assert found.tolist() == [True, False]
-    assert 1 <= reference.calls < MOST_DRAWS
-
-
-def test_draws_end_and_are_kept_for_the_next_question():
-    reference, stability = open_stability([1.001, 3.0])
-    for _ in range(2):
-        assert stability.find_unsettled(0, 0.1, torch.tensor([True, True])).tolist() == [True, False]
-        assert reference.calls == MOST_DRAWS
+def test_a_row_at_an_edge_is_not_settled_and_draws_end():
+    found, draws = count_calls([1.001, 3.0], [True, False])
+    assert found == [True, False]
+    assert 1 <= draws < 16
+    assert count_calls([1.001, 3.0], [True, True], times=2) == ([True, False], 16)  # draws are kept for later questions
 
 
 def test_a_reference_that_is_too_slow_blames_nobody():
-    ticks = iter(range(0, 10_000, int(PATIENCE_S)))
-    reference, stability = open_stability([3.0, 4.0], now=lambda: float(next(ticks)))
-    assert stability.find_unsettled(0, 0.1, torch.tensor([True, True])).tolist() == [True, True]
-    assert reference.calls < FEWEST_DRAWS
+    ticks = iter(range(0, 10_000, 30))
+    found, draws = count_calls([3.0, 4.0], [True, True], now=lambda: float(next(ticks)))
+    assert found == [True, True]
+    assert draws < 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite(dtype):
     value = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype)
     value[0] = torch.finfo(dtype).max
-    (found,) = add_rounding([value], REGIME_ROUNDING, 3)
+    found, other = add_rounding([value, 3], REGIME_ROUNDING, 3)
     steps = (found.view(torch.uint8).int() - value.view(torch.uint8).int()).abs()
-    assert found.dtype is dtype
+    assert (found.dtype, other) == (dtype, 3)
     assert 200 < int((steps > 0).sum()) < 3000
     assert int(steps.max()) <= 3
     assert found.float().isfinite().all()
 
 
-class Squares:
-    """A reference whose numbers are of second degree in its input."""
-
-    def __call__(self, inputs):
-        return [inputs[0] ** 2]
+def test_sigmoids_that_are_off_by_a_little_move_numbers_far_from_zero():
+    x = torch.tensor([0.0, 1.0, 4.0, 9.0]).repeat(2000, 1)
+    (found,) = add_rounding([x], GATE_ROUNDING, 3)
+    assert (found - x).std(dim=0).tolist() == pytest.approx([0.0, 0.0079, 0.0415, 0.903], rel=0.1)
 
 
 def test_a_row_that_is_off_by_far_more_than_rounding_moves_it_is_judged_though_it_is_not_settled():
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    expected = Squares()([x])
-    stability = Stability(Squares(), [x], expected, 1, REGIME_ROUNDING)
-    suspects = torch.ones(4, dtype=torch.bool)
-    assert stability.find_beyond(0, 0.1, torch.full((4,), 9.0)).tolist() == [False] * 4  # nobody has looked yet
-    assert stability.find_unsettled(0, 0.05, suspects).all()
-    assert stability.find_beyond(0, 0.1, torch.tensor([0.2, 1.0, 8.0, 30.0])).tolist() == [False, False, True, True]
-    usual = Stability(Squares(), [x], expected, 1)
-    usual.find_unsettled(0, 0.001, suspects)
-    assert not usual.find_beyond(0, 0.1, torch.full((4,), 30.0)).any()
+    def square(inputs):
+        return [inputs[0] ** 2]
+
+    x, suspects = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), torch.ones(4, dtype=torch.bool)
+    shares = torch.tensor([0.2, 1.0, 8.0, 30.0])
+    stress = Stability(square, [x], square([x]), 1, REGIME_ROUNDING)
+    assert stress.find_unsettled(0, 0.05, suspects).all()
+    assert stress.find_unsettled(0, 0.05, suspects, shares).tolist() == [True, True, False, False]
+    usual = Stability(square, [x], square([x]), 1)
+    assert usual.find_unsettled(0, 0.001, suspects, shares).all()
 
 
 SATURATED = torch.tensor([[30.0, 40.0, 50.0, 1.0], [5.0, 1.0, 3.0, 2.0]])
@@ -112,28 +97,21 @@ def test_a_row_in_which_the_chosen_value_ties_is_not_settled(choose, tied):
         return [ONES[choose(torch.sigmoid(inputs[0]))]]
 
     stability = Stability(reference, [SATURATED], reference([SATURATED]), 1, REGIME_ROUNDING)
-    suspects = torch.ones(2, dtype=torch.bool)
+    suspects, shares = torch.ones(2, dtype=torch.bool), torch.full((2,), 100.0)
     assert stability.find_unsettled(0, 0.1, suspects).tolist() == [tied, False]
-    assert not stability.find_beyond(0, 0.1, torch.full((2,), 100.0)).any() or not tied
+    assert stability.find_unsettled(0, 0.1, suspects, shares).tolist() == [tied, False]
 
 
 @pytest.mark.parametrize(("wrong", "is_excused"), [(2, True), (60, False)])
-def test_where_rows_tie_with_one_another_some_may_be_wrong_that_no_call_moved(wrong, is_excused):
+def test_if_rows_tie_with_one_another_some_may_be_wrong_that_no_call_moved(wrong, is_excused):
     def reference(inputs):
         chosen = torch.sigmoid(inputs[0]).topk(1, dim=0).indices
         return [torch.ones(400, 16).index_fill(0, chosen, 2.0)]
 
     scores = torch.full((400,), 50.0)
     stability = Stability(reference, [scores], reference([scores]), 1, REGIME_ROUNDING)
-    suspects = torch.zeros(400, dtype=torch.bool)
-    suspects[-wrong:] = True
+    suspects = torch.arange(400) >= 400 - wrong
     assert bool(stability.find_unsettled(0, 0.1, suspects)[suspects].all()) is is_excused
-
-
-def test_sigmoids_that_are_off_by_a_little_move_numbers_far_from_zero():
-    x = torch.tensor([0.0, 1.0, 4.0, 9.0]).repeat(2000, 1)
-    (found,) = add_rounding([x], GATE_ROUNDING, 3)
-    assert (found - x).std(dim=0).tolist() == pytest.approx([0.0, 0.0079, 0.0415, 0.903], rel=0.1)
 
 
 def test_a_reference_that_runs_under_no_mode_is_called_without_one():

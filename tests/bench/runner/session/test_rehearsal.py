@@ -8,7 +8,7 @@ import torch
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.session import rehearsal
 from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec

@@ -25,7 +25,6 @@ from flashinfer_bench.bench.evaluators.inputs.memory import (
     recently_free_bytes,
     total_bytes,
 )
-from flashinfer_bench.bench.evaluators.inputs.targets import Targets
 from flashinfer_bench.bench.evaluators.inputs.writer import Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
@@ -162,7 +161,6 @@ class CallPlaces:
         self._count = count_places(self.stride, arena.device, most or usual, held=held)
         arena.reserve(self.stride * self._count)
         self.generation = arena.generation
-        self._begin = arena.block.data_ptr()
         self._chance = random.SystemRandom()
         own = iter(slots)
         self.input_slots = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
@@ -207,12 +205,9 @@ class CallPlaces:
         """Return a place's output slots as views of the arena."""
         return [make(index) for make in self._output_makers]
 
-    def input_targets(self, indices: Sequence[int]) -> list[Targets | None]:
+    def input_targets(self, indices: Sequence[int]) -> list[list[torch.Tensor] | None]:
         """Return each input's tensors in some places; None for a value that is no tensor."""
-        return [
-            None if slot is None or make is None else Targets(make, self._begin + slot.offset, self.stride, indices)
-            for slot, make in zip(self.input_slots, self._input_makers, strict=True)
-        ]
+        return [None if make is None else list(map(make, indices)) for make in self._input_makers]
 
     def input_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all inputs in the first places, a row for each; the outputs lie behind them."""

@@ -17,7 +17,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 UNTOUCHED: Final = 2

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.stress.plan import StressPlan
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import AHEAD_BYTES, StressInputs, StressSchedule

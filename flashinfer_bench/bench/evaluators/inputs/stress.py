@@ -1,0 +1,661 @@
+"""Stress cases: inputs that differ from usual ones in scale, side or shape, which some calls of a job get.
+
+Usual inputs are normal values around zero, near one. There x passes for 30 tanh(x / 30), rows need no normalisation,
+a part of a row tells the size of all of it, and a mean is nothing. Each case makes one of these wrong. A case is a list
+of steps: a support (which elements) and a transform (what they become). Bytes and bools have the same steps; a
+transform says what it means for them.
+
+The definition and the workload settle the list: each run tries the same cases. The places and values of each are
+secret, and so is when they come. Only random inputs are changed to which no rule gives a meaning. Nothing here waits
+for a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.looks import look_at
+from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.rules import (
+    find_flips,
+    is_free,
+)
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.data import Definition, RandomInput, Workload
+from flashinfer_bench.data.dtypes import DTYPES
+
+FEW: Final = 8
+"""Large values of a row. Of fewer, the rounding of one would move the whole row."""
+LOUD: Final = 15
+"""Columns, and rows, that keep their scale if all others are smaller still. A look at a part sees some of them."""
+QUIET_SHARE: Final = 1 / 400
+"""Share of a square sum that the others have. A format that rounds them to zero is off by half of the limit."""
+QUIETEST: Final = 1 / 256
+"""Least factor of rows: squares of their values stay numbers."""
+ROWS_PER_CHOSEN: Final = 64
+"""One of this many rows, or groups of rows, is chosen: a look at a part of them seldom sees it."""
+LARGE_VALUE: Final = 80.0
+"""Large values of a row. Their squares are numbers of float16, and so is a sum of eight."""
+STRETCH_VALUE: Final = 240.0
+"""Values of a stretch: their squares are numbers of float16, and one of 100,000 outweighs a square sum."""
+OUTWEIGHS: Final = 32
+"""A row that outweighs the others is this many times as large as they are together; half of it will do."""
+USUAL_REACH: Final = 10.0
+"""Usual values reach no further."""
+NEAR: Final = (0.9, 1.2)
+"""A shift that remains after formats of eight bits have subtracted a mean."""
+FAR: Final = (2.5, 4.5)
+"""A shift after which a mean of sigmoids is at least 0.9, or at most 0.1."""
+GATE: Final = (3.5, 5.0)
+"""A shift of a gate: a sigmoid keeps 0.97 to 0.993 then, or lets as much through."""
+OPEN_STEPS: Final = 80
+"""Last steps in which some gates are shifted. Before them a state lets something in."""
+LEAST_LENGTH: Final = 4
+"""A shorter axis has no part."""
+DENSITIES: Final = (0.02, 0.98)
+"""Shares of bools that are true in some rows or columns."""
+LEAST_BOOLS: Final = 8
+"""Elements of a row that are expected to be true, and false: without, a row may have no right answer."""
+FEW_NUMBERS: Final = 16
+"""An output of fewer elements may be right by chance, so more calls look at it."""
+MOST_BYTES: Final = 1 << 30
+"""Bytes of inputs of all these calls, which are kept until they are judged; one call may take more."""
+MANY_ELEMENTS: Final = 1 << 28
+"""Larger inputs of 8 bits stay: changing one takes its memory several times over."""
+QUICK_MS: Final = 5.0
+SLOW_CALLS: Final = 2
+"""Cases for which a reference on a GPU is called that takes longer than QUICK_MS."""
+PATIENCE_MS: Final = 1e3
+"""Time that a reference on a CPU may take for all cases; it is called at least once."""
+HAVE_RULES: Final = re.compile(r"gdn|mamba.*")
+"""Op types whose gates have rules of their own."""
+RATES: Final = re.compile(r"a_?log|log_?a|dt_bias|(log_?)?decays?(_rates?)?")
+"""Names of inputs that say how fast a state forgets: they have no other scale."""
+
+
+class Chance:
+    """A source of chance: numbers on the host, and tensors on a device, for which nobody waits."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.host = random.Random(seed)
+        self.seed, self.device = seed, device
+
+    @cached_property
+    def many(self) -> torch.Generator:
+        """The generator of tensors."""
+        return torch.Generator(device=self.device).manual_seed(self.seed)
+
+    def order(self, count: int) -> torch.Tensor:
+        """Return the numbers below a count in random order."""
+        return torch.randperm(count, generator=self.many, device=self.device)
+
+    def places(self, below: int, count: int) -> torch.Tensor:
+        """Return random numbers below another; some may occur twice."""
+        return torch.randint(below, (count,), generator=self.many, device=self.device)
+
+    def uniform(self, like: torch.Tensor, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+        """Return random numbers of the shape and dtype of another tensor; of float32 instead of integers."""
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        return torch.empty_like(like, dtype=dtype).uniform_(low, high, generator=self.many)
+
+    def log_uniform(self, low: float, high: float) -> float:
+        """Return a number between two bounds, as likely in each factor of two."""
+        return math.exp(self.host.uniform(math.log(low), math.log(high)))
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input that is changed.
+
+    Args:
+        values: of any shape, contiguous.
+        chance: of this input and call.
+        of_columns: the same for all inputs with the same last axis.
+        of_rows: the same for all inputs with the same other axes.
+        groups: as in `Free`.
+        part: number of the part that differs.
+        not_finite: values that the reference looks for.
+    """
+
+    values: torch.Tensor
+    chance: Chance
+    of_columns: Chance
+    of_rows: Chance
+    groups: int
+    part: int
+    not_finite: tuple[float, ...]
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The values as [rows, columns]."""
+        return self.values.view(-1, self.values.shape[-1])
+
+    @property
+    def side(self) -> int:
+        """1 or -1: the side to which this input is shifted in this call."""
+        return 1 if self.chance.seed % 2 else -1
+
+    def draw_bools(self, values: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
+        """Return bools of which a share is true; no row is expected to be empty or full."""
+        least = min(0.5, LEAST_BOOLS / self.values.shape[-1])
+        return self.chance.uniform(values) < torch.as_tensor(share).clamp(least, 1 - least)
+
+
+Support = Callable[[Field], Any]
+"""Gives an index of a field's rows, or bools that are broadcast to them; None if there are no such elements."""
+Transform = Callable[[torch.Tensor, Field], torch.Tensor]
+"""Gives what some elements of a field become."""
+
+
+def everything(_field: Field) -> Any:
+    """Choose all elements."""
+    return slice(None), slice(None)
+
+
+def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
+    """Choose every second place in one half of an axis.
+
+    A look at one half, or at every second place, misses it in one of two calls: of parts 0 and 1, as of 2 and 3, each
+    half and each second place has one.
+
+    Args:
+        axis: -1 or -2.
+        turn: added to the number of the field's part.
+        late: whether only the last steps are chosen; steps are the axis before the last.
+    """
+
+    def choose(field: Field) -> Any:
+        shape, device = field.values.shape, field.values.device
+        if len(shape) < max(-axis, 1 + late) or shape[axis] < LEAST_LENGTH:
+            return None
+        number = (field.part + turn) % 4
+        places = torch.arange(shape[axis], device=device)
+        half, second = number % 2, (number % 2) ^ (number // 2)
+        is_chosen = (places * 2 // shape[axis] == half) & (places % 2 == second)
+        if axis == -2:
+            return is_chosen.repeat(len(field.rows) // shape[-2])[:, None]
+        steps = torch.arange(len(field.rows), device=device) % shape[-2] if late else None
+        return is_chosen[None] if steps is None else is_chosen & (steps >= shape[-2] - OPEN_STEPS)[:, None]
+
+    return choose
+
+
+def sixth_of_rows(number: int) -> Support:
+    """Choose a sixth of the rows, in an order that all sixths of a call share; the only row is in the first one."""
+
+    def choose(field: Field) -> Any:
+        order = Chance(field.chance.seed, field.values.device).order(len(field.rows))
+        return (order % 6 == number)[:, None]
+
+    return choose
+
+
+def few_columns(rows_per_chosen: int | None = None) -> Support:
+    """Choose FEW columns of one row, or of one of this many rows."""
+
+    def choose(field: Field) -> Any:
+        rows, columns = field.rows.shape
+        number = math.ceil(rows / (rows_per_chosen or rows))
+        chosen = field.chance.places(columns, number * min(FEW, columns))
+        return field.chance.places(rows, number)[:, None], chosen.view(number, -1)
+
+    return choose
+
+
+def stretch(field: Field) -> Any:
+    """Choose columns of one row: as many as outweigh its square sum, a sum of all rows, or between these."""
+    rows, columns = field.rows.shape
+    fewest = max(1.0, columns / 1e5)
+    most = max(fewest, min(columns / 4, columns * math.sqrt(rows) / 1e3))
+    count = math.ceil(fewest * (most / fewest) ** field.chance.host.choice((0.0, 0.5, 1.0)))
+    return field.chance.host.randrange(rows), _spaced(count, columns, field.chance)
+
+
+def _spaced(count: int, columns: int, chance: Chance) -> torch.Tensor:
+    """Return columns, neighbours or 32 apart. A look at each second or eighth one sees all of these, or none."""
+    step = min(chance.host.choice((1, 32, 32)), columns // count)
+    first = chance.host.randrange(columns)
+    return torch.arange(first, first + count * step, step, device=chance.device) % columns
+
+
+def loud_row(field: Field) -> Any:
+    """Choose columns of one row of one group of ROWS_PER_CHOSEN: FEW, or all if the dtype has no larger numbers."""
+    rows, columns = field.rows.shape
+    per_group, size = rows // field.groups, loud_size(field)
+    if per_group < 2 or size < OUTWEIGHS / 2 * per_group:
+        return None
+    groups = math.ceil(field.groups / ROWS_PER_CHOSEN)
+    chosen = field.of_rows.places(per_group, groups) + field.of_rows.order(field.groups)[:groups] * per_group
+    is_enough = size * FEW >= OUTWEIGHS * per_group * columns
+    return chosen[:, None], _spaced(min(FEW, columns) if is_enough else columns, columns, field.chance)[None]
+
+
+def loud_size(field: Field) -> float:
+    """Return the size of elements of a row that outweighs all others in a sum."""
+    rows, columns = field.rows.shape
+    wanted = OUTWEIGHS * (rows // field.groups) * max(1.0, columns / FEW)
+    return min(wanted, torch.finfo(field.values.dtype).max / USUAL_REACH)
+
+
+def most_of(axis: int) -> Support:
+    """Choose all rows (0) or columns (1) but LOUD, the same of inputs that share them; none if these are all."""
+
+    def choose(field: Field) -> Any:
+        count, chance = field.rows.shape[axis], (field.of_rows, field.of_columns)[axis]
+        return (chance.order(count) >= LOUD).unsqueeze(1 - axis) if count > LOUD else None
+
+    return choose
+
+
+def half_of_some_rows(field: Field) -> Any:
+    """Choose half of the elements of one row in eight, and of at least one row."""
+    rows = field.rows
+    is_chosen = field.chance.uniform(rows[:, :1]) < 1 / 8
+    is_chosen[field.chance.host.randrange(len(rows))] = True
+    return is_chosen & (field.chance.uniform(rows) < 0.5)
+
+
+def one_element(field: Field) -> Any:
+    """Choose one element."""
+    return tuple(map(field.chance.host.randrange, field.rows.shape))
+
+
+def scale(low: float, high: float) -> Transform:
+    """Multiply by one factor; bytes become an eighth, or keep to one half of their range, bools mostly one value."""
+
+    def change(values: torch.Tensor, field: Field) -> torch.Tensor:
+        if values.dtype is torch.bool:
+            return field.draw_bools(values, 0.1 if high < 1 else 0.9)
+        if not values.is_floating_point():
+            return values >> 3 if high < 1 else _confine(values, 1, field.side)
+        return values * field.chance.log_uniform(low, high)
+
+    return change
+
+
+def shift(low: float, high: float, side: int = 0) -> Transform:
+    """Add one number, of either side if none is given; bytes move to a side of their range, bools to one value."""
+
+    def change(values: torch.Tensor, field: Field) -> torch.Tensor:
+        up = side or field.side
+        if values.dtype is torch.bool:
+            return field.draw_bools(values, DENSITIES[up > 0])
+        if not values.is_floating_point():
+            return _confine(values, 1 if high < FAR[0] else 4, up)
+        return values + up * field.chance.host.uniform(low, high)
+
+    return change
+
+
+def _confine(values: torch.Tensor, bits: int, side: int) -> torch.Tensor:
+    """Return bytes that keep to 1 / 2**bits of their range, at one side of it."""
+    small = (values.view(torch.uint8) >> bits).view(values.dtype)
+    bounds = torch.iinfo(values.dtype)
+    return bounds.max - small if side > 0 else small + bounds.min
+
+
+def cube(values: torch.Tensor, field: Field) -> torch.Tensor:
+    """Return the third power: heavy tails of normal values; each row of bools gets a share of its own."""
+    if values.dtype is torch.bool:
+        return field.draw_bools(values, field.chance.uniform(values[:, :1], *DENSITIES))
+    if values.is_floating_point():
+        return values.pow(3)
+    largest = torch.iinfo(values.dtype).max
+    return (values / largest).pow_(3).mul_(largest).round_().to(values.dtype)
+
+
+def zero(values: torch.Tensor, _field: Field) -> torch.Tensor:
+    """Return zeros."""
+    return torch.zeros_like(values)
+
+
+def large(size: float | Callable[[Field], float], *, one_sided: bool = False) -> Transform:
+    """Replace by values of 0.7 to 1 times a size, as far as the dtype can tell.
+
+    Args:
+        size: a number, or gives one for a field.
+        one_sided: whether all have one sign, positive in three calls of four; else each has its own.
+    """
+
+    def change(values: torch.Tensor, field: Field) -> torch.Tensor:
+        top = size(field) if callable(size) else size
+        drawn = field.chance.uniform(values, -0.3 * top, 0.3 * top)
+        if one_sided:
+            return (drawn.abs_() + 0.7 * top) * field.chance.host.choice((1, 1, 1, -1))
+        return drawn.add_(drawn.sgn(), alpha=0.7 * top)
+
+    return change
+
+
+def quieten(axis: int, least: float = 0.0) -> Transform:
+    """Scale rows (0) or columns (1) so that QUIET_SHARE of a square sum is theirs, by at least a factor; bytes stay."""
+
+    def change(values: torch.Tensor, field: Field) -> torch.Tensor:
+        factor = max(least, math.sqrt(QUIET_SHARE * LOUD / field.rows.shape[axis]))
+        return values * factor if values.is_floating_point() else values
+
+    return change
+
+
+def special(values: torch.Tensor, field: Field) -> torch.Tensor:
+    """Return an infinite number or NaN, as the reference looks for."""
+    return torch.full_like(values, field.chance.host.choice(field.not_finite))
+
+
+def spike(values: torch.Tensor, field: Field) -> torch.Tensor:
+    """Return a number of 10 to 1,000 of either sign; in one of three calls one beyond those of float16."""
+    bounds = field.chance.host.choice(((10.0, 1e3), (10.0, 1e3), (8e4, 3.2e5)))
+    size = min(field.chance.log_uniform(*bounds), torch.finfo(values.dtype).max)
+    return torch.full_like(values, size * field.chance.host.choice((1, -1)))
+
+
+class StressCase(NamedTuple):
+    """One way in which inputs of a call differ from usual ones."""
+
+    steps: Sequence[tuple[Support, Transform]]
+    strength: float = 2.0
+    """How soon it comes if not all cases are tried: a case twice as strong comes first twice as often."""
+    is_of_floats: bool = True
+    """Whether it leaves bytes and bools as they are."""
+
+
+A_FEW_IN_ONE_ROW: Final = "a few large values in one row"
+SHIFTED_ROWS: Final = "some rows shifted"
+SMALL: Final = "small values, all but a few rows and columns smaller still"
+CUBED: Final = "cubed values (heavy tails)"
+STRETCH: Final = "a stretch of one row near 200"
+PART_OF_COLUMNS: Final = "every second column of one half shifted"
+PART_OF_ROWS: Final = "every second row of one half shifted"
+ONE_ROW: Final = "one row that outweighs all others"
+ZEROS: Final = "zeros in half of some rows"
+NOT_FINITE: Final = "one infinite value or NaN"
+GATES_UP: Final = "gates shifted up"
+GATES_DOWN: Final = "gates shifted down"
+SOME_GATES: Final = "some gates shifted"
+SPIKE: Final = "one huge value"
+FAR_LARGER: Final = "all values 100 to 1,000 times as large"
+
+USUAL: Final = {
+    "a few large values in one row of 64": StressCase([(few_columns(ROWS_PER_CHOSEN), large(LARGE_VALUE))]),
+    SHIFTED_ROWS: StressCase(
+        [
+            (sixth_of_rows(0), shift(*NEAR)),
+            (sixth_of_rows(2), shift(*FAR)),
+        ],
+        is_of_floats=False,
+    ),
+    SMALL: StressCase(
+        [
+            (everything, scale(1 / 32, 1 / 16)),
+            (most_of(1), quieten(1)),
+            (most_of(0), quieten(0, QUIETEST)),
+        ],
+        is_of_floats=False,
+    ),
+    "all values about 20 times as large": StressCase([(everything, scale(16, 24))], 1.0, is_of_floats=False),
+    CUBED: StressCase([(everything, cube)], 4.0, is_of_floats=False),
+}
+"""Cases of every job: name, in words → the case. Traces and messages have these names."""
+STRESS_CASES: Final = USUAL | {
+    A_FEW_IN_ONE_ROW: StressCase([(few_columns(), large(LARGE_VALUE))]),
+    STRETCH: StressCase([(stretch, large(STRETCH_VALUE, one_sided=True))], 0.5),
+    PART_OF_COLUMNS: StressCase([(part_of(-1), shift(*FAR))], 0.5, is_of_floats=False),
+    PART_OF_ROWS: StressCase([(part_of(-2), shift(*FAR))], 0.5, is_of_floats=False),
+    ONE_ROW: StressCase([(loud_row, large(loud_size))]),
+    ZEROS: StressCase([(half_of_some_rows, zero)], is_of_floats=False),
+    NOT_FINITE: StressCase([(one_element, special)]),
+    GATES_UP: StressCase([(everything, shift(*GATE, side=1))]),
+    GATES_DOWN: StressCase([(everything, shift(*GATE, side=-1))]),
+    SOME_GATES: StressCase(
+        [
+            (
+                part_of(-1, turn=turn, late=turn > 1),
+                shift(GATE[1], GATE[1], side=(-1) ** turn),
+            )
+            for turn in range(4)
+        ],
+        0.5,
+    ),
+    SPIKE: StressCase([(one_element, spike)]),
+    FAR_LARGER: StressCase([(everything, scale(1e2, 1e3))], 1.0),
+}
+"""All cases by name."""
+GATES: Final = frozenset({GATES_UP, GATES_DOWN, SOME_GATES})
+"""Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
+FOR_CONSTANTS_ALONE: Final = frozenset({SPIKE, FAR_LARGER})
+"""Cases in which floats are not judged: between the operations of a kernel float16 has no such numbers."""
+
+
+Kind = Literal["float", "float8", "bytes", "bools"]
+KINDS: Final[dict[int, Kind]] = {0x80: "float8", 0xFF: "bytes", 0x01: "bools"}
+"""Bits of each byte of a random input that may be flipped → its kind."""
+
+
+class Free(NamedTuple):
+    """An input that stress cases change."""
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    groups: int
+    """Groups of consecutive rows, of each of which numbers of an output are made."""
+
+
+def why_no_stress(definition: Definition) -> str | None:
+    """Say why a definition is judged on usual inputs only; None if it is not. Indices and counts have no norm."""
+    return None if _float_outputs(definition) else "none of its outputs is a float"
+
+
+def _float_outputs(definition: Definition) -> list[tuple[str, ...]]:
+    """Return the axes of each float output."""
+    specs = definition.outputs.values()
+    return [tuple(spec.shape or ()) for spec in specs if DTYPES[spec.dtype].kind == "float"]
+
+
+def _has_few_numbers(definition: Definition, workload: Workload) -> bool:
+    """Tell whether a float output has few elements; False if its shape cannot be told."""
+    try:
+        shapes = definition.get_output_shapes(workload.axes)
+    except (KeyError, ValueError):
+        return False
+    specs = zip(definition.outputs.values(), shapes, strict=True)
+    return any(0 < math.prod(shape or ()) < FEW_NUMBERS for spec, shape in specs if DTYPES[spec.dtype].kind == "float")
+
+
+def _find_free(definition: Definition, name: str, shape: tuple[int, ...], axes: dict[str, int]) -> Free | None:
+    """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
+    blank = Blank(name, definition, shape, axes, {}, 0, torch.device("cpu"))
+    count = math.prod(shape)
+    if RATES.fullmatch(name.lower()) or not shape or not count:
+        return None
+    kind: Kind | None = None
+    if is_free(blank):
+        kind = "float"
+    elif DTYPES[blank.dtype_name].bits == 8 and count <= MANY_ELEMENTS:
+        kind = KINDS.get(find_flips(blank))
+    if kind is None:
+        return None
+    named = tuple(definition.inputs[name].shape or ())
+    groups = 1
+    for wanted in _float_outputs(definition):
+        leading = takewhile(wanted.__contains__, named[:-1])
+        made = math.prod(shape[: len(list(leading))])
+        if named[-1] not in wanted and made < math.prod(shape[:-1]):
+            groups = max(groups, made)
+    return Free(name, kind, named, groups)
+
+
+def count_affordable(latency_ms: float | None, device_type: str) -> int | None:
+    """Return for how many cases a reference is called; None if it is quick enough for all.
+
+    Args:
+        latency_ms: of one call; None if it was not timed.
+        device_type: "cuda" or "cpu".
+    """
+    if latency_ms is None:
+        return None
+    if device_type == "cuda":
+        return SLOW_CALLS if latency_ms > QUICK_MS else None
+    return max(1, int(PATIENCE_MS / max(latency_ms, 1e-3)))
+
+
+class StressPlan:
+    """The stress cases of one job.
+
+    Args:
+        definition: what is computed.
+        workload: says which inputs are random.
+        seed: of the job; secret while the job is judged.
+        has_constants: whether outputs that are the same on all usual inputs are tried on others, too.
+        most: calls at most; None for all.
+
+    Raises:
+        WorkloadFault: an axis of the workload has no size.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        workload: Workload,
+        seed: int,
+        *,
+        has_constants: bool = False,
+        most: int | None = None,
+    ) -> None:
+        self._seed = derive_seed(seed, "stress")
+        self._settled = derive_seed(0, "stress", definition.name, workload.uuid)
+        axes, shapes = bind_axes(definition, workload)
+        self.free = [
+            _find_free(definition, name, shape or (), axes)
+            if isinstance(workload.inputs.get(name), RandomInput | None)
+            else None
+            for name, shape in shapes.items()
+        ]
+        """Which inputs are changed, in the order of the definition."""
+        self._looks = look_at(definition.reference or "")
+        self._changed: Counter[str] = Counter()
+        """Calls of each case that were changed."""
+        self._counts = self._count(definition, has_constants, _has_few_numbers(definition, workload))
+        specs = zip(definition.inputs.values(), shapes.values(), strict=True)
+        size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
+        self._most = max(1, MOST_BYTES // max(size, 1))
+        if most is not None:
+            self._most = min(self._most, most)
+
+    def _count(self, definition: Definition, has_constants: bool, has_few: bool) -> dict[str, int]:
+        """Return the calls of each case. Cases that differ in a small part have more: a look may miss it in some."""
+        free = [one for one in self.free if one is not None]
+        outputs = _float_outputs(definition)
+        has_floats = any(one.kind == "float" for one in free)
+        # Rows join in one number if an output lacks their axis. Statistics of bytes are of whole images.
+        joins_rows = any(
+            len(one.axes) > 1 and (one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs))
+            for one in free
+        )
+        has_gates = any(map(self._is_gate, free)) and not HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
+        counts = dict.fromkeys(USUAL, 1) | {
+            SMALL: 10 if has_few else 1,
+            SHIFTED_ROWS: 4 if has_constants else 1,
+            A_FEW_IN_ONE_ROW: 3 * has_floats,
+            STRETCH: 6 * has_floats,
+            PART_OF_COLUMNS: 6,
+            PART_OF_ROWS: 6 * joins_rows,
+            ONE_ROW: 9 if has_few else 3 * any(one.groups >= FEW_NUMBERS for one in free),
+            ZEROS: 3 * self._looks.zeros,
+            NOT_FINITE: 9 * bool(self._looks.not_finite),
+            GATES_UP: 3 * has_gates,
+            GATES_DOWN: 3 * has_gates,
+            SOME_GATES: 12 * has_gates,
+            SPIKE: 12 * has_constants,
+            FAR_LARGER: 3 * has_constants,
+        }
+        return {name: count for name, count in counts.items() if count and free}
+
+    @property
+    def names(self) -> list[str]:
+        """All cases that the job may have."""
+        return list(self._counts)
+
+    @property
+    def calls(self) -> list[str]:
+        """The case of each call of the job, in the order in which they come: one of each first, strong ones sooner."""
+        chance = random.Random(self._settled)
+        keys = {name: chance.expovariate(STRESS_CASES[name].strength) for name in self._counts}
+        found = [(again, keys[name], name) for name, count in self._counts.items() for again in range(count)]
+        return [name for _, _, name in sorted(found)][: self._most]
+
+    def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
+        """Turn usual inputs of a call into those of a case, in place.
+
+        Args:
+            name: of the case.
+            number: of the call.
+            values: its inputs, in the order of the definition; None for one that is no tensor.
+        """
+        self._changed[name] += 1
+        for index, (free, value) in enumerate(zip(self.free, values, strict=True)):
+            if free is None or value is None or not self._concerns(name, free):
+                continue
+            wide = value.float() if free.kind == "float8" else value
+            field = self._open(name, number, index, wide)
+            usual = wide.clone() if free.kind == "bools" else wide
+            for support, transform in STRESS_CASES[name].steps:
+                places = support(field)
+                if isinstance(places, torch.Tensor):
+                    field.rows.copy_(torch.where(places, transform(field.rows, field), field.rows))
+                elif places is not None:
+                    field.rows[places] = transform(field.rows[places], field)
+            if free.kind == "bools":
+                _keep_some(value, usual)
+                if self._looks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
+                    field.rows[field.of_rows.host.randrange(len(field.rows))] = False
+            if free.kind == "float8":
+                largest = torch.finfo(value.dtype).max
+                value.copy_(wide.clamp_(-largest, largest))
+
+    def _concerns(self, name: str, free: Free) -> bool:
+        """Tell whether a case changes an input."""
+        if name in GATES:
+            return self._is_gate(free)
+        guarded = self._looks.guarded & {one.name for one in self.free if one is not None}
+        if name == NOT_FINITE and guarded and free.name not in guarded:
+            return False
+        return free.kind in ("float", "float8") or not STRESS_CASES[name].is_of_floats
+
+    def _is_gate(self, free: Free) -> bool:
+        return free.kind == "float" and free.name in self._looks.gates
+
+    def _open(self, name: str, number: int, index: int, values: torch.Tensor) -> Field:
+        free = self.free[index]
+        assert free is not None
+
+        def draw(*names: str | int) -> Chance:
+            return Chance(derive_seed(self._seed, name, number, *names), values.device)
+
+        return Field(
+            values,
+            draw(index),
+            draw("places", *free.axes[-1:]),
+            draw("places", *free.axes[:-1]),
+            free.groups,
+            derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4,
+            self._looks.not_finite,
+        )
+
+
+def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:
+    """Undo changes of rows and columns in which all bools are true, or none is: they may have no right answer."""
+    for dim in (-1, -2)[: values.ndim]:
+        is_odd = values.all(dim, keepdim=True) | ~values.any(dim, keepdim=True)
+        torch.where(is_odd, usual, values, out=values)

@@ -1,1 +1,0 @@
-"""Stress cases: inputs that differ from usual ones, which some calls of a job get."""
