@@ -12,16 +12,17 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import threads
-from flashinfer_bench.bench.runner.session import opening, start
-from flashinfer_bench.bench.runner.session.start import Starter
+from flashinfer_bench.bench.runner import launcher
+from flashinfer_bench.bench.runner.launcher import ForkServer
+from flashinfer_bench.bench.runner.session import opening
 
 pytestmark = pytest.mark.cpu
 
 LOADED = """
 import importlib, json, sys
-from flashinfer_bench.bench.runner.session import start
+from flashinfer_bench.bench.runner import launcher
 light = sorted(sys.modules)
-opening = importlib.import_module(start.OPENING)
+opening = importlib.import_module(launcher.OPENING)
 opened = sorted(sys.modules)
 print(json.dumps([light, opened]))
 """
@@ -39,15 +40,15 @@ def test_a_starter_imports_nothing_slow_before_it_is_tied_to_its_host_and_no_jud
 def test_sessions_that_somebody_waits_for_are_forked_at_once_and_later_ones_find_the_judge_imported(monkeypatch):
     told = []
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(start, "is_unwanted", lambda _control: False)
-    monkeypatch.setattr(start, "fork", lambda: told.append("fork") or len(told))
-    monkeypatch.setattr(start, "send_frame", lambda *_: None)
-    starter = Starter(theirs, lambda _fd: None, lambda: told.append("import"))
+    monkeypatch.setattr(launcher, "is_closed", lambda _control: False)
+    monkeypatch.setattr(launcher, "fork", lambda: told.append("fork") or len(told))
+    monkeypatch.setattr(launcher, "send_frame", lambda *_: None)
+    starter = ForkServer(theirs, lambda _fd: None, lambda: told.append("import"))
     with ours, theirs:
         for orders in ([{}, {}], [{}]):
             come = iter(orders)
             starter._reader = SimpleNamespace(pop=partial(next, come, None), take_fds=make_fds)
-            starter._take_orders()
+            starter._take_requests()
     for control in starter._sessions.values():
         control.close()
     os.close(starter._woken)
