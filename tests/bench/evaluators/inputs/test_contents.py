@@ -107,11 +107,11 @@ def test_other_floats_are_shuffled_and_each_is_multiplied(shape):
 
 def test_sums_and_largest_elements_of_rows_do_not_follow_from_the_base():
     base = torch.rand(4, 1 << 14) + 1
-    made = make_each(open_one(base))
-    sums = torch.stack([one.log().mean(-1) for one in made])
+    made = torch.stack(make_each(open_one(base)))
+    sums = made.log().mean(-1)
     assert (sums - base.log().mean()).std() > 0.03
     assert (sums.diff(dim=-1).abs() > 0.01).double().mean() > 0.7
-    assert len(torch.stack([one.argmax(-1) for one in made]).unique()) > 24
+    assert len(made.argmax(-1).unique()) > 24
 
 
 def test_only_an_input_of_both_signs_is_negated_and_only_in_some_calls():
@@ -128,7 +128,7 @@ def test_no_move_is_by_whole_rows(shape):
     value = torch.zeros(shape)
     moves = choose_moves(value, np.arange(0, 2**62, 2**62 // 1_000, dtype=np.uint64))
     columns, count = shape[-1] if shape else 1, value.numel()
-    assert (moves == 0).all() if count < 2 else (0 < moves).all()
+    assert (moves == 0).all() if count < 2 else (moves > 0).all()
     assert (moves < count).all()
     assert not 1 < columns < count or (moves % columns).all()
 
@@ -225,11 +225,11 @@ def test_it_is_known_if_nothing_can_differ(value, way, differs):
 
 
 @pytest.mark.parametrize("way", ["scaled", "rolled", "redrawn", "fixed"])
-@pytest.mark.parametrize("shape", [(0,), (1,), (1, 1), (2, 1), (1, 2), (3, 5)])
-def test_every_way_takes_every_shape(way, shape):
-    (made,) = open_one(torch.randn(shape), way).make(1)
-    assert made.shape == shape
-    assert bool(made.isfinite().all())
+def test_every_way_takes_every_shape(way):
+    for shape in ((0,), (1,), (2, 1), (1, 2), (3, 5)):
+        (made,) = open_one(torch.randn(shape), way).make(1)
+        assert made.shape == shape
+        assert bool(made.isfinite().all())
 
 
 def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():

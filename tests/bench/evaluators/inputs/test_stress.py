@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan, count_affordable
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
+from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan, count_affordable
 from tests.kit.make import make_definition, make_workload
 from tests.kit.operations import WAITS, counting_operations
 
@@ -112,7 +112,7 @@ def test_a_slow_reference_is_called_for_few(latency_ms, device, most):
     assert count_affordable(latency_ms, device) == most
 
 
-STAYS = "scale:float32 A_log:float32 dt_bias:float32 cos_sin_cache:float32 e:float8_e8m0fnu indices:int32 stored:float32"
+STAYS = "scale:float32 A_log:float32 dt_bias:float32 cos_sin_cache:float32 e:float8_e8m0fnu pages:int32 stored:float32"
 CHANGES = "x:bfloat16 q:float8_e4m3fn image:uint8 weights:int8 mask:bool"
 
 

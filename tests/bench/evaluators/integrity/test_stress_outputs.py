@@ -119,7 +119,7 @@ MASKS = [[spoil((0, 0), by=-INF)], [spoil((0, 1), by=-INF)]]
         *((spoil((1, 3), by=NAN), spoil((4, 0), by=by), USUAL, [row not in (1, 4) for row in ROWS])
           for by in (NAN, INF)),
         *((spoil((1, 3), by=by), spoil((4, 0)), USUAL, [False] * 6) for by in (INF, -INF)),  # it overflows
-        (spoil((3, 3), (4, 4)), spoil(), [[spoil((0, 0))], [spoil((1, 1), (2, 2), by=NAN)]], None),  # no more than usual
+        (spoil((3, 3), (4, 4)), spoil(), [[spoil((0, 0))], [spoil((1, 1), (2, 2), by=NAN)]], None),  # as usual
         (MASKED, MASKED, MASKS, True),  # infinities that are meant
         (MASKED + spoil((2, 5), by=NAN), MASKED, MASKS, [row != 2 for row in ROWS]),
         (MASKED + spoil((3, 5)), MASKED, MASKS, [False] * 6),
