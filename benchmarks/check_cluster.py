@@ -201,7 +201,7 @@ def list_ours() -> list[str]:
         try:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             is_marked = folder.name.isdigit() and os.environ[MARK].encode() in (folder / "environ").read_bytes()
-            if is_marked and ("PlaceActor" in line or "runner.session.start" in line):
+            if is_marked and ("PlaceActor" in line or "runner.launcher" in line):
                 found.append(f"{folder.name} {line[:80]}")
         except OSError:
             continue

@@ -36,7 +36,7 @@ from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.bench.runner.starting import end_starters_of_thread as end_launchers_of_thread
+from flashinfer_bench.bench.runner.launcher import end_launchers_of_thread
 from flashinfer_bench.bench.scheduler import POLL_S, Rules
 from flashinfer_bench.bench.solution_jobs import SolutionJobs
 from flashinfer_bench.bench.task import Task

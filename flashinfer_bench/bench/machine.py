@@ -7,6 +7,7 @@ is the device. Which languages can be built is told by the caller, who knows the
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import platform
@@ -14,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flashinfer_bench.errors import ConfigError
 
@@ -50,10 +51,6 @@ class Device:
         return own if self.node is None else f"{self.node}/{own}"
 
 
-def _buildable(_solution: Solution) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Machine:
     """The devices of a run, and what can run on them."""
@@ -61,7 +58,7 @@ class Machine:
     devices: tuple[Device, ...]
     languages: Mapping[str, str | None]
     """Language → None where its solutions can be built and run here, else the reason why not."""
-    why_not_buildable: Callable[[Solution], str | None] = field(default=_buildable, compare=False)
+    why_not_buildable: Callable[[Solution], str | None] = field(default=lambda _solution: None, compare=False)
     """Gives what is missing here for one solution (a package, a binding), None where nothing is."""
     sandbox: str | None = None
     """How far workers are confined here, for a job's fingerprint; None where nobody has looked."""
@@ -82,40 +79,8 @@ class Machine:
         return sorted({device.capability for device in self.devices if device.capability is not None})
 
 
-class Nvml(Protocol):
-    """The part of pynvml that is used."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None:
-        """Load the driver's library."""
-
-    def nvmlShutdown(self) -> None:
-        """Let it go."""
-
-    def nvmlDeviceGetCount(self) -> int:
-        """Count the GPUs."""
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        """Open a GPU."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
-        """Open a GPU or a MIG slice."""
-
-    def nvmlDeviceGetName(self, handle: Any) -> str | bytes:
-        """Name a GPU."""
-
-    def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes:
-        """Give a GPU's uuid."""
-
-    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:
-        """Give a GPU's PCI address, as `domain`, `bus` and `device`."""
-
-    def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]:
-        """Tell whether a GPU is divided by MIG, now and after the next start."""
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> Sequence[int]:
-        """Give a GPU's compute capability."""
+Nvml = Any
+"""The module pynvml, or what plays it."""
 
 
 def discover_devices(
@@ -176,11 +141,9 @@ def guess_kind(devices: Path = Path("/dev")) -> Literal["cpu", "cuda"]:
 
 def _import_nvml() -> Nvml | None:
     try:
-        import pynvml
+        return importlib.import_module("pynvml")
     except ImportError:
         return None
-    binding: Nvml = pynvml
-    return binding
 
 
 def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tuple[Device, ...]:
@@ -192,61 +155,45 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
     except nvml.NVMLError:
         return ()
     try:
-        gpus = _rank(
-            [(_read_gpu(nvml, index), _read_address(nvml, index)) for index in range(nvml.nvmlDeviceGetCount())]
-        )
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        addresses = [_read_address(nvml, handle) for handle in handles]
+        gpus = [_read_gpu(nvml, handle, nvml.nvmlDeviceGetUUID(handle), index) for index, handle in enumerate(handles)]
         slices = [_read_slice(nvml, entry) for entry in _entries(visible or "") if entry.startswith("MIG-")]
     except nvml.NVMLError:
         return ()
     finally:
         with contextlib.suppress(nvml.NVMLError):  # what was read is right whether or not NVML closes
             nvml.nvmlShutdown()
+    known = sorted(address for address in addresses if address is not None)
+    if len(set(known)) == len(gpus):
+        gpus = [replace(gpu, pci_rank=known.index(address)) for gpu, address in zip(gpus, addresses, strict=True)]
     chosen = gpus if visible is None else list(_apply_visible(visible, [*gpus, *slices]))
     return tuple(replace(gpu, index=index) for index, gpu in enumerate(chosen))
 
 
-def _read_gpu(nvml: Nvml, index: int) -> Device:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
-    return Device("cuda", index, name, uuid, _read_capability(nvml, handle))
-
-
-def _read_address(nvml: Nvml, index: int) -> tuple[int, int, int] | None:
-    """Return a GPU's PCI address; None where NVML does not tell, and for one that is divided by MIG."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    try:
+def _read_address(nvml: Nvml, handle: Any) -> Any:
+    """Return a GPU's PCI address; None if NVML does not tell, and for one that is divided by MIG."""
+    with contextlib.suppress(nvml.NVMLError):  # a GPU that knows no MIG
         if nvml.nvmlDeviceGetMigMode(handle)[0]:
             return None
-    except nvml.NVMLError:
-        pass  # a GPU that knows no MIG
-    try:
+    with contextlib.suppress(nvml.NVMLError):
         found = nvml.nvmlDeviceGetPciInfo(handle)
-    except nvml.NVMLError:
-        return None
-    return int(found.domain), int(found.bus), int(found.device)
+        return int(found.domain), int(found.bus), int(found.device)
+    return None
 
 
-def _rank(found: Sequence[tuple[Device, tuple[int, int, int] | None]]) -> list[Device]:
-    """Return GPUs with their positions by PCI address, where the addresses of all of them are known."""
-    addresses = sorted(address for _, address in found if address is not None)
-    if len(set(addresses)) < len(found):
-        return [gpu for gpu, _ in found]
-    return [replace(gpu, pci_rank=addresses.index(address)) for gpu, address in found if address is not None]
-
-
-def _read_capability(nvml: Nvml, handle: Any) -> tuple[int, int] | None:
-    try:
+def _read_gpu(nvml: Nvml, handle: Any, uuid: str | bytes, index: int) -> Device:
+    capability = None
+    with contextlib.suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except nvml.NVMLError:
-        return None
-    return int(major), int(minor)
+        capability = int(major), int(minor)
+    return Device("cuda", index, _text(nvml.nvmlDeviceGetName(handle)), _text(uuid), capability)
 
 
 def _read_slice(nvml: Nvml, uuid: str) -> Device:
     """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name; a driver that does not tell its name is no fault."""
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        return Device("cuda", -1, _text(nvml.nvmlDeviceGetName(handle)), uuid, _read_capability(nvml, handle))
+        return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid, -1)
     except nvml.NVMLError:
         return Device("cuda", -1, "MIG device", uuid)
 

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
@@ -25,37 +25,49 @@ def progress_bar(jobs: int, *, wanted: bool | None = None, console: Console | No
     """Show a bar while the block runs; gives the function that has to be told each event.
 
     Args:
-        jobs: of the run; where there are none, there is no bar.
+        jobs: of the run; without any there is no bar.
         wanted: whether there is a bar at all; None for: in notebooks.
-        console: where rich draws; the usual one where it is left out.
+        console: where rich draws; the usual one by default.
     """
     if not jobs or not (is_notebook() if wanted is None else wanted):
         yield lambda _event: None
         return
     counts: Counter[str] = Counter()
-    tqdm = _find_tqdm()
-    if tqdm is not None:
-        with tqdm(total=jobs, unit="job") as bar:
+    with ExitStack() as drawn:
+        advance = _draw_by_tqdm(drawn, jobs) or _draw_by_rich(drawn, jobs, console)
 
-            def tell_tqdm(event: Event) -> None:
-                if _count(event, counts):
-                    bar.set_postfix_str(_describe(counts), False)
-                    bar.update()
+        def tell(event: Event) -> None:
+            if isinstance(event, JobFinished) and event.trace.evaluation is not None:
+                counts[event.trace.evaluation.status.value] += 1
+            elif isinstance(event, JobFaulted):
+                counts[LEFT_OUT if event.is_left_out else WITHOUT_VERDICT] += 1
+            else:
+                return
+            advance(", ".join(f"{number} {what}" for what, number in counts.items()))
 
-            yield tell_tqdm
-        return
+        yield tell
+
+
+def _draw_by_tqdm(drawn: ExitStack, jobs: int) -> Callable[[str], object] | None:
+    """Return a function that advances the bar and describes it; None if tqdm is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets it draws text, and says so
+            tqdm: Any = importlib.import_module("tqdm.auto").tqdm
+    except ImportError:
+        return None
+    bar = drawn.enter_context(tqdm(total=jobs, unit="job"))
+    return lambda text: (bar.set_postfix_str(text, False), bar.update())
+
+
+def _draw_by_rich(drawn: ExitStack, jobs: int, console: Console | None) -> Callable[[str], object]:
     # Imported here, because it takes a tenth of a second, and most runs show no bar.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as drawn:
-        task = drawn.add_task("", total=jobs)
-
-        def tell_rich(event: Event) -> None:
-            if _count(event, counts):
-                drawn.update(task, advance=1, description=_describe(counts), refresh=True)
-
-        yield tell_rich
+    bar = drawn.enter_context(Progress(*columns, console=console))
+    task = bar.add_task("", total=jobs)
+    return lambda text: bar.update(task, advance=1, description=text, refresh=True)
 
 
 def is_notebook() -> bool:
@@ -63,28 +75,3 @@ def is_notebook() -> bool:
     module: Any = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return getattr(shell, "kernel", None) is not None
-
-
-def _find_tqdm() -> Callable[..., Any] | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # without ipywidgets it draws text, and says so
-            found: Callable[..., Any] = importlib.import_module("tqdm.auto").tqdm
-    except ImportError:
-        return None
-    return found
-
-
-def _count(event: Event, counts: Counter[str]) -> bool:
-    """Count a job that has ended; say whether one has."""
-    if isinstance(event, JobFinished) and event.trace.evaluation is not None:
-        counts[event.trace.evaluation.status.value] += 1
-        return True
-    if isinstance(event, JobFaulted):
-        counts[LEFT_OUT if event.is_left_out else WITHOUT_VERDICT] += 1
-        return True
-    return False
-
-
-def _describe(counts: Counter[str]) -> str:
-    return ", ".join(f"{number} {what}" for what, number in counts.items())

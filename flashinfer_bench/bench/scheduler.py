@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
@@ -28,10 +28,13 @@ from flashinfer_bench.bench.runner.client import SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.places import Builds, LocalPlaces, Places, Session
+from flashinfer_bench.bench.runner.places import LocalPlaces
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
 from flashinfer_bench.data import Evaluation, Solution
 from flashinfer_bench.errors import DeviceFault
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.runner.places import Builds, Places, Session
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller says otherwise."""

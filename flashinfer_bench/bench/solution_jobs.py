@@ -1,22 +1,14 @@
-"""Makes the jobs of a submitted solution: which definition, which workloads, and whether it can run here at all."""
+"""The jobs of a submitted solution: which definition, which workloads, whether it can run here, what is recorded."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.evaluator_record import find_wrong_extras
-from flashinfer_bench.bench.planning.plan import (
-    Job,
-    JobMaker,
-    decide,
-    resolve_workload,
-    set_foreign_aside,
-    why_no_jobs,
-)
+from flashinfer_bench.bench.planning.plan import Job, JobMaker, decide, set_foreign_aside, why_no_jobs
 from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, set_missing_aside
 from flashinfer_bench.bench.planning.suitability import why_not_here
@@ -27,15 +19,14 @@ from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
 
+MOST_KEPT: Final = 10_000
+"""Jobs whose latest trace the engine answers from, of those that it has recorded. A line has some 6 KB."""
 Recorded = dict[tuple[str, str], list[AnyTrace]]
 """Uuid of a workload and digest of a solution → traces, the latest last."""
-MOST_KEPT: Final = 10_000
-"""The engine answers from this many of its own traces; older ones only after the set is read anew. A line has some
-6 KB."""
 
 
 class SolutionJobs:
-    """Makes jobs of solutions that come in while the engine runs; usable from any thread.
+    """Makes jobs of solutions that come in one by one; usable from any thread.
 
     Args:
         context: the trace set, the settings and the machine.
@@ -45,9 +36,10 @@ class SolutionJobs:
         self._context = context
         self._makers: dict[str, JobMaker] = {}
         self._recorded: dict[str, Recorded] = {}
+        """By definition, as the set has them."""
         self._own: dict[tuple[str, str], str] = {}
-        """The latest lines that the engine has recorded, by workload and solution, the oldest first."""
-        self._lock = threading.Lock()
+        """The latest lines that the engine has recorded, the oldest first."""
+        self._lock = threading.RLock()
 
     def find(self, solution: Solution | str) -> Solution:
         """Return a solution, which may be given by its name in the set.
@@ -73,7 +65,11 @@ class SolutionJobs:
         Raises:
             ConfigError: there is no such definition or workload, or the solution cannot run on this machine.
         """
-        maker = self._maker(solution.definition)
+        name = solution.definition
+        with self._lock:
+            if name not in self._makers:
+                self._makers[name] = self._open(name)
+            maker = self._makers[name]
         reason = why_not_here(solution, self._context.machine, interpret=self._context.config.interpret)
         if reason is not None:
             raise ConfigError(f"{solution.name} cannot run here: {reason}")
@@ -85,32 +81,28 @@ class SolutionJobs:
         known = [job.workload.uuid for job in jobs]
         unknown = next((uuid for uuid in workloads if uuid not in known), None)
         if unknown is not None:
-            hint = did_you_mean(unknown, known)
-            raise ConfigError(f"{solution.definition} has no workload {unknown!r}{hint}")
+            raise ConfigError(f"{name} has no workload {unknown!r}{did_you_mean(unknown, known)}")
         return [job for job in jobs if job.workload.uuid in set(workloads)]
 
     def find_recorded(self, jobs: Sequence[Job]) -> dict[str, Trace]:
         """Return the traces that the set has of equal jobs, by the uuid of their workload.
 
-        Equal is what a resumed run would not do again; under which name a solution was judged does not matter.
+        A job is equal if a resumed run would not do it again; under which name a solution was judged does not matter.
         """
-        if not jobs:
-            return {}
-        config = self._context.config
-        recorded = self._recorded_of(jobs[0].definition.name)
         found: dict[str, Trace] = {}
         for job in jobs:
             mark = (job.workload.uuid, job.fingerprint["solution"])
-            traces = list(map(to_trace, recorded.get(mark, [])))
-            if (own := self._own.get(mark)) is not None:
-                traces.append(Trace.model_validate_json(own))
+            with self._lock:
+                traces = list(map(to_trace, self._recorded_of(job.definition.name).get(mark, [])))
+                if (own := self._own.get(mark)) is not None:
+                    traces.append(Trace.model_validate_json(own))
             named = [trace.model_copy(update={"solution": job.solution.name}) for trace in traces]
-            if named and decide(job, config, RecordedJobs.from_traces(named)).action == "skip":
+            if named and decide(job, self._context.config, RecordedJobs.from_traces(named)).action == "skip":
                 found[job.workload.uuid] = named[-1]
         return found
 
     def keep(self, job: Job, trace: Trace) -> None:
-        """Take note of a trace that the engine has recorded."""
+        """Note a trace that the engine has recorded."""
         mark = (job.workload.uuid, job.fingerprint["solution"])
         with self._lock:
             self._own.pop(mark, None)
@@ -119,40 +111,31 @@ class SolutionJobs:
                 del self._own[next(iter(self._own))]
 
     def _recorded_of(self, definition: str) -> Recorded:
-        """Return the recorded traces of a definition; they are looked through once."""
-        with self._lock:
-            if definition not in self._recorded:
-                known: Recorded = {}
-                for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
-                    marks = read_fingerprint(trace.evaluation) if trace.evaluation is not None else None
-                    if marks is not None and "solution" in marks:
-                        known.setdefault((trace.workload.uuid, marks["solution"]), []).append(trace)
-                self._recorded[definition] = known
-            return self._recorded[definition]
+        if definition not in self._recorded:
+            known: Recorded = {}
+            for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
+                marks = read_fingerprint(trace.evaluation) if trace.evaluation is not None else None
+                if marks is not None and "solution" in marks:
+                    known.setdefault((trace.workload.uuid, marks["solution"]), []).append(trace)
+            self._recorded[definition] = known
+        return self._recorded[definition]
 
-    def _maker(self, name: str) -> JobMaker:
-        with self._lock:
-            if name not in self._makers:
-                self._makers[name] = self._open_definition(name)
-            return self._makers[name]
-
-    def _open_definition(self, name: str) -> JobMaker:
-        trace_set, config = self._context.trace_set, self._context.config
+    def _open(self, name: str) -> JobMaker:
+        context, trace_set = self._context, self._context.trace_set
         definition = trace_set.definitions.get(name)
         if definition is None:
             raise ConfigError(f"the trace set has no definition {name!r}{did_you_mean(name, trace_set.definitions)}")
-        wrong = find_wrong_extras([config.resolve_eval_config(definition)])
+        wrong = find_wrong_extras([context.config.resolve_eval_config(definition)])
         if wrong:
             raise ConfigError("\n".join(wrong))
         workloads = tuple(trace.workload for trace in trace_set.workloads.get(name, []))
-        solutions = tuple(trace_set.solutions.get(name, []))
-        selected, missing = set_missing_aside([Selected(definition, solutions, workloads)], trace_set)
-        selected, skips = set_foreign_aside(selected, trace_set, config)
+        asked = Selected(definition, tuple(trace_set.solutions.get(name, [])), workloads)
+        selected, missing = set_missing_aside([asked], trace_set)
+        selected, skips = set_foreign_aside(selected, trace_set, context.config)
         if not selected:
             raise ConfigError(f"{name}: {missing[name] if name in missing else skips[0].reason}")
-        reason = why_no_jobs(selected[0]) if not selected[0].workloads or not definition.is_runnable else None
+        reason = why_no_jobs(selected[0], needs_solutions=False)
         if reason is not None:
             raise ConfigError(f"{name}: {reason}")
-        evaluators = self._context.fingerprint_evaluators([definition], trace_set.definitions.values())
-        machine = self._context.machine
-        return JobMaker.of(selected[0], config, machine, evaluators, partial(resolve_workload, config, trace_set))
+        evaluators = context.fingerprint_evaluators([definition], trace_set.definitions.values())
+        return JobMaker.of(selected[0], context.config, context.machine, trace_set, evaluators)

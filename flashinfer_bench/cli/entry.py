@@ -153,9 +153,9 @@ def _start_ahead(argv: Sequence[str]) -> None:
     if argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv) and not any(map(ELSEWHERE.match, argv)):
         from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
         from flashinfer_bench.bench.runner.environments import starter_environment
-        from flashinfer_bench.bench.runner.starting import starter_for
+        from flashinfer_bench.bench.runner.launcher import launcher_for
 
-        starter_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
+        launcher_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
 
 
 def _has_no_folder() -> bool:

@@ -6,7 +6,7 @@ supervisor's socket. The server sends no answer: the new supervisor and the new 
 One whose workers precompile sends one byte when it is ready. When the session's end closes, the server ends every
 supervisor that it started, and then itself.
 
-It cannot be the server from which sessions are forked (`bench/runner/session/start.py`): that one outlives sessions and
+It cannot be the server from which sessions are forked (`bench/runner/launcher.py`): that one outlives sessions and
 is trusted by all of them, and this one gives a session's own descriptors and imports to what it forks.
 """
 

@@ -229,7 +229,7 @@ def test_a_machine_names_its_hardware_once():
 def test_planning_imports_no_torch():
     code = (
         "import sys; import flashinfer_bench.bench.config, flashinfer_bench.bench.planning.plan, "
-        "flashinfer_bench.bench.planning.resume, flashinfer_bench.bench.schedule as s; "
+        "flashinfer_bench.bench.planning.resume, flashinfer_bench.bench.job_queue as s; "
         "from flashinfer_bench.bench.machine import discover_devices; "
         "from flashinfer_bench.bench.config import BenchmarkConfig; BenchmarkConfig.default(); discover_devices(None); "
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'triton')))"

@@ -1,7 +1,5 @@
 """Which jobs a run has: names, filters, skips, and what is recorded already."""
 
-import dataclasses
-
 import pytest
 
 from flashinfer_bench.bench.config import BUNDLED_FILE, BenchmarkConfig, EvalConfig
@@ -9,36 +7,29 @@ from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import PlanRow, Skip, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.suitability import read_target_kinds
-from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.evaluation import Environment, Evaluation, EvaluationStatus
-from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
+from tests.kit import make
 
 LANGUAGES = {"python": None, "triton": None, "cuda": "there is no nvcc"}
 CPU = Machine((Device("cpu", 0, "EPYC", "cpu"),), LANGUAGES)
 GPU = Machine((Device("cuda", 0, "NVIDIA H200", "GPU-1"), Device("cuda", 1, "NVIDIA H200", "GPU-2")), LANGUAGES)
 
 
-def make_definition(name, op_type="gemm", reference="def run(x):\n    return x\n"):
-    spec = {"shape": ["n"], "dtype": "float32"}
-    parts = {"axes": {"n": {"type": "var"}}, "inputs": {"x": spec}, "outputs": {"y": spec}, "reference": reference}
-    return Definition.model_validate({"name": name, "op_type": op_type, **parts})
+def make_definition(name, op_type="gemm", **parts):
+    return make.make_definition(name, op_type=op_type, **parts)
 
 
 def make_solution(name, definition, author="me", language="python", target_hardware=("cpu", "cuda"), content="1"):
-    spec = BuildSpec(language=language, target_hardware=list(target_hardware), entry_point="main.py::run")
-    source = SourceFile(path="main.py", content=content)
-    return Solution(name=name, definition=definition, author=author, sources=[source], spec=spec)
+    parts = {"author": author, "language": language, "target_hardware": list(target_hardware), "source": content}
+    return make.make_solution(name, definition=definition, **parts)
 
 
 def make_workloads(definition, *uuids):
-    return [
-        Trace(definition=definition, workload=Workload(uuid=uuid, axes={"n": size}, inputs={}))
-        for size, uuid in enumerate(uuids)
-    ]
+    workloads = [make.make_workload(uuid, axes={"n": size}) for size, uuid in enumerate(uuids)]
+    return [Trace(definition=definition, workload=workload) for workload in workloads]
 
 
 def test_workloads_whose_blobs_are_missing_are_one_skip_of_their_definition(trace_set, tmp_path):
@@ -157,40 +148,42 @@ def test_all_wrong_names_are_told_at_once_with_the_nearest(trace_set):
     assert "definition_config.gema" in lines[6]
 
 
-def test_op_types_of_the_bundled_file_need_not_be_in_the_set(trace_set):
-    assert len(make_plan(trace_set, BenchmarkConfig.default(), CPU).jobs) == 9
-
-
-def test_a_copy_of_the_bundled_file_may_be_given_for_any_set(trace_set, tmp_path):
+def test_the_bundled_file_or_a_copy_may_be_given_for_any_set(trace_set, tmp_path):
     copy = tmp_path / "mine.yaml"
     copy.write_text(BUNDLED_FILE.read_text())
-    assert len(make_plan(trace_set, BenchmarkConfig.from_yaml(copy), CPU).jobs) == 9
+    for config in (BenchmarkConfig.default(), BenchmarkConfig.from_yaml(copy)):
+        assert len(make_plan(trace_set, config, CPU).jobs) == 9
 
 
-def test_a_uuid_that_is_short_and_wrong_is_called_wrong(trace_set):
-    message = refusal(trace_set, workloads=["w2"])
-    assert message.startswith("workloads: the trace set has no workload 'w2'; it has aaaa-1, aaaa-2")
-
-
-def test_a_wrong_uuid_beside_a_solution_is_told_with_those_of_its_definition(trace_set):
-    message = refusal(trace_set, workloads=["zzzz"], solutions=["b1"])
-    assert message == "workloads: the trace set has no workload 'zzzz'; it has aaaa-1, cccc-1"
-
-
-def test_a_wrong_solution_is_told_with_those_of_the_chosen_definitions(trace_set):
-    message = refusal(trace_set, definitions=["gemm_a"], solutions=["zzzz"])
-    assert message == "solutions: the trace set has no solution 'zzzz'; it has fast, slow"
-
-
-def test_an_author_among_the_solutions_is_told_as_one(trace_set):
-    message = refusal(trace_set, solutions=["you"])
-    assert message == "solutions: the trace set has no solution 'you'; that is an author: give it to `authors`"
-
-
-def test_an_ambiguous_or_short_start_of_a_uuid_is_refused(trace_set):
-    message = refusal(trace_set, workloads=["aaaa", "bbb"]).splitlines()
-    assert "it has aaaa-1, aaaa-2" in message[0]
-    assert "needs 4 characters" in message[1]
+@pytest.mark.parametrize(
+    ("filters", "lines"),
+    [
+        ({"workloads": ["w2"]}, ["workloads: the trace set has no workload 'w2'; it has aaaa-1, aaaa-2"]),
+        (
+            {"workloads": ["zzzz"], "solutions": ["b1"]},
+            ["workloads: the trace set has no workload 'zzzz'; it has aaaa-1, cccc-1"],
+        ),
+        (
+            {"definitions": ["gemm_a"], "solutions": ["zzzz"]},
+            ["solutions: the trace set has no solution 'zzzz'; it has fast, slow"],
+        ),
+        (
+            {"solutions": ["you"]},
+            ["solutions: the trace set has no solution 'you'; that is an author: give it to `authors`"],
+        ),
+        (
+            {"workloads": ["aaaa", "bbb"]},
+            [
+                "workloads: 'aaaa' is the start of several uuids; it has aaaa-1, aaaa-2; write more of it",
+                "workloads: 'bbb' is too short: the start of a uuid needs 4 characters",
+            ],
+        ),
+    ],
+)
+def test_a_wrong_name_is_told_with_those_that_are_near(trace_set, filters, lines):
+    told = refusal(trace_set, **filters).splitlines()
+    assert len(told) == len(lines)
+    assert all(line.startswith(expected) for line, expected in zip(told, lines, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -294,15 +287,9 @@ def test_each_job_has_the_resolved_config_of_its_definition(trace_set):
 
 def record(plan):
     """The traces that a run of the plan would leave."""
-    environment = Environment(hardware="EPYC")
     for job in plan.jobs:
-        evaluation = Evaluation(
-            status=EvaluationStatus.RUNTIME_ERROR,
-            log="",
-            timestamp="2025-01-01T00:00:00Z",
-            environment=environment,
-            extra={"run": {"fingerprint": dict(job.fingerprint)}},
-        )
+        extra = {"run": {"fingerprint": dict(job.fingerprint)}}
+        evaluation = make.make_evaluation("RUNTIME_ERROR", environment={"hardware": "EPYC"}, extra=extra)
         names_of = {"definition": job.definition.name, "solution": job.solution.name}
         yield Trace(**names_of, workload=job.workload, evaluation=evaluation)
 
@@ -335,9 +322,3 @@ def test_a_renamed_author_changes_nothing(trace_set):
     recorded = RecordedJobs.from_traces(record(make_plan(trace_set, BenchmarkConfig(), CPU)))
     trace_set.solutions["gemm_b"] = [make_solution("b1", "gemm_b", author="someone else")]
     assert make_plan(trace_set, BenchmarkConfig(), CPU, recorded=recorded).jobs == ()
-
-
-def test_the_parts_of_a_plan_are_frozen(trace_set):
-    plan = make_plan(trace_set, BenchmarkConfig(), CPU)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.jobs[0].index = 5

@@ -141,13 +141,13 @@ runpy.run_module("flashinfer_bench", run_name="__main__")
 
 AHEAD = """
 import sys
-from flashinfer_bench.bench.runner import starting
+from flashinfer_bench.bench.runner import launcher
 from flashinfer_bench.cli import entry
 
 def note(environment):
     print("OMP_WAIT_POLICY" in environment, sorted({"torch", "pydantic", "rich", "yaml"} & set(sys.modules)))
 
-starting.starter_for = note
+launcher.launcher_for = note
 sys.exit(entry.run_command_line())
 """
 

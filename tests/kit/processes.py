@@ -13,8 +13,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
-from flashinfer_bench.bench.runner.session import start
-from flashinfer_bench.bench.runner.starting import starter_ids
+from flashinfer_bench.bench.runner.launcher import MODULE, launcher_ids
 from flashinfer_bench.sandbox.processes import ancestors, is_alive
 
 VARIABLE = "FIB_TEST_MARK"
@@ -32,7 +31,7 @@ def marked():
     """Yield a function that lists the marked processes that were started inside the block and are alive."""
     assert os.environ.get(VARIABLE) == MARK
     before = set(all_pids())
-    yield lambda: [pid for pid in set(all_pids()) - before - starter_ids() if is_marked(pid) or is_hidden_session(pid)]
+    yield lambda: [pid for pid in set(all_pids()) - before - launcher_ids() if is_marked(pid) or is_hidden_session(pid)]
 
 
 def all_pids():
@@ -54,7 +53,7 @@ def is_session(pid):
         *command, host, _ = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
         return False
-    if start.__name__.encode() not in command:
+    if MODULE.encode() not in command:
         return False
     return not is_alive(int(host)) or os.getpid() in (int(host), *ancestors(int(host)))
 

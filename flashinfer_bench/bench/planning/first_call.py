@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from flashinfer_bench.data.languages import SupportedLanguages
+
 if TYPE_CHECKING:  # sessions start sooner without the models
     from flashinfer_bench.data.solution import Solution
-
-from flashinfer_bench.data.languages import SupportedLanguages
 
 MODULES: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+flashinfer\b|\bcpp_extension\b", re.MULTILINE)
 OTHERS: Final = re.compile(r"\b(?:torch\.compile|tvm|tvm_ffi)\b")

@@ -8,9 +8,9 @@ set's: by definition, solution, workload.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
@@ -52,10 +52,6 @@ FOREIGN_CODE: Final = (
     "its custom inputs are made by code that is not the first set's own; --trust-definitions lets it run, as freely as "
     "a reference"
 )
-
-
-Resolve = Callable[[Definition, Workload], ResolvedEvalConfig | None]
-"""Gives the settings of a workload that says something of its own; None for those of its definition."""
 
 
 @dataclass(frozen=True)
@@ -159,24 +155,33 @@ def make_plan(
     if wrong:
         raise ConfigError("\n".join(wrong))
     selected, skips = set_foreign_aside(selected, trace_set, config)
-    skips += [skip for item in selected for skip in _skips(item, machine, config)]
-    resolve = partial(resolve_workload, config, trace_set)
     jobs: list[Job] = []
     left_out: list[Job] = []
-    decisions: Counter[Decision] = Counter()
+    redone: Counter[str] = Counter()
     for item in selected:
-        for job in _jobs(item, config, machine, partial(JobMaker.of, item, config, machine, evaluators or {}, resolve)):
-            decision = decide(job, config, recorded)
-            decisions[decision] += 1
-            (left_out if decision.action == "skip" else jobs).append(job)
-    reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
+        name = item.definition.name
+        if (reason := why_no_jobs(item)) is not None:
+            skips.append(Skip(name, None, None, reason))
+            continue
+        maker = JobMaker.of(item, config, machine, trace_set, evaluators or {})
+        for solution in item.solutions:
+            reason = why_not_here(solution, machine, interpret=config.interpret)
+            if config.solutions is None and config.authors is None and is_kept_draft(solution):
+                reason = KEPT_DRAFT
+            if reason is not None:
+                skips.append(Skip(name, solution.name, None, reason))
+                continue
+            for job in maker.jobs_of(solution):
+                decision = decide(job, config, recorded)
+                (left_out if decision.action == "skip" else jobs).append(job)
+                redone.update([decision.reason] if decision.action == "redo" else [])
     return Plan(
         jobs=tuple(_numbered(jobs)),
         skips=(*(Skip(name, None, None, reason, is_fault=True) for name, reason in missing.items()), *skips),
         resumed=len(left_out),
         recorded=tuple(left_out),
-        redone=sum(reasons.values()),
-        redone_reasons=reasons,
+        redone=redone.total(),
+        redone_reasons=dict(redone),
     )
 
 
@@ -232,41 +237,14 @@ def set_foreign_aside(
     return kept, skips
 
 
-def resolve_workload(
-    config: BenchmarkConfig, trace_set: TraceSet, definition: Definition, workload: Workload
-) -> ResolvedEvalConfig | None:
-    """Return the settings of a workload that says something of its own; None for those of its definition."""
-    tolerance = own_tolerance(trace_set, definition.name, workload)
-    return None if tolerance is None else config.resolve_eval_config(definition, tolerance)
-
-
-def _skips(selected: Selected, machine: Machine, config: BenchmarkConfig) -> Iterator[Skip]:
-    name = selected.definition.name
-    reason = why_no_jobs(selected)
-    if reason is not None:
-        yield Skip(name, None, None, reason)
-        return
-    for solution in selected.solutions:
-        reason = _why_skipped(solution, machine, config)
-        if reason is not None:
-            yield Skip(name, solution.name, None, reason)
-
-
-def _why_skipped(solution: Solution, machine: Machine, config: BenchmarkConfig) -> str | None:
-    """Say why a solution is not run, None where it is."""
-    if config.solutions is None and config.authors is None and is_kept_draft(solution):
-        return KEPT_DRAFT
-    return why_not_here(solution, machine, interpret=config.interpret)
-
-
-def why_no_jobs(selected: Selected) -> str | None:
-    """Say why a definition has no jobs at all, None where it has some."""
+def why_no_jobs(selected: Selected, *, needs_solutions: bool = True) -> str | None:
+    """Return why a definition has no jobs at all; None if it has some."""
     definition = selected.definition
     if not definition.is_runnable:
         return definition.not_runnable_reason or "its reference cannot be run"
     if not selected.workloads:
         return NO_WORKLOADS
-    if not selected.solutions:
+    if needs_solutions and not selected.solutions:
         return NO_SOLUTIONS
     return None
 
@@ -287,21 +265,21 @@ class JobMaker:
         selected: Selected,
         config: BenchmarkConfig,
         machine: Machine,
+        trace_set: TraceSet,
         evaluators: Mapping[str, str],
-        resolve: Resolve,
     ) -> JobMaker:
-        """Make it of a definition and its selected workloads."""
+        """Make it of a definition and its selected workloads, of which some may say something of their own."""
         definition = selected.definition
         resolved = config.resolve_eval_config(definition)
-        resolved_digest = resolved.digest()
+        digest = resolved.digest()
         workloads = []
         for workload in selected.workloads:
-            own = resolve(definition, workload) or resolved
-            marks = {"workload": workload.digest(), "config": own.digest() if own is not resolved else resolved_digest}
+            tolerance = own_tolerance(trace_set, definition.name, workload)
+            own = resolved if tolerance is None else config.resolve_eval_config(definition, tolerance)
+            marks = {"workload": workload.digest(), "config": digest if own is resolved else own.digest()}
             workloads.append((workload, own, marks))
         shared = {
             "definition": definition.digest(),
-            "config": resolved_digest,
             "hardware": machine.hardware,
             "evaluator": evaluators.get(definition.name),
             "timing": config.timing_mark(),
@@ -314,20 +292,9 @@ class JobMaker:
 
     def jobs_of(self, solution: Solution) -> Iterator[Job]:
         """Yield a solution's jobs, not numbered yet."""
-        common = fingerprint(**self.shared, solution=solution.digest(), workload="")
+        common = fingerprint(**self.shared, solution=solution.digest(), workload="", config="")
         for workload, own, marks in self.workloads:
             yield Job(0, self.definition, workload, solution, own, {**common, **marks})
-
-
-def _jobs(
-    selected: Selected, config: BenchmarkConfig, machine: Machine, maker: Callable[[], JobMaker]
-) -> Iterator[Job]:
-    if why_no_jobs(selected) is not None:
-        return
-    made = maker()
-    for solution in selected.solutions:
-        if _why_skipped(solution, machine, config) is None:
-            yield from made.jobs_of(solution)
 
 
 def _numbered(jobs: Iterable[Job]) -> Iterator[Job]:

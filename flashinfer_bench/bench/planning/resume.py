@@ -117,14 +117,9 @@ class RecordedJob(NamedTuple):
 
     @property
     def fingerprint(self) -> Mapping[str, str] | None:
-        """What decided the verdict, with the seed of its run; None where it does not say."""
+        """What decided the verdict, with the seed of its run; None if it does not say."""
         marks, seed = self.run.fingerprint, self.run.seed
         return marks if marks is None or seed is None else {"seed": str(seed), **marks}
-
-    @property
-    def passed(self) -> bool:
-        """Whether the solution passed."""
-        return self.evaluation.status is EvaluationStatus.PASSED
 
     @property
     def timed_out(self) -> bool:
@@ -143,11 +138,9 @@ class RecordedJob(NamedTuple):
         return performance is None or performance.reference_latency_ms > 0
 
     def is_plainly(self, wanted: Mapping[str, str]) -> bool:
-        """Tell whether it is a whole verdict of the wanted fingerprint that no limit of the run had a part in."""
-        run, status = self.run, self.evaluation.status
-        if run.quick or status is _TIMEOUT or run.fingerprint != wanted or not self.has_baseline:
-            return False
-        return status is not _RUNTIME_ERROR or not self.over_memory
+        """Return whether it is a whole verdict of the wanted fingerprint that no limit of the run had a part in."""
+        run = self.run
+        return run.fingerprint == wanted and not (run.quick or self.timed_out or self.over_memory) and self.has_baseline
 
 
 @dataclass(frozen=True)
@@ -186,7 +179,7 @@ class RecordedJobs:
         same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.run.quick]
         if not same:
             return Decision("redo", QUICK_ONLY if last.run.quick else _what_changed(last.fingerprint, wanted))
-        if shown[-1].run.quick and not shown[-1].passed:
+        if shown[-1].run.quick and shown[-1].evaluation.status is not EvaluationStatus.PASSED:
             return Decision("redo", "failed in a quick look")
         if self.retry_timeouts and same[-1].timed_out:
             return Decision("redo", "timed out")
@@ -208,54 +201,35 @@ def _devices_of(hardware: str) -> Sequence[str]:
 
 def _newest_alike(records: list[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
     """Return the records since the last one that is of another solution, definition, workload or evaluator."""
-    judged = _judged_marks(wanted)
-    others = (
-        index
-        for index, record in enumerate(records)
-        if record.fingerprint is None or _judged_marks(record.fingerprint) != judged
-    )
-    return records[max(others, default=-1) + 1 :]
-
-
-def _judged_marks(marks: Mapping[str, str]) -> list[str | None]:
-    return list(map(marks.get, JUDGED_KEYS))
+    judged = list(map(wanted.get, JUDGED_KEYS))
+    for index in range(len(records), 0, -1):
+        marks = records[index - 1].fingerprint
+        if marks is None or list(map(marks.get, JUDGED_KEYS)) != judged:
+            return records[index:]
+    return records
 
 
 def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
-    """Say which limit ended a recorded job and is larger now."""
-    then = record.run
-    if (
-        record.timed_out
-        and None not in (now.timeout_seconds, then.timeout_seconds)
-        and _is_larger(now.timeout_seconds, then.timeout_seconds)
-    ):
+    """Return which limit ended a recorded job and is larger now. No limit of memory leaves it to the machine."""
+    then_s, then_gb = record.run.timeout_seconds, record.run.worker_memory_gb
+    if record.timed_out and now.timeout_seconds is not None and then_s is not None and now.timeout_seconds > then_s:
         return "timed out under a shorter limit"
-    if record.over_memory and _is_larger(now.memory_gb, then.worker_memory_gb):
-        return "ended under a smaller limit of memory"
-    return None
-
-
-def _is_larger(now: float | None, then: float | None) -> bool:
-    """Compare two limits. None leaves a limit of memory to the machine: it may be larger, so it counts as larger."""
-    return now != then if now is None or then is None else now > then
+    has_more = now.memory_gb != then_gb if now.memory_gb is None or then_gb is None else now.memory_gb > then_gb
+    return "ended under a smaller limit of memory" if record.over_memory and has_more else None
 
 
 def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
-    return RecordedJob(evaluation, _read_run(evaluation))
-
-
-def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
     found = decode_run(evaluation, _RUN)
-    if found is not None:
-        return found
-    run, fingerprint = find_fingerprint(evaluation.extra)
-    return RecordedRun(
-        fingerprint={str(key): str(value) for key, value in fingerprint.items()} if fingerprint is not None else None,
-        quick=says_quick(run),
-        seed=seed if isinstance(seed := run.get("seed"), int) else None,
-        timeout_seconds=_number(run.get("timeout_seconds")),
-        worker_memory_gb=_number(run.get("worker_memory_gb")),
-    )
+    if found is None:
+        run, fingerprint = find_fingerprint(evaluation.extra)
+        numbers = {key: _number(run.get(key)) for key in ("timeout_seconds", "worker_memory_gb")}
+        found = RecordedRun(
+            fingerprint=None if fingerprint is None else {str(key): str(mark) for key, mark in fingerprint.items()},
+            quick=says_quick(run),
+            seed=seed if isinstance(seed := run.get("seed"), int) else None,
+            **numbers,
+        )
+    return RecordedJob(evaluation, found)
 
 
 def _number(value: object) -> float | None:

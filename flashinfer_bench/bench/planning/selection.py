@@ -1,6 +1,6 @@
 """Which definitions, solutions and workloads the filters of a configuration leave, and whether all their names exist.
 
-All wrong names are told at once, each with its place and the nearest known name. Used by plan.py only.
+All wrong names are told at once, each with its place and the nearest known name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flashinfer_bench.data.workload import MIN_PREFIX, Workload
 from flashinfer_bench.errors import ConfigError
 
 SHOWN_NAMES: Final = 8
+FILTERS: Final = ("definitions", "op_types", "solutions", "authors", "workloads")
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,30 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
         ConfigError: a name does not exist (all such names are listed), or the filters together leave nothing.
     """
     check_names(trace_set, config)
-    definitions = [item for item in trace_set.definitions.values() if _keeps_definition(config, item)]
+    definitions = _kept_definitions(trace_set, config)
     if not definitions and trace_set.definitions:
         raise ConfigError("no definition has a name in `definitions` and an op type in `op_types`; widen one of them")
-    uuids = _resolve_uuids(config.workloads or [], definitions, trace_set)
+    known = _uuids(trace_set, definitions)
+    uuids = {uuid for name in config.workloads or () for uuid in _matching(name, known)}
     selected = [
         Selected(
-            definition,
-            tuple(item for item in _solutions(trace_set, definition) if _keeps_solution(config, item)),
-            tuple(item for item in _workloads(trace_set, definition) if not config.workloads or item.uuid in uuids),
+            item,
+            tuple(one for one in trace_set.solutions.get(item.name, ()) if _keeps_solution(config, one)),
+            tuple(one for one in _workloads(trace_set, item) if not config.workloads or one.uuid in uuids),
         )
-        for definition in definitions
+        for item in definitions
     ]
-    _check_something_is_left(config, selected)
-    return [item for item in selected if not _is_filtered_out(config, item)]
+    by_solution, by_workload = not _keeps_all_solutions(config), config.workloads is not None
+    left = [item for item in selected if (item.solutions or not by_solution) and (item.workloads or not by_workload)]
+    for is_empty, lack in (
+        (by_solution and not any(item.solutions for item in selected), "no solution is left"),
+        (by_workload and not any(item.workloads for item in selected), "no workload is left"),
+        (selected and not left, "no definition has both a solution and a workload left"),
+    ):
+        if is_empty:
+            given = ", ".join(name for name in FILTERS if getattr(config, name))
+            raise ConfigError(f"{lack}; the filters given are {given}: widen one of them")
+    return left
 
 
 def set_missing_aside(selected: Sequence[Selected], trace_set: TraceSet) -> tuple[list[Selected], dict[str, str]]:
@@ -62,8 +73,17 @@ def set_missing_aside(selected: Sequence[Selected], trace_set: TraceSet) -> tupl
         What is left, without definitions that have no workload any more; and definition → what was taken out, and why.
     """
     left, reasons = [], {}
+    looked_at: dict[Path, bool] = {}
     for item in selected:
-        missing = _find_missing(item, trace_set)
+        missing: dict[str, Path] = {}
+        for workload in item.workloads:
+            paths = [source.path for source in workload.stored_inputs.values()]
+            root = (trace_set.blob_root(item.definition.name, workload.uuid) if paths else None) or Path()
+            for path in paths:
+                if root / path not in looked_at:
+                    looked_at[root / path] = BlobStore(root).is_missing(path)
+                if looked_at[root / path]:
+                    missing.setdefault(workload.uuid, root / path)
         kept = tuple(workload for workload in item.workloads if workload.uuid not in missing)
         if missing:
             first = f"blob {next(iter(missing.values()))} is not there"
@@ -75,35 +95,20 @@ def set_missing_aside(selected: Sequence[Selected], trace_set: TraceSet) -> tupl
     return left, reasons
 
 
-def _find_missing(selected: Selected, trace_set: TraceSet) -> dict[str, Path]:
-    """Return the uuid of each workload that has a missing blob, with the first one."""
-    missing: dict[str, Path] = {}
-    looked_at: dict[tuple[Path, str], bool] = {}
-    for workload in selected.workloads:
-        paths = [source.path for source in workload.stored_inputs.values()]
-        root = (trace_set.blob_root(selected.definition.name, workload.uuid) if paths else None) or Path()
-        for path in paths:
-            if (root, path) not in looked_at:
-                looked_at[root, path] = BlobStore(root).is_missing(path)
-            if looked_at[root, path]:
-                missing.setdefault(workload.uuid, root / path)
-    return missing
-
-
 def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
     """Raise one ConfigError that lists every name which the set does not have."""
     definitions = list(trace_set.definitions)
-    op_types = {normalise_op_type(item.op_type): item.op_type for item in trace_set.definitions.values()}
-    solutions = [item for listed in trace_set.solutions.values() for item in listed]
+    op_types = {normalise_op_type(item.op_type): item.op_type for item in trace_set.definitions.values()}.values()
+    authors = [item.author for listed in trace_set.solutions.values() for item in listed]
     problems = [
         *_unknown("definitions", "definition", config.definitions, definitions),
         *_wrong_solutions(config, trace_set),
-        *_unknown("op_types", "op type", config.op_types, op_types.values(), normalise_op_type),
-        *_unknown("authors", "author", config.authors, [item.author for item in solutions]),
+        *_unknown("op_types", "op type", config.op_types, op_types, normalise_op_type),
+        *_unknown("authors", "author", config.authors, authors),
         *_wrong_uuids(config, trace_set),
     ]
     for place, name in config.section_places("op_type_config", users_only=True):
-        problems += _unknown(place, "op type", [name], [*op_types.values(), *known_op_types()], normalise_op_type)
+        problems += _unknown(place, "op type", [name], [*op_types, *known_op_types()], normalise_op_type)
     for place, name in config.section_places("definition_config", users_only=True):
         problems += _unknown(place, "definition", [name], definitions)
     if problems:
@@ -114,7 +119,7 @@ def _unknown(
     place: str, kind: str, names: Iterable[str] | None, known: Iterable[str], identity: Callable[[str], str] = str
 ) -> Iterator[str]:
     there = dict.fromkeys(known)
-    identities = {identity(name) for name in there}
+    identities = set(map(identity, there))
     for name in names or ():
         if identity(name) not in identities:
             yield f"{place}: the trace set has no {kind} {name!r}{did_you_mean(name, there) or _list_some(there)}"
@@ -129,46 +134,41 @@ def _list_some(names: Iterable[str]) -> str:
 def _wrong_solutions(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
     """Yield a line for each unknown solution, with those of the chosen definitions; an author is told as one."""
     solutions = [item for listed in trace_set.solutions.values() for item in listed]
-    authors = {item.author for item in solutions}
-    kept = {item.name for item in trace_set.definitions.values() if _keeps_definition(config, item)}
+    names = {item.name for item in solutions}
+    kept = {item.name for item in _kept_definitions(trace_set, config)}
     there = [item.name for item in solutions if item.definition in kept]
     for wanted in dict.fromkeys(config.solutions or ()):
-        if wanted in authors and not any(item.name == wanted for item in solutions):
-            yield f"solutions: the trace set has no solution {wanted!r}; that is an author: give it to `authors`"
-        elif not any(item.name == wanted for item in solutions):
-            near = did_you_mean(wanted, there) or did_you_mean(wanted, [item.name for item in solutions])
-            yield f"solutions: the trace set has no solution {wanted!r}{near or _list_some(there)}"
+        if wanted in names:
+            continue
+        if any(item.author == wanted for item in solutions):
+            hint = "; that is an author: give it to `authors`"
+        else:
+            hint = did_you_mean(wanted, there) or did_you_mean(wanted, names) or _list_some(there)
+        yield f"solutions: the trace set has no solution {wanted!r}{hint}"
 
 
 def _wrong_uuids(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
-    definitions = [item for item in trace_set.definitions.values() if _keeps_definition(config, item)]
-    definitions = [item for item in definitions if _has_wanted(config, trace_set, item)] or definitions
+    kept = _kept_definitions(trace_set, config)
+    of_solutions = {
+        one.definition for listed in trace_set.solutions.values() for one in listed if _keeps_solution(config, one)
+    }
+    near = _uuids(trace_set, [item for item in kept if item.name in of_solutions] or kept)
     all_uuids = _uuids(trace_set, trace_set.definitions.values())
     for wanted in config.workloads or ():
-        candidates = _matching(wanted, _uuids(trace_set, definitions)) or _matching(wanted, all_uuids)
+        candidates = _matching(wanted, near) or _matching(wanted, all_uuids)
         if len(candidates) > 1:
             yield f"workloads: {wanted!r} is the start of several uuids{_list_some(candidates)}; write more of it"
         elif not candidates and any(uuid.startswith(wanted) for uuid in all_uuids):
             yield f"workloads: {wanted!r} is too short: the start of a uuid needs {MIN_PREFIX} characters"
         elif not candidates:
-            hint = did_you_mean(wanted, all_uuids) or _list_some(_uuids(trace_set, definitions))
+            hint = did_you_mean(wanted, all_uuids) or _list_some(near)
             yield f"workloads: the trace set has no workload {wanted!r}{hint}"
-
-
-def _has_wanted(config: BenchmarkConfig, trace_set: TraceSet, definition: Definition) -> bool:
-    """Tell whether a definition has one of the chosen solutions."""
-    return any(_keeps_solution(config, item) for item in _solutions(trace_set, definition))
 
 
 def _matching(wanted: str, uuids: Sequence[str]) -> list[str]:
     if wanted in uuids:
         return [wanted]
     return [uuid for uuid in uuids if uuid.startswith(wanted)] if len(wanted) >= MIN_PREFIX else []
-
-
-def _resolve_uuids(wanted: Sequence[str], definitions: Sequence[Definition], trace_set: TraceSet) -> set[str]:
-    uuids = _uuids(trace_set, definitions)
-    return {uuid for name in wanted for uuid in _matching(name, uuids)}
 
 
 def _uuids(trace_set: TraceSet, definitions: Iterable[Definition]) -> list[str]:
@@ -179,14 +179,14 @@ def _workloads(trace_set: TraceSet, definition: Definition) -> list[Workload]:
     return [trace.workload for trace in trace_set.workloads.get(definition.name, [])]
 
 
-def _solutions(trace_set: TraceSet, definition: Definition) -> list[Solution]:
-    return list(trace_set.solutions.get(definition.name, []))
-
-
-def _keeps_definition(config: BenchmarkConfig, definition: Definition) -> bool:
-    op_types = {normalise_op_type(name) for name in config.op_types or ()}
-    by_name = config.definitions is None or definition.name in config.definitions
-    return by_name and (config.op_types is None or normalise_op_type(definition.op_type) in op_types)
+def _kept_definitions(trace_set: TraceSet, config: BenchmarkConfig) -> list[Definition]:
+    op_types = None if config.op_types is None else set(map(normalise_op_type, config.op_types))
+    return [
+        item
+        for item in trace_set.definitions.values()
+        if (config.definitions is None or item.name in config.definitions)
+        and (op_types is None or normalise_op_type(item.op_type) in op_types)
+    ]
 
 
 def _keeps_solution(config: BenchmarkConfig, solution: Solution) -> bool:
@@ -194,22 +194,5 @@ def _keeps_solution(config: BenchmarkConfig, solution: Solution) -> bool:
     return by_name and (config.authors is None or solution.author in config.authors)
 
 
-def _filters_solutions(config: BenchmarkConfig) -> bool:
-    return config.solutions is not None or config.authors is not None
-
-
-def _is_filtered_out(config: BenchmarkConfig, selected: Selected) -> bool:
-    no_solution = _filters_solutions(config) and not selected.solutions
-    return no_solution or (config.workloads is not None and not selected.workloads)
-
-
-def _check_something_is_left(config: BenchmarkConfig, selected: Sequence[Selected]) -> None:
-    given = [name for name in ("definitions", "op_types", "solutions", "authors", "workloads") if getattr(config, name)]
-    among = f"; the filters given are {', '.join(given)}: widen one of them"
-    by_solution = _filters_solutions(config)
-    if by_solution and not any(item.solutions for item in selected):
-        raise ConfigError(f"no solution is left{among}")
-    if config.workloads is not None and not any(item.workloads for item in selected):
-        raise ConfigError(f"no workload is left{among}")
-    if selected and all(_is_filtered_out(config, item) for item in selected):
-        raise ConfigError(f"no definition has both a solution and a workload left{among}")
+def _keeps_all_solutions(config: BenchmarkConfig) -> bool:
+    return config.solutions is None and config.authors is None

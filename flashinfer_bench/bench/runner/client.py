@@ -18,8 +18,8 @@ from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, encode_frame
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
+from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
-from flashinfer_bench.bench.runner.starting import read_tail, starter_for
 from flashinfer_bench.sandbox.processes import end_tree, hide_memory, session_members
 
 START_LIMIT_S: Final = 180.0
@@ -59,8 +59,8 @@ class SessionClient:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         environment = session_environment(os.environ, device, interpret_triton=hello.needs_triton)
         try:
-            starter = starter_for(environment)
-            self._process = starter.start(environment, theirs.fileno(), lifeline_write, self._stderr.fileno())
+            launcher = launcher_for(environment)
+            self._process = launcher.start(environment, theirs.fileno(), lifeline_write, self._stderr.fileno())
         finally:
             theirs.close()
             os.close(lifeline_write)
@@ -164,7 +164,7 @@ class SessionClient:
 
     def _raise_lost(self) -> None:
         self._process.wait(CLOSE_LIMIT_S)
-        said = read_tail(self._stderr) or ("" if self._process.pid else self._process.starter.last_words())
+        said = read_tail(self._stderr) or ("" if self._process.pid else self._process.launcher.last_words())
         raise SessionLost(
             f"the session of {self.device.label} {describe_exit(self._process.code)} in phase {self.phase!r}"
             + (f"; it said last:\n{said}" if said else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,24 +38,29 @@ class Variables(NamedTuple):
     """They may change what is computed, by solutions and references alike. So each trace has those that are set."""
 
 
+def _variables(patterns: str, *, names_paths: bool = False, is_recorded: bool = False) -> list[Variables]:
+    return [Variables(pattern, names_paths, is_recorded) for pattern in patterns.split()]
+
+
 PASSED_ON: Final = (
-    *map(Variables, ("PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS")),
+    *_variables("PATH LANG LC_ALL TZ MAX_JOBS"),
     # where compilers are, and what they read
-    *(Variables(name, names_paths=True) for name in ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX", "PYTORCH_NVCC")),
-    *(Variables(name, names_paths=True) for name in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")),
-    *(Variables(name, names_paths=True) for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH")),
-    *(Variables(name, names_paths=True) for name in ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH")),
-    *(
-        Variables(name, names_paths=True)
-        for name in ("CUTLASS_PATH", "CUTE_DSL_LIBS", "NVCC_CCBIN", "NVCC_PREPEND_PATH")
+    *_variables(
+        """CC CXX CUDACXX CUDAHOSTCXX PYTORCH_NVCC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_LIBRARY_PATH
+        CUDA_HOME CUDA_PATH CUDNN_HOME CUDNN_PATH CUTLASS_PATH CUTE_DSL_LIBS NVCC_CCBIN NVCC_PREPEND_PATH TRITON_*_PATH
+        FLASHINFER_CUBIN_DIR FLASHINFER_NVCC""",
+        names_paths=True,
     ),
-    *(Variables(name, names_paths=True) for name in ("TRITON_*_PATH", "FLASHINFER_CUBIN_DIR", "FLASHINFER_NVCC")),
     # settings of compilers and devices
-    *map(Variables, ("CUDA_*", "NVCC_*", "NVIDIA_*", "CUPTI_*", "TORCH_*", "FLASHINFER_*", "TVM_*", "TILELANG_*")),
-    *map(Variables, ("CUTE_*", "CUTLASS_*", "DG_*", "NUMBA_*", "CUPY_*", "OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*")),
+    *_variables(
+        """CUDA_* NVCC_* NVIDIA_* CUPTI_* TORCH_* FLASHINFER_* TVM_* TILELANG_* CUTE_* CUTLASS_* DG_* NUMBA_* CUPY_*
+        OMP_* KMP_* MKL_* OPENBLAS_*"""
+    ),
     # settings that may change what is computed
-    *(Variables(name, is_recorded=True) for name in ("CUBLAS_*", "CUBLASLT_*", "CUDNN_*", "NVIDIA_TF32_OVERRIDE")),
-    *(Variables(name, is_recorded=True) for name in ("PYTORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "TRITON_*")),
+    *_variables(
+        """CUBLAS_* CUBLASLT_* CUDNN_* NVIDIA_TF32_OVERRIDE PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_*""",
+        is_recorded=True,
+    ),
 )
 """What a worker sees of the user's environment. docs/building.md lists it."""
 WITHHELD: Final = {
@@ -132,7 +137,15 @@ def ahead_environment(
 
 def is_passed_on(name: str) -> bool:
     """Tell whether a variable of the user's reaches workers."""
-    return _why_withheld(name) is None and any(fnmatchcase(name, row.pattern) for row in PASSED_ON)
+    return _why_withheld(name) is None and _is_among(name, PASSED_ON)
+
+
+_NAMES_PATHS: Final = [row for row in PASSED_ON if row.names_paths]
+_RECORDED: Final = [row for row in PASSED_ON if row.is_recorded]
+
+
+def _is_among(name: str, rows: Iterable[Variables]) -> bool:
+    return any(fnmatchcase(name, row.pattern) for row in rows)
 
 
 def _why_withheld(name: str) -> str | None:
@@ -154,33 +167,29 @@ def tell_withheld(environment: Mapping[str, str]) -> list[str]:
     """Return a line for each variable for compilers and libraries that the user set, and that reaches no solution."""
     found = {name: _why_withheld(name) for name in sorted(environment)}
     found["CC"] = _why_no_program(environment)
-    families = [row.pattern for row in PASSED_ON]
+    families = (*PASSED_ON, Variables("LD_PRELOAD"))
     return [
         f"variable {name} is not passed on to solutions: {why}"
         for name, why in found.items()
-        if why is not None and any(fnmatchcase(name, pattern) for pattern in (*families, "LD_PRELOAD"))
+        if why is not None and _is_among(name, families)
     ]
 
 
 def named_paths(environment: Mapping[str, str]) -> list[str]:
     """Return the programs, files and folders that variables for workers name, as they stand there."""
-    patterns = [row.pattern for row in PASSED_ON if row.names_paths]
-    values = [
-        v for name, v in environment.items() if any(fnmatchcase(name, p) for p in patterns) and is_passed_on(name)
-    ]
+    values = [value for name, value in environment.items() if _is_among(name, _NAMES_PATHS) and is_passed_on(name)]
     return [part for value in values for part in value.split(os.pathsep) if part]
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that are set and may change what is computed, which a trace tells."""
-    patterns = [row.pattern for row in PASSED_ON if row.is_recorded]
     return {
         name: value[:MOST_RECORDED]
         for name, value in sorted(environment.items())
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        if _is_among(name, _RECORDED)
+        and not _is_among(name, _NAMES_PATHS)
         and is_passed_on(name)
         and not _is_secret(name, value)
-        and not any(fnmatchcase(name, row.pattern) for row in PASSED_ON if row.names_paths)
     }
 
 

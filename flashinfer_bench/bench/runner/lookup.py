@@ -21,7 +21,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.parameters import KnownParameters, Parameter, find_wrong_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, PlugIn
 from flashinfer_bench.bench.runner.environments import starter_environment
-from flashinfer_bench.bench.runner.starting import starter_for
+from flashinfer_bench.bench.runner.launcher import launcher_for
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
@@ -93,7 +93,7 @@ def look_up_evaluators(
     names = ", ".join(plug_in.reference for plug_in in plug_ins) or "none"
     environment = starter_environment(os.environ, kind)
     if keeps_starter:
-        starter_for(environment)
+        launcher_for(environment)
     try:
         found = run_isolated(__name__, question, limit_s=limit_s, environment={**environment, **NO_DEVICE})
     except IsolatedFailure as failure:

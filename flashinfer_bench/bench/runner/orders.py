@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.places import Builds
 from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.compile import BuildFault, Built
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.runner.places import Builds
 
 ANNOUNCED_AT_ONCE: Final = 16
 """Solutions that are announced with one batch, at most."""

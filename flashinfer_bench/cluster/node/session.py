@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner.client import SessionClient
 from flashinfer_bench.bench.runner.orders import describe_solution
-from flashinfer_bench.bench.runner.places import Session
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, JobFault
 from flashinfer_bench.cluster.node.shelf import BlobShelf
 from flashinfer_bench.cluster.words import Parcel, Patience
@@ -39,7 +39,7 @@ class NodeSession:
         shelf: has the blobs.
     """
 
-    def __init__(self, client: Session, device: Device, farm: BuildFarm, shelf: BlobShelf) -> None:
+    def __init__(self, client: SessionClient, device: Device, farm: BuildFarm, shelf: BlobShelf) -> None:
         self.client = client
         self._device = device
         self._farm = farm

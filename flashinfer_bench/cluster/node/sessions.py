@@ -20,7 +20,6 @@ from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_fo
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.places import Session
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.cluster.node.session import NodeSession
 from flashinfer_bench.cluster.node.shelf import BlobShelf, Fetch
@@ -33,7 +32,7 @@ LOCK_PATIENCE_S: Final = 60.0
 """Seconds for which the host waits after each word of a node that waits for its GPU."""
 LOCK_WORD_S: Final = 10.0
 
-Start = Callable[[Device, Hello], Session]
+Start = Callable[[Device, Hello], SessionClient]
 
 
 class Unwanted(Exception):

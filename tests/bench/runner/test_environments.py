@@ -19,7 +19,7 @@ from flashinfer_bench.bench.runner.environments import (
     worker_environment,
 )
 from flashinfer_bench.bench.runner.environments import WITHHELD as WITHHELD_PATTERNS
-from flashinfer_bench.bench.runner.starting import AT_IMPORT
+from flashinfer_bench.bench.runner.launcher import AT_IMPORT
 
 pytestmark = pytest.mark.cpu
 CPU = Device("cpu", 0, "a CPU", "cpu")

@@ -1,79 +1,18 @@
-"""A session's start, its mailbox, and the portions in which it makes the baselines of a block."""
+"""A session's mailbox, and the portions in which it makes the baselines of a block."""
 
 import itertools
-import json
-import os
 import socket
-import subprocess
-import sys
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
-from flashinfer_bench.bench.evaluators.inputs import threads
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder
-from flashinfer_bench.bench.runner.session import main, opening, start
+from flashinfer_bench.bench.runner.session import main
 from flashinfer_bench.bench.runner.session.opening import Orders
-from flashinfer_bench.bench.runner.session.start import Starter
 
 pytestmark = pytest.mark.cpu
-LOADED = """
-import importlib, json, sys
-from flashinfer_bench.bench.runner.session import start
-light = sorted(sys.modules)
-opening = importlib.import_module(start.OPENING)
-print(json.dumps([light, sorted(sys.modules)]))
-"""
-JUDGE = "flashinfer_bench.bench.runner.session.device_session"
-
-
-def test_nothing_slow_is_imported_before_a_starter_is_tied_to_its_host_and_no_judge_before_workers_start():
-    said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
-    light, opened = (set(names) for names in json.loads(said))
-    assert not {"torch", "pydantic", JUDGE} & light
-    assert {"torch", "flashinfer_bench.bench.runner.workers.pool"} <= opened
-    assert JUDGE not in opened
-
-
-def test_sessions_that_somebody_waits_for_are_forked_at_once_and_later_ones_find_the_judge_imported(monkeypatch):
-    told = []
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr(start, "is_unwanted", lambda _control: False)
-    monkeypatch.setattr(start, "fork", lambda: told.append("fork") or len(told))
-    monkeypatch.setattr(start, "send_frame", lambda *_: None)
-    starter = Starter(theirs, lambda _fd: None, lambda: told.append("import"))
-    take_fds = lambda: [one.detach() for one in (*socket.socketpair(), *socket.socketpair())]  # noqa: E731
-    with ours, theirs:
-        for orders in ([{}, {}], [{}]):
-            starter._reader = SimpleNamespace(pop=partial(next, iter(orders), None), take_fds=take_fds)
-            starter._take_orders()
-    for control in starter._sessions.values():
-        control.close()
-    os.close(starter._woken)
-    os.close(starter._wake)
-    assert told == ["fork", "fork", "import", "fork"]
-
-
-def test_a_session_beside_a_gpu_computes_in_one_thread_from_its_start(monkeypatch, tmp_path):
-    before, made = torch.get_num_threads(), []
-    monkeypatch.setattr(threads, "_usual", [])
-    monkeypatch.setattr(opening, "set_connections", made.append)
-    monkeypatch.setattr(opening, "make_context", lambda: made.append("context"))
-    monkeypatch.setenv("CUDA_CACHE_PATH", "")
-    torch.set_num_threads(2)
-    try:
-        assert opening.start_context(SimpleNamespace(device="cpu", cache_root=tmp_path)) is None
-        assert torch.get_num_threads() == 2
-        opening.start_context(SimpleNamespace(device="cuda", cache_root=tmp_path)).join()
-        assert (torch.get_num_threads(), made) == (1, [1, "context"])
-        with threads.usual_threads():
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def block(name):

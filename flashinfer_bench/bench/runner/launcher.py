@@ -1,0 +1,371 @@
+"""The fork server of sessions: one process imports torch, and every session of the host is forked from it.
+
+So several devices, and runs that follow one another in a program, pay one import. The host's side is `Launcher`. The
+process itself is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. It ties itself to its host before
+anything slow is imported, so a host that is killed while torch loads leaves no process behind. It touches no device.
+It ends with the host, or when it was idle for two minutes. The first sessions import the judge themselves, beside the
+start of their workers; later ones find it imported.
+
+A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
+its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host closes its end of that socket,
+the session is killed, or not forked at all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import IO, Any, Final, NoReturn
+
+from flashinfer_bench.base.host import collector_paused
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
+from flashinfer_bench.sandbox.processes import die_with_parent, fork, hide_memory
+
+MODULE: Final = "flashinfer_bench.bench.runner.launcher"
+OPENING: Final = "flashinfer_bench.bench.runner.session.opening"
+"""Its `serve_host` is a session, and its `import_judge` imports what that goes on with."""
+AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "OPENBLAS_", "CUDA_MODULE_", "MALLOC_")
+"""Variables that begin with one of these count when libraries are loaded: sessions that differ in them are forked from
+different servers."""
+STDERR_TAIL_BYTES: Final = 4096
+FORK_LIMIT_S: Final = 0.2
+"""Seconds in which a server forks a session, or kills one. A server that is silent for longer is still importing: it
+will fork nothing for a session whose channel is closed."""
+FORCE_LIMIT_S: Final = 30.0
+"""Seconds that a killed session may take to be gone."""
+IDLE_S: Final = 120.0
+"""Seconds without a session and without a request after which a server ends."""
+DESCRIPTORS: Final = 4
+"""Descriptors of a request."""
+
+Serve = Callable[[int], object]
+"""Serves the host on a descriptor, as a session, until the host closes its end."""
+
+
+def read_tail(file: IO[bytes]) -> str:
+    """Return the end of a process's output."""
+    if file.closed:
+        return ""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+    return file.read().decode("utf-8", "replace").strip()
+
+
+class Launcher:
+    """One fork server, seen from the host.
+
+    Args:
+        environment: its variables.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        self._sock, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=(theirs.fileno(),),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can fork another session. One that was idle closes its channel, and then takes a while to end."""
+        return self._process.poll() is None and not wait([self._sock], 0)  # it never says anything here
+
+    def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> LaunchedSession:
+        """Have a session forked; return at once.
+
+        Args:
+            environment: the session's variables.
+            sock: the session's end of the channel to its host.
+            lifeline: held by everything below the session.
+            output: the file for its output.
+        """
+        ours, theirs = socket.socketpair()
+        request = {"environment": dict(environment), "folder": str(Path.cwd())}
+        with theirs, suppress(OSError):  # it has ended: the session's channels close, which says so
+            send_frame(self._sock, request, [sock, lifeline, output, theirs.fileno()])
+        return LaunchedSession(self, ours)
+
+    def last_words(self) -> str:
+        """Return the end of its output."""
+        return read_tail(self._output)
+
+    def end(self) -> None:
+        """End it, and with it every session that it has forked."""
+        self._process.kill()
+        self._process.wait()
+        self._sock.close()
+        self._output.close()
+
+
+class LaunchedSession:
+    """The process of one session.
+
+    Args:
+        launcher: forks it.
+        reports: the socket on which the server reports.
+    """
+
+    def __init__(self, launcher: Launcher, reports: socket.socket) -> None:
+        self.launcher = launcher
+        self._reports = reports
+        self._reader = FrameReader(reports, takes_fds=False)
+        self._pid: int | None = None
+        self.code: int | None = None
+        """How it ended: its exit code, or the number of a signal below zero."""
+        self._has_ended = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None while its server is importing, and if it was never forked."""
+        self.wait(0)
+        return self._pid
+
+    def wait(self, limit_s: float, *, for_pid: bool = False) -> bool:
+        """Wait until it has ended, or until its process is known; return whether it has ended."""
+        deadline = time.monotonic() + limit_s
+        while not self._has_ended and not (for_pid and self._pid is not None):
+            if not wait([self._reports], max(0.0, deadline - time.monotonic())):
+                break
+            try:
+                self._reader.pump()
+            except WireClosed:  # its server is gone, or has forked nothing: there is no session
+                self._has_ended = True
+            while (message := self._reader.pop()) is not None:
+                self._pid = message.get("pid", self._pid)
+                if "exit" in message:
+                    self.code, self._has_ended = message["exit"], True
+        return self._has_ended
+
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone. One that is not forked yet never will be; its server goes on."""
+        with suppress(OSError):
+            self._reports.shutdown(socket.SHUT_WR)  # the server kills what it has forked for this, now or later
+        self.wait(FORK_LIMIT_S, for_pid=True)
+        if self._pid is None or self.wait(FORK_LIMIT_S):
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)  # its server is stopped
+        self.wait(FORCE_LIMIT_S)
+
+    def close(self) -> None:
+        """Give up the channel to its server."""
+        self._reports.close()
+
+
+_LAUNCHERS: dict[tuple[int, int], dict[object, Launcher]] = {}
+"""Process and thread → their servers. The kernel ends a server with the thread that started it."""
+
+
+def _own() -> dict[object, Launcher]:
+    return _LAUNCHERS.setdefault((os.getpid(), threading.get_native_id()), {})
+
+
+def launcher_for(environment: Mapping[str, str]) -> Launcher:
+    """Return a server of this thread that has loaded its libraries under these variables."""
+    loading = {name: value for name, value in environment.items() if name.startswith(AT_IMPORT)}
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    key, own = (os.geteuid(), cores, *sorted(loading.items())), _own()
+    if key in own and not own[key].is_there:
+        own.pop(key).end()
+    if key not in own:
+        own[key] = Launcher(environment)
+    return own[key]
+
+
+def launcher_ids() -> set[int]:
+    """Return the processes of this one's servers."""
+    return {one.pid for (pid, _), own in _LAUNCHERS.items() if pid == os.getpid() for one in own.values()}
+
+
+def end_launchers_of_thread() -> None:
+    """End the servers of this thread."""
+    for one in _LAUNCHERS.pop((os.getpid(), threading.get_native_id()), {}).values():
+        one.end()
+
+
+@atexit.register
+def end_launchers() -> None:
+    """End every server of this process."""
+    for owner in [owner for owner in _LAUNCHERS if owner[0] == os.getpid()]:
+        for one in _LAUNCHERS.pop(owner).values():
+            one.end()
+
+
+# From here on: in the process of the fork server.
+
+
+def main(fd: int, host_pid: int) -> None:
+    """Have the kernel end this process with its host, then fork sessions."""
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != host_pid:
+        return  # the host ended before the kernel was told
+    hide_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
+    with collector_paused():
+        opening = importlib.import_module(OPENING)
+    gc.freeze()  # neither sessions nor workers walk what torch has made
+    with socket.socket(fileno=fd) as host:
+        ForkServer(host, opening.serve_host, opening.import_judge).run()
+
+
+class ForkServer:
+    """Forks sessions for one host and reports how they end.
+
+    Args:
+        host: the host's requests come from it.
+        serve: what a session does.
+        import_more: imports what sessions would import themselves. It is called before any fork but the first ones,
+            which somebody has waited for since the start of this process.
+    """
+
+    def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
+        self._host = host
+        self._serve = serve
+        self._import_more = import_more
+        self._reader = FrameReader(host)
+        self._fds: list[int] = []
+        self._has_forked = False
+        self._sessions: dict[int, socket.socket] = {}
+        """Session's process → where it is reported."""
+        self._killed: set[int] = set()
+        """Sessions whose host has closed its end, and that have not been reaped."""
+        self._woken, self._wake = os.pipe()
+
+    def run(self) -> None:
+        """Serve requests until the host is gone, or idle for IDLE_S."""
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            watched = {control.fileno(): pid for pid, control in self._sessions.items() if pid not in self._killed}
+            limit_s = None if self._sessions else IDLE_S
+            readable, _, _ = select.select([self._host.fileno(), self._woken, *watched], [], [], limit_s)
+            if not readable:
+                return
+            with suppress(BlockingIOError):
+                os.read(self._woken, 1 << 12)
+            for pid in [watched[one] for one in readable if one in watched]:
+                with suppress(ProcessLookupError):  # it is not reaped yet, so that the id is its own
+                    os.kill(pid, signal.SIGKILL)
+                self._killed.add(pid)
+            self._reap()
+            if self._host.fileno() in readable:
+                try:
+                    self._reader.pump()
+                except WireClosed:
+                    return
+                self._take_requests()
+
+    def _take_requests(self) -> None:
+        if self._has_forked:
+            self._import_more()
+        while (request := self._reader.pop()) is not None:
+            self._fds += self._reader.take_fds()
+            given, self._fds = self._fds[:DESCRIPTORS], self._fds[DESCRIPTORS:]
+            *others, control = given
+            if is_closed(control):
+                for fd in given:
+                    os.close(fd)
+                continue
+            server, self._has_forked = os.getpid(), True
+            pid = fork()
+            if pid == 0:
+                self._become_session(request, given, server)
+            for fd in others:
+                os.close(fd)
+            self._sessions[pid] = socket.socket(fileno=control)
+            self._report(pid, {"pid": pid})
+
+    def _reap(self) -> None:
+        """Report sessions that have ended. Until it is reported, a session's id is nobody else's."""
+        for pid in list(self._sessions):
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                self._report(pid, {"exit": code})
+                self._sessions.pop(pid).close()
+                self._killed.discard(pid)
+                os.waitpid(pid, 0)
+
+    def _report(self, pid: int, message: dict[str, Any]) -> None:
+        with suppress(OSError):  # the host has lost interest in this session
+            send_frame(self._sessions[pid], message)
+
+    def _become_session(self, request: dict[str, Any], fds: list[int], server: int) -> NoReturn:
+        """Serve the host in this fresh child of the server, and end the process with it."""
+        code = 1
+        try:
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() == server:
+                host, lifeline, output, control = fds
+                self._let_go()
+                os.close(control)
+                os.set_inheritable(lifeline, True)
+                enter(request, output)
+                self._serve(host)
+                code = 0
+        except BaseException:  # the process must end here, whatever happened
+            traceback.print_exc()
+        finally:
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _let_go(self) -> None:
+        """Give up what belongs to the server."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._woken)
+        os.close(self._wake)
+        for one in (self._host, *self._sessions.values()):
+            one.close()
+
+
+def is_closed(control: int) -> bool:
+    """Return whether the host has closed its end of a session's socket; it sends nothing on it."""
+    return bool(select.select([control], [], [], 0)[0])
+
+
+def enter(request: dict[str, Any], output: int) -> None:
+    """Take on the surroundings that a host gives a session."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(fd, target)
+    os.close(nothing)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
