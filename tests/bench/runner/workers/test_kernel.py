@@ -14,7 +14,7 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.sandbox.processes import tree_below
+from flashinfer_bench.sandbox.processes import descendants
 from tests.kit.operations import counting_operations
 
 pytestmark = pytest.mark.cpu
@@ -354,7 +354,7 @@ def test_a_worker_imports_nothing_before_its_solution_that_its_template_has_not(
 def test_a_worker_that_rests_is_stopped_with_what_it_has_started_until_it_is_asked(open_kernel):
     source = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\ndef run(x):\n    return x * 2"
     with open_kernel(source) as kernel:
-        pids = tree_below(kernel.worker.supervisor_pid)
+        pids = descendants(kernel.worker.supervisor_pid)
         assert len(pids) == 2
 
         def are_stopped(wanted):
