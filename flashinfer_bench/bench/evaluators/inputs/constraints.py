@@ -54,7 +54,7 @@ class Uncheckable(Exception):
     """The constraint has an expression that is not supported here, or uses an input that is not given."""
 
 
-_FAILURES: Final = (Uncheckable, TypeError, IndexError, ZeroDivisionError, RuntimeError, ValueError)
+_FAILURES: Final = (*(Uncheckable, TypeError, AttributeError, IndexError, ZeroDivisionError, RuntimeError, ValueError),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,15 +210,7 @@ def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str,
     for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
         if shape is not None and not (spec.optional and name not in workload.inputs):
             values.setdefault(name, Shape(shape))
-    broken = {}
-    for constraint in definition.constraints:
-        try:
-            tree = parse_expression(constraint)
-            if not _is_true(_evaluate(tree, values)):
-                broken[constraint] = _describe_broken(constraint, tree, values)
-        except _FAILURES:
-            continue
-    return broken
+    return _sort_out(definition.constraints, values)[0]
 
 
 def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -231,17 +223,24 @@ def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> 
     Raises:
         WorkloadFault: one or more do not hold; all of them are named.
     """
-    broken, unchecked = [], []
+    broken, unchecked = _sort_out(constraints, values)
+    if broken:
+        raise WorkloadFault(f"the inputs break the definition's constraints: {'; '.join(broken.values())}")
+    return unchecked
+
+
+def _sort_out(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the constraints that do not hold, each with what to tell, and those without an answer, with the reason."""
+    broken: dict[str, str] = {}
+    unchecked = []
     for constraint in constraints:
         try:
             tree = parse_expression(constraint)
             if not _is_true(_evaluate(tree, values)):
-                broken.append(_describe_broken(constraint, tree, values))
+                broken[constraint] = _describe_broken(constraint, tree, values)
         except _FAILURES as error:
             unchecked.append(f"{constraint!r}: {error}")
-    if broken:
-        raise WorkloadFault(f"the inputs break the definition's constraints: {'; '.join(broken)}")
-    return unchecked
+    return broken, unchecked
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -253,9 +252,9 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
                 raise Uncheckable(f"{name} is no axis and no input that is given")
             return values[name]
         case ast.Attribute(value=owner, attr=attribute) if attribute in ATTRIBUTES:
-            return getattr(_check_tensor(_evaluate(owner, values), attribute), attribute)
+            return getattr(_evaluate(owner, values), attribute)
         case ast.Call(func=ast.Attribute(value=owner, attr=method), args=[], keywords=[]) if method in METHODS:
-            return _bound_method(_evaluate(owner, values), method)()
+            return getattr(_evaluate(owner, values), method)()
         case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]):
             return len(_evaluate(argument, values))
         case ast.Subscript(value=owner, slice=index):
@@ -274,19 +273,6 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
             results = [_OPERATORS[type(op)](first, second) for op, first, second in steps]
             return results[0] if len(results) == 1 else all(_is_true(result) for result in results)
     raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
-
-
-def _check_tensor(value: Any, what: str) -> Any:
-    if not hasattr(value, "shape"):
-        raise Uncheckable(f"a {type(value).__name__} has no {what}")
-    return value
-
-
-def _bound_method(value: Any, name: str) -> Callable[[], Any]:
-    method: Callable[[], Any] | None = getattr(_check_tensor(value, name), name, None)
-    if method is None:
-        raise Uncheckable(f"the values that {name}() needs are not known")
-    return method
 
 
 def _index(node: ast.expr, values: Mapping[str, Any]) -> Any:
