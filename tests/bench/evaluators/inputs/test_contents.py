@@ -13,6 +13,7 @@ from flashinfer_bench.bench.evaluators.inputs.contents import (
     Contents,
     DealtContents,
     VariedInput,
+    choose_columns,
     choose_moves,
     find_nudge,
     find_varied,
@@ -131,6 +132,11 @@ def test_no_move_is_by_whole_rows(shape):
     assert (moves == 0).all() if count < 2 else (moves > 0).all()
     assert (moves < count).all()
     assert not 1 < columns < count or (moves % columns).all()
+
+
+@pytest.mark.parametrize(("shape", "columns"), [((3, 2), 6), ((1_001, 9), 3_003), ((1, 9 << 20), 3 << 20)])
+def test_short_rows_are_shuffled_together_and_long_ones_in_parts(shape, columns):
+    assert choose_columns(torch.empty(shape, device="meta")) == columns
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in NARROW if dtype != "float8_e8m0fnu"])
