@@ -14,6 +14,7 @@ from flashinfer_bench.worker.calls import (
     lay_out_calls,
     share_memory,
 )
+from flashinfer_bench.worker.main import in_turn
 
 pytestmark = pytest.mark.cpu
 
@@ -139,3 +140,12 @@ def test_results_that_share_memory_are_found(case):
     for call, result in zip(calls, results, strict=True):
         call.result = result
     assert share_memory(calls) is shared
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_calls_of_a_burst_leave_their_results_in_their_slots_also_where_they_are_dropped(drop):
+    slots = [torch.zeros(4) for _ in range(3)]
+    laid = [LaidCall(SolutionFunctions(lambda: torch.ones(4), None), {}, {"y": slot}, "value") for slot in slots]
+    in_turn([CallLaunch(call, Shelf(1, 16), "run") for call in laid], put_away=True, drops=drop)()
+    assert all(bool(slot.all()) for slot in slots)
+    assert all((call.result is None) is drop for call in laid)
