@@ -36,12 +36,16 @@ def test_bytes_or_arithmetic_bind_and_a_share_is_reached():
 def test_what_is_too_fast_is_told_by_the_limit_that_it_breaks_and_caches_are_faster_than_memory():
     for moved, bound in ((1000, "compute"), (4e9, "memory")):
         found = describe_time(Cost(1e4, moved, "fp16"), H200, 1e-12)
+        assert found["bound"] == "memory"
         assert re.search(f"faster than the device allows.*bound by {bound}", found["too_fast"])
     assert "too_fast" not in describe_time(Cost(0, 1000), H200, 1e-9)
 
 
 NAMES = {
     "NVIDIA H200": "H200 SXM",
+    "NVIDIA H100 80GB HBM3": "H100 SXM",
+    "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA B200": "B200",
     "NVIDIA GH200 480GB": "GH200 96GB",
     "NVIDIA A100-SXM4-80GB": "A100 80GB SXM",
     "NVIDIA A100-PCIE-40GB": "A100 40GB",
