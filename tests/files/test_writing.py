@@ -14,7 +14,6 @@ from flashinfer_bench.base.files.writing import (
     check_place,
     open_folder,
     open_to_append,
-    open_to_replace,
 )
 from flashinfer_bench.data import append_jsonl_file
 from flashinfer_bench.data.store.jsonl import append_line, check_append, write_whole
@@ -82,15 +81,6 @@ def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
     with suppress(OSError):
         write_whole(root / FILE, "{}", root=root)
     assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
-
-
-@pytest.mark.parametrize("trap", ["link to a file", "link to nothing", "second name", "pipe", "folder"])
-def test_opening_refuses_what_an_append_does(root, home, trap):
-    lay(root, home, trap)
-    for opens in (open_to_append, open_to_replace):
-        with pytest.raises(OSError):
-            opens(root / FILE, root=root)
-    assert (home / "keys").read_text() == TORN
 
 
 def test_a_refusal_names_the_real_place(root, home):
