@@ -8,6 +8,7 @@ from flashinfer_bench.compile import BuildFarm, BuildTarget, find_toolchain
 from flashinfer_bench.compile.building import Build
 from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.compile.compilers import StepLimits
+from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.table import make_recipe
 from tests.kit.native import make_native, pretend_compiler, pretend_torch, processes_in
 from tests.kit.processes import wait_until_gone
@@ -87,12 +88,15 @@ def test_a_build_takes_the_header_precompiled_if_its_text_would_mean_the_same(sh
     assert library.partition(b"answer: ")[2].split(b"\0")[0].decode() == expected
 
 
-def test_a_header_is_listed_with_the_builds_and_is_no_part_of_their_digests(shelf):
+def test_a_header_is_listed_with_the_builds_and_is_not_taken_once_changed(shelf):
     cache, toolchain = shelf
     recipe = make_recipe(make_torch(), toolchain, BuildTarget())
     (entry,) = [entry for entry in ArtifactCache(cache).entries() if entry.manifest.kind == "header"]
     assert (entry.manifest.solution, entry.digest) == (f"{HEADER}.gch", recipe.header.digest)
     assert ArtifactCache(cache).verify() == []
+    header = Header.of(Build(None, recipe.header, ArtifactCache(cache), StepLimits(60, 4 << 30)).run(), recipe.header)
+    header.file.touch()
+    assert not header.fits(recipe)
 
 
 ONES = [make_torch(f"s{number}", f"{INCLUDE}// {number}\n") for number in range(5)]

@@ -107,6 +107,7 @@ SCRIPTS = [
     # slow contexts: for a reference, and for what may launch several operations
     ("slow fast", {"best": FAST}, "take python", "python- python"),
     ("slow slow fast", {"best": FAST}, "take one, end_slow, take one, expect one two", "one- one- one two?"),
+    ("slow slow slow slow slow", {"best": FAST}, "take one, end_slow, take one", "one- one- one- one- one"),
     ("slow fast", {}, "expect python, is_starting, see_context 1600, take python", "python- python"),
     # warm workers are for what comes next, side by side, and refilled when one is taken
     ("coming coming coming coming", {"room": 3}, "expect one two three four, take one", "one two? three? four?"),
@@ -119,11 +120,13 @@ SCRIPTS = [
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
     ("", GPU, "reference_worker a, rest_reference, reference_worker b", "reference- reference"),
     ("", GPU | OPEN, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
+    ("", {}, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
     ("", GPU, "reference_worker a, deaf 0, rest_reference, reference_worker a", "reference- reference"),
     # ends are not waited for, but before a measurement, and where they could disturb the next worker
     ("fast fast coming", {"room": 2} | GPU, "expect one two three, take one, take two, quiesce", "one= two three?"),
     ("", {}, "take one, take two, discard, gone 1, expect", "one- two="),
     ("", {}, "take one, heavy 0, take two", "one= two"),
+    ("", GPU, "take one, let_go, let_go", "one-"),
     ("", GPU, "take one, heavy 0, let_go", "one"),
     ("", {"room": 4} | GPU, "expect one two three, room 1, make_room", "one two= three="),
     ("", OPEN, "take one, take two, await_writers", "one= two"),
