@@ -14,6 +14,7 @@ from flashinfer_bench.base.files.writing import (
     check_place,
     open_folder,
     open_to_append,
+    open_to_replace,
 )
 from flashinfer_bench.data import append_jsonl_file
 from flashinfer_bench.data.store.jsonl import append_line, check_append, write_whole
