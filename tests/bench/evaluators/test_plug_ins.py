@@ -246,7 +246,7 @@ WRONG = Evaluation(
 REJECTED = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "two apart", WRONG.correctness)
 
 
-@pytest.mark.parametrize("module_name", ["mine", "flashinfer_bench.bench.evaluators.mine"])
+@pytest.mark.parametrize("module_name", [__name__, "flashinfer_bench.bench.evaluators.mine"])
 @pytest.mark.parametrize(
     ("returned", "verdict"),
     [
