@@ -157,33 +157,3 @@ def test_second_calls_are_made_once_for_each_shape_until_they_have_taken_too_lon
     for size in (2, 2, 3, 4, 5):
         check(called, size)
     assert called.run.__globals__["calls"] == [2, 2, 2, 3, 3, 4, 5]
-
-
-def test_what_is_made_ahead_is_given_once_to_who_calls_with_the_same_inputs_and_the_rest_is_made_later():
-    called = reference("calls.append(len(x))\nreturn x * 2", before="calls = []")
-    calls = called.run.__globals__["calls"]
-    first, second, third = ([torch.full((2,), at)] for at in (1.0, 2.0, 3.0))
-    called(first)
-    calls.clear()
-    work, left = called.start_ahead(), iter([first, second, third])
-    work(left, lambda: len(calls) >= 2)
-    assert called(second)[0].tolist() == [4.0, 4.0]
-    assert len(calls) == 2
-    assert called([first[0]])[0].tolist() == [2.0, 2.0]  # other inputs, though they hold the same
-    assert called(second)[0].tolist() == [4.0, 4.0]
-    work(left, lambda: False)
-    assert len(calls) == 5
-    assert called(third)[0].tolist() == [6.0, 6.0]
-    assert len(calls) == 5
-    called.start_ahead()
-    assert called(first)[0].tolist() == [2.0, 2.0]
-    assert len(calls) == 6
-
-
-def test_a_fault_ahead_is_told_to_who_calls():
-    called = reference("assert x[0] > 0\nreturn x")
-    bad, good = [torch.zeros(2)], [torch.ones(2)]
-    called.start_ahead()(iter([bad, good]), lambda: False)
-    with pytest.raises(DefinitionFault, match="AssertionError"):
-        called(bad)
-    assert called(good)[0].tolist() == [1.0, 1.0]

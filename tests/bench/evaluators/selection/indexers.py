@@ -24,12 +24,10 @@ def interleaved_keys(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, raw[:, DIM:].contiguous().view(torch.float32).nan_to_num()
 
 
-def index(
-    q, cache, weights, lengths, table, *, keys=read_keys, rounded=torch.float32, relu=torch.relu, head_of=None, **how
-):
+def index(q, cache, weights, lengths, table, *, keys=read_keys, rounded=torch.float32, relu=torch.relu, **how):
     """Choose as the definition says, or with one thing changed."""
     values, scales = keys(cache)
-    keys_of = (values * (scales if how.get("scaled", True) else 1)).to(rounded).float()
+    keys_of = (values * scales).to(rounded).float()
     chosen = torch.full((len(lengths), TOPK), -1, dtype=torch.int32)
     for row, length in enumerate(lengths.tolist()):
         length = min(max(0, how.get("length", lambda n: n)(length)), table.shape[1] * cache.shape[1])
