@@ -29,7 +29,6 @@ def reference(body: str, *, head: str = "def run(x):", before: str = "", **parts
     ("parameters", "result"),
     [
         ("w, x", "x - w"),
-        ("a, b", "a - b"),
         ("w, x, eps=1e-5, **others", "x - w"),
         ("**others", "others['x'] - others['w']"),
         ("w, *, x", "x - w"),
@@ -42,13 +41,7 @@ def test_parameters_are_passed_by_name_and_those_of_other_names_by_position(para
 
 NEEDS_ITS_MODULE = {
     "dataclass": "from dataclasses import dataclass\n\n@dataclass(frozen=True, slots=True)\nclass Two:\n    k: int = 2",
-    "plain annotations": "class Two:\n    k: int = 2\n\nassert Two.__annotations__['k'] is int",
-    "own annotations": (
-        "from __future__ import annotations\nimport typing\nfrom dataclasses import dataclass\n\n"
-        "@dataclass\nclass Two:\n    k: int = 2\n    other: Two = None\n\nassert typing.get_type_hints(Two)['k'] is int"
-    ),
     "pickle": "import pickle\n\nclass Two:\n    k = 2\n\nassert pickle.loads(pickle.dumps(Two())).k == 2",
-    "enum": "import enum, copy\n\nclass Two(enum.Enum):\n    k = 2\n\nassert copy.deepcopy(Two.k) is Two.k",
     "its own name": "import sys\n\nclass Two:\n    k = 2\n\nassert sys.modules[__name__].Two is Two",
     "its own text": "import inspect\n\nclass Two:\n    k = 2\n\nassert 'k = 2' in inspect.getsource(Two)",
     "not the main program": "class Two:\n    k = 2\n\nif __name__ == '__main__':\n    raise SystemExit",
@@ -77,20 +70,13 @@ def test_several_outputs_come_in_the_order_of_the_definition(returned):
     assert [output.dtype for output in outputs] == [torch.float32, torch.int64]
 
 
-def test_a_python_number_becomes_a_tensor_of_the_outputs_dtype():
-    (output,) = reference("return 3", outputs={"y": "float16[]"})([torch.ones(2)])
-    assert (output.dtype, output.shape, output.item()) == (torch.float16, (), 3.0)
-
-
 @pytest.mark.parametrize(
     ("body", "parts", "words"),
     [
         pytest.param("return x", TWO, ["2 outputs (a, b), got 1 values"], id="too few"),
-        pytest.param("return {'a': x}", TWO, ["outputs a, b, got a"], id="names"),
         pytest.param("return x[:-1]", {}, ["'y'", "[2]", "[3]"], id="shape"),
         pytest.param("return x.half()", {}, ["'y'", "float16", "float32"], id="dtype"),
         pytest.param("return x.to('meta')", {}, ["'y'", "lies on meta", "inputs on cpu"], id="device"),
-        pytest.param("return None", {}, ["'y'", "NoneType"], id="nothing"),
         pytest.param("assert x.shape[0] == 7, 'seven'", {}, ["Error: seven", "line 4", "x.shape[0] == 7"], id="raises"),
         pytest.param("import sys\nsys.exit(3)", {}, ["SystemExit"], id="exits"),
         pytest.param("return x", {"before": "import no_such_module"}, ["import no_such_module"], id="no module"),
@@ -142,12 +128,6 @@ def test_writing_in_some_calls_only_is_a_fault():
         called([torch.full((2,), 5.0)])
 
 
-def test_an_axis_that_only_outputs_have_is_taken_from_them():
-    parts = {"axes": {"n": None, "k": None}, "outputs": {"y": "float32[n, k]", "z": "float32[k]"}}
-    called = reference("return x[:, None].expand(-1, 5), torch.zeros(5)", **parts)
-    assert [tuple(output.shape) for output in called([torch.ones(2)])] == [(2, 5), (5,)]
-
-
 def check(called: Reference, size: int) -> None:
     def differs(first, second):
         return None if torch.equal(first[0], second[0]) else "they differ"
@@ -177,10 +157,3 @@ def test_second_calls_are_made_once_for_each_shape_until_they_have_taken_too_lon
     for size in (2, 2, 3, 4, 5):
         check(called, size)
     assert called.run.__globals__["calls"] == [2, 2, 2, 3, 3, 4, 5]
-
-
-def keep_calls(monkeypatch, called):
-    calls = []
-    run = called.run
-    monkeypatch.setattr(called, "run", lambda *given, **named: calls.append(1) or run(*given, **named))
-    return calls
