@@ -2,7 +2,6 @@
 
 import importlib
 
-import numpy
 import pytest
 
 from flashinfer_bench.timing import cupti as cupti_module
@@ -69,13 +68,11 @@ def test_records_that_are_lost_are_reported_and_later_ones_are_read(cupti, recor
     ("errors", "code", "reason"),
     [
         ({"subscribe": FakeCuptiError(39, "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")}, 0, "such as a profiler"),
-        ({"subscribe": FakeCuptiError(15, "CUPTI_ERROR_NOT_INITIALIZED")}, 0, "CUPTI: CUPTI_ERROR_NOT_INITIALIZED"),
         ({"enable MEMSET": BROKEN}, 0, "CUPTI does not record: CUPTI_ERROR_UNKNOWN"),
-        ({"flush": BROKEN}, 0, "CUPTI does not record: CUPTI_ERROR_UNKNOWN"),
         ({}, 1, r"takes no buffers \(error 1\)"),
         ({"enable MEMSET": KeyboardInterrupt()}, 0, None),
     ],
-    ids=["another subscriber", "no subscription", "enable fails", "flush fails", "no buffers", "interrupted"],
+    ids=["another subscriber", "enable fails", "no buffers", "interrupted"],
 )
 def test_a_start_that_fails_says_why_and_leaves_nothing_on(cupti, errors, code, reason):
     cupti.errors, cupti.library.register_code = errors, code
@@ -85,21 +82,16 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_on(cupti, errors, code, 
     assert "enable MEMSET" not in errors or cupti.log[-4:] == OFF
 
 
-def test_a_stop_on_a_broken_device_raises_nothing_and_switches_off(cupti, recorder):
-    cupti.errors = {"flush": BROKEN, "disable MEMCPY": BROKEN}
-    recorder.stop()
-    assert cupti.log[-4:] == OFF
-
-
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
         (None, "version 13 or later does"),
         (describe("kind", "correlation_id", "start", "name"), "in a way that is not known"),
-        (describe("kind", "start", "end", "name"), "in a way that is not known"),
-        (numpy.dtype([(name, "u8") for name in ("kind", "correlation_id", "end", "start")]), "in a way that is not"),
     ],
-    ids=["no description", "no end", "no correlation id", "end before start"],
+    ids=[
+        "no description",
+        "no end",
+    ],
 )
 def test_a_package_whose_records_are_not_known_is_refused(cupti, monkeypatch, layout, reason):
     if layout is None:

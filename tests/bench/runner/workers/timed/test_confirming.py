@@ -66,13 +66,11 @@ def bound(arena, monkeypatch):
         ({"is_open": False}, False, None),
         ({"assurance": "standard", "doubt": IN_DOUBT}, False, IN_DOUBT),
         ({"doubt": IN_DOUBT}, True, IN_DOUBT),
-        ({"batch_doubt": "too good"}, True, "too good"),
     ],
 )
-@pytest.mark.parametrize("claimed_ms", [0.002, 0.005])
-def test_at_full_assurance_batches_follow_a_chain_that_leaves_something_open(bound, how, follows, why_not, claimed_ms):
-    found = bound(claimed_ms, **how)
-    assert (found.told_ms, found.record.get("why_unconfirmed")) == (max(claimed_ms, 0.003), why_not)
+def test_at_full_assurance_batches_follow_a_chain_that_leaves_something_open(bound, how, follows, why_not):
+    found = bound(**how)
+    assert (found.told_ms, found.record.get("why_unconfirmed")) == (0.003, why_not)
     assert found.record["bound"] == ("batch" if follows else "chain")
     assert (found.record["relay_calls"], found.record.get("burst_calls")) == (10, 6 if follows else None)
     by_chain = {"calls": 17, "gap_ns": 1_100, "wanted": 6, "numbers": [0]}
@@ -88,8 +86,6 @@ def test_at_full_assurance_batches_follow_a_chain_that_leaves_something_open(bou
         (0.005, {}, 17, True),
         (0.005, {"most": 64}, 17, False),
         (0.005, {"most": 64, "replayed": {0}}, 17, True),  # graphs of the readings hold memory
-        (0.005, {"room": 2}, 2, True),
-        (1e3, {}, 5, True),
         (1e3 + 1e-6, {}, None, True),
         (0.005, {"room": 1}, None, True),
         (0.005, {"desk": None}, None, True),

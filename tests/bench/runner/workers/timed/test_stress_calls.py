@@ -10,8 +10,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import AHEAD_BYTES, StressInputs, StressSchedule
-from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs, StressSchedule
 from flashinfer_bench.timing.clocks import Preamble
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
@@ -30,8 +29,8 @@ def make_schedule(contents=None, names=CASES, calls=20, seed=0):
     return StressSchedule(inputs, names, calls, chance=random.Random(seed))
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("ahead", [0, 1, 9])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ahead", [0, 9])
 @pytest.mark.parametrize(("usual", "expected", "size"), [(20, 20, 16), (20, 8, 3), (6, 6, 16), (2, 0, 3)])
 def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected, size, ahead):
     """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found.
@@ -98,7 +97,6 @@ SLOW = "import time\ndef run(x):\n    time.sleep(0.006)\n    return x * 2"
     ("plan", "source", "most"),
     [
         (MeasurePlan(2, 20, 1.0, reads=3), QUICK, 99),
-        (MeasurePlan(0, 50, 0.0, reads=1), SLOW, 1),
         (MeasurePlan(0, 50, 0.0, reads=1), QUICK, 99),  # a short trial is made up for
         (MeasurePlan(2, 20, 1.0, facts={"meaningful": False}), QUICK, 0),
     ],
@@ -111,51 +109,3 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, 
     assert len(made) == min(most, len(stress.calls))
     assert Counter(call.case for call in made) <= Counter(stress.calls)
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in made)
-
-
-class Counted:
-    """Contents that note how they are asked."""
-
-    def __init__(self, size):
-        self.base, self.asked = [torch.zeros(size)], []
-
-    def make_all(self, numbers):
-        self.asked.append(len(numbers))
-        return [[torch.zeros_like(self.base[0])] for _ in numbers]
-
-    def make(self, number):
-        return self.make_all([number])[0]
-
-
-@pytest.mark.parametrize(("size", "asked"), [(4, [2]), (AHEAD_BYTES // 4, [1, 1])])
-def test_inputs_are_made_ahead_in_one_write_unless_they_are_large(size, asked):
-    contents = Counted(size)
-    inputs = make_schedule(contents).inputs
-    inputs.make_ahead(lambda: False)
-    inputs.make_ahead(lambda: False)
-    made = [inputs.take(case) for case in CASES]
-    assert contents.asked == asked
-    assert [own[0][0].item() for _, own in made] == [MARK, MARK + 1]
-    assert len({number for number, _ in made}) == 2
-
-
-def test_inputs_of_another_case_than_the_one_ahead_are_made_anew():
-    contents = Counted(4)
-    inputs = make_schedule(contents).inputs
-    inputs.make_ahead(lambda: False)
-    assert inputs.take("another")[1][0][0] == MARK + 2
-    assert inputs.take(CASES[0])[1][0][0] == MARK
-
-
-def test_what_fails_ahead_fails_when_it_is_taken():
-    """A worker's answer is still to come while inputs are made ahead."""
-    contents = Counted(4)
-    inputs = make_schedule(contents).inputs
-
-    def fail(numbers):
-        raise WorkloadFault("its generator fails")
-
-    contents.make_all = fail
-    inputs.make_ahead(lambda: False)
-    with pytest.raises(WorkloadFault, match="its generator fails"):
-        inputs.take(CASES[0])
