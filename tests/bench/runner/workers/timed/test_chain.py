@@ -3,7 +3,6 @@
 import math
 import re
 from contextlib import nullcontext
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,10 +13,8 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTools,
     count_chain_calls,
     count_chain_reads,
-    open_chain_tools,
 )
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.driver import DriverError
 from flashinfer_bench.worker.gated_chain.kernels import Piece
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, LEAST_NS, TICK_NS, PlayedGpu, open_timer
 
@@ -25,6 +22,7 @@ pytestmark = pytest.mark.cpu
 GAP_NS, GIB = 1_100, 1 << 30
 HOST_COST_NS = CALL_NS - EMPTY_NS
 COST_NS = HOST_COST_NS - 1_250
+LAST = CALLS - 1
 BY_HOST = {"operations": None}
 
 
@@ -62,12 +60,12 @@ def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, how, cost_ns
     check_reads(worker, 2)
 
 
-def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena, best=2):
-    takes_ns = [CALL_NS + (at != best) for at in range(4) for _ in range(CALLS)]
+def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena):
+    takes_ns = [CALL_NS + (at != 2) for at in range(4) for _ in range(CALLS)]
     timer, worker = open_timer(gpu, arena, takes_ns=takes_ns, wanted=CALLS)
     found = timer.confirm(0.949 * COST_NS)
     assert (found.chain_ns, found.chain_calls) == (COST_NS, 4 * CALLS)
-    assert check_reads(worker, CALLS) == sorted(worker.sums[best * CALLS :][:CALLS])
+    assert check_reads(worker, CALLS) == sorted(worker.sums[2 * CALLS :][:CALLS])
     assert len({*worker.sums}) == 4 * CALLS
     assert len({*gpu.keys} - {0}) == 6 * CALLS  # no key and no input comes again; empty chains have keys of their own
 
@@ -95,15 +93,15 @@ def test_before_each_key_the_gpu_rests_as_long_as_the_call_before_took_within_bo
 
 
 @pytest.mark.parametrize("how", ["late", "lost", "changed", "just in time", "digests", "look"])
-def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu, arena, monkeypatch, how, at=3):
+def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu, arena, monkeypatch, how):
     """A call that never commits is no longer waited for when the worker has answered. What is judged is what was
     committed to: a worker may exchange outputs behind any look at them."""
-    timer, worker = open_timer(gpu, arena, late=[at] if how == "late" else (), wanted=CALLS)
-    given, (output,) = len(gpu.given_at), worker.trial.places.outputs(at)
+    timer, worker = open_timer(gpu, arena, late=[LAST] if how == "late" else (), wanted=CALLS)
+    given, (output,) = len(gpu.given_at), worker.trial.places.outputs(LAST)
     if how == "changed":
         worker.then = lambda: output[7:8].add_(1)
     if how in ("lost", "just in time"):
-        gpu.lost, gpu.on_answer = [at], gpu.on_answer if how == "lost" else lambda: gpu.committed()
+        gpu.lost, gpu.on_answer = [LAST], gpu.on_answer if how == "lost" else lambda: gpu.committed()
     where = {"look": worker.trial.reader, "digests": ChainTools}.get(how)
     if where is not None:
         usual = getattr(where, how)
@@ -113,7 +111,7 @@ def test_a_call_whose_outputs_are_not_those_that_it_committed_to_is_refused(gpu,
         timer.confirm(COST_NS)
         check_reads(worker, CALLS)
     assert refused is None or type(refused.value) is SolutionFailure
-    assert len(gpu.given_at) - given == (at + 1 if how == "lost" else CALLS)
+    assert len(gpu.given_at) - given == CALLS
 
 
 TAKES = "a call in a chain takes 0.07475 ms"
@@ -177,15 +175,6 @@ def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_call
     gpu.lost, gpu.refused, kept = (), (), first if any(first) else (5_500, 4_500)
     assert find_empty(1_024, [4_500] * CALLS, [5_500] * CALLS) == kept
     assert find_empty(32, [3_500] * CALLS, [2_500] * CALLS) == (2_500, min(kept[1], 3_500))
-
-
-@pytest.mark.parametrize(("cores", "error"), [(2, None), (1, None), (2, DriverError("no"))])
-def test_chains_need_two_cores_and_a_driver_that_takes_the_kernels(gpu, monkeypatch, cores, error):
-    monkeypatch.setattr(chain, "usable_cores", lambda: cores)
-    monkeypatch.setattr(torch.cuda, "current_stream", Mock(side_effect=error))
-    open_chain_tools.cache_clear()
-    assert (open_chain_tools(torch.device("cpu")) is not None) is (cores == 2 and error is None)
-    open_chain_tools.cache_clear()
 
 
 @pytest.mark.parametrize(

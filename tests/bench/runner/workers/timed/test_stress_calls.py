@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs, StressSchedule
+from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import Preamble
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
@@ -109,3 +111,13 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, 
     assert len(made) == min(most, len(stress.calls))
     assert Counter(call.case for call in made) <= Counter(stress.calls)
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in made)
+
+
+def test_what_fails_ahead_fails_when_it_is_taken():
+    """A worker's answer is still to come while inputs are made ahead."""
+    contents = Mock(base=[torch.zeros(4)])
+    contents.make.side_effect = contents.make_all.side_effect = WorkloadFault("its generator fails")
+    inputs = make_schedule(contents).inputs
+    inputs.make_ahead(lambda: False)
+    with pytest.raises(WorkloadFault, match="its generator fails"):
+        inputs.take(CASES[0])
