@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.statistics import (
     LONG_SAMPLE_NS,
-    count_together,
-    half_width,
-    quantile,
     relative_half_width,
     summarise_trials,
     trimmed_mean,
@@ -25,8 +22,8 @@ some_trials = st.lists(series, min_size=1, max_size=5)
 PLACES = ("min", "q25", "median", "q75", "max")
 
 
-@given(some_trials, st.integers(0, 10**9), st.integers(2, 1000))
-def test_statistics_are_in_order_move_with_a_shift_and_grow_with_a_scale(trials, shift, scale):
+@given(some_trials)
+def test_statistics_are_in_order_and_lie_among_the_samples(trials):
     found = summarise_trials(trials)
     places = [getattr(found, name) for name in PLACES]
     assert places == pytest.approx(sorted(places))
@@ -36,17 +33,6 @@ def test_statistics_are_in_order_move_with_a_shift_and_grow_with_a_scale(trials,
     if found.interval is not None:
         low, high = found.interval
         assert low <= fmean(median(values) for values in trials) <= high
-    moved = summarise_trials([[value * scale + shift for value in values] for values in trials])
-    assert [getattr(moved, name) for name in PLACES] == pytest.approx([one * scale + shift for one in places])
-    assert moved.std == pytest.approx(found.std * scale, rel=1e-6, abs=1e-2)
-
-
-@given(series)
-def test_a_trimmed_mean_lies_among_the_samples_that_it_keeps(values):
-    ordered, cut = sorted(values), max(len(values) // 10, int(len(values) >= 3))
-    middle = ordered[cut : len(values) - cut]
-    assert middle[0] * (1 - 1e-12) <= trimmed_mean(values) <= middle[-1] * (1 + 1e-12)
-    assert ordered[0] <= quantile(ordered, 0.1) <= quantile(ordered, 0.8) <= ordered[-1]
 
 
 def test_figures_that_can_be_worked_out_by_hand():
@@ -73,13 +59,6 @@ def test_an_interval_is_students_by_the_number_of_batches_or_trials(trials, midd
     interval = summarise_trials(trials).interval
     assert interval == (half and pytest.approx((middle - half, middle + half), rel=1e-4)) or half == 0
     assert half != 0 or interval == (middle, middle)
-
-
-def test_long_samples_of_a_gpu_are_batches_by_themselves():
-    long = [LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.01, LONG_SAMPLE_NS * 1.02]
-    assert [count_together(values, "cupti") for values in ([], [*long, 1.0], long)] == [3, 3, 1]
-    assert count_together(long, "wall") == 3  # nothing rests there
-    assert half_width(long, batch=1) == pytest.approx(4.303 * LONG_SAMPLE_NS * 0.01 / 3**0.5, rel=1e-3)
 
 
 def dependent(source, correlation, count):
@@ -154,41 +133,6 @@ def test_why_sampling_stops(spans, spent_s, per_call_s, rule, reason):
 def test_busy_time_is_to_be_known_too():
     rule, busy = StoppingRule(50, 10.0, extra=100), ([5_000] * 8 + [7_000] * 2) * 5
     assert rule.reason_to_stop([9_000] * 50, busy, spent_s=0.1, per_call_s=0.005) is None
-
-
-@pytest.mark.parametrize(
-    ("rule", "taken", "spent_s", "per_call_s", "batch"),
-    [
-        ({}, 0, 0.0, 0.002, 50),
-        ({}, 0, 0.0, 1.0, 3),
-        ({}, 6, 8.5, 1.0, 1),
-        (AUTO, 0, 0.1, 0.0001, 20),
-        (AUTO, 20, 0.1, 0.0001, 10),
-        (EXTRA, 20, 0.0, 1e-6, 7),
-    ],
-)
-def test_how_many_samples_are_taken_before_the_rule_looks_again(rule, taken, spent_s, per_call_s, batch):
-    rule = StoppingRule(**{"iterations": 50, "budget_s": 10.0, **rule})
-    assert rule.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s) == batch
-
-
-@given(
-    st.integers(1, 200),
-    st.integers(0, 200),
-    st.floats(0, 20),
-    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 3)), min_size=1, max_size=20),
-)
-def test_sampling_always_ends_with_a_sample_and_never_asks_for_more_than_it_may(iterations, extra, budget_s, calls):
-    rule, spans, spent_s, per_call_s = StoppingRule(iterations, budget_s, extra), [], 0.0, calls[-1][1]
-    while (stop := rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s)) is None:
-        batch = rule.next_batch(len(spans), spent_s=spent_s, per_call_s=per_call_s)
-        assert batch >= 1
-        taken = [calls[(len(spans) + index) % len(calls)] for index in range(batch)]
-        spans += [span for span, _ in taken]
-        batch_s = sum(seconds for _, seconds in taken)
-        spent_s, per_call_s = spent_s + batch_s, batch_s / batch
-    assert 1 <= len(spans) <= iterations + extra
-    assert len(spans) >= iterations or stop != "count"
 
 
 def test_the_precision_of_several_trials_is_that_of_their_mean():

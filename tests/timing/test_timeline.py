@@ -48,10 +48,9 @@ def test_calls_are_told_apart_whatever_the_order_of_records(records):
         ),  # beside the flush
         ([*RECORDS, Operation("long", 120, 300, 4)], [(3, 199, False, 1), (2, 41, False, 1)]),
         ([*RECORDS, Operation("thread", 255, 260, 7), Operation("x", 1, 2, 0)], [(2, 31, False, 1), (3, 41, False, 1)]),
-        (without(3, 4), [(0, 0, False, 0), (2, 41, False, 1)]),
         ([*RECORDS, Operation(FLUSH, 133, 135, 4)], [(3, 34, False, 1), (2, 41, False, 1)]),  # one of the call's own
     ],
-    ids=["side stream", "runs on", "a thread, and before", "nothing", "a flush of the call"],
+    ids=["side stream", "runs on", "a thread, and before", "a flush of the call"],
 )
 def test_an_operation_belongs_to_the_call_that_launched_it(records, found):
     assert [(one.operations, one.span_ns, one.escaped, one.streams) for one in read(records)] == found
@@ -72,7 +71,6 @@ def test_a_delay_too_few_or_too_many_breaks_the_timeline(records, calls):
 @pytest.mark.parametrize(
     ("operations", "host_end", "found"),
     [
-        ([Operation("a", 50, 60, 2)], 9, (10, 0, False, False)),
         ([Operation("a", 49, 60, 2)], 50, (11, 0, False, False)),  # programmatic dependent launch
         ([Operation("a", 49, 60, 2), Operation("b", 62, 70, 3)], 51, (21, 0, False, True)),
         ([Operation(f"n{i}", 60 + 10 * i, 68 + 10 * i, 2) for i in range(5)], 9, (48, 10, False, False)),  # a graph

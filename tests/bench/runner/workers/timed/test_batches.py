@@ -10,9 +10,6 @@ from flashinfer_bench.bench.runner.workers.timed import batches
 from flashinfer_bench.bench.runner.workers.timed.batches import (
     BatchOverhead,
     BatchTimer,
-    count_batch_calls,
-    count_batch_reads,
-    held_up_ns,
     take_overhead,
 )
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
@@ -65,10 +62,8 @@ LAZY = {"is_lazy": True}
     ("how", "cost_ns"),
     [
         ({}, COST_NS),
-        ({**LAZY, "may_return": True}, COST_NS),
         ({"most_ns": 0.9 * CALL_NS}, 0.9 * CALL_NS),
         ({"has_setup": True, "setup_ns": 200_000}, COST_NS + 200_000 - LAUNCH_NS),
-        ({"answers": COPIED}, COST_NS - LAUNCH_NS),
         ({"refuses": "it waits"}, COST_NS - LAUNCH_NS),
         ({"call_ns": 0}, None),
         ({"call_ns": 0, "collect_ns": CALLS * CALL_NS, "byte_ns": 1.0}, COST_NS + FETCHED_NS - 3 * 64),
@@ -150,26 +145,6 @@ def test_a_series_ends_when_a_batch_settles_the_claim_and_the_calls_of_the_best_
     numbers = range((1 + best) * CALLS, (2 + best) * CALLS)
     best_sums = {worker.trial.contents.make(number)[0].sum().item() for number in numbers}
     assert {read.inputs[0].sum().item() for read in worker.trial.reader.reads()} <= best_sums
-
-
-@pytest.mark.parametrize(
-    ("claimed_us", "operations", "size", "calls", "reads"),
-    [
-        (3, 1, 1 << 10, 500, 16),  # 1.5 ms
-        (20, 6, 1 << 25, 106, 8),
-        (10_000, 1, 1 << 33, 2, 6),
-    ],
-)
-def test_a_batch_is_so_long_that_what_is_taken_off_is_little_beside_it(claimed_us, operations, size, calls, reads):
-    """Fewer large calls are kept to be compared."""
-    assert count_batch_calls(claimed_us * 1_000, size, operations) == calls
-    assert count_batch_reads(size) == reads
-
-
-@pytest.mark.parametrize(("cost_us", "held_us"), [(100, 0), (32, 2.8), (25, 2.5)])
-def test_a_call_that_memory_holds_up_waits_for_what_the_one_before_wrote(cost_us, held_us):
-    """Its bytes are read or written in 30 us; 6 us of that are in the cache when a call alone ends."""
-    assert held_up_ns(cost_us * 1_000, 60_000_000, 12_000_000, 0.0005) == pytest.approx(held_us * 1_000)
 
 
 def test_the_overhead_follows_from_empty_batches_that_a_busy_gpu_makes_again():

@@ -46,7 +46,6 @@ def set_free(monkeypatch, free):
     [
         (CPU, 5 * MIB, 0, None, 6),
         (CPU, TIB, 0, None, 1),
-        (GPU, 5 * MIB, 80 * MIB, None, 2),
         (GPU, 10 * MIB, 150 * MIB, 0, 5),  # five calls may take a third of what is free
         (GPU, 10 * MIB, 0, 150 * MIB, 5),
     ],
