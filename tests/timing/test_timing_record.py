@@ -101,7 +101,7 @@ def having(late=0, **facts):
 
 
 VARIED = Trial((*trial().samples, *trial(800_000, operations=4).samples), "count", FACTS)
-BY_EVENTS, QUIET = having(method="cuda_events"), {"trials": [trial()]}
+BY_EVENTS = having(method="cuda_events")
 FLAGGED = [
     ("no_gpu_work", [Trial(trial().samples + trial(0, operations=0).samples, "count", FACTS)], [trial()]),
     ("host_bound", [having(enqueue_ns=11_000)], [having(enqueue_ns=9_000)]),

@@ -17,7 +17,7 @@ from flashinfer_bench.worker.gated_chain.kernels import Piece
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, LEAST_NS, PlayedGpu, open_timer
 
 pytestmark = pytest.mark.cpu
-GAP_NS, GIB = 1_100, 1 << 30
+GAP_NS = 1_100
 HOST_COST_NS = CALL_NS - EMPTY_NS
 COST_NS = HOST_COST_NS - 1_250
 LAST = CALLS - 1

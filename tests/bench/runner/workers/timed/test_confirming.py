@@ -13,7 +13,7 @@ from tests.kit.trials import make_trial
 
 pytestmark = pytest.mark.cpu
 USUAL = {"assurance": "full", "desk": "a desk", "is_open": True, "room": 99, "most": 1, "has_setup": False}
-USUAL |= {"doubt": None, "batch_doubt": None, "floor_ms": 0.0, "costs_ns": [], "replayed": ()}
+USUAL |= {"doubt": None, "floor_ms": 0.0, "costs_ns": []}
 IN_DOUBT = "a call in a chain takes 2 ms"
 
 
@@ -24,7 +24,7 @@ def bound(arena, monkeypatch):
     def bounded(claimed_ms=0.002, **changes):
         how = SimpleNamespace(**{**USUAL, **changes}, asked=[], record={}, check_room=Mock())
         by_chain = Confirmation(None, None, how.doubt, chain_ns=4_000.0, chain_calls=10, chain_share=0.75)
-        by_batch = Confirmation(1_500.0, 20.0, how.batch_doubt, calls=6)
+        by_batch = Confirmation(1_500.0, 20.0, how.doubt, calls=6)
 
         def open_timer(found, trial, given):
             def confirm(claimed_ns, *_, **more):
@@ -51,7 +51,6 @@ def bound(arena, monkeypatch):
         kernel.reads = [[]]
         kernel._lay_out = lambda inputs, most: make_trial(arena, most=min(most, how.room)).places
         how.remote = make_trial(arena, device_type="cuda", most=how.most, has_setup=how.has_setup)
-        how.remote.places.replayed.update(how.replayed)
         how.told_ms = kernel._bound(how.remote, claimed_ms, how.record, how.costs_ns)
         assert how.record["assurance"] == how.assurance
         return how

@@ -79,7 +79,6 @@ def test_the_first_calls_keep_their_inputs_and_a_request_has_no_more_calls_than_
 
 
 QUICK = "def run(x):\n    return x * 2"
-SLOW = "import time\ndef run(x):\n    time.sleep(0.006)\n    return x * 2"
 
 
 @pytest.mark.parametrize(
