@@ -11,13 +11,14 @@ from flashinfer_bench.bench.runner.workers.timed import chain
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTools,
+    count_chain_calls,
 )
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.gated_chain.kernels import Piece
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, LEAST_NS, PlayedGpu, open_timer
 
 pytestmark = pytest.mark.cpu
-GAP_NS = 1_100
+GAP_NS, GIB = 1_100, 1 << 30
 HOST_COST_NS = CALL_NS - EMPTY_NS
 COST_NS = HOST_COST_NS - 1_250
 LAST = CALLS - 1
@@ -160,3 +161,8 @@ def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_call
     first = find_empty(3_000, 7_000)
     gpu.lost = ()
     assert (first, find_empty(4_000, 8_000)) == ((0, 0), (8_000, 4_000)) if lost else ((7_000, 3_000),) * 2
+
+
+@pytest.mark.parametrize(("size", "calls"), [(1_000, 6), (8 * GIB // 5 + 1, 4), (4 * GIB + 1, 0)])
+def test_a_chain_of_large_calls_has_as_many_as_memory_allows(size, calls):
+    assert count_chain_calls(3_000_000, size, 1) == calls

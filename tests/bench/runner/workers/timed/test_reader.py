@@ -145,6 +145,16 @@ def test_only_calls_that_have_changed_their_inputs_are_looked_into(checking, mon
     assert at or counted.waits() == 2  # the other one is for outputs that have changed
 
 
+def test_inputs_that_were_spoiled_are_not_checked(checking):
+    trial, checked = checking()
+    numbers = run_calls(trial, range(4))
+    trial.reader.begin()
+    trial.places.spoil_inputs(4)
+    trial.reader.look(range(4), numbers, has_inputs=False)
+    run_calls(trial, range(4), changes)
+    assert (kinds_of(trial.reader.reads())["wrong"], checked) == (4, [True] * 4)
+
+
 def test_what_calls_left_is_freed_at_once_when_nobody_compares_it_any_more(arena, request):
     """The collector rests in a session, and a call's copies may be gigabytes on a GPU."""
     gc.disable()
