@@ -431,9 +431,10 @@ LESS, OTHER = "does less than half of the work", "launches something else than t
         (0, shrinks(0.49), LESS),
         (0, shrinks(0.51), None),
         (1, renames, OTHER),
+        (1, shrinks(0.3), LESS),
         (3, shrinks(0.3), None),
     ],
-    ids=["names", "less", "half", "later names", "one of four less: its content"],
+    ids=["names", "less", "half", "later names", "later less", "one of four less: its content"],
 )
 def test_replays_are_trusted_if_they_launch_what_the_call_does(gpu, honest, change, reason):
     calls, made = [gpu.call(operations=3, length_ns=50_000) for _ in range(4)], []

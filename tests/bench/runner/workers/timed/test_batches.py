@@ -62,6 +62,8 @@ LAZY = {"is_lazy": True}
     ("how", "cost_ns"),
     [
         ({}, COST_NS),
+        (LAZY, COST_NS),
+        ({**LAZY, "may_return": True}, COST_NS),
         ({"most_ns": 0.9 * CALL_NS}, 0.9 * CALL_NS),
         ({"has_setup": True, "setup_ns": 200_000}, COST_NS + 200_000 - LAUNCH_NS),
         ({"refuses": "it waits"}, COST_NS - LAUNCH_NS),

@@ -145,10 +145,13 @@ def test_only_calls_that_have_changed_their_inputs_are_looked_into(checking, mon
     assert at or counted.waits() == 2  # the other one is for outputs that have changed
 
 
-def test_inputs_that_were_spoiled_are_not_checked(checking):
+@pytest.mark.parametrize("large_bytes", [0, reader_module.LARGE_BYTES])
+def test_inputs_that_were_spoiled_are_not_checked(checking, monkeypatch, large_bytes):
+    monkeypatch.setattr(reader_module, "LARGE_BYTES", large_bytes)
     trial, checked = checking()
     numbers = run_calls(trial, range(4))
     trial.reader.begin()
+    checked.clear()
     trial.places.spoil_inputs(4)
     trial.reader.look(range(4), numbers, has_inputs=False)
     run_calls(trial, range(4), changes)
