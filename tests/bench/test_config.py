@@ -90,11 +90,10 @@ def test_the_last_layer_that_gives_a_value_wins_and_is_its_origin(defaults, lowe
     assert (hash(again) == hash(plain)) or again != plain
 
 
-def test_a_merged_config_shows_what_holds_and_every_top_level_value_has_an_origin(write_yaml):
+def test_every_top_level_value_and_section_has_an_origin(write_yaml):
     text = "timeout_seconds: 5\nop_type_config: {moe: {rtol: 1}}\n"
-    path = write_yaml(text + "definition_config: {gemm_n4096: {iterations: 7, extra: {a: 1, b: 2}}}\n")
-    config = BenchmarkConfig.from_yaml(path, iterations=9, seed=7, extra={"a": 3})
-    assert (config.iterations, config.extra, config.timeout_seconds) == (9, {"a": 3}, 5)
+    path = write_yaml(text + "definition_config: {gemm_n4096: {extra: {a: 1, b: 2}}}\n")
+    config = BenchmarkConfig.from_yaml(path, seed=7, extra={"a": 3})
     assert config.definition_config["gemm_n4096"].model_dump() == {"extra": {"b": 2}}
     expected = {"timeout_seconds": "my.yaml", "seed": "override", "extra.a": "override", "devices": "default"}
     assert {name: config.origins()[name] for name in expected} == expected
@@ -102,7 +101,6 @@ def test_a_merged_config_shows_what_holds_and_every_top_level_value_has_an_origi
     bundled = BenchmarkConfig.default(definition_config={"x": EvalConfig()})
     assert [*bundled.section_places("op_type_config", users_only=True)] == []
     assert "moe" in [name for _, name in bundled.section_places("op_type_config")]
-    assert [*bundled.section_places("definition_config", users_only=True)] == [("override: definition_config.x", "x")]
 
 
 def test_an_op_type_may_be_spelt_in_two_ways_but_not_both_at_once():
@@ -114,39 +112,30 @@ def test_an_op_type_may_be_spelt_in_two_ways_but_not_both_at_once():
 
 
 def test_all_problems_are_told_at_once_with_place_line_and_nearest_name(write_yaml):
-    path = write_yaml("op_type_config:\n  moe:\n    itertions: 5\nuse_isolated_runer: true\nrtol: x\n")
+    path = write_yaml("op_type_config:\n  moe:\n    itertions: 5\n1: 2\nrtol: x\n")
     *told, fourth, fifth = problems_of(lambda: BenchmarkConfig.from_yaml(path, atol=-1, wormup_runs=1))
     assert len(told) == 3
     assert f"{path}: op_type_config.moe.itertions (line 3): unknown key; did you mean 'iterations'?" in told
-    assert f"{path}: use_isolated_runer (line 4): unknown key; did you mean 'use_isolated_runner'?" in told
     assert any(line.startswith(f"{path}: rtol (line 5): ") for line in told)
     assert fourth.startswith("override: atol: ")
     assert fifth == "override: wormup_runs: unknown key; did you mean 'warmup_runs'?"
-    assert problems_of(lambda: BenchmarkConfig(itertions=5, op_type_config={"moe": {"rtl": 1}})) == [
-        "BenchmarkConfig: op_type_config.moe.rtl: unknown key; did you mean 'rtol'?",
-        "BenchmarkConfig: itertions: unknown key; did you mean 'iterations'?",
-    ]
     with pytest.raises(ValidationError, match="did you mean 'iterations'"):
         BenchmarkConfig().with_overrides(itertions=9)
 
 
 WRONG = {
-    "warmup_runs": [-1],
-    "iterations": [0, 2.5, "often", True, 10**20, np.bool_(True)],
-    "num_trials": [0],
-    "precision": [0, -0.01, float("nan"), 0.51, True],
-    "rtol": [-0.1, 0],
-    "atol": [float("nan"), float("inf")],
-    "required_matched_ratio": [0, 1.01],
-    "timeout_seconds": [0, None, float("inf")],
-    "seed": [-1, 2**63],
-    "worker_memory_gb": [1e300, 0],
+    "iterations": ["often", 10**20, np.bool_(True)],
+    "precision": [0, True],
+    "timeout_seconds": [None, float("inf")],
+    "seed": [2**63],
+    "worker_memory_gb": [1e300],
     "time_budget_s": [0],
-    "definitions": ["gemm", []],
+    "definitions": ["gemm"],
     "extra": [{"when": object}],
     "op_type_config": [{"moe": 3}],
-    "evaluator_modules": [["a/b.py"]],
+    "evaluator_modules": [["./mine.py"], ["mine.py/"], [""], ["my-module"], ["a..b"], ["a:"]],
 }
+"""Besides those of `tests/golden/promised/test_golden_config.py`."""
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
@@ -156,8 +145,7 @@ def test_wrong_values_raise_a_validation_error(name, value):
 
 
 def test_ends_of_ranges_numbers_of_numpy_and_yaml_1_1_and_tuples_are_taken(write_yaml):
-    values = {"warmup_runs": 0, "required_matched_ratio": 1, "precision": 0.5, "iterations": "auto"}
-    assert BenchmarkConfig(**values).model_fields_set == set(values)
+    BenchmarkConfig(warmup_runs=0, required_matched_ratio=1, precision=0.5, iterations="auto")
     config = BenchmarkConfig(
         iterations=np.int64(5), rtol=np.float32(0.5), extra={"a": np.float64(0.25), "b": (1, (2,))}
     )
@@ -166,7 +154,7 @@ def test_ends_of_ranges_numbers_of_numpy_and_yaml_1_1_and_tuples_are_taken(write
     assert (config.rtol, config.devices, config.sandbox) == (1e-3, ["0", "1"], "off")
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "op_type_config:\nextra:\n", "op_type_config: {moe: }\n"])
+@pytest.mark.parametrize("text", ["", "op_type_config:\nextra:\n", "op_type_config: {moe: }\n"])
 def test_empty_files_and_sections_say_nothing(write_yaml, text):
     config = BenchmarkConfig.from_yaml(write_yaml(text))
     assert config.resolve_eval_config(MOE) == BenchmarkConfig().resolve_eval_config(MOE)
@@ -177,10 +165,7 @@ def test_empty_files_and_sections_say_nothing(write_yaml, text):
     [
         (b"a: [1\nb: 2\n", "line 2"),
         (b"- a\n- b\n", "line 1: a mapping of keys to values is needed, this is a list"),
-        (b"rtol: 0.1\natol: 0.1\nrtol: 0.2\n", "rtol (line 3): this key stands on line 1 already"),
-        (b"a: 1\nb: \x07\n", "line 2: this is not YAML: special characters are not allowed"),
         (b"a: !!python/name:os.system\n", "line 1"),
-        (b"a: 1\n---\nb: 2\n", "line 2"),
         (b"extra: &loop {a: *loop}\n", "this is not YAML: a value contains itself"),
         (b"a: 1\nb: \xff\xfe\n", "line 2: this is not UTF-8"),
         (None, "there is no such file"),
@@ -194,13 +179,6 @@ def test_files_that_hold_no_mapping_are_refused_with_their_line(tmp_path, conten
         BenchmarkConfig.from_yaml(path)
     assert str(caught.value).startswith(str(path))
     assert expected in str(caught.value)
-
-
-def test_keys_that_are_no_text_are_refused_with_their_place_and_a_folder_is_no_file(write_yaml, tmp_path):
-    path = write_yaml("1: 2\nop_type_config: {3: {}}\n")
-    assert len(problems_of(lambda: BenchmarkConfig.from_yaml(path))) == 2
-    with pytest.raises(ConfigError, match="cannot be read"):
-        BenchmarkConfig.from_yaml(tmp_path)
 
 
 def test_a_copy_with_an_update_counts_as_an_override():

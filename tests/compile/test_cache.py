@@ -2,20 +2,18 @@
 
 import os
 import sys
-import time
 
 import pytest
 
-from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildFault, build_solution
 from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile import cache as cache_module
-from flashinfer_bench.compile.cache import ArtifactCache, Lease, find_stranger, lease_times, size_limit
+from flashinfer_bench.compile.cache import ArtifactCache, Lease, lease_times, size_limit
 from flashinfer_bench.env import cache_root
 from tests.kit.make import make_solution
 from tests.kit.native import make_native, pretend_compiler
-from tests.kit.strange import STRANGE
+from tests.kit.strange import STRANGE, deep_folder
 
 
 def build(root, factor=2):
@@ -35,18 +33,17 @@ def test_sources_are_written_where_the_entry_point_says_and_none_is_run(tmp_path
     assert "was_run" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("def run(x:\n", r"SyntaxError: .*, at main\.py:1"),
-        ("x = 1\n  y = 2", r"IndentationError: .*, at main\.py:2"),
-        ("a\0b", r"null bytes, at main\.py"),
-        ("(" * 5000, r"main\.py"),
-        ("#" * (5 << 20), "the limit for a source file"),
-    ],
-    ids=["syntax", "indentation", "null", "nested", "large"],
-)
-def test_a_file_that_does_not_parse_is_named(tmp_path, source, message):
+UNPARSED = {
+    "syntax": ("x = 1\n  y = 2", r"IndentationError: .*, at main\.py:2"),
+    "null": ("a\0b", r"null bytes, at main\.py"),
+    "nested": ("(" * 5000, r"main\.py"),
+    "large": ("#" * (5 << 20), "the limit for a source file"),
+}
+
+
+@pytest.mark.parametrize("case", UNPARSED)
+def test_a_file_that_does_not_parse_is_named(tmp_path, case):
+    source, message = UNPARSED[case]
     with pytest.raises(BuildFailure, match=message):
         build_solution(make_solution(source=source), tmp_path)
 
@@ -125,56 +122,28 @@ def test_root_and_size_follow_the_environment(tmp_path):
     assert size_limit({"FIB_CACHE_GB": "much"}) == size_limit({}) == 20_000_000_000
 
 
-def make_jit_folder(root, name, age_s, below="triton"):
-    """Make 3,000 bytes that a solution has compiled when it ran; return the folder."""
-    folder = root / "jit" / name[:2] / name
-    (folder / below).mkdir(parents=True)
-    (folder / below / "code").write_bytes(bytes(3000))
-    note = folder.with_name(f"{name}.solution")
-    note.write_text(name)
-    os.utime(note, (time.time() - age_s,) * 2)
-    return folder
-
-
-def test_folders_of_jit_compilers_are_evicted_by_age_unless_a_run_lives_and_uncounted_ones_first(tmp_path):
-    old, new = make_jit_folder(tmp_path, "abold", 900), make_jit_folder(tmp_path, "cdnew", 5)
-    cache = ArtifactCache(tmp_path)
-    assert cache.is_over(5000)
-    with Lease(tmp_path):
-        assert cache.evict(4000) == 0  # a worker may write there
-    assert cache.evict(4000) == 3000
-    assert (old.exists(), new.exists(), cache.is_over(5000)) == (False, True, False)
-    deep = make_jit_folder(tmp_path, "abdeep", 0, below="/".join("d" * 40))
-    assert cache.is_over(1 << 30)
-    cache.evict(1 << 30)
-    assert (deep.exists(), new.exists(), cache.is_over(1 << 30)) == (False, True, False)
-
-
-@pytest.fixture
-def deep(tmp_path):
-    """An artifact with a folder deeper than Python recurses; it is gone afterwards, since pytest cannot remove it."""
-    folder = build(tmp_path)
-    (folder / "files" / "deep").mkdir()
-    fd = os.open(folder / "files" / "deep", os.O_RDONLY)
-    for _ in range(1100):
-        os.mkdir("d", dir_fd=fd)
-        below = os.open("d", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = below
-    os.close(fd)
-    yield folder
-    remove_tree(folder)
-
-
 def test_every_command_of_the_cache_ends_although_folders_are_deep_and_clear_removes_them(
-    tmp_path, deep, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
-    (tmp_path / "artifacts" / "00" / "stray").mkdir(parents=True)
-    assert find_stranger(deep / "files", ["main.py"]) is not None
-    assert [main(["cache", command]) for command in ("show", "verify", "clear")] == [0, 1, 0]
+    with deep_folder(build(tmp_path) / "files" / "deep"):
+        (tmp_path / "artifacts" / "00" / "stray").mkdir(parents=True)
+        assert [main(["cache", command]) for command in ("show", "verify", "clear")] == [0, 1, 0]
     assert "removed 2 artifacts" in capsys.readouterr().out
     assert list((tmp_path / "artifacts").glob("*/*")) == []
+
+
+def test_what_a_jit_compiler_made_too_deep_to_be_counted_goes_first_and_not_while_a_run_lives(tmp_path):
+    deep = tmp_path / "jit" / "ab" / "abdeep"
+    (deep / "/".join("d" * 40)).mkdir(parents=True)
+    deep.with_name("abdeep.solution").write_text("")
+    cache = ArtifactCache(tmp_path)
+    with Lease(tmp_path):
+        assert cache.is_over(1 << 30)
+        cache.evict(1 << 30)
+        assert deep.exists()  # a worker may write there
+    cache.evict(1 << 30)
+    assert (deep.exists(), cache.is_over(1 << 30)) == (False, False)
 
 
 def test_strange_files_among_artifacts_locks_and_leases_do_not_hold_clear_up(tmp_path):
@@ -189,17 +158,13 @@ def test_strange_files_among_artifacts_locks_and_leases_do_not_hold_clear_up(tmp
     assert list((tmp_path / "artifacts").glob("*/*")) == []
 
 
-def test_bounds_of_files_and_of_failures(tmp_path, monkeypatch):
+def test_only_the_latest_failures_are_remembered(tmp_path, monkeypatch):
     action = 'case "$*" in *main.cpp*) echo "main.cpp:1:1: error: no"; exit 1;; esac'
     monkeypatch.setattr(cache_module, "MOST_FAILURES", 2)
     for number in range(4):
         with BuildFarm(tmp_path, toolchain=pretend_compiler(tmp_path, action=action)) as farm:
             assert next(farm.build_all([make_native(main=f"// {number}\n")])).error
     assert len(entries(tmp_path)) == 2
-    build(tmp_path)
-    monkeypatch.setattr(cache_module, "MOST_FILE_BYTES", 3)
-    ((_, reason),) = ArtifactCache(tmp_path).verify()
-    assert "cannot be read: it has more than 3 bytes" in reason
 
 
 def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):

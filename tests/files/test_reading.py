@@ -1,15 +1,23 @@
-"""Opening files where anything may stand in their place."""
+"""Opening files where anything may stand in their place, and locks: who waits, how long, what is said of the holder."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 
 import pytest
 
+from flashinfer_bench.base.files import locks
+from flashinfer_bench.base.files.locks import FileLock, locked_folder
 from flashinfer_bench.base.files.reading import open_stream, read_whole
 from flashinfer_bench.base.files.writing import open_new, open_to_append
+from flashinfer_bench.data.store import blobs, jsonl
+from flashinfer_bench.errors import Fault, WorkloadFault
 from tests.kit.strange import STRANGE
 
 
@@ -22,16 +30,12 @@ def test_what_is_no_file_of_a_sensible_size_is_refused_in_words(tmp_path, words)
         assert words in caught.value.strerror
 
 
-def test_a_file_and_a_link_to_it_are_read_up_to_the_limit(tmp_path):
+def test_a_file_and_a_link_to_it_are_read_up_to_the_limit_also_if_it_grows(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("file")
     assert read_whole(tmp_path / "link", 5) == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
         read_whole(tmp_path / "link", 4)
-
-
-def test_a_file_that_grows_while_it_is_read_is_read_up_to_the_limit(tmp_path, monkeypatch):
-    (tmp_path / "file").write_bytes(b"1")
     monkeypatch.setattr(os, "read", lambda fd, count: b"x" * count)  # there is always more
     with pytest.raises(OSError, match="more than 100 bytes"):
         read_whole(tmp_path / "file", 100)
@@ -40,7 +44,6 @@ def test_a_file_that_grows_while_it_is_read_is_read_up_to_the_limit(tmp_path, mo
 @pytest.mark.parametrize("words", ["a pipe", "a device"])
 def test_a_file_that_is_swapped_between_two_looks_is_refused(tmp_path, monkeypatch, words):
     (tmp_path / "file").write_bytes(b"1")
-    (tmp_path / "strange").parent.mkdir(exist_ok=True)
     STRANGE[words](tmp_path / "strange")
     opened = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest: opened(tmp_path / "strange", *rest))
@@ -48,11 +51,11 @@ def test_a_file_that_is_swapped_between_two_looks_is_refused(tmp_path, monkeypat
         read_whole(tmp_path / "file", 100)
 
 
+READS = "from flashinfer_bench.base.files.reading import read_whole as r; print(r('/dev/stdin', 9), r('/dev/fd/0', 9))"
+
+
 def test_a_pipe_that_the_user_gives_as_a_descriptor_is_read():
-    code = (
-        "from flashinfer_bench.base.files.reading import read_whole as r; print(r('/dev/stdin', 9), r('/dev/fd/0', 9))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], input=b"given", capture_output=True, check=True).stdout
+    said = subprocess.run([sys.executable, "-c", READS], input=b"given", capture_output=True, check=True).stdout
     assert said == b"b'given' b''\n"
 
 
@@ -66,3 +69,85 @@ def test_a_pipe_is_neither_appended_to_nor_written_to(tmp_path):
         open_to_append(tmp_path / "pipe")  # nobody reads it
     os.close(open_new(tmp_path / "pipe"))
     assert (tmp_path / "pipe").is_file()
+
+
+@contextmanager
+def held(path):
+    lock = FileLock(path)
+    lock.wait(0.0)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def test_a_wait_ends_at_its_limit_and_names_the_file_and_its_holder(tmp_path, monkeypatch):
+    path = tmp_path / "a.lock"
+    with held(path):
+        with pytest.raises(TimeoutError, match=rf"held by process {os.getpid()}: '{path}'"):
+            FileLock(path).wait(0.02)
+        monkeypatch.setattr(locks, "LOCK_TABLE", tmp_path / "none")
+        with pytest.raises(TimeoutError, match="held by another process"):
+            FileLock(path).wait(0.0)
+
+
+def test_a_lock_file_is_removed_at_its_end_and_can_be_taken_again(tmp_path):
+    path = tmp_path / "new" / "a.lock"
+    for _ in range(2):
+        with held(path):
+            assert not FileLock(path).take()
+        assert not path.exists()
+
+
+def test_who_waits_gets_the_lock_though_its_file_is_removed_meanwhile(tmp_path):
+    first, second = FileLock(tmp_path / "a"), FileLock(tmp_path / "a")
+    first.wait()
+    waiting = threading.Thread(target=second.wait)
+    waiting.start()
+    first.release()
+    waiting.join(timeout=10)
+    assert not FileLock(tmp_path / "a").take()
+    second.release()
+
+
+def test_neither_an_append_nor_fetching_a_blob_waits_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "USUAL_LIMIT_S", 0.02)
+    monkeypatch.setattr(blobs, "FETCH_WAIT_S", 0.02)
+    path = tmp_path / "a.jsonl"
+    with held(path):
+        with pytest.raises(Fault, match=f"{path}: its lock is held by process {os.getpid()}"):
+            jsonl.append_line(path, "{}")
+        assert path.read_text() == ""
+    (tmp_path / "a").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with locked_folder(tmp_path, 0.0), pytest.raises(WorkloadFault, match=f"held by process {os.getpid()}"):
+        blobs.BlobStore(tmp_path, fetch=lambda root, path: None).locate("a")
+
+
+@pytest.fixture(params=[None, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def flock(request, monkeypatch):
+    """Whether flock is there; where it is not, it says what it says on such a file system."""
+
+    def refuse(*_):
+        raise OSError(request.param, os.strerror(request.param))
+
+    if request.param is not None:
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    return request.param is None
+
+
+def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, flock):
+    words = "held by process" if flock else r"\.lock; remove that file if no process writes there"
+    with locked_folder(tmp_path, 0.0), pytest.raises(TimeoutError, match=words), locked_folder(tmp_path, 0.0):
+        pass
+    for line in ('{"a": 1}', '{"b": 1}'):
+        jsonl.append_line(tmp_path / "a.jsonl", line, root=tmp_path)
+    assert (tmp_path / "a.jsonl").read_text() == '{"a": 1}\n{"b": 1}\n'
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+    if flock:
+        return
+    with pytest.raises(OSError, match="has no file locks"):
+        FileLock(tmp_path / "a").take()
+    (tmp_path / f".{tmp_path.name}.lock").symlink_to(tmp_path / "home")
+    with pytest.raises(TimeoutError), locked_folder(tmp_path, 0.0):
+        pass
+    assert not (tmp_path / "home").exists()  # the link beside is not followed

@@ -1,36 +1,25 @@
-"""Walking and removing trees that somebody else has made."""
+"""Walking and removing trees that somebody else has made, and folders in TMPDIR that go with their process."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from flashinfer_bench.base.files import trees
+from flashinfer_bench.base.files.held_folders import hold_folder, sweep_folders, temporary_folder
 from flashinfer_bench.base.files.trees import remove_tree, walk_files
-
-DEPTH, NAME = 1100, "d" * 100
-
-
-@pytest.fixture
-def deep(tmp_path):
-    """A folder with folders in it deeper than Python recurses; their path has 110 kB, more than the system takes."""
-    top = tmp_path / "deep"
-    dig(top, DEPTH)
-    yield top
-    remove_tree(top)
+from tests.kit.strange import deep_folder
 
 
-def dig(top, depth):
-    top.mkdir()
-    fd = os.open(top, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir(NAME, dir_fd=fd)
-        below = os.open(NAME, os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = below
-    os.close(os.open("bottom.json", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
-    os.close(fd)
+def make(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
 
 
 def found(folder, **how):
@@ -39,86 +28,109 @@ def found(folder, **how):
     return paths, told
 
 
-def test_a_tree_deeper_than_any_path_is_walked_to_a_limit_and_removed(deep):
-    (deep / "a.json").touch()
-    paths, told = found(deep)
-    assert paths == ["a.json"]
-    assert [why for _, why in told] == ["lies more than 32 folders deep; it is left out"]
-    assert remove_tree(deep)
-    assert not deep.exists()
+def test_a_tree_deeper_than_any_path_is_walked_to_a_limit_and_removed(tmp_path):
+    with deep_folder(tmp_path / "deep", "d" * 100) as deep:
+        make(deep, "a.json")
+        paths, told = found(deep)
+        assert paths == ["a.json"]
+        assert [why for _, why in told] == ["lies more than 32 folders deep; it is left out"]
+        assert remove_tree(deep)
+        assert not deep.exists()
 
 
-def test_folders_without_rights_and_links_are_removed_and_what_links_lead_to_stays(tmp_path):
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").touch()
+def test_folders_without_rights_links_and_files_are_removed_and_what_links_lead_to_stays(tmp_path):
+    make(tmp_path, "kept/file", "top/closed/inner/file", "file")
     top = tmp_path / "top"
-    (top / "closed" / "inner").mkdir(parents=True)
-    (top / "closed" / "inner" / "file").touch()
-    (top / "link").symlink_to(kept)
+    for link in (top / "link", tmp_path / "link"):
+        link.symlink_to(tmp_path / "kept")
     os.mkfifo(top / "pipe")
     for folder in (top / "closed" / "inner", top / "closed", top):
         folder.chmod(0o000)
-    assert remove_tree(top)
-    assert (kept / "file").exists()
+    assert all(remove_tree(tmp_path / name) for name in ("top", "link", "file", "nothing"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "file"]
 
 
-def test_a_link_or_a_file_in_place_of_a_folder_is_removed_itself(tmp_path):
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "kept")
-    (tmp_path / "file").touch()
-    assert remove_tree(tmp_path / "link")
-    assert remove_tree(tmp_path / "file")
-    assert remove_tree(tmp_path / "nothing")
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
-def test_removing_gives_up_at_its_limit(tmp_path):
-    (tmp_path / "top" / "a").mkdir(parents=True)
+def test_removing_looks_at_its_limit_also_inside_a_large_folder(tmp_path, monkeypatch):
+    ticks = iter(range(1000))
+    monkeypatch.setattr(trees, "LOOK_EVERY", 2)
+    make(tmp_path / "top", *map(str, range(20)))
+    with monkeypatch.context() as patched:
+        patched.setattr(trees.time, "monotonic", lambda: next(ticks))
+        assert not remove_tree(tmp_path / "top", limit_s=3.5)
+    assert 0 < len(list((tmp_path / "top").iterdir())) < 20
     assert not remove_tree(tmp_path / "top", limit_s=0.0)
     assert remove_tree(tmp_path / "top")
 
 
-def test_removing_looks_at_its_limit_inside_a_large_folder(tmp_path, monkeypatch):
-    ticks = iter(range(1000))
-    monkeypatch.setattr(trees, "LOOK_EVERY", 2)
-    monkeypatch.setattr(trees.time, "monotonic", lambda: next(ticks))
-    (tmp_path / "top").mkdir()
-    for number in range(20):
-        (tmp_path / "top" / str(number)).touch()
-    assert not remove_tree(tmp_path / "top", limit_s=3.5)
-    assert 0 < len(list((tmp_path / "top").iterdir())) < 20
-
-
-def test_a_walk_gives_what_lies_in_a_folder_first_and_passes_over_names(tmp_path):
-    for path in ("b/two", "a/.hidden/three", "a/one", "z"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).touch()
+def test_a_walk_gives_what_lies_in_a_folder_first_passes_over_names_and_has_a_limit(tmp_path, monkeypatch):
+    make(tmp_path, "b/two", "a/.hidden/three", "a/one", "z")
     assert found(tmp_path, passes_over=lambda name: name.startswith(".")) == (["z", "a/one", "b/two"], [])
+    assert found(tmp_path / "none") == ([], [(tmp_path / "none", "cannot be read: No such file or directory")])
+    monkeypatch.setattr(trees, "MOST_ENTRIES", 2)
+    assert found(tmp_path) == ([], [(tmp_path, "holds more than 2 files and folders; the rest is left out")])
 
 
 def test_links_are_followed_once_and_not_out_to_the_system(tmp_path):
-    top, other = tmp_path / "top", tmp_path / "other"
-    (top / "a").mkdir(parents=True)
-    other.mkdir()
-    (top / "file").touch()
-    (other / "file").touch()
-    for name, target in (("again", top / "a"), ("back", top), ("other", other), ("proc", "/proc"), ("root", "/")):
+    make(tmp_path, "top/a/own", "top/file", "other/file")
+    top = tmp_path / "top"
+    for name, target in (
+        ("again", top / "a"),
+        ("back", top),
+        ("other", "../../other"),
+        ("proc", "/proc"),
+        ("root", "/"),
+    ):
         (top / "a" / name).symlink_to(target)
     paths, told = found(top, follows_links=True)
-    assert paths == ["file", "a/other/file"]
+    assert paths == ["file", "a/own", "a/other/file"]
     assert sorted(path.name for path, _ in told) == ["proc", "root"]
-    assert sorted(found(top)[0]) == ["a/again", "a/back", "a/other", "a/proc", "a/root", "file"]
+    assert {"a/again", "a/other", "a/root"} < set(found(top)[0])
 
 
-def test_a_walk_has_a_limit_for_what_it_looks_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(trees, "MOST_ENTRIES", 3)
-    for name in "abcd":
-        (tmp_path / name).touch()
-    paths, told = found(tmp_path)
-    assert paths == []
-    assert told == [(tmp_path, "holds more than 3 files and folders; the rest is left out")]
+HOLDS = """
+import os
+from flashinfer_bench.base.files.held_folders import hold_folder
+folder, _ = hold_folder("test")
+(folder / "file").touch()
+child = os.fork()
+if child == 0:
+    os.read(0, 1)
+    os._exit(0)
+print(folder, flush=True)
+os.kill(os.getpid(), 9)
+"""
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    assert found(tmp_path / "none") == ([], [(tmp_path / "none", "cannot be read: No such file or directory")])
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where TMPDIR is."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_what_a_killed_process_left_is_removed_once_its_forks_have_ended_too(temporary):
+    ours, theirs = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=ours, stdout=subprocess.PIPE, text=True) as maker:
+        os.close(ours)
+        left = Path(maker.stdout.readline().strip())
+    sweep_folders()
+    assert left.parent == temporary
+    assert left.exists()
+    os.close(theirs)  # the fork ends
+    while left.exists():
+        sweep_folders()
+
+
+def test_what_is_held_or_is_not_ours_and_what_a_link_leads_to_stays(temporary):
+    kept, link = temporary / "flashinfer-bench-old", temporary / "flashinfer-bench.run.link"
+    kept.mkdir()
+    link.symlink_to(kept)
+    folder, fd = hold_folder("test")
+    with temporary_folder("test") as second:
+        sweep_folders()
+        assert folder.exists()
+        assert second.exists()
+    os.close(fd)
+    sweep_folders()
+    assert {*temporary.iterdir()} == {kept, link}

@@ -31,112 +31,67 @@ def home(tmp_path):
     return tmp_path / "home"
 
 
-def link_file(root, home):
-    (root / "traces/a").mkdir(parents=True)
-    (root / "traces/a/x.jsonl").symlink_to(home / "keys")
+FILE = "traces/a/x.jsonl"
+TRAPS = {
+    "link to a file": {FILE: "-> HOME/keys"},
+    "link to nothing": {FILE: "-> HOME/new"},
+    "link for the inner folder": {"traces/a": "-> HOME"},
+    "link for the outer folder": {"traces": "-> HOME"},
+    "link for a folder that is missing": {"traces": "-> HOME/new"},
+    "link upwards": {"traces/a": "-> ../../home"},
+    "link to itself": {"traces/a": "-> a"},
+    "second name": {FILE: "="},
+    "pipe": {FILE: "|"},
+    "folder": {f"{FILE}/": ""},
+    "file for a folder": {"traces/a": ""},
+    "link for the torn lines": {FILE: '{"cut": ', f"{FILE}.torn": "-> HOME/keys"},
+    "second name for the torn lines": {FILE: '{"cut": ', f"{FILE}.torn": "="},
+}
+"""Path → what stands there: a link, a second name of what must not be touched, a pipe, a folder, or a text."""
 
 
-def link_nowhere(root, home):
-    (root / "traces/a").mkdir(parents=True)
-    (root / "traces/a/x.jsonl").symlink_to(home / "new")
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
 
 
-def link_innermost_folder(root, home):
-    (root / "traces").mkdir(parents=True)
-    (root / "traces/a").symlink_to(home)
-
-
-def link_outermost_folder(root, home):
-    root.mkdir()
-    (root / "traces").symlink_to(home)
-
-
-def link_folder_that_is_missing(root, home):
-    root.mkdir()
-    (root / "traces").symlink_to(home / "new")
-
-
-def link_upwards(root, home):
-    (root / "traces").mkdir(parents=True)
-    (root / "traces/a").symlink_to("../../home")
-
-
-def link_round(root, home):
-    (root / "traces").mkdir(parents=True)
-    (root / "traces/a").symlink_to("a")
-
-
-def hard_link(root, home):
-    (root / "traces/a").mkdir(parents=True)
-    os.link(home / "keys", root / "traces/a/x.jsonl")
-
-
-def pipe(root, home):
-    (root / "traces/a").mkdir(parents=True)
-    os.mkfifo(root / "traces/a/x.jsonl")
-
-
-def folder(root, home):
-    (root / "traces/a/x.jsonl").mkdir(parents=True)
-
-
-def file_for_a_folder(root, home):
-    (root / "traces").mkdir(parents=True)
-    (root / "traces/a").write_text("")
-
-
-def link_torn(root, home):
-    (root / "traces/a").mkdir(parents=True)
-    (root / "traces/a/x.jsonl").write_text('{"cut": ')
-    (root / "traces/a/x.jsonl.torn").symlink_to(home / "keys")
-
-
-def hard_link_torn(root, home):
-    (root / "traces/a").mkdir(parents=True)
-    (root / "traces/a/x.jsonl").write_text('{"cut": ')
-    os.link(home / "keys", root / "traces/a/x.jsonl.torn")
-
-
-TRAPS = (
-    *(link_file, link_nowhere, link_innermost_folder, link_outermost_folder, link_folder_that_is_missing, link_upwards),
-    *(link_round, hard_link, pipe, folder, file_for_a_folder, link_torn, hard_link_torn),
-)
+def lay(root, home, trap):
+    for name, what in TRAPS[trap].items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir()
+        elif what.startswith("-> "):
+            path.symlink_to(what.removeprefix("-> ").replace("HOME", str(home)))
+        elif what == "=":
+            os.link(home / "keys", path)
+        elif what == "|":
+            os.mkfifo(path)
+        else:
+            path.write_text(what)
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_an_append_below_a_root_never_leaves_it(tmp_path, home, trap):
-    root = tmp_path / "set"
-    trap(root, home)
-    path = root / "traces/a/x.jsonl"
+def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
+    lay(root, home, trap)
     with pytest.raises(DataSetError, match="nothing can be appended"):
-        check_append(path, root)
+        check_append(root / FILE, root)
     with pytest.raises(Fault, match="cannot append"):
-        append_line(path, "{}", root=root)
-    assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
-
-
-@pytest.mark.parametrize("trap", [trap for trap in TRAPS if "torn" not in trap.__name__])
-def test_a_file_that_is_replaced_below_a_root_never_leaves_it(tmp_path, home, trap):
-    root = tmp_path / "set"
-    trap(root, home)
+        append_line(root / FILE, "{}", root=root)
+    if "torn" not in trap:
+        for opens in (open_to_append, open_to_replace):
+            with pytest.raises(OSError):
+                opens(root / FILE, root=root)
     with suppress(OSError):
-        write_whole(root / "traces/a/x.jsonl", "{}", root=root)
+        write_whole(root / FILE, "{}", root=root)
     assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
 
 
-@pytest.mark.parametrize("trap", [link_file, link_nowhere, hard_link, pipe, folder])
-def test_opening_refuses_what_an_append_does(tmp_path, home, trap):
-    trap(tmp_path / "set", home)
-    for opens in (open_to_append, open_to_replace):
-        with pytest.raises(OSError):
-            opens(tmp_path / "set/traces/a/x.jsonl", root=tmp_path / "set")
-    assert (home / "keys").read_text() == TORN
-
-
-def test_a_refusal_names_the_real_place(tmp_path, home):
-    link_innermost_folder(tmp_path / "set", home)
+def test_a_refusal_names_the_real_place(root, home):
+    lay(root, home, "link for the inner folder")
     with pytest.raises(DataSetError, match=rf"traces/a is a link to {home}, "):
-        check_append(tmp_path / "set/traces/a/x.jsonl", tmp_path / "set")
+        check_append(root / FILE, root)
 
 
 def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
@@ -149,8 +104,7 @@ def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
     assert (tmp_path / "disk/set/traces/a/x.jsonl").read_text() == "{}\n"
 
 
-def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nothing_out(tmp_path, home):
-    root = tmp_path / "set"
+def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nothing_out(root, home):
     with open_folder(root / "traces", root) as opened:
         (root / "traces").rename(root / "moved")
         (root / "traces").symlink_to(home)
@@ -159,19 +113,17 @@ def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nothing_out(tmp_pat
     assert [file.name for file in home.iterdir()] == ["keys"]
 
 
-def test_a_file_that_becomes_a_link_after_a_look_is_refused(tmp_path, home, monkeypatch):
-    root = tmp_path / "set"
-    link_file(root, home)
+def test_a_file_that_becomes_a_link_after_a_look_is_refused(root, home, monkeypatch):
+    lay(root, home, "link to a file")
     plain = (home / "keys").lstat()
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(os, "stat", lambda *_, **__: plain)
-        open_to_append(root / "traces/a/x.jsonl", root=root)
+        open_to_append(root / FILE, root=root)
 
 
-def test_a_path_that_leads_up_is_refused(tmp_path):
-    (tmp_path / "set").mkdir()
+def test_a_path_that_leads_up_is_refused(root):
     with pytest.raises(WriteRefused, match="leads up"):
-        check_place(tmp_path / "set/../x", tmp_path / "set")
+        check_place(root / "../x", root)
 
 
 def test_without_a_root_links_are_the_users_choice(tmp_path):

@@ -3,8 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,22 +13,9 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.sandbox.policy import Policy
 from flashinfer_bench.sandbox.user import choose_user
 from flashinfer_bench.worker.protocol import Loaded
-from tests.kit.workers import ROOT, worker_order
+from tests.kit.workers import running_template, worker_order
 
 ORDINARY, OWN = 65534, choose_user("7" * 64)
-SCRIPT = """
-import os, socket, sys
-import encodings.idna, fcntl, mmap, multiprocessing.synchronize, resource, shutil, signal, subprocess
-import tempfile, threading
-from pathlib import Path
-import torch
-from flashinfer_bench.worker.fork_server import run_fork_server
-user = int(sys.argv[3])
-if user:
-    os.setgroups([]); os.setgid(user); os.setuid(user)
-run_fork_server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
-"""
-"""An ordinary user may not be able to read the interpreter's folder: what attacks need is imported before."""
 
 
 class Cell:
@@ -102,15 +87,8 @@ def running_cell(*, user: int = 0, own: int | None = None):
     run.chmod(0o711)
     if user:
         os.chown(run, user, user)
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run), str(user)]
-    process = subprocess.Popen(
-        command, pass_fds=[theirs.fileno()], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    theirs.close()
     try:
-        yield Cell(root, ours, user, own)
+        with running_template(run, user) as template:
+            yield Cell(root, template, user, own)
     finally:
-        ours.close()
-        process.wait(60)
         shutil.rmtree(root, ignore_errors=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from flashinfer_bench.base.files.trees import remove_tree
 
 HUGE_BYTES: Final = 1 << 42
 
@@ -36,3 +39,25 @@ STRANGE: Final[dict[str, Callable[[Path], object]]] = {
     "symbolic links": lambda path: path.symlink_to(path.name),
 }
 """Words of the message → what puts it at a path."""
+
+
+@contextmanager
+def deep_folder(top: Path, name: str = "d") -> Iterator[Path]:
+    """Make a folder with folders in it deeper than Python recurses. What is left of it at the end pytest cannot remove.
+
+    Args:
+        top: the outermost folder.
+        name: what each of the others is called.
+    """
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    try:
+        yield top
+    finally:
+        remove_tree(top)

@@ -8,21 +8,32 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SCRIPT = """
-import socket, sys
+import os, socket, sys
+import encodings.idna, fcntl, mmap, multiprocessing.synchronize, resource, shutil, signal, subprocess
+import tempfile, threading
 from pathlib import Path
 import torch
 from flashinfer_bench.worker.fork_server import run_fork_server
+if user := int(sys.argv[3]):
+    os.setgroups([]); os.setgid(user); os.setuid(user)
 run_fork_server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
 """
+"""An ordinary user may not be able to read the interpreter's folder: what attacks need is imported before."""
 ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def running_template(run_directory: Path):
-    """Yield the socket of a template; when the block ends no process of it is left."""
+def running_template(run_directory: Path, user: int = 0):
+    """Yield the socket of a template; when the block ends no process of it is left.
+
+    Args:
+        run_directory: where its workers' folders are.
+        user: who it is; 0 for whoever runs the tests.
+    """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run_directory)]
+    command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run_directory), str(user)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment["PYTHONPATH"] = str(ROOT)
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, env=environment)
     theirs.close()
     try:

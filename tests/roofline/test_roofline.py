@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import count_pairs, find_causal, find_cost
-from flashinfer_bench.roofline.peaks import PEAKS, Peak, describe_time, find_peak
+from flashinfer_bench.roofline.peaks import Peak, describe_time, find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload, read_integers
 from tests.kit.make import make_definition, make_workload
 
@@ -24,9 +25,8 @@ def test_bytes_or_arithmetic_bind_and_a_share_is_reached():
         found = describe_time(Cost(flops, 4.8e9, "fp16"), H200, 20.0)
         assert (found["bound"], found["floor_ms"], found["share"]) == (bound, pytest.approx(floor_ms), floor_ms / 20)
     facts = describe_time(Cost(0, 4.8e9), H200, 2.0)
-    expected = {"flops": 0, "bytes": 4.8e9, "unit": "fp32", "tb_per_sec": 2.4, "share": 0.5, "bound": "memory"}
+    expected = {"flops": 0, "bytes": 4.8e9, "unit": "fp32", "tb_per_sec": 2.4, "peak": "H200 SXM (vendor)"}
     assert {key: facts[key] for key in expected} == expected
-    assert facts["peak"] == "H200 SXM (vendor)"
     assert "share" not in describe_time(Cost(0, 4.8e9), "unheard of", 2.0)
     assert describe_time(Cost(0, 1), H200, 0.0) is None
     largest = describe_time(Cost(sys.float_info.max, sys.float_info.max), H200, 1e-6)
@@ -37,8 +37,7 @@ def test_what_is_too_fast_is_told_by_the_limit_that_it_breaks_and_caches_are_fas
     for moved, bound in ((1000, "compute"), (4e9, "memory")):
         found = describe_time(Cost(1e4, moved, "fp16"), H200, 1e-12)
         assert found["bound"] == "memory"
-        assert "faster than the device allows" in found["too_fast"]
-        assert f"bound by {bound}" in found["too_fast"]
+        assert re.search(f"faster than the device allows.*bound by {bound}", found["too_fast"])
     assert "too_fast" not in describe_time(Cost(0, 1000), H200, 1e-9)
 
 
@@ -46,12 +45,10 @@ NAMES = {
     "NVIDIA H200": "H200 SXM",
     "NVIDIA H100 80GB HBM3": "H100 SXM",
     "NVIDIA H100 PCIe": "H100 PCIe",
-    "NVIDIA GH200 480GB": "GH200 96GB",
     "NVIDIA B200": "B200",
-    "NVIDIA B300 SXM6 AC": "B300",
+    "NVIDIA GH200 480GB": "GH200 96GB",
     "NVIDIA A100-SXM4-80GB": "A100 80GB SXM",
     "NVIDIA A100-PCIE-40GB": "A100 40GB",
-    "NVIDIA L40S": "L40S",
     "NVIDIA L4": "L4",
     "NVIDIA H20": "H20",
     "AMD EPYC": None,
@@ -61,14 +58,19 @@ NAMES = {
 def test_devices_are_found_by_their_names_and_lacking_units_run_on_the_next_wider_one():
     peaks = {name: find_peak(name) for name in NAMES}
     assert {name: peak and peak.name for name, peak in peaks.items()} == NAMES
-    for _, name, tflops, *others in PEAKS:
-        assert min(others) > 0, name
-        assert max(tflops) > 0 <= min(tflops), name
+
     assert find_peak("NVIDIA A100-SXM4-80GB").operations("fp4") == 312
     assert Peak("test", {"fp32": 10.0}, 2.0).operations("tf32") == 10.0
 
 
-def define(op_type, axes, inputs, outputs, name="x", tags=()):
+DTYPES = {"bf16": "bfloat16", "f32": "float32", "fp8": "float8_e4m3fn"}
+
+
+def define(op_type, axes, tensors, name="x", tags=()):
+    """Make a definition whose tensors are written as "x: f32[n] -> y: f32[n]"."""
+    for short, dtype in DTYPES.items():
+        tensors = tensors.replace(f" {short}[", f" {dtype}[")
+    inputs, outputs = (dict(one.split(": ") for one in side.split("; ")) for side in tensors.split(" -> "))
     parts = {"op_type": op_type, "axes": axes, "tags": list(tags), "reference": "def run(*a):\n    return a\n"}
     return make_definition(name, inputs=inputs, outputs=outputs, **parts)
 
@@ -77,92 +79,62 @@ MNK = {"m": 4, "n": 6, "k": 64, "packed_k": 8, "blocks": 2}
 BV = {"b": 2, "v": 10}
 MOE = {"seq_len": 3, "num_experts": 8, "hidden_size": 16, "intermediate_size": 32}
 ROPE = {"num_tokens": 3, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_seq_len": 16, "r": 4}
-QK = {f"{x}": f"bfloat16[num_tokens, num_{y}_heads, head_dim]" for x, y in (("q", "qo"), ("k", "kv"))}
-ANGLES = {"cos_sin_cache": "float32[max_seq_len, r]"}
 PAGED_AXES = {"batch_size": 2, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "page_size": 4, "num_pages": 100}
-PAGED = {
-    "q": "bfloat16[batch_size, num_qo_heads, head_dim]",
-    "k_cache": "bfloat16[num_pages, page_size, num_kv_heads, head_dim]",
-    "v_cache": "bfloat16[num_pages, page_size, num_kv_heads, head_dim]",
-    "kv_indptr": "int32[3]",
-    "kv_indices": "int32[3]",
-    "kv_last_page_len": "int32[batch_size]",
-}
-USED = {"kv_indptr": [0, 1, 3], "kv_last_page_len": [3, 2]}
-"""3 and 6 tokens."""
-MLA_AXES = {"batch_size": 1, "num_qo_heads": 2, "ckv": 16, "kpe": 4, "page_size": 1, "num_pages": 9}
-MLA = {
-    "q_nope": "bfloat16[batch_size, num_qo_heads, head_dim_ckv]",
-    "ckv_cache": "bfloat16[num_pages, page_size, head_dim_ckv]",
-    "kpe_cache": "bfloat16[num_pages, page_size, head_dim_kpe]",
-    "kv_indptr": "int32[2]",
-    "kv_indices": "int32[7]",
-}
 MLA_AXES = {"batch_size": 1, "num_qo_heads": 2, "head_dim_ckv": 16, "head_dim_kpe": 4, "page_size": 1, "num_pages": 9}
-F8, B16, F32 = "float8_e4m3fn", "bfloat16", "float32"
+QK = "q: bf16[num_tokens, num_qo_heads, head_dim]; k: bf16[num_tokens, num_kv_heads, head_dim]"
+Q_OUT = "q_out: bf16[num_tokens, num_qo_heads, head_dim]"
+PAGED = (
+    "q: bf16[batch_size, num_qo_heads, head_dim]; k_cache: bf16[num_pages, page_size, num_kv_heads, head_dim]; "
+    "v_cache: bf16[num_pages, page_size, num_kv_heads, head_dim]; kv_indptr: int32[3]; kv_indices: int32[3]; "
+    "kv_last_page_len: int32[batch_size] -> o: bf16[batch_size, num_qo_heads, head_dim]"
+)
+MLA = (
+    "q_nope: bf16[batch_size, num_qo_heads, head_dim_ckv]; ckv_cache: bf16[num_pages, page_size, head_dim_ckv]; "
+    "kpe_cache: bf16[num_pages, page_size, head_dim_kpe]; kv_indptr: int32[2]; kv_indices: int32[7] -> o: bf16[1]"
+)
+SAMPLES = "x: f32[b, v] -> y: f32[b, v]"
 COSTS = {
-    "gemm": ("gemm", MNK, {"A": f"{B16}[m, k]", "B": f"{B16}[n, k]"}, {"C": f"{F32}[m, n]"}, 3072, 1376, "fp16"),
-    "int gemm": ("gemm", MNK, {"a": "int8[m, k]", "b": "int8[n, k]"}, {"y": "int32[m, n]"}, None),
+    "gemm": ("gemm", MNK, "A: bf16[m, k]; B: bf16[n, k] -> C: f32[m, n]", 3072, 1376, "fp16"),
+    "int gemm": ("gemm", MNK, "a: int8[m, k]; b: int8[n, k] -> y: int32[m, n]", None),
     "scaled": (
-        "lowbit",
-        MNK,
-        {"A": f"{F8}[m, k]", "A_scale": f"{F32}[m, blocks]", "B": f"{F8}[n, k]"},
-        {"C": f"{B16}[m, n]"},
+        *("lowbit", MNK, "A: fp8[m, k]; A_scale: f32[m, blocks]; B: fp8[n, k] -> C: bf16[m, n]"),
         *(3072, 256 + 32 + 384 + 48, "fp8"),
     ),
-    "w4a8": (
-        "lowbit",
-        MNK,
-        {"x": f"{F8}[m, k]", "weights": "int32[n, packed_k]", "scales": f"{B16}[n, blocks]"},
-        {"y": f"{B16}[m, n]"},
-        3072,
-    ),
-    "quantize": ("lowbit", MNK, {"x": f"{B16}[m, k]"}, {"v": f"{F8}[m, k]", "s": "uint8[m, blocks]"}, None),
-    "pack": ("lowbit", MNK, {"x": f"{B16}[m, k]"}, {"v": "uint8[m, packed_k]", "s": "uint8[m, blocks]"}, None),
-    "norm8": ("lowbit", MNK, {"x": f"{B16}[m, k]", "weight": f"{B16}[k]"}, {"y": f"{F8}[m, k]"}, None),
-    "dequantize": ("lowbit", MNK, {"w": "int8[n, packed_k]", "s": f"{B16}[n, blocks]"}, {"y": f"{B16}[n, k]"}, None),
-    "scales only": ("lowbit", MNK, {"x": f"{F8}[m, k]", "scales": f"{F32}[m, n]"}, {"y": f"{B16}[m, n]"}, None),
-    "packed": ("lowbit", MNK, {"a": "uint8[m, packed_k]", "b": "uint8[n, packed_k]"}, {"y": f"{B16}[m, n]"}, None),
-    "transposed": ("lowbit", MNK, {"a": f"{F8}[k, m]", "b": f"{F8}[k, n]"}, {"y": f"{B16}[m, n]"}, None),
-    "scalar": ("lowbit", MNK, {"x": B16}, {"y": f"{F8}[m, k]"}, None),
-    "norm": ("rmsnorm", MNK, {"x": f"{B16}[m, n]", "w": f"{B16}[n]"}, {"y": f"{B16}[m, n]"}, 5 * 24, 108, "fp32"),
-    "residual": ("rmsnorm", MNK, {"x": f"{B16}[m, n]", "residual": f"{B16}[m, n]"}, {"y": f"{B16}[m, n]"}, 6 * 24),
-    "rope in part": ("rope", ROPE, QK, {"q_out": QK["q"]}, None),
-    "rope": ("rope", {**ROPE, "rotary_dim": 6}, QK, {"q_out": QK["q"]}, 3 * 3 * 6 * 6),
-    "rope by angles": ("rope", ROPE, {**QK, **ANGLES}, {"q_out": QK["q"]}, 3 * 3 * 6 * 4),
-    "softmax": ("sampling", BV, {"x": f"{F32}[b, v]"}, {"y": f"{F32}[b, v]"}, 5 * 20),
-    "top_k_renorm": ("sampling", BV, {"x": f"{F32}[b, v]"}, {"y": f"{F32}[b, v]"}, 0),
-    "top_k_mask_logits": ("sampling", BV, {"x": f"{F32}[b, v]"}, {"y": f"{F32}[b, v]"}, 0),
-    "top_p_sampling": ("sampling", BV, {"x": f"{F32}[b, v]"}, {"y": "int64[b]"}, 0, 96),
-    "temperature": ("sampling", BV, {"x": f"{F32}[b, v]"}, {"y": f"{F32}[b, v]"}, None),
+    "w4a8": ("lowbit", MNK, "x: fp8[m, k]; weights: int32[n, packed_k]; s: bf16[n, blocks] -> y: bf16[m, n]", 3072),
+    "quantize": ("lowbit", MNK, "x: bf16[m, k] -> v: fp8[m, k]; s: uint8[m, blocks]", None),
+    "dequantize": ("lowbit", MNK, "w: int8[n, packed_k]; s: bf16[n, blocks] -> y: bf16[n, k]", None),
+    "scales only": ("lowbit", MNK, "x: fp8[m, k]; scales: f32[m, n] -> y: bf16[m, n]", None),
+    "packed": ("lowbit", MNK, "a: uint8[m, packed_k]; b: uint8[n, packed_k] -> y: bf16[m, n]", None),
+    "transposed": ("lowbit", MNK, "a: fp8[k, m]; b: fp8[k, n] -> y: bf16[m, n]", None),
+    "norm": ("rmsnorm", MNK, "x: bf16[m, n]; w: bf16[n] -> y: bf16[m, n]", 5 * 24, 108, "fp32"),
+    "residual": ("rmsnorm", MNK, "x: bf16[m, n]; residual: bf16[m, n] -> y: bf16[m, n]", 6 * 24),
+    "rope in part": ("rope", ROPE, f"{QK} -> {Q_OUT}", None),
+    "rope": ("rope", {**ROPE, "rotary_dim": 6}, f"{QK} -> {Q_OUT}", 3 * 3 * 6 * 6),
+    "rope by angles": ("rope", ROPE, f"{QK}; cos_sin_cache: f32[max_seq_len, r] -> {Q_OUT}", 3 * 3 * 6 * 4),
+    "softmax": ("sampling", BV, SAMPLES, 5 * 20),
+    "top_k_renorm": ("sampling", BV, SAMPLES, 0),
+    "top_p_sampling": ("sampling", BV, "x: f32[b, v] -> y: int64[b]", 0, 96),
+    "temperature": ("sampling", BV, SAMPLES, None),
     "moe_topk2_e8": (
-        "moe",
-        {**MOE, "num_local_experts": 4},
-        {"x": f"{F8}[seq_len, hidden_size]", "gemm1_weights": f"{F8}[num_local_experts, 64, 16]"},
-        {"y": f"{B16}[seq_len, hidden_size]"},
+        *("moe", {**MOE, "num_local_experts": 4}),
+        "x: fp8[seq_len, hidden_size]; gemm1_weights: fp8[num_local_experts, 64, 16] -> y: bf16[seq_len, hidden_size]",
         *(6 * (3 * 2 * 4 / 8) * 16 * 32, 48 + 4 * 64 * 16 * (1 - 0.75**3) + 96, "fp8"),
     ),
-    "moe with an axis": (
-        "moe",
-        {**MOE, "top_k": 1},
-        {"x": f"{B16}[seq_len, hidden_size]"},
-        {"y": f"{B16}[seq_len, hidden_size]"},
-        6 * 3 * 16 * 32,
-    ),
-    "no experts": ("moe", {**MOE, "num_experts": 0, "top_k": 1}, {}, {"y": f"{B16}[3]"}, None),
-    "nothing": ("gemm", {}, {}, {"y": f"{B16}[3]"}, None),
-    "unknown": ("something", BV, {"x": f"{F32}[b]"}, {"y": f"{F32}[b]"}, None),
-    "decode": ("gqa_paged", PAGED_AXES, PAGED, {"o": PAGED["q"]}, 2 * 9 * 4 * 16, 256 + 2 * 9 * 2 * 8 * 2 + 32, "fp16"),
-    "lengths unknown": ("gqa_paged", PAGED_AXES, PAGED, {"o": PAGED["q"]}, None),
-    "mla": ("mla_paged", MLA_AXES, MLA, {"o": f"{B16}[1]"}, 2 * 7 * 2 * 36, 64 + 2 * 7 * 20 + 8 + 28 + 2, "fp16"),
+    "moe with an axis": ("moe", {**MOE, "top_k": 1}, "x: bf16[3, 16] -> y: bf16[3, 16]", 6 * 3 * 16 * 32),
+    "no experts": ("moe", {**MOE, "num_experts": 0, "top_k": 1}, "x: bf16[3] -> y: bf16[3]", None),
+    "unknown": ("something", BV, "x: f32[b] -> y: f32[b]", None),
+    "decode": ("gqa_paged", PAGED_AXES, PAGED, 2 * 9 * 4 * 16, 256 + 2 * 9 * 2 * 8 * 2 + 32, "fp16"),
+    "lengths unknown": ("gqa_paged", PAGED_AXES, PAGED, None),
+    "mla": ("mla_paged", MLA_AXES, MLA, 2 * 7 * 2 * 36, 64 + 2 * 7 * 20 + 8 + 28 + 2, "fp16"),
 }
-VALUES = {"decode": USED, "mla": {"kv_indptr": [0, 7]}}
+VALUES = {"decode": {"kv_indptr": [0, 1, 3], "kv_last_page_len": [3, 2]}, "mla": {"kv_indptr": [0, 7]}}
+"""3 and 6 tokens; 7."""
 
 
 @pytest.mark.parametrize("case", COSTS)
 def test_a_definition_costs_what_is_counted_by_hand(case):
-    op_type, axes, inputs, outputs, flops, *others = COSTS[case]
-    found = find_cost(define(op_type, axes, inputs, outputs, name=case.replace(" ", "_")), axes, VALUES.get(case))
+    op_type, axes, tensors, flops, *others = COSTS[case]
+    found = find_cost(define(op_type, axes, tensors, name=case.replace(" ", "_")), axes, VALUES.get(case))
     assert (found and found.flops) == flops
     assert found is None or [found.bytes, found.unit][: len(others)] == [
         pytest.approx(other) if isinstance(other, float) else other for other in others
@@ -170,19 +142,17 @@ def test_a_definition_costs_what_is_counted_by_hand(case):
 
 
 AXES = {"total_q": 5, "total_kv": 7, "num_qo_heads": 2, "num_kv_heads": 1, "head_dim": 8, "len_indptr": 3}
-RAGGED = {
-    "q": "bfloat16[total_q, num_qo_heads, head_dim]",
-    "k": "bfloat16[total_kv, num_kv_heads, head_dim]",
-    "v": "bfloat16[total_kv, num_kv_heads, head_dim]",
-    "qo_indptr": "int32[len_indptr]",
-    "kv_indptr": "int32[len_indptr]",
-}
+RAGGED = (
+    "q: bf16[total_q, num_qo_heads, head_dim]; k: bf16[total_kv, num_kv_heads, head_dim]; "
+    "v: bf16[total_kv, num_kv_heads, head_dim]; qo_indptr: int32[len_indptr]; kv_indptr: int32[len_indptr] -> "
+    "output: bf16[total_q, num_qo_heads, head_dim]"
+)
 OFFSETS = {"qo_indptr": [0, 3, 5], "kv_indptr": [0, 4, 7]}  # 3 of 4 and 2 of 3
 ALL, SEEN = 3 * 4 + 2 * 3, (2 + 3 + 4) + (2 + 3)
 
 
 def prefill(name, tags=()):
-    return define("gqa_ragged", AXES, RAGGED, {"output": RAGGED["q"]}, name, tags)
+    return define("gqa_ragged", AXES, RAGGED, name, tags)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +160,9 @@ def prefill(name, tags=()):
     [
         ("gqa_ragged_prefill_causal_h2", (), SEEN),
         ("gqa_ragged_prefill_h2", ("stage:prefill", "mask:causal"), SEEN),
-        ("gqa_ragged_prefill_noncausal_h2", (), ALL),
         ("gqa_ragged_prefill_non_causal_h2", (), ALL),
         ("gqa_ragged_prefill_h2", ("causal:false",), ALL),
-        ("gqa_ragged_prefill_h2", ("stage:prefill",), None),
-        ("acausal_h2", (), None),
+        ("acausal_h2", ("stage:prefill",), None),
     ],
 )
 def test_prefill_is_causal_if_its_definition_says_so(name, tags, pairs):
@@ -217,8 +185,8 @@ def test_lengths_are_read_from_the_blob_and_a_stated_cost_is_believed(tmp_path):
     blob = tmp_path / "a.safetensors"
     save_file({"p": np.array([0, 4, 9], dtype=np.int32), "f": np.zeros(2, dtype=np.float32)}, blob)
     assert (read_integers(blob, "p"), read_integers(blob, "f")) == ((0, 4, 9), None)
-    inputs = {"q": "bfloat16[2, 2, 8]", "k": "bfloat16[9, 2, 8]", "kv_indptr": "int32[3]"}
-    definition = define("gqa_ragged", {"num_qo_heads": 2, "head_dim": 8}, inputs, {"o": "bfloat16[4]"})
+    tensors = "q: bf16[2, 2, 8]; k: bf16[9, 2, 8]; kv_indptr: int32[3] -> o: bf16[4]"
+    definition = define("gqa_ragged", {"num_qo_heads": 2, "head_dim": 8}, tensors)
     stored = {"kv_indptr": {"type": "safetensors", "path": "a.safetensors", "tensor_key": "p"}}
     assert cost_of_workload(definition, make_workload(axes={}, inputs=stored), tmp_path).flops == 2 * 9 * 2 * 16
     stated = make_workload(axes={}, inputs=stored, cost={"flops": 5.0, "bytes": 7.0, "unit": "fp8"})

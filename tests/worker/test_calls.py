@@ -5,12 +5,10 @@ import functools
 import pytest
 import torch
 
-from flashinfer_bench.timing.clocks import Replay
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.calls import (
     CallLaunch,
     LaidCall,
-    ReplayLaunch,
     Shelf,
     SolutionFunctions,
     lay_out_calls,
@@ -39,22 +37,14 @@ def pass_keywords(function):
     [
         lambda x, y: (x, y),
         lambda y, x: (x, y),
-        lambda y, x, eps=1e-6: (x, y),
-        lambda eps=1e-6, x=0, y=0: (x, y),
-        lambda *, x, y: (x, y),
-        lambda x, *, y: (x, y),
         lambda **given: (given["x"], given["y"]),
-        lambda y, x, /: (x, y),
         lambda x, /, *, y: (x, y),
-        lambda x, /, **rest: (x, rest["y"]),
         lambda *rest, y: (rest[0], y),
-        lambda *rest: rest,
         lambda *rest, **named: rest,
         lambda first, second: (first, second),
         pass_positions(lambda y, x: (x, y)),
         pass_keywords(lambda x, y: (x, y)),
         functools.partial(lambda factor, y, x: (x, y), 2),
-        Swapped(),
         Swapped().forward,
     ],
 )
@@ -62,48 +52,49 @@ def test_arguments_reach_a_reference_by_their_names(function):
     assert LaidCall(SolutionFunctions(function, None), {"x": 1, "y": 2}, {}, "keyword").run() == (1, 2)
 
 
+def call_for(given, outputs, *rest):
+    """Lay out a call that gives something, run it and bring that into the slots of its outputs."""
+    call = LaidCall(SolutionFunctions(lambda: given, None), {}, outputs, "value", *rest)
+    launch = CallLaunch(call, Shelf(1, 0), "run")
+    launch()
+    launch.put_away()
+    return call
+
+
 def test_what_several_outputs_gave_is_brought_into_their_slots_and_what_does_not_fit_is_left_out():
     x = torch.ones(4)
     given = (torch.nn.Parameter(x * 2), (x * 3).requires_grad_(), torch.ones(5), 7, x * 5, x)
     outputs = {f"y{at}": torch.zeros(() if at == 3 else 4) for at in range(len(given))}
-    call = LaidCall(SolutionFunctions(lambda: given, None), {}, outputs, "value", x.untyped_storage().data_ptr())
-    launch = CallLaunch(call, Shelf(1, 0), "run")
-    launch()
-    launch.put_away()
+    call_for(given, outputs, x.untyped_storage().data_ptr())
     assert [float(output.max()) for output in outputs.values()] == [2, 3, 0, 7, 5, 0]
     assert not any(output.requires_grad for output in outputs.values())
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        torch.arange(1 << 15, dtype=torch.float32),
-        torch.arange(16, dtype=torch.float32),
-        torch.arange(32, dtype=torch.float32)[::2],
-        torch.arange(16, dtype=torch.float32).expand(2, -1),
-        torch.conj(torch.arange(16) * (1 + 2j)).imag,
-        torch._neg_view(torch.arange(16, dtype=torch.float32)),
-        torch.arange(16, dtype=torch.float32).view(torch.bfloat16),
-        torch._efficientzerotensor(16),
-    ],
-    ids=["large", "small", "strided", "expanded", "conjugated", "negated", "bfloat16", "zeros without memory"],
-)
-@pytest.mark.parametrize("among", [0, 1, 2])
-def test_what_is_brought_into_a_slot_is_what_was_returned_however_it_lies(value, among):
-    given = (value, *[torch.ones(3)] * among)
+VALUES = {
+    "large": torch.arange(1 << 15, dtype=torch.float32),
+    "strided": torch.arange(32, dtype=torch.float32)[::2],
+    "expanded": torch.arange(16, dtype=torch.float32).expand(2, -1),
+    "conjugated": torch.conj(torch.arange(16) * (1 + 2j)).imag,
+    "negated": torch._neg_view(torch.arange(16, dtype=torch.float32)),
+    "bfloat16": torch.arange(16, dtype=torch.float32).view(torch.bfloat16),
+    "zeros without memory": torch._efficientzerotensor(16),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("among", [0, 2])
+def test_what_is_brought_into_a_slot_is_what_was_returned_however_it_lies(kind, among):
+    given = (VALUES[kind], *[torch.ones(3)] * among)
     outputs = {f"y{at}": torch.full(one.shape, 7, dtype=one.dtype) for at, one in enumerate(given)}
-    call = LaidCall(SolutionFunctions(lambda: given, None), {}, outputs, "value")
-    launch = CallLaunch(call, Shelf(1, 0), "run")
-    launch()
-    launch.put_away()
+    call_for(given, outputs)
     for output, one in zip(outputs.values(), given, strict=True):
         assert torch.equal(output.nan_to_num(), torch.zeros_like(output) + one.nan_to_num())
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float8_e4m3fn])
-@pytest.mark.parametrize("shape", [(), (3,), (4, 0), (2, 3, 5)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (4, 0), (2, 3, 5)])
 def test_calls_lie_one_stride_behind_the_other(dtype, shape):
-    block, stride = torch.zeros(1 << 20, dtype=torch.uint8), 2048
+    block, stride = torch.zeros(1 << 16, dtype=torch.uint8), 2048
     slots = [Slot(offset, shape, dtype) for offset in (256, 1024)]
     request = {"style": "dps", "may_return_inputs": True, "outputs": ["y"], "count": 3, "stride": stride}
     where = {"arguments": {"x": slots[0].to_json(), "n": {"scalar": 7}}, "slots": [slots[1].to_json()]}
@@ -111,8 +102,7 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
     assert len(laid) == 3
     for at, call in enumerate(laid):
         x, n, y = call.run()
-        assert n == 7
-        assert y is call.outputs[0]
+        assert (n, y) == (7, call.outputs[0])
         for found, slot in ((x, slots[0]), (y, slots[1])):
             assert (found.shape, found.dtype, found.is_contiguous()) == (torch.Size(shape), dtype, True)
             if found.numel():
@@ -123,44 +113,29 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
     ("result", "is_strided"),
     [
         (torch.ones(3, 4), False),
-        (torch.ones(4, 3).t(), True),
         (torch.ones(1, 4).expand(3, 4), True),
         ({"y": torch.ones(4, 3).t()}, True),
-        ({"y": torch.ones(3, 4)}, False),
         (torch.ones(4, 3), False),  # it does not fit, and is not copied
     ],
-    ids=["as the slot", "transposed", "expanded", "in a dict", "in a dict, as the slot", "another shape"],
 )
 def test_a_result_that_lies_otherwise_than_its_slot_is_noticed(result, is_strided):
-    call = LaidCall(SolutionFunctions(lambda: None, None), {}, {"y": torch.zeros(3, 4)}, "value")
-    call.result = result
-    call.store()
-    assert call.is_strided is is_strided
+    assert call_for(result, {"y": torch.zeros(3, 4)}).is_strided is is_strided
 
 
-MEMORY = torch.zeros(64)
-HOST = bytearray(64)
+MEMORY, HOST = torch.zeros(64), memoryview(bytearray(64))
+SHARED = {
+    "own": ([MEMORY[:8], torch.zeros(8)], False),
+    "a workspace that the next call may write over": ([MEMORY[:8], MEMORY[32:]], True),
+    "parameters": ([torch.nn.Parameter(MEMORY), torch.nn.Parameter(MEMORY)], True),
+    "two outputs of one call": ([(MEMORY[:8], MEMORY[8:16]), torch.zeros(8)], False),
+    "foreign memory": ([torch.frombuffer(HOST[at : at + 32], dtype=torch.uint8) for at in (0, 16)], True),
+    "no tensors": ([7, None], False),
+}
 
 
-@pytest.mark.parametrize(
-    ("results", "shared"),
-    [
-        ([MEMORY[:8], torch.zeros(8)], False),
-        ([MEMORY[:8], MEMORY[32:]], True),  # a workspace: the next call may write over it
-        ([torch.nn.Parameter(MEMORY), torch.nn.Parameter(MEMORY)], True),
-        ([(MEMORY[:8], MEMORY[8:16]), torch.zeros(8)], False),
-        (
-            [
-                torch.frombuffer(memoryview(HOST)[:32], dtype=torch.uint8),
-                torch.frombuffer(memoryview(HOST)[16:48], dtype=torch.uint8),
-            ],
-            True,
-        ),
-        ([7, None], False),
-    ],
-    ids=["own", "one storage", "parameters", "two outputs of one call", "foreign memory", "no tensors"],
-)
-def test_results_that_share_memory_are_found(results, shared):
+@pytest.mark.parametrize("case", SHARED)
+def test_results_that_share_memory_are_found(case):
+    results, shared = SHARED[case]
     calls = [LaidCall(SolutionFunctions(lambda: None, None), {}, {"y": torch.zeros(8)}, "value") for _ in results]
     for call, result in zip(calls, results, strict=True):
         call.result = result
@@ -168,17 +143,9 @@ def test_results_that_share_memory_are_found(results, shared):
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_calls_of_a_burst_leave_their_results_unless_they_are_dropped(drop):
+def test_calls_of_a_burst_leave_their_results_in_their_slots_also_where_they_are_dropped(drop):
     slots = [torch.zeros(4) for _ in range(3)]
     laid = [LaidCall(SolutionFunctions(lambda: torch.ones(4), None), {}, {"y": slot}, "value") for slot in slots]
-    launches = [CallLaunch(call, Shelf(1, 16), "run") for call in laid]
-    in_turn(launches, put_away=True, drops=drop)()
+    in_turn([CallLaunch(call, Shelf(1, 16), "run") for call in laid], put_away=True, drops=drop)()
     assert all(bool(slot.all()) for slot in slots)
     assert all((call.result is None) is drop for call in laid)
-
-
-@pytest.mark.parametrize("replay", [Replay(lambda: None), lambda: None], ids=["a graph", "the call itself"])
-def test_a_launch_is_a_replay_where_a_graph_was_captured(replay):
-    call = LaidCall(SolutionFunctions(lambda x: x, None), {"x": 1}, {}, "positional")
-    launch = ReplayLaunch(CallLaunch(call, Shelf(1, 0), "run"), replay)
-    assert launch.is_replay is isinstance(replay, Replay)

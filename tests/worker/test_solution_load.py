@@ -27,15 +27,15 @@ PLAIN = '{"type":"ffi.Function","args":[{"type":"ffi.Array","args":[{"type":"ffi
     ("doc", "counts"),
     [
         ("run(arg0: torch.Tensor, arg1: torch.Tensor) -> None\n", (2, 2)),
-        ("run() -> None", (0, 0)),
         ("run(x: Tuple[int, List[int]], y: int = 3, z: str = 'a') -> Dict[str, int]\n\nWords.", (1, 3)),
         ("run(x: int, *args, **kwargs) -> object", (1, None)),
-        ("run(*args) -> None", (0, None)),
+        ("words", None),
+        ("run(*args, **kwargs) -> x\nOverloaded function.\n\n1. run(a: int) -> x", None),
     ],
 )
-def test_a_docstring_of_pybind11_tells_how_many_arguments(doc, counts):
+def test_a_docstring_of_pybind11_tells_how_many_arguments_or_nothing(doc, counts):
     signature = read_pybind_signature(doc)
-    assert (signature.minimum, signature.maximum) == counts
+    assert (signature and (signature.minimum, signature.maximum)) == counts
 
 
 @pytest.mark.parametrize(("interprets", "timings"), [("1", [0.0, 0.0, 0.0]), ("0", None)])
@@ -45,11 +45,6 @@ def test_autotuned_kernels_are_timed_by_nobody_under_the_interpreter(tmp_path, m
     monkeypatch.setenv("TRITON_INTERPRET", interprets)
     leave_untuned()
     assert tuner()._bench(1, config="first", n=2) == timings
-
-
-@pytest.mark.parametrize("doc", ["", "words", "run(*args, **kwargs) -> x\nOverloaded function.\n\n1. run(a: int) -> x"])
-def test_other_docstrings_tell_nothing(doc):
-    assert read_pybind_signature(doc) is None
 
 
 def test_an_operator_that_a_library_registers_is_found_with_its_arguments():
@@ -62,14 +57,11 @@ def test_an_operator_that_a_library_registers_is_found_with_its_arguments():
     assert find_operator("add", known) is None
 
 
-def test_both_forms_of_tvm_ffis_metadata_are_read():
+def test_both_forms_of_tvm_ffis_metadata_are_read_and_odd_ones_tell_nothing():
     assert read_tvm_schema(NAMED) == (["DLTensor*", "int"], "None")
     assert read_tvm_schema(PLAIN) == (["ffi.Tensor"], "ffi.Array")
-
-
-@pytest.mark.parametrize("schema", [None, "", "[]", "{}", '{"args":[]}', '{"args":[1]}', '{"type":"ffi.Function"}'])
-def test_metadata_that_is_missing_or_odd_tells_nothing(schema):
-    assert read_tvm_schema(schema) == (None, None)
+    for odd in (None, "", "[]", "{}", '{"args":[]}', '{"args":[1]}', '{"type":"ffi.Function"}'):
+        assert read_tvm_schema(odd) == (None, None)
 
 
 class Scale(torch.nn.Module):
@@ -101,8 +93,6 @@ def script(thing):
 
 
 PLAIN_FUNCTIONS = {
-    "two": (lambda x, y: None, (2, 2)),
-    "default": (lambda x, eps=1e-6: None, (1, 2)),
     "any": (lambda *args, **kwargs: None, (0, None)),
     "keyword with default": (lambda x, *, a=1: None, (1, 1)),
     "scripted": (script(multiply), (2, 2)),
@@ -124,27 +114,23 @@ def test_a_required_keyword_is_refused_unless_setup_gives_it():
     signature = describe_signature(lambda x, *, a: None, is_prepared=True)
     assert (signature.minimum, signature.maximum) == (1, 1)
 
+    def setup(x, *, a): ...
+
+    with pytest.raises(KeywordRequired, match=r"^setup .* needs a by keyword"):
+        describe_signature(setup)
+
 
 @pytest.mark.parametrize(
     ("setup", "run", "least"),
     [
-        (lambda x: {}, lambda x, a: None, 1),
         (lambda x, y: {}, lambda x, y, a: None, 2),
         (lambda x: {}, lambda x, y, *, a: None, 2),  # what setup gives are the keywords, so y is an output
         (lambda *x: {}, lambda x, a: None, 0),
-        (lambda x, y, z: {}, lambda x: None, 1),
     ],
 )
 def test_an_entry_function_needs_no_more_by_position_than_its_setup(setup, run, least):
     signature = describe_signature(run, prepared_for=describe_signature(setup), is_prepared=True)
     assert signature.minimum == least
-
-
-def test_what_setup_needs_by_keyword_is_told_as_its_own():
-    def setup(x, *, a): ...
-
-    with pytest.raises(KeywordRequired, match=r"^setup .* needs a by keyword"):
-        describe_signature(setup)
 
 
 @pytest.mark.parametrize(

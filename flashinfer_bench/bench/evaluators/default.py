@@ -189,12 +189,6 @@ class DefaultEvaluator(Evaluator):
         return super().judge_reads(definition, calls, cfg, context)
 
     @classmethod
-    def rehearse(cls, definition: Definition, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext) -> None:
-        """Judge the call as one of several that were timed, and as one by itself."""
-        super().rehearse(definition, call, cfg, context)
-        cls.judge_call(definition, call, cfg, context)
-
-    @classmethod
     def eval_performance(
         cls,
         definition: Definition,
@@ -229,9 +223,8 @@ def build_baseline(
     room, needed, reference = memory.total_bytes(device) // INPUT_SHARE, 0, context.reference
     while len(inputs) < cfg.num_trials and (not inputs or needed * (len(inputs) + 1) <= room):
         made = maker.make(derive_seed(context.seed, "trial", len(inputs)))
-        call = reference if inputs else context.call_reference_first or reference
         inputs.append(made)
-        outputs.append(call(made))
+        outputs.append(reference(made))
         needed = memory.bytes_of([*inputs[0], *outputs[0]])
     if len(inputs) < cfg.num_trials:
         context.notes["input_sets"] = len(inputs)

@@ -80,8 +80,7 @@ class JudgeContext:
     notes: dict[str, Any]
     """What the evaluator puts in here goes into the trace, as JSON."""
     call_reference_first: Callable[[list[Any]], list[torch.Tensor]] | None = None
-    """Does as `reference` does, for the first inputs of a job: meanwhile the worker that times the reference makes its
-    first call on them. None where nothing is gained by that."""
+    """None. Evaluators from outside may ask for it, and then call `reference`."""
 
 
 class SolutionMetadata(Protocol):
@@ -242,11 +241,6 @@ class Evaluator(ABC):
         """
         inputs, expected = [call.inputs for call in calls], [call.expected for call in calls]
         return cls.check_correctness(definition, RecordedCalls(calls), inputs, expected, cfg, context=context)
-
-    @classmethod
-    def rehearse(cls, definition: Definition, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext) -> None:
-        """Judge a call of the reference's, so that verdicts need not wait until a GPU has the code of what judges."""
-        cls.judge_reads(definition, [call, call], cfg, context)
 
     @classmethod
     def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:

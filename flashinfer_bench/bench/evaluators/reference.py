@@ -12,8 +12,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
@@ -33,8 +32,6 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 MAX_ERROR_TEXT: Final = 2_000
 """Characters of an error's own text that a message keeps."""
-AHEAD_BYTES: Final = 64 << 20
-"""What was made ahead takes no more memory, but for one call."""
 REPEAT_BUDGET_S: Final = 10.0
 """No more second calls are made after all of them took this many seconds together; the first is always made."""
 
@@ -61,8 +58,6 @@ class Reference:
     """The shapes of inputs on which two calls agreed."""
     _repeating_s: float = 0.0
     """Seconds that all second calls took."""
-    _ahead: dict[int, tuple[Sequence[Any], list[torch.Tensor]]] = field(default_factory=dict)
-    """Inputs, by their identity, and what was made of them ahead."""
     _fitting: tuple[Any, ...] | None = None
     """The shapes of the inputs and outputs that were found to fit the definition last."""
 
@@ -91,8 +86,6 @@ class Reference:
         """
         if self.broken is not None:
             raise DefinitionFault(self.broken)
-        if id(inputs) in self._ahead:
-            return self._ahead.pop(id(inputs))[1]
         spared = self.spare(inputs)
         before = [_version(value) for value in spared]
         compares = self.mutates is None  # once: kernels of its own write without torch's knowing
@@ -110,27 +103,6 @@ class Reference:
             why = "in some calls only, or without memory for a copy"
             raise _fault(self.definition, f"it writes to {', '.join(spoiled)}, {why}; it should clone what it changes")
         return self._fit(returned, spared, inputs)
-
-    def start_ahead(self) -> Callable[[Iterator[Sequence[Any]], Callable[[], bool]], None]:
-        """Forget what was made ahead; return what makes what calls give while somebody else is at work."""
-        self._ahead.clear()
-        return self._work_ahead
-
-    def _work_ahead(self, calls: Iterator[Sequence[Any]], is_over: Callable[[], bool]) -> None:
-        """Make what calls give; whoever calls with the same sequence of inputs gets it, once. Nothing is raised here.
-
-        Args:
-            calls: the inputs of each; what was not made yet is left.
-            is_over: tells whether there is time no more.
-        """
-        held = sum(bytes_of(outputs) for _, outputs in self._ahead.values())
-        with suppress(DefinitionFault, WorkloadFault):  # told when it is called for
-            while held <= AHEAD_BYTES and not is_over() and (inputs := next(calls, None)) is not None:
-                self._ahead[id(inputs)] = inputs, self(inputs)
-                held += bytes_of(self._ahead[id(inputs)][1])
-        for outputs in [outputs for _, outputs in self._ahead.values()][-1:]:
-            if outputs[0].is_cuda:
-                torch.cuda.synchronize(outputs[0].device)  # what comes next may be timed
 
     def launch(self, inputs: Sequence[Any]) -> Any:
         """Call the reference and give what it returns, unchecked; this is what is timed.

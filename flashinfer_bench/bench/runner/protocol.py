@@ -28,7 +28,7 @@ from flashinfer_bench.timing.settings import USUAL, TimingSettings
 REFERENCE_PHASE: Final = "reference"
 """The reference runs and no worker holds a solution: a session that ends now is ended by the reference."""
 EXPECTED_PHASE: Final = "expected"
-"""The reference runs while a worker holds a solution."""
+"""The reference runs, and a worker may hold a solution."""
 
 LONGEST_LIMIT_S: Final = 7 * 86_400.0
 """A longer limit is shortened to this: epoll refuses waits above 2**31 ms."""

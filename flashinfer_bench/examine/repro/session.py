@@ -43,7 +43,7 @@ class KeepingSession(DeviceSession):
         """Open it with an evaluator that keeps calls."""
         opened = super().open_block(block)
         self._kept = KeptCall()
-        object.__setattr__(opened, "evaluator", keeping(opened.evaluator, self._kept))
+        opened.evaluator = keeping(opened.evaluator, self._kept)
         return opened
 
     def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:

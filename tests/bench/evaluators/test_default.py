@@ -49,20 +49,14 @@ LOOSE = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": Fa
     [
         pytest.param(lambda x: [x + x, x > 0], {}, None, [], id="right"),
         pytest.param(lambda x: x * 2, {}, "SHAPE", ["1 outputs", "2 (y, mask)"], id="missing output"),
-        pytest.param(lambda x: [x * 2, x > 0, x], {}, "SHAPE", ["3 outputs"], id="further output"),
         pytest.param(lambda x: [x[:1] * 2, x > 0], {}, "SHAPE", ["'y'", "[1, 4]", "[16, 4]"], id="shape"),
-        pytest.param(lambda x: [x.double(), (x > 0)[:1]], {}, "SHAPE", ["'mask'"], id="shape before dtype"),
-        pytest.param(lambda x: [2.0, x > 0], {}, "SHAPE", ["'y'", "[]"], id="number for tensor"),
         pytest.param(lambda x: [x.half() * 2, x > 0], {}, "DTYPE", ["'y'", "float16", "float32"], id="dtype"),
         pytest.param(lambda x: [x * 2, (x > 0).int()], {}, "DTYPE", ["'mask'", "int32"], id="int for bool"),
         pytest.param(lambda x: [None, x > 0], {}, "DTYPE", ["'y'", "NoneType"], id="none"),
         pytest.param(lambda x: [x * 2.1, x > 0], {}, "NUMERICAL", ["'y'", "differ", "trial 1 of 3"], id="values"),
         pytest.param(lambda x: [x * 2, x >= x.max()], {}, "NUMERICAL", ["'mask'"], id="bool values"),
-        pytest.param(lambda x: [x * torch.nan, x > 0], {}, "NUMERICAL", ["all 64 elements are nan"], id="unwritten"),
-        pytest.param(half_wrong, {}, "NUMERICAL", ["required 1"], id="half of the elements"),
         pytest.param(half_wrong, {"required_matched_ratio": 0.4}, None, [], id="half under a ratio"),
         pytest.param(spoilt((0, 0), 1e3), LOOSE, "NUMERICAL", ["max_error_cap=2"], id="far off under a ratio"),
-        pytest.param(spoilt((0, 0), 1e3), {**LOOSE, "extra": {"max_error_cap": 1e4}}, None, [], id="a higher cap"),
     ],
 )
 def test_what_is_wrong_gets_its_status_and_says_where(solution, settings, status, words):
@@ -76,15 +70,12 @@ def test_what_is_wrong_gets_its_status_and_says_where(solution, settings, status
 
 
 def test_trials_have_inputs_of_their_own_and_a_wrong_element_in_the_last_is_found():
-    job, again = judging(), judging().baseline().inputs
+    job = judging()
     made = job.baseline()
     assert not torch.equal(made.inputs[0][0], made.inputs[1][0])
-    assert all(torch.equal(left[0], right[0]) for left, right in zip(made.inputs, again, strict=True))
-
-    def solution(x):
-        return [x * 2 + torch.zeros(16, 4).index_put((torch.tensor(7), torch.tensor(3)), torch.ones(())), x > 0]
-
-    verdict = job.check(lambda x: solution(x) if x is made.inputs[-1][0] else [x * 2, x > 0], made)
+    last, wrong = made.inputs[-1][0], torch.zeros(16, 4)
+    wrong[7, 3] = 1
+    verdict = job.check(lambda x: [x * 2 + wrong * float(x is last), x > 0], made)
     assert "worst at [7, 3]" in verdict.message
     assert "trial 3 of 3" in verdict.message
 
@@ -94,8 +85,6 @@ def test_the_errors_of_all_trials_stand_in_the_correctness_and_can_be_written_an
     assert found.max_absolute_error == pytest.approx(0.001, rel=0.01)
     record = json.loads(found.to_json())["extra"]
     assert (record["trials"], record["outputs"]["y"]["mismatched"], record["outputs"]["y"]["elements"]) == (3, 0, 64)
-    found = judging().check(lambda x: [x / 0, x > 0]).correctness
-    assert Correctness.model_validate_json(found.to_json()).max_absolute_error == float("inf")
 
 
 def test_a_right_solution_is_measured_and_has_no_speedup_without_a_profiled_baseline():
@@ -118,15 +107,6 @@ def test_faults_are_told_and_failures_of_a_solution_pass_through():
         judging(extra={"max_error_cap": "high"}).check(half_wrong)
     with pytest.raises(WorkloadFault, match="second call"):
         judging("import torch\ndef run(x):\n    return torch.rand_like(x), x > 0\n").baseline()
-
-
-def test_a_reference_that_writes_to_its_inputs_is_measured_on_copies():
-    job = judging("def run(x):\n    x += 1\n    return (x - 1) * 2, x > 1\n")
-    measured = job.context.measure_reference([[]])
-    job.context = replace(
-        job.context, measure_reference=lambda sets: [inputs[0].zero_() for inputs in sets] and measured
-    )
-    assert all(float(inputs[0].abs().sum()) > 0 for inputs in job.baseline().inputs)
 
 
 def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):
@@ -175,7 +155,6 @@ def test_what_a_class_overrides_it_no_longer_declares(evaluator, compares, alone
     job = judging()
     assert (evaluator.compares_elements(job.definition), evaluator.judges_calls_alone) == (compares, alone)
     assert (evaluator.stress_checks(job.definition, job.config) is not None) == compares
-    assert evaluator.stress_checks(job.definition, judging(regimes_rule=False).config) is None
 
 
 def lowbit(share=0.0, at=None, value=0.0):
@@ -196,8 +175,6 @@ def lowbit(share=0.0, at=None, value=0.0):
     [
         (lowbit(0.04), None, None),
         (lowbit(0.06), None, "required 0.95"),
-        (lowbit(0.06), 0.9, None),
-        (lowbit(0.001), 1.0, "required 1"),
         (lowbit(at=5), None, "[5, 0] looks unwritten"),
         (lowbit(at=(5, 5), value=1e30), None, "max_error_cap"),
     ],

@@ -30,12 +30,8 @@ CUDA = torch.device("cuda")
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk64_ps64"
 
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.int32, torch.int64, torch.bool])
-@pytest.mark.parametrize("ratio", [1.0, 0.5])
-def test_a_comparison_finds_the_same_on_both_devices(dtype, ratio):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_a_comparison_finds_the_same_on_both_devices(dtype):
     generator = torch.Generator().manual_seed(0)
     expected = torch.randn(700, 77, generator=generator)
     got = torch.where(torch.rand(700, 77, generator=generator) < 0.1, expected * 1.5, expected)
@@ -43,8 +39,7 @@ def test_a_comparison_finds_the_same_on_both_devices(dtype, ratio):
     if not dtype.is_floating_point:
         expected, got = expected.nan_to_num(0, 9, -9), got.nan_to_num(0, 9, -9)
     sides = [side.to(dtype) for side in (expected, got)]
-    tolerance = Tolerance(1e-2, 1e-2, ratio)
-    found = [compare(*(side.to(device) for side in sides), tolerance) for device in ("cpu", "cuda")]
+    found = [compare(*(side.to(device) for side in sides), Tolerance(1e-2, 1e-2, 0.5)) for device in ("cpu", "cuda")]
     assert repr(found[0].to_record()) == repr(found[1].to_record())
     assert found[0].problem() == found[1].problem()
 
@@ -57,20 +52,15 @@ def test_comparing_a_gigabyte_takes_less_than_300_megabytes():
     assert torch.cuda.max_memory_allocated() - before - (1 << 30) < 300e6
 
 
-def test_large_integers_that_are_equal_as_floats_differ_on_a_gpu():
-    sides = [torch.tensor([2**60 + odd], device=CUDA) for odd in (0, 1)]
-    assert compare(*sides, Tolerance(0.0, 0.0)).mismatched == 1
-
-
-@pytest.mark.parametrize(("fault", "verdict"), [(None, Accepted), *((fault, Rejected) for fault in WRONG_INDEXERS)])
-def test_an_indexer_gets_the_same_verdict_on_both_devices(fault, verdict):
+def test_an_indexer_gets_the_same_verdict_on_both_devices():
     trace_set = TraceSet.from_path(BUNDLED)
     definition = trace_set.definitions[INDEXER]
     workload = max((trace.workload for trace in trace_set.workloads[INDEXER]), key=lambda one: one.axes["batch_size"])
     made = InputMaker(definition, workload, torch.device("cpu"), BUNDLED).make(seed=1)
     problem = read_problem(definition, find_roles(definition), [value.to(CUDA) for value in made])
-    chosen = (WRONG_INDEXERS[fault] if fault else index)(*made)
-    assert isinstance(judge_indices(problem, chosen.to(CUDA), 2e-3, name="i"), verdict)
+    assert isinstance(judge_indices(problem, index(*made).to(CUDA), 2e-3, name="i"), Accepted)
+    for fault, wrong in WRONG_INDEXERS.items():
+        assert isinstance(judge_indices(problem, wrong(*made).to(CUDA), 2e-3, name="i"), Rejected), fault
 
 
 def test_samplers_get_the_same_verdicts():

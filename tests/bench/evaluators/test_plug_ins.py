@@ -1,4 +1,4 @@
-"""Evaluators from outside: which there are, in which order they are asked, and what is refused."""
+"""Evaluators from outside: which are asked in which order, what is refused, their keys of `extra`, what they return."""
 
 from __future__ import annotations
 
@@ -6,27 +6,38 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+import torch
 
-from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators import registry
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Evaluator, Rejected
+from flashinfer_bench.bench.evaluators.parameters import KnownParameters, find_wrong_parameters, read_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn, list_appended, list_plug_ins
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator, find_evaluator, register
 from flashinfer_bench.bench.runner.lookup import answer
-from flashinfer_bench.errors import ConfigError
-from tests.kit.make import make_definition
+from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
+from flashinfer_bench.errors import ConfigError, WorkloadFault
+from tests.bench.evaluators.judging import Judging
+from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 
-HEAD = "from flashinfer_bench.bench.evaluators.default import DefaultEvaluator\n"
-TAKES = """
-class {name}(DefaultEvaluator):
+MINE = make_definition(op_type="mine")
+HEAD = """
+from flashinfer_bench.bench.evaluators import registry
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import Evaluator
+from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
+
+class Mine(DefaultEvaluator):
     '''Takes {op_type}.'''
     @classmethod
     def can_evaluate(cls, definition):
         return definition.op_type == {op_type!r}
 """
-APPEND = "from flashinfer_bench.bench.evaluators import registry\nregistry._EVALUATORS.append({name})\n"
+LIST = "EVALUATORS = [Mine]\n"
+APPEND = "registry._EVALUATORS.append(Mine)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -41,18 +52,12 @@ def module(tmp_path, monkeypatch):
     """Write a module of evaluators; gone from the interpreter when the test ends."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def write(name, *parts):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        (tmp_path / f"{name}.py").write_text(HEAD + "".join(parts))
+    def write(name, *parts, op_type="mine"):
+        (tmp_path / f"{name}.py").write_text(HEAD.format(op_type=op_type) + "".join(parts))
         monkeypatch.setitem(sys.modules, name, None)  # so that what the import leaves is undone
         del sys.modules[name]
-        return name
 
     return write
-
-
-def takes(name, op_type="mine"):
-    return TAKES.format(name=name, op_type=op_type)
 
 
 def register_all(*references):
@@ -61,40 +66,30 @@ def register_all(*references):
 
 @pytest.mark.parametrize(
     ("reference", "offer"),
-    [
-        ("listed", "EVALUATORS = [Mine]\n"),
-        ("alone", "EVALUATORS = Mine\n"),
-        ("named:Mine", ""),
-        ("appended", APPEND.format(name="Mine")),
-        ("twice", "EVALUATORS = [Mine, Mine]\n" + APPEND.format(name="Mine")),
-    ],
+    [("listed", LIST), ("alone", "EVALUATORS = Mine\n"), ("named:Mine", ""), ("twice", LIST + APPEND)],
 )
 def test_a_module_offers_its_evaluators_in_any_of_these_ways(module, reference, offer):
     name = reference.partition(":")[0]
-    module(name, takes("Mine"), offer)
+    module(name, offer)
     register_all(reference, reference)
-    chosen = choose_evaluator(make_definition(op_type="mine"))
+    chosen = choose_evaluator(MINE)
     assert (chosen.name, chosen.why, chosen.origin) == ("Mine", "Takes mine.", f"evaluator_modules: {reference}")
     assert chosen.fingerprint.startswith(f"{name}:Mine ")
     assert [evaluator.__name__ for evaluator in registry._EVALUATORS].count("Mine") == 1
 
 
-LISTED = takes("Mine", "lowbit") + "EVALUATORS = [Mine]\n"
-BASE = "from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator\nclass Mine(LowBitEvaluator):\n    pass\n"
-
-
 @pytest.mark.parametrize(
     ("modules", "asked"),
     [
-        ({"two": LISTED, "one": LISTED}, "two"),
-        ({"last": takes("Mine", "lowbit") + APPEND.format(name="Mine")}, "flashinfer_bench.bench.evaluators.lowbit"),
-        ({"derived": BASE + "EVALUATORS = [Mine]\n"}, "derived"),
+        ({"two": LIST, "one": LIST}, "two"),
+        ({"last": APPEND}, "flashinfer_bench.bench.evaluators.lowbit"),
+        ({"derived": "class Mine(LowBitEvaluator):\n    pass\n" + LIST}, "derived"),
     ],
     ids=["the configuration's order", "appended ones last", "a derived one takes as its base"],
 )
 def test_who_is_asked_first(module, modules, asked):
     for name, source in modules.items():
-        module(name, source)
+        module(name, source, op_type="lowbit")
     register_all(*modules)
     assert find_evaluator(make_definition(op_type="lowbit")).__module__ == asked
     assert find_evaluator(make_definition(op_type="gemm")) is DefaultEvaluator
@@ -105,31 +100,26 @@ def test_who_is_asked_first(module, modules, asked):
     [
         (None, "broken cannot be imported: ModuleNotFoundError: No module named 'broken'; install its package, or put"),
         ("import nothing_of_this_name\n", "No module named 'nothing_of_this_name' ("),
-        ("1 / 0\n", "ZeroDivisionError: division by zero ("),
         ("raise SystemExit(3)\n", "SystemExit: 3 ("),
         ("def f(:\n", "SyntaxError: invalid syntax"),
         ("", "offers no evaluator; give the module a list EVALUATORS"),
-        ("EVALUATORS = []\n", "offers no evaluator"),
         ("EVALUATORS = ['Mine']\n", "offers 'Mine', which is no subclass of Evaluator"),
-        ("class Mine(DefaultEvaluator):\n    pass\nEVALUATORS = [Mine]\n", "has no can_evaluate of its own"),
+        ("class Mine(DefaultEvaluator):\n    pass\n" + LIST, "has no can_evaluate of its own"),
         (
-            "from flashinfer_bench.bench.evaluators.evaluator import Evaluator\n"
-            "class Mine(Evaluator):\n    pass\nEVALUATORS = [Mine]\n",
+            "class Mine(Evaluator):\n    pass\n" + LIST,
             "which lacks build_baseline, can_evaluate, check_correctness, eval_performance",
         ),
         (
-            "class Mine(DefaultEvaluator):\n    def can_evaluate(self, definition):\n        return True\n"
-            "EVALUATORS = [Mine]\n",
+            "    def can_evaluate(self, definition):\n        return True\n" + LIST,
             "whose can_evaluate cannot be called on the class: write @classmethod above",
         ),
         (
-            "class Mine(DefaultEvaluator):\n    can_evaluate = classmethod(lambda cls, definition: True)\n"
-            "    judge_trail = classmethod(lambda cls, definition, trial, cfg: None)\nEVALUATORS = [Mine]\n",
-            "whose judge_trail overrides nothing: is judge_trial meant?",
+            "    judge_trail = classmethod(lambda cls: None)\n" + LIST,
+            "is judge_trial meant?",
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(module, source, reason):
+def test_what_cannot_be_used_is_refused_by_name_with_the_reason(module, source, reason):
     if source is not None:
         module("broken", source)
     refused = answer({"plug_ins": [{"reference": "broken", "origin": "evaluator_modules"}], "definitions": []})
@@ -137,31 +127,35 @@ def test_what_cannot_be_used_is_refused_with_the_reason(module, source, reason):
     assert reason in refused["refused"]
 
 
+def test_an_interrupt_at_the_import_is_no_fault_of_the_plug_in(module):
+    module("interrupted", "raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        register_all("interrupted")
+
+
 def test_a_helper_beside_the_method_of_nearly_its_name_is_no_slip(module):
     helper = "    {} = classmethod(lambda cls, definition, trial, cfg: None)\n"
-    body = takes("Mine") + "".join(map(helper.format, ("judge_trial", "judge_trail", "judge_one", "tolerances")))
-    module("helped", body, "EVALUATORS = [Mine]\n")
+    module("helped", *map(helper.format, ("judge_trial", "judge_trail", "judge_one", "tolerances")), LIST)
     register_all("helped")
-    assert find_evaluator(make_definition(op_type="mine")).__module__ == "helped"
+    assert find_evaluator(MINE).__module__ == "helped"
 
 
 def test_an_evaluator_that_fails_on_a_definition_is_refused(module):
-    module("odd", takes("Mine").replace("return", "return definition.no_such_thing or"), "EVALUATORS = [Mine]\n")
+    module("odd", "    can_evaluate = classmethod(lambda cls, definition: definition.no_such_thing)\n", LIST)
     register_all("odd")
-    with pytest.raises(ConfigError, match=r"asked about definition double: AttributeError.*odd\.py, line 7"):
+    with pytest.raises(ConfigError, match=r"asked about definition double: AttributeError.*odd\.py, line 12"):
         choose_evaluator(make_definition())
 
 
 def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_sets(module, tmp_path):
-    module("edited", takes("Mine"), "EVALUATORS = [Mine]\n")
+    module("edited", LIST)
     register_all("edited")
-    before = choose_evaluator(make_definition(op_type="mine")).fingerprint
+    before = choose_evaluator(MINE).fingerprint
     (tmp_path / "edited.py").write_text("# another one\n")
-    edited = choose_evaluator(make_definition(op_type="mine")).fingerprint
+    edited = choose_evaluator(MINE).fingerprint
     assert edited != before
     registry._EVALUATORS[0].revision = 7
-    revised = choose_evaluator(make_definition(op_type="mine")).fingerprint
-    assert revised.split() == ["edited:Mine", "7", edited.split()[-1]]
+    assert choose_evaluator(MINE).fingerprint.split() == ["edited:Mine", "7", edited.split()[-1]]
 
 
 def test_installed_packages_come_after_the_configuration_by_name():
@@ -175,14 +169,13 @@ def test_installed_packages_come_after_the_configuration_by_name():
 def test_a_plug_in_is_imported_from_the_folder_where_the_script_finds_it(module, tmp_path, monkeypatch, name):
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/__init__.py").touch()
-    module("beside", takes("Mine"), "EVALUATORS = [Mine]\n")
+    module("beside", LIST)
     (tmp_path / "pack/inner.py").write_text((tmp_path / "beside.py").read_text())
     (found,) = list_plug_ins([name], find_entry_points=lambda group: [])
-    assert found.folder == str(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     register([found])  # as another process does, whose search path is another one
     assert registry._EVALUATORS[0].__module__ == name
-    assert sys.path[-1] == str(tmp_path)
+    assert (found.folder, sys.path[-1]) == (str(tmp_path), str(tmp_path))
     assert list_plug_ins(["not_there_at_all"], find_entry_points=lambda group: [])[0].folder is None
 
 
@@ -190,7 +183,7 @@ def test_a_class_that_a_script_appended_keeps_its_place_if_another_process_can_i
     class Local(DefaultEvaluator):
         """In a function: no other process can import it."""
 
-    module("scripted", takes("Mine"))
+    module("scripted")
     mine = __import__("scripted").Mine
     registry._EVALUATORS.append(mine)
     (found,) = list_plug_ins([], find_entry_points=lambda group: [])
@@ -201,7 +194,111 @@ def test_a_class_that_a_script_appended_keeps_its_place_if_another_process_can_i
             list_appended([DefaultEvaluator, odd])
 
 
-@pytest.mark.parametrize("reference", ["./mine.py", "mine.py/", "", "my-module", "a..b", "a:", "a:b c"])
-def test_what_is_no_module_is_a_wrong_value_of_the_configuration(reference):
-    with pytest.raises(ValueError, match="is no module; write"):
-        BenchmarkConfig(evaluator_modules=[reference])
+DECLARED = {"max_bias": 0.02, "rounds": 3, "exact": False, "mode": "fast", "steps": (1, 2), "limit": float, "any": None}
+ALONE = KnownParameters(frozenset(DECLARED), are_all=True)
+
+
+@pytest.mark.parametrize(
+    ("extra", "known", "words"),
+    [
+        ({"max_bias": "abc"}, ALONE, "is 'abc'; Mine takes a number"),
+        ({"max_bias": True}, ALONE, "is True; Mine takes a number"),
+        ({"rounds": 2.5}, ALONE, "a whole number"),
+        ({"exact": 1}, ALONE, "true or false"),
+        ({"mode": 1}, ALONE, "text"),
+        ({"steps": 1}, ALONE, "a list"),
+        ({"limit": None}, ALONE, "a number"),
+        ({"max_bias": 1, "exact": True, "steps": [], "limit": 0.5, "any": {"a": 1}}, ALONE, None),
+        ({"summed_tolerance": True, "theirs": 1}, KnownParameters(ALONE.keys | {"theirs"}), None),
+        ({"max_bais": 1}, ALONE, "is no parameter of Mine, nor of another evaluator; did you mean 'max_bias'?"),
+        ({"zzz": 1}, ALONE, "nor of another evaluator; Mine has max_bias, rounds, exact, mode, steps, limit, any"),
+        ({"zzz": 1}, KnownParameters(ALONE.keys, are_all=False), None),
+        ({"max_bais": 1}, KnownParameters(ALONE.keys, are_all=False), "did you mean 'max_bias'?"),
+    ],
+)
+def test_a_value_of_another_type_or_an_unknown_key_is_refused_with_its_place(extra, known, words):
+    config = ResolvedEvalConfig(extra=extra, origins={f"extra.{key}": "my.yaml: op_type_config.mine" for key in extra})
+    told = find_wrong_parameters(config, "Mine", read_parameters(DECLARED), known)
+    assert len(told) == (words is not None)
+    assert all(line.startswith(f"my.yaml: op_type_config.mine: extra.{next(iter(extra))} ") for line in told)
+    assert all(line.endswith(words) for line in told)
+
+
+@pytest.mark.parametrize("declared", [["a"], {1: 2}, {"a": [object()]}, {"a": bytes}])
+def test_what_is_no_mapping_to_defaults_or_types_is_refused(declared):
+    with pytest.raises(ValueError, match=r"is no mapping|is neither a default"):
+        read_parameters(declared)
+
+
+def test_an_evaluator_reads_what_is_given_and_else_its_default():
+    mine = type("Mine", (Evaluator,), {"extra_keys": DECLARED})
+    given = ResolvedEvalConfig(extra={"max_bias": 0.5})
+    assert [mine.extra_value(given, key) for key in ("max_bias", "rounds", "limit")] == [0.5, 3, None]
+
+
+WRONG = Evaluation(
+    status="INCORRECT_NUMERICAL",
+    log="two apart",
+    environment=Environment(hardware="cpu"),
+    timestamp="2026-01-01T00:00:00",
+    correctness=Correctness(max_absolute_error=2.0),
+)
+REJECTED = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "two apart", WRONG.correctness)
+
+
+@pytest.mark.parametrize("module_name", [__name__, "flashinfer_bench.bench.evaluators.mine"])
+@pytest.mark.parametrize(
+    ("returned", "verdict"),
+    [
+        (Accepted(Correctness()), Accepted(Correctness())),
+        (Correctness(), Accepted(Correctness())),
+        ((Correctness(), None), Accepted(Correctness())),
+        ((WRONG.correctness, WRONG), REJECTED),
+        (True, "type bool"),
+        (None, r"nothing \(None\)"),
+        ((None, None), "tuple"),
+    ],
+)
+def test_methods_as_the_public_package_documents_them_judge_or_are_a_fault_that_names_them(
+    monkeypatch, module_name, returned, verdict
+):
+    class Public(Evaluator):
+        """Takes mine."""
+
+        @staticmethod
+        def can_evaluate(definition):
+            return definition.op_type == "mine"
+
+        @classmethod
+        def build_baseline(cls, definition, workload, cfg, device):
+            x = torch.ones(workload.axes["n"], device=device)
+            return Baseline([[x]], [[2 * x]], None, None)
+
+        @classmethod
+        def check_correctness(cls, definition, sol_runnable, inputs, ref_outputs, cfg, log_path, device):
+            assert (log_path, device) == ("/dev/null", "cpu")
+            assert torch.equal(sol_runnable(*inputs[0])[0], ref_outputs[0][0])
+            return returned
+
+        @classmethod
+        def eval_performance(cls, definition, sol_runnable, inputs, ref_mean_latency_ms, cfg, **kwargs):
+            assert "context" in kwargs
+            return Performance(latency_ms=1.0)
+
+    Public.__module__, Public.__qualname__ = module_name, "Public"
+    monkeypatch.setattr(registry, "_EVALUATORS", [Public])
+    job = Judging(MINE, make_workload())
+    found, choice = job.evaluator, choose_evaluator(MINE)
+    assert (found.__name__, found.__module__, choice.name) == ("Public", module_name, "Public")
+    assert found.eval_performance(MINE, None, [], None, None, context=job.context).latency_ms == 1.0
+    if not isinstance(verdict, str):
+        assert job.check(lambda x: x * 2) == verdict
+        return
+    with pytest.raises(WorkloadFault, match=rf"Public.check_correctness returned .*{verdict}"):
+        job.check(lambda x: x * 2)
+
+
+def test_a_subclass_in_another_module_keeps_what_it_declares():
+    near = type("Near", (DefaultEvaluator,), {"__module__": "mine", "can_evaluate": lambda definition: True})
+    registry._EVALUATORS.insert(0, near)
+    assert find_evaluator(MINE).compares_elements(MINE)

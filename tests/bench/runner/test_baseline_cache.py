@@ -1,16 +1,38 @@
-"""Baselines on disk: what is written is read again, and whatever else lies there counts as missing."""
+"""Baselines on disk: what a later run takes over, what an earlier one keeps, and files that count as missing."""
 
 import json
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.baseline_cache import MOST_BYTES, BaselineCache, KeptBaseline
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.runner import baseline_cache
+from flashinfer_bench.bench.runner.baseline_cache import (
+    MOST_BYTES,
+    BaselineCache,
+    KeptBaseline,
+    KeptBaselines,
+    move_to_gap,
+)
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, Hello
+from flashinfer_bench.bench.runner.session.job import BlockContext
+from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
+from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState
+from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.timing.settings import TimingSettings
+from tests.kit import make_definition, make_workload
 
+pytestmark = pytest.mark.cpu
 MARKS = {"definition": "d", "workload": "w", "device": "GPU-1"}
 TIMES = {f"{name}_ms": 2.0 for name in ("mean", "std", "min", "q25", "median", "q75", "max")}
 RECORD = {"method": "cupti", "cache_state": "cold", "stop": "precision", "calls": 14, "trials": 1, "samples": 9}
 RECORD |= {**TIMES, "interval95_ms": [1.99, 2.01], "launch_gap_ns": 1100, "operations": 7, "flags": ["host_bound"]}
+MEASURED = Measured(2.0, [2.0], RECORD)
+SETTINGS = GpuSettings(700.0, 1980, 3201, 1980, 3201)
+STATE = GpuState(1980, 3201, 400.0, 40, (), 0)
 
 
 def make_kept(**changes):
@@ -24,26 +46,12 @@ def cache(tmp_path):
     return BaselineCache(tmp_path / "cache")
 
 
-def test_what_is_written_is_read_again_and_says_that_it_is_cached(cache):
-    assert cache.read(MARKS) is None
-    assert cache.write(make_kept())
-    measured = cache.read(MARKS).to_measured()
-    assert (measured.latency_ms, measured.trials) == (2.0, [2.0])
-    assert measured.record == {**RECORD, "source": "cached", "taken": "2026-01-01T00:00:00Z"}
-    assert cache.read({**MARKS, "device": "GPU-2"}) is None
-
-
-def test_nothing_of_inputs_or_of_the_moment_is_kept():
-    kept = make_kept(record={**RECORD, "samples_ns": {"span": [[1]]}, "gpu": {"power_w": [1, 2]}})
-    assert kept.record.model_dump(exclude_none=True) == RECORD
-
-
 def edited(**changes):
     return lambda path: path.write_text(json.dumps({**json.loads(make_kept().model_dump_json()), **changes}))
 
 
 HOSTILE = {
-    "a pipe": lambda path: os.mkfifo(path),
+    "a pipe": os.mkfifo,
     "a link to a good one": lambda path: (
         path.with_name("other").write_text(make_kept().model_dump_json()),
         path.symlink_to("other"),
@@ -68,7 +76,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("spoil", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_no_baseline_of_ours_counts_as_missing_and_is_listed_as_such(cache, spoil):
+def test_a_file_that_is_no_baseline_of_ours_counts_as_missing_and_is_listed_as_such(cache, spoil):
     cache.folder.mkdir(parents=True)
     place = cache.place(MARKS)
     spoil(place)
@@ -80,33 +88,172 @@ def test_what_is_no_baseline_of_ours_counts_as_missing_and_is_listed_as_such(cac
     assert cache.files() == []
 
 
-def test_a_text_moves_no_cursor(cache):
+def test_nothing_of_inputs_or_of_the_moment_is_kept_and_a_text_moves_no_cursor():
+    kept = make_kept(record={**RECORD, "samples_ns": {"span": [[1]]}, "gpu": {"power_w": [1, 2]}})
+    assert kept.record == RECORD
     assert make_kept(definition="a\x1b[2Jb").definition == "a [2Jb"
 
 
-def test_a_folder_that_is_a_link_is_neither_read_nor_written(cache, tmp_path):
+def test_a_folder_that_is_a_link_or_no_folder_is_neither_read_nor_written(cache, tmp_path):
     elsewhere = BaselineCache(tmp_path)
     elsewhere.write(make_kept())
     cache.folder.parent.mkdir()
     cache.folder.symlink_to(elsewhere.folder)
     assert (cache.read(MARKS), cache.write(make_kept()), cache.files(), cache.clear()) == (None, False, [], 0)
     assert elsewhere.read(MARKS) is not None
+    (tmp_path / "file").write_text("a file")
+    assert not BaselineCache(tmp_path / "file").write(make_kept())
 
 
-def test_a_cache_that_cannot_be_written_to_is_no_error(tmp_path):
-    (tmp_path / "cache").write_text("a file")
-    assert not BaselineCache(tmp_path / "cache").write(make_kept())
-
-
-def test_the_longest_unused_go_where_there_are_too_many(cache):
+def test_the_longest_unused_go_if_there_are_too_many(cache):
     marks = [{**MARKS, "workload": str(number)} for number in range(12)]
     for number, one in enumerate(marks):
         cache.write(make_kept(marks=one))
         os.utime(cache.place(one), (1e9 + number, 1e9 + number))
-    (cache.folder / ".1-dead").write_text("half")
-    os.utime(cache.folder / ".1-dead", (1, 1))
     assert cache.read(marks[0]) is not None
     cache.trim(10)
-    left = [number for number, one in enumerate(marks) if cache.place(one).exists()]
-    assert left == [0, *range(4, 12)]
-    assert not (cache.folder / ".1-dead").exists()
+    assert [number for number, one in enumerate(marks) if cache.place(one).exists()] == [0, *range(4, 12)]
+
+
+class OtherEvaluator(DefaultEvaluator):
+    """Judges otherwise."""
+
+    revision = DefaultEvaluator.revision + 1
+
+
+class Outside(DefaultEvaluator):
+    """Is not ours."""
+
+
+Outside.__module__ = "theirs"
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """Return a function that gives what one session finds and keeps; keywords change its conditions."""
+    (tmp_path / "blob").mkdir()
+    (tmp_path / "blob" / "x.safetensors").write_bytes(b"stored")
+
+    def opened(**changes):
+        how = {"baselines": "use", "gpu_uuid": "GPU-1", "settings": SETTINGS, "state": STATE, "libraries": "2.11"}
+        how |= {"environment": {}, "reference": "def run(x):\n    return x * 2\n", "evaluator": DefaultEvaluator}
+        how |= {"axes": {"n": 4}, "num_trials": 3, **changes}
+        monkeypatch.setattr(baseline_cache, "read_gpu_settings", lambda _uuid: how["settings"])
+        monkeypatch.setattr(baseline_cache, "read_gpu_state", lambda _uuid: how["state"])
+        hello = {"device": "cuda", "hardware": "H200", "isolated": False, "timeout_seconds": 5.0}
+        hello |= {"profile_baseline": True, "time_budget_s": 1.0, "baseline_budget_s": 2.0, "needs_triton": False}
+        hello |= {"worker_memory_bytes": None, "cache_root": str(tmp_path / "cache")}
+        hello |= {name: how[name] for name in ("baselines", "gpu_uuid")}
+        kept = KeptBaselines.open(Hello(**hello), {"torch": how["libraries"]}, how["environment"])
+        if kept is None:
+            return None
+        definition = make_definition(reference=how["reference"])
+        config = BenchmarkConfig(num_trials=how["num_trials"]).resolve_eval_config(definition)
+        order = {"definition": definition.model_dump(mode="json"), "config": config.values()}
+        block = BlockContext(BlockOrder(**order, solutions={}, jobs=[]))
+        block.evaluator = how["evaluator"]
+        stored = {"x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "x"}}
+        workload = make_workload(axes=how["axes"], inputs=stored).model_dump(mode="json")
+        job = block.open_job(BlockJob(index=0, solution="s", workload=workload, blob_root=str(tmp_path), seed=1))
+        plan = replace(MeasurePlan(10, 50, 2.0), **how.get("measured", {}))
+        return SimpleNamespace(find=lambda: kept.find(job, plan), keep=lambda measured: kept.keep(job, plan, measured))
+
+    return opened
+
+
+SAME = {"environment": {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "1"}}, {"state": replace(STATE, sm_mhz=1965)}
+OTHER = {
+    "definition": {"reference": "def run(x):\n    return x + x\n"},
+    "workload": {"axes": {"n": 5}},
+    "iterations": {"measured": {"iterations": 20}},
+    "budget": {"measured": {"budget_s": 1.0}},
+    "timing": {"measured": {"timing": TimingSettings("warm")}},
+    "trials": {"num_trials": 1},
+    "evaluator": {"evaluator": OtherEvaluator},
+    "device": {"gpu_uuid": "GPU-2"},
+    "power limit": {"settings": replace(SETTINGS, power_limit_w=300.0)},
+    "clock limit": {"settings": replace(SETTINGS, application_sm_mhz=1200)},
+    "locked clocks": {"state": replace(STATE, sm_mhz=1200)},
+    "versions": {"libraries": "2.12"},
+    "environment": {"environment": {"CUDA_LAUNCH_BLOCKING": "1"}},
+    "--fresh-baselines": {"baselines": "refresh"},
+}
+
+
+def test_a_later_session_finds_what_an_earlier_one_kept(session):
+    session().keep(MEASURED)
+    for same in ({}, *SAME):
+        found = session(**same).find()
+        assert (found.latency_ms, found.trials) == (2.0, [2.0])
+        assert found.record == {**RECORD, "source": "cached", "taken": found.record["taken"]}
+    session(baselines="refresh").keep(replace(MEASURED, latency_ms=2.01))
+    assert session().find().latency_ms == 2.01
+
+
+@pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
+def test_nothing_is_taken_over_if_something_differs(session, change):
+    session().keep(MEASURED)
+    assert session(**change).find() is None
+
+
+def test_a_stored_input_that_was_written_anew_is_another_one_and_a_missing_one_has_no_baseline(session, tmp_path):
+    stored = tmp_path / "blob" / "x.safetensors"
+    session().keep(MEASURED)
+    stored.write_bytes(b"STORED")
+    assert session().find() is None
+    stored.unlink()
+    session().keep(MEASURED)
+    assert session().find() is None
+
+
+DISTURBED = {
+    "throttled": {"flags": ["throttled"]},
+    "hot": {"flags": ["throttled"], "gpu": {"slowed_by": ["power_cap", "sw_thermal"]}},
+    "also not alone": {"flags": ["throttled", "other_processes"], "gpu": {"slowed_by": ["power_cap"]}},
+    "not alone": {"flags": ["other_processes", "noisy"]},
+    "not known well": {"interval95_ms": [1.95, 2.05]},
+    "too few samples": {"interval95_ms": None},
+}
+
+
+@pytest.mark.parametrize("changes", DISTURBED.values(), ids=DISTURBED)
+def test_what_was_disturbed_or_is_not_known_well_is_not_kept_and_leaves_no_older_one(session, changes):
+    session().keep(MEASURED)
+    session(baselines="refresh").keep(replace(MEASURED, record={**RECORD, **changes}))
+    assert session().find() is None
+
+
+def test_a_reference_that_draws_all_the_power_is_kept(session):
+    record = {**RECORD, "flags": ["throttled"], "gpu": {"slowed_by": ["power_cap"]}}
+    session().keep(replace(MEASURED, record=record))
+    assert session().find() is not None
+
+
+@pytest.mark.parametrize(
+    ("how", "is_opened"),
+    [
+        ({"settings": None}, False),
+        ({"settings": replace(SETTINGS, power_limit_w=None)}, False),
+        ({"state": None}, False),
+        ({"baselines": "off"}, False),
+        ({"evaluator": Outside}, True),
+    ],
+    ids=["a GPU that NVML does not know", "no limit told", "no clock told", "off", "an evaluator from outside"],
+)
+def test_nothing_is_kept_if_what_it_depends_on_is_not_known_or_nobody_wants_it(session, tmp_path, how, is_opened):
+    opened = session(**how)
+    assert (opened is not None) is is_opened
+    if opened is not None:
+        opened.keep(MEASURED)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cached_time_gets_the_launch_gap_of_this_run():
+    moved = move_to_gap(MEASURED, 1600)
+    assert (moved.latency_ms, moved.trials) == (pytest.approx(2.0005), [pytest.approx(2.0005)])
+    assert moved.record["median_ms"] == pytest.approx(2.0005)
+    assert moved.record["interval95_ms"] == pytest.approx([1.9905, 2.0105])
+    assert (moved.record["launch_gap_ns"], moved.record["std_ms"]) == (1600, 2.0)
+    assert move_to_gap(moved, 1600) is moved
+    without_gpu_work = replace(MEASURED, record={**RECORD, "operations": 0})
+    assert move_to_gap(without_gpu_work, 1600) is without_gpu_work

@@ -1,29 +1,56 @@
-"""What the steps of a job share: its block, the job itself, and a baseline that was made for it."""
+"""A block of jobs and one job of it: what is judged, how its calls are made, and how long they may take.
+
+Nothing is called or timed here. `device_session.py` judges a job; what it finds goes into the job's notes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from typing import Any, Final
+
+import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.config_sources import AUTO
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, find_varied
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
+from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockSolution
+from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, Vary
 from flashinfer_bench.data import Definition, Workload
-from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 from flashinfer_bench.errors import RanOut, WorkloadFault
+from flashinfer_bench.roofline.cost import TERA
+from flashinfer_bench.roofline.peaks import SLACK, find_peak
+from flashinfer_bench.timing.settings import USUAL, TimingSettings
 
 BaselineKey = tuple[str, str]
 """Digests of a definition and of a workload."""
+INTERPRETED: Final = {
+    "meaningful": False,
+    "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
+}
+AUTO_SAMPLES: Final = 50, 20
+"""Most and fewest samples of a trial if `iterations` is "auto"."""
+REFERENCE_PRECISION: Final = 0.01
+"""Largest relative half-width of a reference's interval: all speed-ups of its workload stand on it."""
+FIRST_CALLS: Final = 8
+"""The evaluator's own inputs go to one of this many calls, at random: no solution can know which."""
 
 
 @dataclass(frozen=True)
 class MadeBaseline:
-    """A baseline, and what was noted while it was made."""
+    """A baseline, and the notes that were taken while it was made."""
 
     baseline: Baseline
     notes: dict[str, Any] = field(default_factory=dict)
@@ -35,52 +62,78 @@ class MadeBaseline:
         return bytes_of({id(value): value for values in sets for value in values}.values())
 
 
-@dataclass(frozen=True)
+@dataclass
 class BlockContext:
-    """What all jobs of a block share."""
+    """The parts that all jobs of a block share. Nothing of the definition is executed before `reference` is read."""
 
-    definition: Definition
-    config: ResolvedEvalConfig
-    evaluator: type[Evaluator]
-    reference: Reference
-    solutions: dict[str, BlockSolution]
-    """By key."""
+    order: BlockOrder
     kept: dict[int, MadeBaseline] = field(default_factory=dict)
     """Index of a job → its baseline, made before any worker had a solution."""
 
+    @cached_property
+    def definition(self) -> Definition:
+        """The definition that is computed."""
+        return Definition.model_validate(self.order.definition)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the definition."""
+        return self.definition.digest()
+
+    @cached_property
+    def config(self) -> ResolvedEvalConfig:
+        """Settings of all jobs, except for those that a job has of its own."""
+        return ResolvedEvalConfig.model_validate(self.order.config)
+
+    @cached_property
+    def evaluator(self) -> type[Evaluator]:
+        """The class that judges."""
+        return find_evaluator(self.definition)
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The reference, compiled.
+
+        Raises:
+            WorkloadFault: it cannot be used.
+        """
+        return Reference.compile(self.definition)
+
+    @property
+    def solutions(self) -> dict[str, BlockSolution]:
+        """Solutions by key."""
+        return self.order.solutions
+
     def open_job(self, order: BlockJob) -> JobContext:
-        """Return what the steps of one job share."""
-        workload = Workload.model_validate(order.workload)
-        if not order.settings:
-            return JobContext(self, order, workload, self.config)
-        return JobContext(self, order, workload, self.config.model_copy(update=order.settings))
+        """Return one job of the block."""
+        config = self.config.model_copy(update=order.settings) if order.settings else self.config
+        return JobContext(self, order, Workload.model_validate(order.workload), config)
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """What the steps of one job share."""
+    """One job."""
 
     block: BlockContext
     order: BlockJob
     workload: Workload
     config: ResolvedEvalConfig
-    """The block's, with what the workload says of itself."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What evaluators and measurements add to the trace; it grows while the job is judged."""
+    """Entries of the trace by evaluators and measurements; they grow while the job is judged."""
 
     @property
     def key(self) -> BaselineKey:
-        """What its baseline is known by."""
-        return self.block.definition.digest(), self.workload.digest()
+        """Key of its baseline."""
+        return self.block.digest, self.workload.digest()
 
     @property
     def solution(self) -> BlockSolution:
-        """What is judged."""
+        """The solution that is judged."""
         return self.block.solutions[self.order.solution]
 
     @property
     def place(self) -> str:
-        """What it is about, for messages."""
+        """Definition and workload, for messages."""
         return f"{self.block.definition.name}, workload {self.workload.uuid}"
 
     def output_specs(self) -> list[OutputSpec]:
@@ -99,13 +152,98 @@ class JobContext:
             for (name, tensor), shape in zip(definition.outputs.items(), shapes, strict=True)
         ]
 
+    def vary_secretly(self, seed: int | None = None) -> Vary:
+        """Return a maker of contents for the calls of each trial.
+
+        Args:
+            seed: decides the contents, so that a run can be repeated; None draws a secret.
+        """
+        secret = secrets.randbits(62) if seed is None else seed
+
+        @cache
+        def find(device: torch.device) -> list[VariedInput]:
+            return find_varied(self.block.definition, self.workload, device)
+
+        def vary(trial: int, inputs: Sequence[Any]) -> Contents:
+            devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
+            varied = find(next(devices, torch.device("cpu")))
+            return Contents(inputs, varied, secret + trial, secrets.randbelow(FIRST_CALLS))
+
+        return vary
+
 
 @dataclass(frozen=True)
 class JobResult:
-    """What a job came to, before it is made into an evaluation."""
+    """Result of a job, before it is made into an evaluation."""
 
     outcome: JobOutcome
     printed: str
     extra: dict[str, Any]
     ran_out: RanOut | None = None
     """As in `JobVerdict`."""
+
+
+def plan_solution(hello: Hello, job: JobContext) -> MeasurePlan:
+    """Return how a job's solution is measured."""
+    if job.solution.language == "triton" and hello.device == "cpu":
+        return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)
+    wanted = job.block.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
+    plan = _plan(job.config, hello.time_budget_s)
+    return replace(plan, timing=hello.timing, reads=max(READS[hello.device], wanted), makes_up=wanted > 0)
+
+
+def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:
+    """Return how a reference is measured.
+
+    Its time is the same at each assurance, and so is one that is kept for later runs. On a CPU as many of its calls are
+    copied as of a solution, since copies disturb the caches; nobody compares them.
+    """
+    plan = _plan(config, hello.baseline_budget_s)
+    return replace(
+        plan,
+        precision=min(config.precision, REFERENCE_PRECISION),
+        timing=replace(hello.timing, assurance=USUAL.assurance),
+        reads=READS["cpu"] if hello.device == "cpu" else 0,
+        stops_early=True,
+    )
+
+
+def _plan(config: ResolvedEvalConfig, budget_s: float) -> MeasurePlan:
+    most, fewest = AUTO_SAMPLES if config.iterations == AUTO else (config.iterations, None)
+    return MeasurePlan(config.warmup_runs, most, budget_s, config.precision, fewest=fewest)
+
+
+def plan_floor(
+    definition: Definition, workload: Workload, device: torch.device, timing: TimingSettings
+) -> Callable[[float], float]:
+    """Return a function from a claimed latency to its floor, both in ms; 0 on a CPU and if the L2 is kept warm."""
+    if device.type != "cuda" or timing.l2_cache != "cold":
+        return lambda _claimed_ms: 0.0
+    return partial(find_floor_ms, definition, workload, torch.cuda.get_device_properties(device))
+
+
+def find_floor_ms(definition: Definition, workload: Workload, device: Any, claimed_ms: float) -> float:
+    """Return the least time in ms of a right call; 0 if none is known, or if it cannot exceed the claim.
+
+    Only inputs that are proven to be read whole (`read_whole.py`) count, beyond the size of the L2: that much of them
+    may lie there before a call, whatever a flush does. Outputs may stay in the L2.
+
+    Args:
+        definition: the definition.
+        workload: its sizes.
+        device: the GPU's properties, by torch.
+        claimed_ms: latency of one call. The reference is followed only if all inputs together would take longer.
+    """
+    peak = find_peak(device.name)
+    if peak is None:
+        return 0.0
+    # Kilohertz and bits: a card with faster memory than its name says, or with raised clocks, reads faster.
+    by_clock = 2e3 * getattr(device, "memory_clock_rate", 0) * getattr(device, "memory_bus_width", 0) / 8 / 1e12
+    bytes_per_ms = max(peak.tb_per_sec, by_clock) * TERA * SLACK / 1e3
+    l2_bytes = float(max(peak.l2_bytes, device.L2_cache_size))
+    shapes = zip(definition.inputs.values(), definition.get_input_shapes(workload.axes), strict=True)
+    total = sum(math.prod(shape) * DTYPES[spec.dtype].bits / 8 for spec, shape in shapes if shape is not None)
+    if claimed_ms >= (total - l2_bytes) / bytes_per_ms:
+        return 0.0
+    read = float(sum(find_read_whole(definition, workload).values()))
+    return max(0.0, read - l2_bytes) / bytes_per_ms

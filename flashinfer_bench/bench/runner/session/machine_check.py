@@ -1,16 +1,18 @@
-"""Finds out whether a solution failed, or the machine: a program of ours that is right is built, loaded and called too.
+"""Finds out whether a solution failed or the machine: a right program of ours is built, loaded and called as well.
 
-What a failure says only decides whether to look. So a solution cannot make its failure the machine's by what it prints.
+The text of a failure only decides whether to look. So a solution cannot blame the machine by what it prints.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +22,11 @@ from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.orders import describe_solution
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
-from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.session.wanted import files_of
-from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
-from flashinfer_bench.bench.runner.workers.calling import CallableKernel
+from flashinfer_bench.bench.runner.session.opening import files_of
+from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.compile import BuildFarm
@@ -38,8 +39,8 @@ from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFail
 PROGRAM_S: Final = 240.0
 """Seconds for loading and calling one of our programs; torch.compile and nvcc take a minute on a busy machine."""
 BELIEVED_S: Final = 60.0
-"""Seconds for which a failure of a program of ours is believed: it may cost minutes to see it again."""
-ELEMENTS: Final = 1024
+"""Seconds for which a failure of a program of ours is believed. It is tried again then: a full disk may be empty."""
+SHAPE: Final = (1024,)
 CURES: Final = (
     (
         r"failed to map segment|Permission denied|Operation not permitted|Exec format|Read-only file system",
@@ -69,35 +70,33 @@ CURES: Final = (
         "see whether the compiler works, and what CC, CXX and CUDA_HOME name",
     ),
 )
-"""What failures of machines say → what helps. Only where a failure says one of these a program of ours is tried."""
+"""Words of machines' failures → a cure. A program of ours is tried only if a failure has such words."""
 
 
+@dataclass
 class MachineCheck:
     """Tries programs of ours on one device, each once as long as it works.
 
     Args:
         hello: the session's settings.
-        pool: where workers come from.
-        tools: what the session gives every kernel.
+        pool: the source of workers.
+        tools: the session's, for every kernel.
         end_workers: ends every worker that holds a solution.
     """
 
-    def __init__(self, hello: Hello, pool: WorkerPool, tools: SessionTools, end_workers: Callable[[], object]) -> None:
-        self._hello = hello
-        self._pool = pool
-        self._tools = tools
-        self._end_workers = end_workers
-        self._works: set[str] = set()
-        """Programs that have worked."""
-        self._failed: dict[str, tuple[float, str]] = {}
-        """Program → when it failed, and how. It is tried again after BELIEVED_S: a full disk may be empty by then."""
+    hello: Hello
+    pool: WorkerPool
+    tools: SessionTools
+    end_workers: Callable[[], object]
+    _found: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Program → time of its latest try, and why it failed; empty if it works."""
 
-    def why(self, job: JobContext, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
-        """Return why the machine is to blame for a failure; None where the solution is.
+    def why(self, solution: BlockSolution, failure: SolutionFailure, tell: Callable[[], object]) -> str | None:
+        """Return why the machine is to blame for a failure; None if the solution is.
 
         Args:
-            job: the job whose solution failed.
-            failure: how it failed.
+            solution: the solution that failed.
+            failure: its failure.
             tell: called before a program is tried, which may take minutes.
 
         Raises:
@@ -105,75 +104,68 @@ class MachineCheck:
         """
         if failure.status not in ("COMPILE_ERROR", "RUNTIME_ERROR") or find_cure(failure.message) is None:
             return None
-        solution = job.solution
         is_full = bool(DISK_FULL.search(failure.message))
         if is_full:  # by the solution's own files, perhaps
-            self._end_workers()
-            remove_tree(Path(self._pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
-            is_full = has_no_room(Path(self._hello.cache_root)) or has_no_room(Path(tempfile.gettempdir()))
+            self.end_workers()
+            remove_tree(Path(self.pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+            is_full = has_no_room(Path(self.hello.cache_root)) or has_no_room(Path(tempfile.gettempdir()))
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
-            if program.needs_gpu and self._hello.device != "cuda":
+            if program.needs_gpu and self.hello.device != "cuda":
                 continue
-            if program.what in self._works and not is_full:
-                continue
-            failed_at, why = self._failed.get(program.what, (-BELIEVED_S, ""))
-            if time.monotonic() - failed_at >= BELIEVED_S:
+            tried, why = self._found.get(program.what, (-math.inf, "not tried"))
+            if (why or is_full) and time.monotonic() - tried >= BELIEVED_S:
                 tell()
-                why = self._try(program) or ""
-                self._failed[program.what] = time.monotonic(), why
+                why = self._try(program)
+                self._found[program.what] = time.monotonic(), why
             if why:
                 return why
-            self._works.add(program.what)
         return None
 
-    def _try(self, program: KnownGood) -> str | None:
+    def _try(self, program: KnownGood) -> str:
+        """Build, load and call a program; return why that failed, or nothing if the machine is not to blame."""
         solution = program.solution("" if program.binding else secrets.token_hex(8))
-        capability = self._hello.gpu_capability
-        target = BuildTarget.of([capability] if capability else [])
-        with BuildFarm(Path(self._hello.cache_root), target=target) as farm:
+        target = BuildTarget.of([self.hello.gpu_capability] if self.hello.gpu_capability else [])
+        with BuildFarm(Path(self.hello.cache_root), target=target) as farm:
             built = next(farm.build_all([solution]))
             if isinstance(built.error, BuildFault):
                 return self._describe(program, str(built.error))
             if built.artifact is None:  # a version of the binding that it does not know; the solution was compiled
-                return None
-            self._end_workers()
+                return ""
+            self.end_workers()
             try:
                 self._call(describe_solution(built))
             except SolutionFailure as failure:
-                return None if failure.status == "TIMEOUT" else self._describe(program, failure.message)
+                return "" if failure.status == "TIMEOUT" else self._describe(program, failure.message)
             except DeviceFault:
                 raise
-            except (Fault, RuntimeError):  # nothing that tells of the solution
-                return None
+            except (Fault, RuntimeError):  # it says nothing of the solution
+                return ""
             finally:
-                self._end_workers()
-        return None
+                self.end_workers()
+        return ""
 
     def _call(self, solution: BlockSolution) -> None:
         """Load one of our programs in a worker like a solution's, and call it."""
-        device = self._tools.arena.device
+        worker, _ = self.pool.worker_for(files_of(solution))
         task = KernelTask(
             input_names=["x"],
-            outputs=[OutputSpec("y", (ELEMENTS,), torch.float32)],
+            outputs=[OutputSpec("y", SHAPE, torch.float32)],
             timeout_seconds=PROGRAM_S,
             plan=MeasurePlan(0, 1, 0.0),
             vary=lambda _number, inputs: Contents(inputs, [], 0, 0),
         )
-        worker, _ = self._pool.worker_for(files_of(solution))
-        environment = self._pool.solution_environment(solution.digest)
-        kernel = CallableKernel(worker, self._tools, task, KernelMetadata(solution.name, NAME, False))
+        kernel = RemoteKernel(worker, self.tools, task, KernelMetadata(solution.name, NAME, False))
         try:
-            artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
-            kernel.load(artifact, environment)
+            load_solution(kernel, self.pool, solution)
             kernel.calling_style = CallingStyle("value", "ours")
-            kernel.call_once([torch.ones(ELEMENTS, device=device)])
+            kernel.call_once([torch.ones(SHAPE, device=self.tools.arena.device)])
         finally:
-            remove_tree(Path(environment["TRITON_CACHE_DIR"]).parent)
+            remove_tree(Path(self.pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
 
     def _describe(self, program: KnownGood, message: str) -> str:
-        said = message.strip().splitlines()[0] if message.strip() else "it failed"
+        said = message.strip().partition("\n")[0] or "it failed"
         cure = find_cure(message) or "see what it says"
-        folders = (self._hello.cache_root, tempfile.gettempdir())
+        folders = (self.hello.cache_root, tempfile.gettempdir())
         barred = [folder for folder in folders if Path(folder).exists() and os.statvfs(folder).f_flag & os.ST_NOEXEC]
         if barred and cure == CURES[0][1]:
             cure = f"{' and '.join(barred)} is on a file system mounted noexec; {cure}"
@@ -181,5 +173,5 @@ class MachineCheck:
 
 
 def find_cure(message: str) -> str | None:
-    """Return what helps where a machine fails so; None where the message does not look like a machine's failure."""
+    """Return what helps a machine that fails so; None if the message does not look like a machine's failure."""
     return next((cure for pattern, cure in CURES if re.search(pattern, message)), None)

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 import pynvml
 import torch
@@ -26,19 +26,11 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.base.wire import WireClosed, send_frame
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
-from flashinfer_bench.bench.runner.protocol import (
-    BlockJob,
-    Hello,
-    JobFault,
-    JobVerdict,
-    Phase,
-    SessionReady,
-)
+from flashinfer_bench.bench.runner.baseline_cache import KeptBaselines
+from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault, JobVerdict, SessionReady
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import BlockContext
-from flashinfer_bench.bench.runner.session.kept_baselines import open_kept_baselines
-from flashinfer_bench.bench.runner.session.opening import OpenedSession
-from flashinfer_bench.bench.runner.session.orders import Orders
+from flashinfer_bench.bench.runner.session.opening import OpenedSession, Orders
 from flashinfer_bench.bench.runner.session.outcome import NotPlain, make_evaluation
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
@@ -61,12 +53,15 @@ solution's and the reference's, so there have to be few of them."""
 
 def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = DeviceSession) -> None:
     """Serve the host until it closes its end."""
-    hello, host, pool = opened.hello, opened.host, opened.pool
+    hello, host, pool, orders = opened.hello, opened.host, opened.pool, opened.orders
     sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
     register(hello.plug_ins)
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
     if opened.context is not None:
-        import_tools(hello)  # while the driver makes the context
+        import_cupti()  # while the driver makes the context
+        if hello.needs_triton:
+            with contextlib.suppress(ImportError):  # comparisons will do without
+                importlib.import_module("triton.runtime.driver")
         opened.context.join()
         set_connections(None)
         torch.zeros(1, device=device)
@@ -81,13 +76,13 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     environment = Environment(hardware=hello.hardware, libs=libs)
-    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, excess_of=pool.excess_of)
-    kept = open_kept_baselines(hello, libs, os.environ)
-    session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
+    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, pool.is_starting, excess_of=pool.excess_of)
+    kept = KeptBaselines.open(hello, libs, os.environ)
+    session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
     try:
         portion_s = FIRST_PORTION_S
         while True:
-            run_block(host, session, opened.orders, environment, portion_s)
+            run_block(host, session, orders, environment, portion_s)
             portion_s = LATER_PORTION_S
             send_frame(host, {"done": True})
     except (WireClosed, BrokenPipeError):
@@ -96,67 +91,42 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
         session.close()
 
 
-def import_tools(hello: Hello) -> None:
-    """Import what is used on a GPU, in 0.1 s and 0.2 s."""
-    import_cupti()
-    if hello.needs_triton:
-        with contextlib.suppress(ImportError):  # comparisons will do without
-            importlib.import_module("triton.runtime.driver")
-
-
-def send_phase(host: socket.socket, phase: Phase) -> None:
-    """Tell the host what the session does now."""
-    send_frame(host, {"phase": phase.model_dump()})
-
-
 def run_block(
     host: socket.socket, session: DeviceSession, orders: Orders, environment: Environment, portion_s: float
 ) -> None:
-    """Wait for the next block, judge its jobs in order, and send what each came to.
+    """Wait for the next block, judge its jobs in order, and send each result.
 
-    The first portion of its baselines takes no further one after so many seconds.
+    Baselines are made in portions, while no worker holds a solution: those that did are gone with all that they
+    started. The first portion takes no further baseline after `portion_s` seconds.
     """
-    block = orders.next_block()
+    order = orders.next_block()
     try:
-        shared = session.open_block(block)
+        block = session.open_block(order)
     except WorkloadFault as fault:
-        for job in block.jobs:
+        for job in order.jobs:
             send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
-    for at, job in enumerate(block.jobs):
+
+    def expect(at: int) -> None:
         orders.look()
-        session.take_announced(orders.announced)
-        session.expect(shared, block.jobs[at:], orders.ahead)
-        if session.lacks_baseline(shared, job):
+        session.expect(block, order.jobs[at:], orders.ahead, orders.announced)
+
+    for at, job in enumerate(order.jobs):
+        expect(at)
+        if session.lacks_baseline(block, job):
             session.end_workers()
-            session.expect(shared, block.jobs[at:], orders.ahead)  # the first one's worker starts beside the reference
-            prepare_portion(host, session, shared, block.jobs[at:], portion_s)
+            expect(at)  # the first one's worker starts beside the reference
+            deadline = time.monotonic() + portion_s
+            for one in order.jobs[at:]:
+                if one is not job and time.monotonic() > deadline:
+                    break
+                if session.lacks_baseline(block, one):
+                    with held_against(host, one):
+                        session.prepare(block, one)
             portion_s *= PORTION_GROWTH
-        session.on_loaded = partial(look_ahead, session, orders, shared, block.jobs[at:])
+        session.on_loaded = partial(expect, at)  # the workers of later jobs start beside this one
         with held_against(host, job):
-            send_answer(host, judge(session, shared, job, environment))
-
-
-def look_ahead(session: DeviceSession, orders: Orders, shared: BlockContext, jobs: list[BlockJob]) -> None:
-    """Take what the host has sent since a job began; the workers of the next block start beside it."""
-    orders.look()
-    session.expect(shared, jobs, orders.ahead)
-
-
-def prepare_portion(
-    host: socket.socket, session: DeviceSession, shared: BlockContext, jobs: list[BlockJob], portion_s: float
-) -> None:
-    """Prepare the baseline of the first job, and of later jobs until so many seconds are over.
-
-    No worker holds a solution meanwhile: those that did are gone with all that they started.
-    """
-    deadline = time.monotonic() + portion_s
-    for at, job in enumerate(jobs):
-        if at > 0 and time.monotonic() > deadline:
-            return
-        if session.lacks_baseline(shared, job):
-            with held_against(host, job):
-                session.prepare(shared, job)
+            send_answer(host, judge(session, block, job, environment))
 
 
 @contextlib.contextmanager
@@ -174,11 +144,11 @@ def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
 
 
 def judge(
-    session: DeviceSession, shared: BlockContext, job: BlockJob, environment: Environment
+    session: DeviceSession, block: BlockContext, job: BlockJob, environment: Environment
 ) -> JobVerdict | JobFault:
-    """Judge one job."""
+    """Judge one job, and make its evaluation."""
     start = time.monotonic()
-    result = session.run_job(shared, job)
+    result = session.run_job(block, job)
     if isinstance(result, JobFault):
         return result
     try:
@@ -190,7 +160,7 @@ def judge(
             extra=result.extra,
         )
     except NotPlain as error:
-        message = f"evaluator {shared.evaluator.__name__} left a value that no trace can hold: {error}"
+        message = f"evaluator {block.evaluator.__name__} left a value that no trace can hold: {error}"
         return JobFault(job=job.index, message=message, retry=False)
     return JobVerdict(
         job=job.index,
@@ -201,33 +171,19 @@ def judge(
 
 
 def send_answer(host: socket.socket, answer: JobVerdict | JobFault) -> None:
-    """Tell the host what a job came to."""
-    kind = "fault" if isinstance(answer, JobFault) else "verdict"
-    send_frame(host, {kind: answer.model_dump()})
+    """Send a job's result to the host."""
+    send_frame(host, {"fault" if isinstance(answer, JobFault) else "verdict": answer.model_dump()})
 
 
 def library_versions() -> dict[str, str]:
     """Return name → version of what the numbers depend on."""
-    libs: dict[str, Any] = {
-        "flashinfer_bench": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    libs = {"flashinfer_bench": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda and torch.cuda.is_available():
-        libs["cuda"] = torch.version.cuda
-        libs["driver"] = driver_version()
+        libs |= {"cuda": str(torch.version.cuda), "driver": "unknown"}
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            libs["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
     for package in REPORTED_PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             libs[package.removesuffix("-python")] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {name: str(version) for name, version in libs.items()}
-
-
-def driver_version() -> str:
-    """Return the NVIDIA driver's version, or "unknown"."""
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return "unknown"
+    return libs

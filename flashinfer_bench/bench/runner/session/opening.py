@@ -1,4 +1,4 @@
-"""The first steps of a session, until its first workers start; what judges is imported after them.
+"""The first steps of a session, until its first workers start, and the mailbox of its host.
 
 The order matters. torch is imported, the templates are forked, and only then are the judge and plug-ins imported and
 the device touched, so that no worker has any of them. Each takes some tenths of a second, and so they overlap:
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -22,22 +23,86 @@ from typing import Final
 
 from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.host import spare_cores
-from flashinfer_bench.base.wire import FrameReader
+from flashinfer_bench.base.wire import FrameReader, WireClosed
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder, BlockSolution, Hello
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session.orders import Orders
-from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
 from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
+from flashinfer_bench.data import Definition
 from flashinfer_bench.timing.driver import make_context, set_connections
 from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
 
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
 """The module that goes on from here: `serve`."""
 MOST_BYTES: Final = 1 << 28
-"""Of one frame of the host's."""
+"""Most bytes of one frame of the host."""
+
+
+class Orders:
+    """The host's orders: the block that runs, and the one that was sent ahead.
+
+    A block that was sent is begun when the host says so. Until then the host may take it back without asking, and give
+    it to another device. So no job is done twice. The session knows meanwhile for which solutions to have workers.
+
+    Args:
+        host: the socket.
+        reader: reads it; nothing else does.
+    """
+
+    def __init__(self, host: socket.socket, reader: FrameReader) -> None:
+        self._host = host
+        self._reader = reader
+        self._is_begun = False
+        self.ahead: BlockOrder | None = None
+        """The block that was sent and not begun."""
+        self.announced: list[Announced] = []
+        """Solutions announced with all blocks so far, those that were taken back included."""
+
+    def look(self, limit_s: float = 0.0) -> None:
+        """Take the frames that have come, or come within some seconds.
+
+        Raises:
+            WireClosed: the host is gone, or wants no more.
+        """
+        self._take()
+        while select.select([self._host], [], [], limit_s)[0]:
+            self._reader.pump()
+            self._take()
+            limit_s = 0.0
+
+    def next_block(self) -> BlockOrder:
+        """Wait until the next block is begun, and return it.
+
+        Raises:
+            WireClosed: the host is gone, or wants no more.
+        """
+        self._take()
+        while not self._is_begun or self.ahead is None:
+            self._reader.pump()
+            self._take()
+        block, self.ahead, self._is_begun = self.ahead, None, False
+        return block
+
+    def _take(self) -> None:
+        while not self._is_begun and (message := self._reader.pop()) is not None:
+            if "close" in message:
+                raise WireClosed
+            if "block" in message:
+                self.ahead = BlockOrder.model_validate(message["block"])
+                self.announced += self.ahead.announced
+            elif "drop" in message:
+                self.ahead = None
+            elif "begin" in message:
+                self._is_begun = self.ahead is not None
+
+
+def files_of(solution: BlockSolution) -> SolutionFiles:
+    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
+    directory = Path(solution.directory) if solution.directory else None
+    wants_fast = solution.language == "python"
+    return SolutionFiles(solution.digest, directory, wants_fast=wants_fast)
 
 
 @dataclass(frozen=True)
@@ -60,7 +125,7 @@ def serve_host(fd: int) -> None:
 
 
 def import_judge() -> ModuleType:
-    """Import what a session judges with, and how it serves its host then; a module is imported once."""
+    """Import the judge; a module is imported once."""
     return importlib.import_module(JUDGE)
 
 
@@ -92,14 +157,23 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
         orders = Orders(host, reader)
         orders.look()
         if orders.ahead is not None:
-            pool.expect(list_first_wanted(hello, orders.ahead))
+            pool.expect(list_first_files(hello, orders.ahead))
         yield OpenedSession(hello, host, orders, pool, readout, context)
+
+
+def list_first_files(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
+    """Return what the first two workers of a session are for."""
+    solutions = [block.solutions[job.solution] for job in block.jobs]
+    first = [files_of(solution) for solution in solutions if solution.build_error is None][:1]
+    if not first or not hello.profile_baseline:
+        return first
+    return [reference_files(Definition.model_validate(block.definition).digest()), *first]
 
 
 def fork_templates(
     hello: Hello, host: socket.socket, run_directory: Path
 ) -> tuple[socket.socket, socket.socket | None]:
-    """Fork the template of workers, and that of workers which precompile where there are any."""
+    """Fork the template of workers, and that of workers which precompile if there are any."""
     preparation = Preparation(hello.device == "cuda", hello.needs_triton, hello.gpu_capability)
     compiles = hello.needs_triton or hello.compiles_ahead
     has_precompiled = preparation.is_for_gpu and compiles and hello.has_walls and bool(spare_cores())

@@ -1,15 +1,22 @@
-"""What a worker loads: the artifact as it was built, which is checked once more right before."""
+"""The files that a worker loads: the artifact as it was built, which is checked once more right before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashinfer_bench.bench.runner.protocol import BlockSolution
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.building import write_files
 from flashinfer_bench.compile.cache import find_change, find_stranger
 from flashinfer_bench.errors import BuildFault
+from flashinfer_bench.worker.protocol import Signature
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
+    from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 
 
 def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
@@ -24,16 +31,33 @@ def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, a
         BuildFault: it was changed, and only a compiler could make it again.
     """
     directory = Path(solution.directory or "")
-    problem = find_change(directory, solution.files)
-    if solution.sources:
+    writes = bool(solution.sources) and (anew or not solution.directory)
+    problem = None if writes else find_change(directory, solution.files)
+    if solution.sources and not writes:
         problem = problem or find_stranger(directory, solution.sources)
-    if problem is not None or (anew and solution.sources):
+    if writes or problem is not None:
         if not solution.sources:
             message = f"the artifact of {solution.name} was changed while the run used it: {problem} ({directory})"
             raise BuildFault(message)
         directory = make_folder()
         write_files(directory, {path: content.encode() for path, content in solution.sources.items()})
     return Artifact(directory, solution.entry, solution.symbol, solution.kind)
+
+
+def load_solution(kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolution) -> Signature | None:
+    """Have a kernel's fresh worker import a solution or a reference; return the signature of its entry function.
+
+    Raises:
+        BuildFault: its artifact was changed.
+        SolutionFailure: the import failed.
+    """
+    pool.await_writers()
+    pool.name_folder(solution.digest, solution.name)
+    if solution.kind == "reference":
+        artifact = find_artifact(solution, partial(pool.make_folder, kernel.worker), anew=True)
+    else:
+        artifact = pool.hand_over(find_artifact(solution, pool.make_folder))
+    return kernel.load(artifact, pool.solution_environment(solution.digest))
 
 
 def place_of(artifact: Artifact) -> dict[str, str]:

@@ -1,127 +1,310 @@
-"""The solution as the judge sees it: a callable whose code runs in another process (`calling.py`), and that is timed.
+"""The solution as the judge sees it: a callable whose code runs in another process. `measuring.py` times it.
 
-`kernel.measure(sets)` times calls, each on content of its own, and keeps some of them to be compared.
+A call writes the inputs into a place of the arena, poisons its output slots, has the worker make the call, checks its
+claims of what it returned against the definition, and returns the content of the slots, which the session owns.
+Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
-from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
-from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.runner.workers.calling import CallableKernel
-from flashinfer_bench.bench.runner.workers.kernel_task import (
-    KernelMetadata,
-    KernelTask,
-    SessionTools,
+import torch
+
+from flashinfer_bench.base.wire import WireError
+from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
+from flashinfer_bench.bench.runner.workers.artifacts import place_of
+from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
+from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
+from flashinfer_bench.bench.runner.workers.measuring import Measuring
+from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.timed.reader import Inspected, ReadCall
+from flashinfer_bench.bench.runner.workers.timed.rows import find_differing
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.diagnostics import lead_with_error
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.worker.protocol import (
+    Bound,
+    Called,
+    Claim,
+    Failed,
+    LaidOut,
+    Loaded,
+    Returned,
+    Signature,
+    Style,
+    WorkerError,
 )
-from flashinfer_bench.bench.runner.workers.pool import check_context
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
-from flashinfer_bench.bench.runner.workers.timed.bounds import (
-    CHAIN_REFUSED_SHARE,
-    ClaimContradicted,
-    Claimed,
-    Confirmation,
-    ReadingsAsked,
-    add_flags,
-    check_trial,
-    raise_claim,
-    settle_by_requests,
-    tell_outside,
-)
-from flashinfer_bench.bench.runner.workers.timed.call_places import (
-    FEWEST_CALLS,
-    LARGE_SHARE,
-    MOST_PLACES,
-    CallPlaces,
-    check_room,
-    describe_inputs,
-)
-from flashinfer_bench.bench.runner.workers.timed.chain import (
-    ChainTimer,
-    count_chain_calls,
-    count_chain_reads,
-    open_chain_tools,
-)
-from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader, Way
-from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock, RemoteTrial
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressInputs, StressSchedule
-from flashinfer_bench.timing.clocks import ClockLost, Preamble
-from flashinfer_bench.timing.measurement import Measured, Trial
-from flashinfer_bench.timing.procedure import Procedure, take_trial
 
-MEASURED_SHARE: Final = 0.7
-"""Share of a solution's remaining time that its measurement plans with: a slow one is timed less, not timed out."""
-MEASUREMENTS: Final = 4
-"""Measurements, each with bursts of its own, that a solution gets until one is not contradicted; on a CPU none is. The
-speed of a busy machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
-FEW_READS: Final = 2
-"""Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
-HUGE_SHARE: Final = 24
-"""Of calls whose inputs and outputs take more than all memory divided by LARGE_SHARE, one of each trial has
-inputs of a stress case, by this one of a job: what it was given and gave is kept until it is
-judged. For calls of 8 GB with three of them a GPU of 80 GB had no memory. Of these one of a trial is compared."""
-SLICE_NS: Final = 1_000_000
-"""A GPU that several contexts have work for goes from one to the next every millisecond or so."""
-LONG_NS: Final = 100_000_000
-"""Longer calls are not timed again: a context, which takes 0.2 s, makes little difference to their median."""
-MAKING_UP_S: Final = 0.5
-"""No more calls are made up for after so many seconds."""
-QUICK_CALL_NS: Final = 5_000_000
-"""Calls up to this are made up for where readings ended before stress cases were due: some dozens of them."""
+CALLING: Final = ("calls", "burst", "relay")
+"""Requests that run the solution: if one raises, its worker may do the solution's next job."""
+REASON_CHARS: Final = 300
+"""Most characters of the first line of an error: tables show no longer line."""
+LEAST_REASON: Final = 80
+"""Characters of its message that are kept, however long its location is."""
+QUICK_REQUEST_S: Final = 0.1
+"""If a request of some calls takes less, the next one may have twice as many."""
+
+Answer = TypeVar("Answer", bound=Claim)
 
 
-def _is_moved_by_contexts(trial: Trial) -> bool:
-    """Tell whether contexts that are made beside it move the time of a call.
+class WorkerKilled(SolutionFailure):
+    """A signal ended the solution's worker that may have come from outside; another worker may tell.
 
-    They do where the host's time is part of it, and where the GPU goes to another context in the middle.
+    Attributes:
+        what: what the worker was asked for.
+        ended: how the worker ended.
     """
-    return bool(trial.facts.get("waits_inside")) or SLICE_NS < median(trial.spans_ns) < LONG_NS
+
+    def __init__(self, what: str, ended: WorkerExit) -> None:
+        super().__init__("RUNTIME_ERROR", f"the process ended during {what}: {ended}")
+        self.what: Final = what
+        self.ended: Final = ended
 
 
-class RemoteKernel(CallableKernel):
-    """One solution in one worker, for one workload: its calls, and their times. It is made as a CallableKernel is."""
+class RemoteKernel:
+    """One solution in one worker, for one workload.
+
+    Args:
+        worker: a worker that is ready.
+        tools: the session's.
+        task: the work.
+        metadata: the solution's names; its style is set when it is loaded.
+    """
 
     def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
-        super().__init__(worker, tools, task, metadata)
+        self.metadata = metadata
+        self.worker = worker
+        self.tools = tools
+        self.task = task
+        self.left_s = task.timeout_seconds
+        """Seconds of the solution's time that are left."""
         self.reads: list[list[ReadCall]] = []
-        """The calls that are to be compared, by the set of inputs that theirs were made of: a list for each trial."""
+        """The timed calls that are to be compared, a list for each trial."""
         self.stress_calls: list[StressCall] = []
         """Calls on inputs of stress cases."""
-        self._expected: tuple[list[list[Any]], DealtContents, StressInputs | None] | None = None
-        """Inputs that will be measured on, and what was made of them ahead."""
+        self.ahead: Meanwhile | None = None
+        """Work that is done a part at a time, beside requests that are no measurement."""
+        self._style = CallingStyle("dps" if metadata.destination_passing_style else "value", FORMAT_DEFAULT)
+        self._arena = tools.arena
+        self._has_called = False
+        """A call of this job has ended: the first one may compile."""
+        self._now = time.monotonic
+        self._places: CallPlaces | None = None
+        self._laid_out = False
+        """The worker knows the places."""
+        self._at_once = 1
+        """Calls of a request of `call_repeatedly`."""
+        self._measuring: Measuring | None = None
 
-    def expect(self, input_sets: list[list[Any]]) -> None:
-        """Make inputs of stress cases beside the calls that come before the measurement: no GPU is timed then."""
-        chosen = self._choose(input_sets)
-        self._expected = chosen, *self._vary(0, chosen)
-        stress = self._expected[-1]
-        if stress is not None and self._arena.device.type == "cuda":
-            self.ahead = stress.make_ahead
+    @property
+    def calling_style(self) -> CallingStyle:
+        """How the solution is called, and how that was found out."""
+        return self._style
 
-    def _choose(self, input_sets: list[list[Any]]) -> list[list[Any]]:
-        """Return the inputs of each trial, up to the first whose shapes or single values are not the first one's."""
-        form = describe_inputs(input_sets[0])
-        return list(takewhile(lambda inputs: describe_inputs(inputs) == form, input_sets[: self.task.plan.trials]))
+    @calling_style.setter
+    def calling_style(self, style: CallingStyle) -> None:
+        self._style, self._laid_out = style, False
+        self.metadata = replace(self.metadata, destination_passing_style=style.is_dps)
 
-    def _vary(self, first: int, chosen: list[list[Any]]) -> tuple[DealtContents, StressInputs | None]:
-        """Return what timed calls are given, and what calls on stress cases are.
+    @property
+    def style(self) -> Style:
+        """The calling style, as a word of the protocol."""
+        return "keyword" if self.task.is_reference else self._style.style
+
+    @property
+    def is_meaningful(self) -> bool:
+        """Whether its times say anything."""
+        return self.task.plan.facts is None
+
+    def load(self, artifact: Artifact, environment: Mapping[str, str]) -> Signature | None:
+        """Have the worker import the solution; return its entry function's signature.
 
         Args:
-            first: the number of the first trial.
-            chosen: the inputs of each.
+            artifact: what the build left.
+            environment: variables that the worker sets first.
+
+        Raises:
+            SolutionFailure: COMPILE_ERROR if the import fails, TIMEOUT if it does not end.
+            WorkerKilled: a signal ended the worker that may have come from outside.
         """
-        contents = DealtContents([self.task.vary(first + at, inputs) for at, inputs in enumerate(chosen)])
-        stress = self.task.stress
-        is_tried = stress is not None and any(stress.free) and self.is_meaningful
-        return contents, StressInputs(stress, contents) if stress is not None and is_tried else None
+        try:
+            loaded = self.ask("load", Loaded, "the import", **place_of(artifact), environment=dict(environment))
+        except WorkerKilled:
+            raise
+        except SolutionFailure as failure:
+            if failure.status == "RUNTIME_ERROR":
+                raise SolutionFailure("COMPILE_ERROR", failure.message) from None
+            raise
+        self.worker.has_setup = loaded.has_setup
+        return loaded.signature
+
+    def settle_style(self, inputs: Sequence[Any]) -> None:
+        """Find out how the solution is called, if nothing has told it yet: by a call with its inputs alone.
+
+        If that call raises, outputs are passed in as well.
+
+        Raises:
+            SolutionFailure: both calls failed, or the first one did otherwise than by raising.
+        """
+        if self._style.is_settled:
+            return
+        try:
+            _, (returned,) = self._make_calls(inputs)
+            self.calling_style = settled_by(returned, [output.name for output in self.task.outputs])
+        except SolutionFailure as failure:
+            if not failure.is_answer:
+                raise
+            undecided, self.calling_style = self._style, CallingStyle("dps", "a call with its inputs alone failed")
+            try:
+                self._make_calls(inputs)
+            except WorkerKilled:
+                raise
+            except SolutionFailure:
+                self.calling_style = undecided
+                raise failure from None
+
+    def __call__(self, *args: Any) -> list[torch.Tensor]:
+        """Call the solution once on copies of the inputs.
+
+        Args:
+            *args: the definition's inputs in order; outputs to be filled may follow.
+
+        Returns:
+            One tensor per output of the definition, in its order.
+
+        Raises:
+            SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
+        """
+        count = len(self.task.input_names)
+        inputs, given = list(args[:count]), list(args[count:])
+        if len(inputs) != count or len(given) not in (0, len(self.task.outputs)):
+            raise TypeError(
+                f"a solution takes {count} inputs, or those and {len(self.task.outputs)} outputs; got {len(args)}"
+            )
+        results = self.call_once(inputs)
+        for target, result in zip(given, results, strict=False):
+            target.copy_(result)
+        return results
+
+    def call_once(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Make one call, on copies of the inputs; return the outputs."""
+        return self._take_calls(inputs, 1)[0]
+
+    def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
+        """Make so many calls, each on a copy of the same inputs, and yield the outputs of each.
+
+        The first one is made alone, so that a fault shows at once. Quick ones share a request then, since a request
+        takes a millisecond.
+        """
+        at_once = 1
+        while count > 0:
+            start = self._now()
+            made = self._take_calls(inputs, min(at_once, count))
+            is_quick = self._now() - start < QUICK_REQUEST_S
+            count -= len(made)
+            yield from made
+            at_once = self._at_once = max(2 * len(made), self._at_once) if is_quick else 1
+            if is_quick and count and self._arena.is_aside:  # there is room for one call only
+                self.tools.quiesce()
+                self._arena.come_back()
+
+    def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallPlaces, list[list[Returned]]]:
+        """Make calls on copies of the same inputs, at most one in each place; return their places and claims."""
+        places = self.lay_out(inputs, 1 if self._arena.is_aside else None)
+        indices = list(range(min(count, len(places))))
+        for index in indices:
+            for value, slot in zip(inputs, places.inputs(index), strict=True):
+                if slot is not None:
+                    as_bytes(slot).copy_(as_bytes(value))
+        places.poison(indices)
+        places.synchronize()
+        fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
+        if self.worker.has_setup:
+            self.ask("calls", Called, "setup", part="setup", **fields)
+        called = self.ask("calls", Called, "the call", along=Along(meanwhile=self.ahead), part="run", **fields)
+        told = called.returned or []
+        return places, told if len(told) == len(indices) else [[] for _ in indices]
+
+    def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
+        """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
+        places, told = self._make_calls(inputs, count)
+        outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(told))]
+        if self.style == "value" and self.task.outputs:
+            for returned in told:
+                try:
+                    check_returned(returned, self.task.outputs, self._arena.device.type)
+                except SolutionFailure as failure:
+                    raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
+        self.check_inputs([(inputs, places.inputs(index)) for index in range(len(told))])
+        for returned in told:
+            check_memory(returned, self.task.outputs)
+        return outputs
+
+    def check_inputs(self, calls: Sequence[Inspected]) -> None:
+        """Raise SolutionFailure if one of some calls has changed its inputs; all are compared with one wait."""
+        if self.task.is_reference:
+            return
+        checked = [
+            (name, as_bytes(slot)[None], as_bytes(value)[None])
+            for given, now in calls
+            for name, value, slot in zip(self.task.input_names, given, now, strict=True)
+            if name not in self.task.in_out_inputs and slot is not None
+        ]
+        differing = find_differing([(now, given) for _, now, given in checked])
+        for (name, _, _), (differs,) in zip(checked, differing, strict=True):
+            if differs:
+                raise SolutionFailure(
+                    "INCORRECT_NUMERICAL",
+                    f"input {name!r} was changed by the call; a solution may write to its outputs only "
+                    "(clone what the kernel works on in place)",
+                )
+
+    def lay_out(self, inputs: Sequence[Any], most: int | None = None) -> CallPlaces:
+        """Return the places of calls with inputs of these shapes; the worker knows them.
+
+        Args:
+            inputs: those of a call.
+            most: most places; None for as many as timed calls take.
+        """
+        places, arena = self._places, self._arena
+        if places is None or (places.signature, places.generation) != (
+            (most, *describe_inputs(inputs)),
+            arena.generation,
+        ):
+            places = self._places = CallPlaces(arena, inputs, self.task.outputs, most)
+            self._laid_out = False
+        memory = arena, arena.generation
+        if self.worker.mapped != memory:
+            description, fds = arena.describe()
+            self.ask("bind", Bound, "mapping its memory", along=Along(fds), arena=description)
+            arena.drop_retired()
+            self.worker.mapped, self._laid_out = memory, False
+        if not self._laid_out:
+            where = places.describe(self.task.input_names, inputs)
+            names = [output.name for output in self.task.outputs]
+            fields = {"style": self.style, "may_return_inputs": self.task.may_return_inputs, "outputs": names, **where}
+            self.ask("lay_out", LaidOut, "mapping its memory", along=Along(meanwhile=self.ahead), **fields)
+            self._laid_out = True
+        return places
+
+    def forget_places(self) -> None:
+        """Have calls laid out anew: a worker keeps a chain's board until then."""
+        self._laid_out = False
+
+    def expect(self, input_sets: list[list[Any]]) -> None:
+        """Prepare the measurement on these inputs, beside the calls that come before it."""
+        self._measuring = Measuring(self, input_sets)
+        if self._arena.device.type == "cuda":
+            self.ahead = self._measuring.make_ahead
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs; each call gets content of its own.
@@ -132,272 +315,52 @@ class RemoteKernel(CallableKernel):
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
             SlowContext: the readings show that the worker's context makes it slower. The job is to be judged again.
         """
-        self._tools.quiesce()
+        self.tools.quiesce()
         self._arena.come_back()
         self.ahead = None
-        chosen = self._choose(input_sets)
-        for attempt in range(MEASUREMENTS - 1):
-            with suppress(ClaimContradicted):
-                return self._measure(chosen, attempt * len(chosen))
-            self._laid_out = None  # a worker keeps a relay's board until calls are laid out
-        return self._measure(chosen, (MEASUREMENTS - 1) * len(chosen))
-
-    def _measure(self, chosen: list[list[Any]], first: int) -> Measured:
-        """Take the readings of all trials, and hold the latency against relays and bursts on a GPU.
-
-        Args:
-            chosen: the inputs of each trial.
-            first: the number of the first trial.
-
-        Raises:
-            ClaimContradicted: bursts take far longer than the trials say.
-        """
-        before, was_starting = self._tools.readout.look_before(), self._tools.is_starting()
-        remote = self._open(first, chosen)
-        taken = self._take_readings(remote)
-        if _is_moved_by_contexts(taken) and self._was_disturbed(taken, was_starting=was_starting):
-            remote.reader.begin()  # nothing of it counts, but for calls on inputs of stress cases: these are judged
-            remote.costs_ns.clear()
-            remote.setup_samples.clear()
-            taken = self._take_readings(remote)
-        check_context(taken, self._tools.excess_of(self.worker))
-        costs_ns, setup_ns = [*remote.costs_ns], remote.setup_ns
-        self._make_up(remote, is_quick=median(taken.spans_ns) <= QUICK_CALL_NS)
-        trials = taken.dealt(len(chosen))
-        self.reads = [[] for _ in chosen]
-        self._take_reads(remote, "reading")
-        while len(self.reads) > len(trials) and not self.reads[-1]:
-            self.reads.pop()
-        self.stress_calls = self._finish_stress(remote)
-        measured = self._tools.readout.measured(trials, before, self.task.plan.precision)
-        record = {**measured.record, **(self.task.plan.facts or {})}
-        if self.task.plan.fewest is not None:
-            record["iterations_taken"] = min(len(trial.samples) for trial in trials)
-        if self.worker.chain_gap_ns:
-            record["chain_gap_ns"] = self.worker.chain_gap_ns
-        latency_ms, medians_ms = measured.latency_ms, measured.trials
-        if setup_ns is not None:
-            setup_ms = setup_ns / 1e6
-            record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
-            latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
-        if self.is_meaningful and self._arena.device.type == "cpu":
-            tell_outside(latency_ms, record, costs_ns)
-        elif self.is_meaningful and not self.task.is_ours:
-            latency_ms = self._bound(remote, latency_ms, record, costs_ns)
-        add_flags(record, unconfirmed="why_unconfirmed" in record, same_inputs=not remote.contents.differs)
-        return Measured(latency_ms, medians_ms, record)
-
-    def _bound(
-        self, remote: RemoteTrial, claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]
-    ) -> float:
-        """Return the latency that a claim on a GPU is told as; the record gets what bounds it.
-
-        Args:
-            remote: the latest trial.
-            claimed_ms: latency of one call, `setup` included.
-            record: the measurement's.
-            costs_ns: what timed calls took by the session's clock.
-        """
-        flags = record.get("flags", [])
-        waits, strays = "waits_inside" in flags, "side_stream" in flags
-        claimed = Claimed(claimed_ms * 1e6, waits, record.get("operations", 1), strays)
-        # A request with setup makes all its calls' setups first, and threads of these may work side by side. What a
-        # setup leaves to the GPU is not seen to the end, so what it reads has no floor.
-        found = self._confirm(remote, claimed, [] if remote.has_setup else costs_ns)
-        read_ms = 0.0 if remote.has_setup else self.task.floor_ms(claimed_ms)
-        record |= found.to_record()
-        record["assurance"] = self.task.plan.timing.assurance
-        floor_ms = max(read_ms, self._tools.readout.least_call_ns / 1e6)
-        return raise_claim(claimed_ms, record, found.least_ns / 1e6, floor_ms)
-
-    def _take_reads(self, remote: RemoteTrial, way: Way) -> None:
-        """Take the calls that are to be compared, each to those of its trial."""
-        for read in remote.reader.reads(way):
-            self.reads[read.trial].append(read)
-
-    def _was_disturbed(self, trial: Trial, *, was_starting: bool) -> bool:
-        """Wait until nothing disturbs a call of this kind any more; say whether anything did while it was timed."""
-        if trial.facts.get("waits_inside"):
-            return self._tools.settle() or was_starting
-        return self._tools.settle_contexts() or was_starting
-
-    def _open(self, first: int, chosen: list[list[Any]]) -> RemoteTrial:
-        """Return what the calls of all trials share.
-
-        Args:
-            first: the number of the first trial.
-            chosen: the inputs of each.
-        """
-        plan, sets = self.task.plan, len(chosen)
-        places = self._lay_out(chosen[0])
-        expected, self._expected = self._expected, None
-        is_expected = expected is not None and [*map(id, expected[0])] == [*map(id, chosen)]
-        contents, stress = expected[1:] if expected is not None and is_expected else self._vary(first, chosen)
-        is_huge = places.stride > total_bytes(self._arena.device) // HUGE_SHARE
-        reads = plan.reads if len(places) >= MOST_PLACES else min(plan.reads, 1 if is_huge else FEW_READS)
-        is_idle = not self.task.is_looked_at(self._arena.device.type)
-        reader = Reader(places, contents, reads * sets, self._check_inputs_intact, is_idle=is_idle)
-        asked = ReadingsAsked(self._arena.device.type, plan.timing)
-        returns = self.style != "dps" and bool(self.task.outputs)
-        remote = RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns)
-        remote.may_return_inputs = self.task.may_return_inputs
-        remote.schedule = None if stress is None else self._schedule_stress(places, sets, stress)
-        return remote
+        measuring, self._measuring = self._measuring, None
+        if measuring is None or not measuring.is_for(input_sets):
+            measuring = Measuring(self, input_sets)
+        return measuring.run()
 
     def planned_stress(self) -> list[str]:
         """Return the stress cases that the job would have if its calls and the reference were quick."""
         stress = self.task.stress
         return stress.names if stress is not None and any(stress.free) and self.is_meaningful else []
 
-    def _schedule_stress(self, places: CallPlaces, trials: int, stress: StressInputs) -> StressSchedule:
-        """Choose which of the timed calls get inputs of stress cases; of large calls fewer do."""
-        plan, memory, names = self.task.plan, total_bytes(self._arena.device), stress.cases
-        if places.stride > memory // LARGE_SHARE:
-            names = names[: 1 if places.stride > memory // HUGE_SHARE else trials]
-        return StressSchedule(stress, names, plan.warmup_runs + (plan.fewest or plan.iterations) * trials)
+    def ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
+        """Ask the worker within what is left of the solution's time; translate what goes wrong."""
+        start = self._now()
+        try:
+            answer = self.worker.ask(verb, expected, max(0.0, self.left_s), **fields)
+        except WorkerLate:
+            message = f"{what} was still running after {self.task.timeout_seconds:g} s"
+            is_one = len(fields.get("indices", ())) <= 1  # of many calls none may be endless
+            is_own = verb != "load" and self._now() - start >= self.task.timeout_seconds / 2
+            ran_out: Any = "call" if self._has_called and is_one else "first call"
+            raise SolutionFailure("TIMEOUT", message, ran_out=ran_out if is_own else None) from None
+        except WorkerGone as gone:
+            if gone.ended is not None and self.worker.was_killed(gone.ended):
+                raise WorkerKilled(what, gone.ended) from None
+            raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
+        except WireError as error:
+            message = f"the process answered out of protocol during {what}: {error}"
+            raise SolutionFailure("RUNTIME_ERROR", message) from None
+        finally:
+            self.left_s -= self._now() - start
+        if isinstance(answer, Failed):
+            said = answer.error
+            message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
+            raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
+        self._has_called = self._has_called or (verb in CALLING and fields.get("part") != "setup")
+        return answer
 
-    def _finish_stress(self, remote: RemoteTrial) -> list[StressCall]:
-        """Return the calls on inputs of stress cases.
 
-        Slow calls end before one is due. Then one is made, no more.
-        """
-        schedule = remote.schedule
-        if schedule is None:
-            return []
-        if schedule.left and not schedule.made:
-            name = schedule.left[0]
-            _, inputs = schedule.inputs.take(name)
-            schedule.made.append(StressCall(name, inputs, [output.clone() for output in self.call_once(inputs)]))
-        return schedule.made
-
-    def _make_up(self, remote: RemoteTrial, *, is_quick: bool) -> None:
-        """Where there were too few calls to choose from, or to hide others among, make more that look timed.
-
-        Args:
-            remote: the calls.
-            is_quick: calls take so little that all on other inputs can be made.
-        """
-        reader, schedule = remote.reader, remote.schedule
-        left = schedule.left if schedule is not None and is_quick else []
-        makes_up = self.task.plan.makes_up
-        if not left and not (makes_up and reader.missing):
-            return
-        deadline = self._now() + MAKING_UP_S
-        with suppress(ClockLost), self._clock(remote) as clock:
-            if schedule is not None and left:
-                counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as a job begins
-                schedule.spread(left, sum(counts))
-                for count in counts:
-                    clock.sample([remote.supply(index) for index in range(count)], [Preamble()] * count)
-            while makes_up and reader.missing and self._now() < deadline:
-                count = min(reader.missing, len(remote.places))
-                clock.sample([remote.supply(index) for index in range(count)], [Preamble()] * count)
-
-    def _take_readings(self, remote: RemoteTrial) -> Trial:
-        """Take the readings of all trials, within the solution's time."""
-        plan, sets = self.task.plan, len(remote.contents)
-        procedure = Procedure(
-            warmup_runs=plan.warmup_runs,
-            iterations=plan.iterations * sets,
-            fewest=None if plan.fewest is None else plan.fewest * sets,
-            exact=plan.fewest is not None,
-            budget_s=max(0.0, min(plan.budget_s, MEASURED_SHARE * self._left_s)),
-            precision=plan.precision,
-            cuda_graphs=plan.timing.cuda_graphs and not self.worker.has_setup,
-            sets=sets,
-            was_called=True,  # to be checked
-            stops_early=plan.stops_early,
-        )
-        return check_trial(take_trial(remote.supply, self._clock(remote), procedure))
-
-    def _clock(self, remote: RemoteTrial) -> RemoteClock:
-        """Return the worker's clock for these calls."""
-        return RemoteClock(self._ask, self.worker.clock, remote)
-
-    def _confirm(self, remote: RemoteTrial, claimed: Claimed, known_ns: Sequence[float]) -> Confirmation:
-        """Hold a latency on a GPU against relays, what requests took, or bursts; some of the calls are compared, too.
-
-        Args:
-            remote: the timed calls.
-            claimed: what the worker says of the call.
-            known_ns: what timed calls took by the session's clock.
-        """
-        relays = self._open_relays(remote, claimed)
-        if relays is not None:
-            timer, relayed = relays
-            by_relays = timer.confirm(claimed.latency_ns)
-            self._take_reads(relayed, "chain")
-            is_full = self.task.plan.timing.assurance == "full"
-            if not is_full or not timer.leaves_open(max(claimed.latency_ns, by_relays.least_ns)):
-                return by_relays
-            found = self._confirm_by_bursts(remote, claimed, timer.most_ns, by_relays=by_relays)
-            why_not = found.why_not or by_relays.why_not
-            return replace(
-                by_relays,
-                why_not=why_not,
-                batch_ns=found.batch_ns,
-                resolution_ns=found.resolution_ns,
-                calls=found.calls,
-            )
-        settled = settle_by_requests(claimed.latency_ns, known_ns)
-        return settled or self._confirm_by_bursts(remote, claimed)
-
-    def _open_relays(self, remote: RemoteTrial, claimed: Claimed) -> tuple[ChainTimer, RemoteTrial] | None:
-        """Return what times chains of the call, and their calls; None where none is run.
-
-        They lie in places of the readings, where there are as many.
-
-        Args:
-            remote: the timed calls.
-            claimed: what the worker says of the call.
-        """
-        size, desk = remote.places.stride, open_chain_tools(self._arena.device)
-        calls = count_chain_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
-        if desk is None or not calls:
-            return None
-        places = remote.places
-        if len(places) < calls or places.replayed:  # graphs of the readings hold memory
-            places = self._lay_out(remote.contents.base, calls)
-            calls = len(places)
-        if calls < FEWEST_CALLS:
-            check_room(size, self._arena.device, self._arena.size)
-            return None
-        remote = remote.moved_to(places, count_chain_reads(calls, size))
-        gap_ns = self._tools.readout.launch_gap_ns
-        return ChainTimer(self._ask, remote, desk, claimed, calls=calls, gap_ns=gap_ns), remote
-
-    def _confirm_by_bursts(
-        self,
-        remote: RemoteTrial,
-        claimed: Claimed,
-        most_ns: float = math.inf,
-        *,
-        by_relays: Confirmation | None = None,
-    ) -> Confirmation:
-        """Hold the latency against bursts; some of their calls are compared, too.
-
-        They refuse nothing that a relay confirms: where calls read little of large inputs, caches do not hold it.
-
-        Args:
-            remote: the timed calls.
-            claimed: what the worker says of the call.
-            most_ns: what a call costs at the most.
-            by_relays: what relays say of it, where some were run. They have not refused it.
-        """
-        inputs, size = remote.contents.base, remote.places.stride
-        calls = count_batch_calls(claimed.latency_ns, size, claimed.operations)
-        places = self._lay_out(inputs, calls)
-        remote = remote.moved_to(places, count_batch_reads(places.stride))
-        operations = None if claimed.waits_inside else claimed.operations
-        timer = BatchTimer(self._ask, remote, operations=operations, most_ns=most_ns)
-        if by_relays is not None:
-            timer.refused_share = CHAIN_REFUSED_SHARE
-        is_believed = by_relays is not None and by_relays.why_not is None
-        confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_believed=is_believed)
-        self._take_reads(remote, "batch")
-        return confirmation
-
-    @property
-    def is_meaningful(self) -> bool:
-        """Whether its times say anything."""
-        return self.task.plan.facts is None
+def _describe(said: WorkerError, what: str) -> str:
+    """Return what was raised: the first line has the location as well, and is short enough to be shown whole."""
+    first, _, rest = said.message.strip().partition("\n")
+    location = f", {said.location}" if said.location else ""
+    room = max(LEAST_REASON, REASON_CHARS - len(f"{said.type} in {what}: {location}"))
+    if len(first) > room:
+        first, rest = f"{first[: room - 1]}…", said.message
+    return f"{said.type} in {what}{': ' if first else ''}{first}{location}\n{rest}".rstrip()

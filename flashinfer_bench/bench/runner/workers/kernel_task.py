@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,9 +16,6 @@ from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
 """Gives what the calls on a set of inputs are given, from a number that no other set has and the evaluator's inputs."""
-
-WorkAhead = Callable[[Iterator[Sequence[Any]], Callable[[], bool]], object]
-"""Is given the inputs of calls, and what tells whether there is time no more."""
 
 READS: Final = {"cpu": 6, "cuda": 3}
 """Calls of each timed trial whose outputs are compared, beside the one on the evaluator's own inputs, by the kind of
@@ -71,47 +68,32 @@ class KernelTask:
     """Seconds that it may take, all calls together."""
     plan: MeasurePlan
     vary: Vary
-    by_keyword: bool = False
-    """Give the inputs by their names: how references are called."""
-    may_write_inputs: bool = False
-    """A call may change its inputs, as a reference may."""
+    is_reference: bool = False
+    """It is the reference: called with its inputs by name, which it may change. Its time is held against nothing."""
     in_out_inputs: frozenset[str] = frozenset()
-    """Inputs that the reference writes to, as the session's own calls of it have shown: a call may change these."""
+    """Inputs that the reference writes to: a call may change these."""
     may_return_inputs: bool = False
     """An output may lie in the memory of an input, as one of the reference's does."""
-    is_ours: bool = False
-    """It is the reference, whose time is held against nothing."""
     stress: StressPlan | None = None
-    """Change the inputs of some calls that are not timed; None where none is changed."""
-    work_ahead: WorkAhead | None = None
-    """Makes what is expected of calls while the worker is busy with what needs no GPU; None where that takes long."""
+    """Stress cases of some calls; None if there are none."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
-    """Gives what reading the inputs takes at the least, for a claimed latency; 0 where that is not more, or unknown."""
-
-    def is_looked_at(self, device_type: str) -> bool:
-        """Tell whether what timed calls leave is looked at: always, but for a reference's on a GPU.
-
-        Nobody compares those. On a CPU looks move the caches, for a reference as for a solution.
-        """
-        return not self.is_ours or device_type == "cpu"
+    """Gives the least time to read the inputs, for a claimed latency; 0 if that is not more, or unknown."""
 
 
 @dataclass(frozen=True)
 class SessionTools:
-    """What the session gives every kernel."""
+    """Tools that the session gives every kernel."""
 
     arena: SharedArena
-    """Shared memory; whatever it holds may be overwritten."""
+    """Shared memory; its content may be overwritten."""
     readout: Readout
     """Makes a measurement of trials."""
-    quiesce: Callable[[], None]
+    quiesce: Callable[[], object]
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
-    settle: Callable[[], bool] = lambda: False
-    """Waits until nothing goes on that moves the host's time, and says whether anything did; nothing is begun during a
-    measurement."""
-    settle_contexts: Callable[[], bool] = lambda: False
-    """Waits until no context is being made on a GPU, and says whether any was."""
     is_starting: Callable[[], bool] = lambda: False
-    """Says whether any spare is starting, and so a context is being made on a GPU."""
+    """Tells whether a context is being made on a GPU."""
+    settle: Callable[[bool], bool] = lambda _host_counts: False
+    """Waits until nothing goes on that moves the time of a call, of which the host's time may be part; says whether
+    anything did. Nothing of it begins until the job is over."""
     excess_of: Callable[[WorkerProcess], int] = lambda _worker: 0
     """Nanoseconds by which each gap between operations is longer in a worker's context than it has to be."""

@@ -63,31 +63,16 @@ def test_what_is_not_understood_is_reported_and_not_run(constraint):
     assert len(check_constraints([constraint], VALUES)) == 1
 
 
-def test_all_broken_constraints_are_named():
-    with pytest.raises(WorkloadFault) as fault:
-        check_constraints(["n == 5", "n == 4", "m == 9"], VALUES)
-    assert "'n == 5'" in str(fault.value)
-    assert "'m == 9'" in str(fault.value)
-    assert "'n == 4'" not in str(fault.value)
-
-
 @pytest.mark.parametrize(
     ("constraint", "told"),
     [
         ("n >= 8", "'n >= 8' does not hold (4 and 8)"),
-        ("m == 9", "'m == 9' does not hold (8 and 9)"),
         ("len(x) == n + 1", "'len(x) == n + 1' does not hold (4 and 5)"),
-        ("x.numel() == n", "'x.numel() == n' does not hold (12 and 4)"),
         ("x.dim() == x.ndim + 1", "'x.dim() == x.ndim + 1' does not hold (2 and 3)"),
         ("n == 5 and x.max() < 3", "'n == 5 and x.max() < 3' does not hold"),
         ("n == 5 or x.max() < 3", None),
-        ("x == 5", None),
-        ("not x", None),
         ("x[0] == 5", None),
-        ("x.sum().item() == 5", None),
-        ("scale == 5", None),
         ("left_out.shape[0] == 5", None),
-        ("n == 4", None),
     ],
 )
 def test_what_axes_alone_break_is_told_from_what_needs_values(constraint, told):
@@ -124,14 +109,10 @@ def test_names_that_a_definition_lacks_are_found():
         ("(x > -2).all()", Bounds(-1)),
         ("x.min() >= 0 and x.max() <= 3 and m == n", Bounds(0, 3)),
         ("x.shape[0] == n", Bounds()),
-        ("len(x) == x.numel()", Bounds()),
-        ("m < n", Bounds()),
         ("x.max() > 3", None),
         ("x[-1] == n", None),
         ("x.max() < strange", None),
-        ("x.sum() < 3", None),
         ("x.max() < 3 or n == 3", None),
-        ("x.max() == 3", None),
     ],
 )
 def test_constraints_tell_the_bounds_of_values(constraint, bounds):

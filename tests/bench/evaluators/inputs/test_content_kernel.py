@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,10 +43,6 @@ extern "C" void write_pieces(const Piece* pieces, u64 number, u64 tiles, u64 til
     for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
       flashinfer_bench_write(pieces, number, tiles, tile);
 }
-extern "C" void draw_words(u64 counter, u64 key, unsigned* words) {
-  Four drawn = philox(counter, key);
-  for (int at = 0; at < 4; ++at) words[at] = drawn.word[at];
-}
 """
 
 
@@ -74,12 +69,8 @@ def on_cpu(library, monkeypatch):
     return Writer(CPU, launch)
 
 
-@pytest.mark.parametrize("key", [(0, 0), (0x85A308D3243F6A88, 0x299F31D0A4093822)])
-def test_its_numbers_are_philox(library, key):
-    drawn = (ctypes.c_uint32 * 4)()
-    library.draw_words(*map(ctypes.c_uint64, key), drawn)
-    assert list(drawn) == philox(*key)
-    assert any(key) or " ".join(f"{word:08x}" for word in drawn) == "6627e8d5 e169c58d bc57ac4c 9b00dbd8"  # published
+def test_its_numbers_are_the_published_ones():
+    assert " ".join(f"{word:08x}" for word in philox(0, 0)) == "6627e8d5 e169c58d bc57ac4c 9b00dbd8"
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 1_001, TILE + 65])
@@ -112,23 +103,13 @@ def test_it_moves_fills_and_flips_as_torch_does(on_cpu, dtype, told):
 def test_calls_together_and_one_by_one_get_the_same(on_cpu):
     base = [torch.randn(6, 40), torch.randn(60), torch.arange(10), torch.randn(3, 8).bfloat16()]
     ways = [VariedInput("x", "scaled"), VariedInput("d", "scaled", deviation=2.0), VariedInput("i", "fixed")]
-    contents = Contents(base, [*ways, VariedInput("y", "rolled")], seed=9, base_number=66)
-    numbers = list(range(60, 70))
-    made = []
-    for groups in ([numbers], [[number] for number in numbers]):
-        into = [[torch.empty_like(one) for _ in numbers] for one in base]
-        for group in groups:
-            targets = [[own[number - 60] for number in group] for own in into]
-            contents.write_all(group, targets, on_cpu)
-            on_cpu.finish()
-        made.append([one for own in into for one in own])
-    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
-    assert all(torch.equal(own, one) for own, one in zip(made[0][6::10], base, strict=True))
-    assert not torch.equal(made[0][0], made[0][1])
-
-
-def test_keys_are_not_negative_and_fit_the_kernels_fields():
-    secrets = Contents([1, 2], [], 7, 0)._draw_secrets([0, 1 << 40])
-    assert secrets.shape == (2, 3)
-    assert secrets.dtype == np.uint64
-    assert secrets.max() < 1 << 63
+    contents = Contents(base, [*ways, VariedInput("y", "rolled")], seed=9, base_number=3)
+    together, alone = ([[torch.empty_like(one) for _ in range(5)] for one in base] for _ in range(2))
+    contents.write_all(range(5), together, on_cpu)
+    on_cpu.finish()
+    for number in range(5):
+        contents.write_all([number], [own[number : number + 1] for own in alone], on_cpu)
+        on_cpu.finish()
+    for value, *both in zip(base, together, alone, strict=True):
+        assert all(map(torch.equal, *both))
+        assert torch.equal(both[0][3], value)

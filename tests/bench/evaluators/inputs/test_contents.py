@@ -13,7 +13,6 @@ from flashinfer_bench.bench.evaluators.inputs.contents import (
     Contents,
     DealtContents,
     VariedInput,
-    choose_columns,
     choose_moves,
     find_nudge,
     find_varied,
@@ -66,9 +65,8 @@ def bytes_of(*values):
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *NARROW])
-@pytest.mark.parametrize("rows", [4, 16])
-def test_a_number_has_one_content_and_shares_no_row_with_the_base(dtype, rows):
-    contents = open_contents({"x": f"{dtype}[n, m]"}, n=rows, m=64)
+def test_a_number_has_one_content_and_shares_no_row_with_the_base(dtype):
+    contents = open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64)
     base = bytes_of(contents.base[0])
     made = make_each(contents)
     assert [bytes_of(one) for one in made] == [bytes_of(contents.make(number)[0]) for number in NUMBERS]
@@ -76,7 +74,7 @@ def test_a_number_has_one_content_and_shares_no_row_with_the_base(dtype, rows):
     known = {bytes_of(row) for row in contents.base[0].view(torch.uint8)}
     assert not any(bytes_of(row) in known for one in made for row in one.view(torch.uint8))
     assert bytes_of(contents.make(BASE_NUMBER)[0]) == base == bytes_of(contents.base[0])  # it is never written
-    other = open_contents({"x": f"{dtype}[n, m]"}, n=rows, m=64, seed=8)
+    other = open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64, seed=8)
     assert bytes_of(other.make(0)[0]) != bytes_of(made[0])
 
 
@@ -85,46 +83,35 @@ def test_random_normal_inputs_are_drawn_anew(dtype):
     base = torch.randn(4096).to(getattr(torch, dtype))
     made = [one.float() for one in make_each(open_one(base, deviation=3.0))]
     for one, other in zip(made, [*made[1:], base.float()], strict=True):
-        assert one.mean().abs() < 0.2
         assert one.std() == pytest.approx(3.0, rel=0.1)
         assert (one / 3).pow(4).mean() == pytest.approx(3.0, rel=0.3)
         spectra = torch.fft.rfft(one.sign()) * torch.fft.rfft(other.sign()).conj()
         assert torch.fft.irfft(spectra).abs().max() / 4096 < 0.2  # 1 if one is the other moved along
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(256,), (3, 2), (2_000, 4), (7, 64), (3, 1_000), (2, 3, 5_000), (70_001,)])
-def test_other_floats_are_shuffled_in_rows_and_multiplied(dtype, shape):
-    """Of an input that tells where its elements stood."""
+@pytest.mark.parametrize("shape", [(256,), (3, 2), (2_000, 4), (3, 1_000), (2, 3, 5_000), (70_001,)])
+def test_other_floats_are_shuffled_and_each_is_multiplied(shape):
+    """Of inputs that tell bit by bit where their elements stood."""
     count = math.prod(shape)
-    places = torch.arange(count).view(shape)
-    planes = [torch.ones(shape)] + [(places >> bit & 1) + 1.0 for bit in range(count.bit_length())]
-    factors, *made = (open_one(one.to(getattr(torch, dtype))).make(1)[0].double() for one in planes)
-    sources = sum((one / factors > 1.5).long() << bit for bit, one in enumerate(made)).view(-1)
-    columns = choose_columns(places)
-    assert torch.equal(sources.sort().values, torch.arange(count))
+    places = torch.arange(count)
+    planes = [torch.ones(count)] + [(places >> bit & 1) + 1.0 for bit in range(count.bit_length())]
+    factors, *made = (open_one(one.view(shape).double()).make(1)[0].view(-1) for one in planes)
+    sources = sum((one / factors > 1.5).long() << bit for bit, one in enumerate(made))
+    assert torch.equal(sources.sort().values, places)
     assert 0.79 < factors.min() <= factors.max() < 1.26
-    rows = sources[: count // columns * columns].view(-1, columns)
-    by = int(choose_moves(places, open_one(places)._draw_secrets([1])[:, 0])[0])
-    own = (rows - by) % count - torch.arange(len(rows))[:, None] * columns
-    assert torch.equal(own.sort(-1).values, torch.arange(columns).expand(rows.shape))
-    if columns >= 64:
-        assert (own.diff(dim=-1).abs() == 1).double().mean() < 0.1
-        assert (own == torch.arange(columns)).double().mean() < 0.1
-        assert (own[1:] == own[:-1]).double().sum() <= 0.1 * own.numel()
-        of_rows = factors.view(-1)[: rows.numel()].view(-1, columns).mean(-1)
-        assert len(of_rows) == 1 or of_rows.std() > 0.002
-    if count > 1_000 and dtype == "float64":
+    if count > 64:
         assert len(factors.unique()) > count // 2
+        assert (sources.diff().abs() == 1).double().mean() < 0.1
+        assert (sources == places).double().mean() < 0.1
 
 
 def test_sums_and_largest_elements_of_rows_do_not_follow_from_the_base():
     base = torch.rand(4, 1 << 14) + 1
-    made = make_each(open_one(base))
-    sums = torch.stack([one.log().mean(-1) for one in made])
+    made = torch.stack(make_each(open_one(base)))
+    sums = made.log().mean(-1)
     assert (sums - base.log().mean()).std() > 0.03
     assert (sums.diff(dim=-1).abs() > 0.01).double().mean() > 0.7
-    assert len(torch.stack([one.argmax(-1) for one in made]).unique()) > 24
+    assert len(made.argmax(-1).unique()) > 24
 
 
 def test_only_an_input_of_both_signs_is_negated_and_only_in_some_calls():
@@ -136,21 +123,14 @@ def test_only_an_input_of_both_signs_is_negated_and_only_in_some_calls():
     assert all(bool(one.amax() == math.inf) for one in make_each(open_one(infinite)))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 5), (3, 4), (7, 1), (4, 4)])
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 5), (7, 1), (4, 4)])
 def test_no_move_is_by_whole_rows(shape):
     value = torch.zeros(shape)
     moves = choose_moves(value, np.arange(0, 2**62, 2**62 // 1_000, dtype=np.uint64))
-    count = value.numel()
-    assert moves.any() == (count > 1)
-    if count > 1:
-        assert 1 <= moves.min() <= moves.max() < count
-    if count > 1 < shape[-1] < count:
-        assert (moves % shape[-1]).all()
-
-
-@pytest.mark.parametrize(("shape", "columns"), [((), 1), ((3, 2), 6), ((1_001, 9), 3_003), ((1, 9 << 20), 3 << 20)])
-def test_short_rows_are_shuffled_together_and_long_ones_in_parts(shape, columns):
-    assert choose_columns(torch.empty(shape, device="meta")) == columns
+    columns, count = shape[-1] if shape else 1, value.numel()
+    assert (moves == 0).all() if count < 2 else (moves > 0).all()
+    assert (moves < count).all()
+    assert not 1 < columns < count or (moves % columns).all()
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in NARROW if dtype != "float8_e8m0fnu"])
@@ -167,24 +147,20 @@ def test_random_bytes_are_moved_along_and_bits_flipped_that_may_be(dtype):
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("name", "spec", "is_moved_only"),
     [
-        {"scale": "float8_e4m3fn[n]"},
-        {"x": "float8_e8m0fnu[n]"},
-        {"mask": f"bool[{FEW_BOOLS - 1}]"},
+        ("scale", "float8_e4m3fn[n]", True),
+        ("x", "float8_e8m0fnu[n]", True),
+        ("mask", f"bool[{FEW_BOOLS - 1}]", True),
+        ("mask", "bool[n]", False),
     ],
 )
-def test_exponents_scales_and_few_bools_are_moved_along_only(values):
-    contents = open_contents(values, n=99)
+def test_exponents_scales_and_few_bools_are_moved_along_only_and_many_bools_flipped(name, spec, is_moved_only):
+    contents = open_contents({name: spec}, n=5_000)
     base = contents.base[0].view(torch.uint8).sort().values
-    assert all(torch.equal(one.view(torch.uint8).sort().values, base) for one in make_each(contents))
-
-
-def test_many_random_bools_are_flipped():
-    made = make_each(open_contents({"mask": "bool[n]"}, n=5_000))
-    assert {one.view(torch.uint8).max().item() for one in made} == {1}
-    assert len({int(one.sum()) for one in made}) > 1
-    assert all(0.2 < one.float().mean() < 0.8 for one in made)
+    for one in make_each(contents):
+        assert torch.equal(one.view(torch.uint8).sort().values, base) is is_moved_only
+        assert is_moved_only or (one.view(torch.uint8).max() == 1 and 0.2 < one.float().mean() < 0.8)
 
 
 def test_integers_that_give_structure_and_numbers_stay_as_they_are():
@@ -204,14 +180,14 @@ def test_random_probabilities_are_made_anew_and_sum_to_one():
         assert not torch.equal(made.sort().values, contents.base[0].sort().values)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS[1:3])
 @pytest.mark.parametrize("has_signs", [False, True])
 def test_stored_rows_with_a_form_keep_their_sum_or_length_and_nothing_else(dtype, has_signs):
     torch.manual_seed(0)
     base = (torch.randn(4, 512) * torch.tensor([[0.5], [1], [2], [4]])).softmax(dim=-1)
     base[:, 100:120] = 0
     base = (base * (torch.randint(0, 2, base.shape) * 2 - 1) if has_signs else base).to(getattr(torch, dtype))
-    power, precise = 2 if has_signs else 1, 1e-6 if dtype in FLOATS[:2] else 0.01
+    power, precise = 2 if has_signs else 1, 1e-6 if dtype == "float32" else 0.01
     for made in make_each(open_one(base, "redrawn")):
         sizes = [rows.double().norm(power, dim=-1).tolist() for rows in (base, made)]
         assert sizes[0] == pytest.approx(sizes[1], rel=precise)
@@ -234,17 +210,12 @@ def test_stored_rows_of_zeros_or_with_infinities_spoil_no_other_element():
     [
         (torch.tensor(2.0), "scaled", True),
         (torch.zeros(8), "scaled", False),
-        (torch.full((8,), float("inf")), "scaled", False),
-        (torch.ones(8), "scaled", True),
         (torch.ones(8), "rolled", False),
         (torch.arange(8.0), "rolled", True),
-        (torch.full((8,), 3, dtype=torch.int8), "rolled", False),
         (torch.ones(4, 1), "redrawn", False),
         (torch.full((4, 2), 0.5), "redrawn", True),
-        (torch.rand(4, 2).T, "scaled", True),
         (torch.arange(8), "fixed", False),
         (torch.empty(0), "scaled", False),
-        (2.0, "scaled", False),
         (None, "scaled", False),
     ],
 )
@@ -254,31 +225,29 @@ def test_it_is_known_if_nothing_can_differ(value, way, differs):
 
 
 @pytest.mark.parametrize("way", ["scaled", "rolled", "redrawn", "fixed"])
-@pytest.mark.parametrize("shape", [(0,), (1,), (1, 1), (2, 1), (1, 2), (3, 5)])
-def test_every_way_takes_every_shape(way, shape):
-    (made,) = open_one(torch.randn(shape), way).make(1)
-    assert made.shape == shape
-    assert bool(made.isfinite().all())
+def test_every_way_takes_every_shape(way):
+    for shape in ((0,), (1,), (2, 1), (1, 2), (3, 5)):
+        (made,) = open_one(torch.randn(shape), way).make(1)
+        assert made.shape == shape
+        assert bool(made.isfinite().all())
 
 
 def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
     bases = [torch.full((64,), 10.0**at) for at in range(3)]
     dealt = DealtContents([Contents([base], [VariedInput("x", "scaled")], at, 1) for at, base in enumerate(bases)])
-    into = [torch.empty(64) for _ in range(12)]
-    dealt.write_all(range(12), [into], Writer(CPU))
+    made = [values[0] for values in dealt.make_all(range(12))]
     assert [dealt.set_of(number) for number in range(12)] == [0, 1, 2] * 4
-    assert [round(float(one.abs().log10().mean())) for one in into] == [0, 1, 2] * 4
+    assert [round(float(one.abs().log10().mean())) for one in made] == [0, 1, 2] * 4
     assert [number for number in range(12) if dealt.is_base(number)] == [3, 4, 5]
-    assert all(torch.equal(into[number], bases[number - 3]) for number in (3, 4, 5))
-    assert all(torch.equal(dealt.make(number)[0], one) for number, one in enumerate(into))
-    assert len(set(map(bytes_of, into))) == 12
+    assert all(map(torch.equal, made[3:6], bases))
+    assert all(torch.equal(dealt.make(number)[0], one) for number, one in enumerate(made))
+    assert len(set(map(bytes_of, made))) == 12
 
 
 @pytest.mark.parametrize(
     ("op_type", "inputs", "deviations"),
     [
-        ("test", {"x": "bfloat16[n, 16]", "z": "float8_e4m3fn[n]", "i": "int32[n]"}, [1.0, None, None]),
-        ("test", {"x_scale": "float32[n]", "e": "float8_e8m0fnu[n]"}, [None, None]),
+        ("test", {"x": "bfloat16[n, 16]", "x_scale": "float32[n]", "i": "int32[n]"}, [1.0, None, None]),
         ("sampling", {"logits": "float32[n, 16]", "probs": "float32[n, 16]"}, [3.0, None]),
         ("moe", {"gemm1_weights": "bfloat16[n, 8, 16]", "w2": "float8_e4m3fn[n, 8, 16]"}, [0.25, None]),
     ],
@@ -287,29 +256,25 @@ def test_the_deviation_of_random_normal_inputs_is_known(op_type, inputs, deviati
     definition, workload, varied = find(inputs, op_type=op_type, n=4096)
     assert [one.deviation for one in varied] == deviations
     made = InputMaker(definition, workload, CPU, None).make(1)
-    for value, deviation in zip(made, deviations, strict=True):
-        assert deviation is None or value.float().std() == pytest.approx(deviation, rel=0.05)
+    assert made[0].float().std() == pytest.approx(deviations[0], rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("is_nudged", "dtype", "told"),
+    ("is_nudged", "name", "dtype", "told"),
     [
-        *((True, dtype, {}) for dtype in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1", "float4_e2m1fn_x2", "int8")),
-        (True, "float8_e4m3fn", {"constraints": ["x.shape[0] == n"]}),
-        (False, "float8_e4m3fn", {"sources": {"x": {"type": "random"}}}),  # any of its bits are flipped
-        *((False, dtype, {}) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
-        *((False, "float8_e4m3fn", {"name": name}) for name in ("w_scale", "top_p")),
-        *((False, "int8", {"name": name}) for name in ("block_table", "expert_ids", "w_scales", "attn_mask")),
-        (False, "float8_e4m3fn", {"constraints": ["x.max() <= 1"]}),
-        (False, "float8_e4m3fn", {"op_type": "gdn", "name": "k"}),
+        *((True, "x", dtype, {}) for dtype in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int8")),
+        (True, "x", "float8_e4m3fn", {"constraints": ["x.shape[0] == n"]}),
+        (False, "x", "float8_e4m3fn", {"sources": {"x": {"type": "random"}}}),  # any of its bits are flipped
+        *((False, "x", dtype, {}) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
+        *((False, name, "float8_e4m3fn", {}) for name in ("w_scale", "top_p")),
+        *((False, name, "int8", {}) for name in ("block_table", "expert_ids", "w_scales", "attn_mask")),
+        (False, "x", "float8_e4m3fn", {"constraints": ["x.max() <= 1"]}),
+        (False, "k", "float8_e4m3fn", {"op_type": "gdn"}),
     ],
 )
-def test_only_stored_quantised_numbers_are_changed_a_little(is_nudged, dtype, told):
-    name = told.pop("name", "x")
-    sources = told.pop("sources", {name: STORED})
-    _, _, (varied,) = find({name: f"{dtype}[n]"}, sources=sources, n=4, **told)
-    assert varied.is_nudged is is_nudged
-    assert varied.deviation is None
+def test_only_stored_quantised_numbers_are_changed_a_little(is_nudged, name, dtype, told):
+    _, _, (varied,) = find({name: f"{dtype}[n]"}, n=4, **{"sources": {name: STORED}, **told})
+    assert (varied.is_nudged, varied.deviation) == (is_nudged, None)
 
 
 EVERY_BYTE = torch.arange(256, dtype=torch.int16).to(torch.uint8).repeat(16)
@@ -332,7 +297,6 @@ def test_narrow_floats_change_signs_and_lowest_bits_and_keep_what_is_special(dty
     odd = ~before.isfinite()
     assert torch.equal(made[:, odd].nan_to_num(), before[odd].nan_to_num().expand(len(made), -1))
     assert bool(((made == 0) == (before == 0)).all())
-    assert bool(made[:, ~odd].isfinite().all())
     ratio = made[:, ~odd & (before != 0)].abs() / before[~odd & (before != 0)].abs()
     assert 0.49 < ratio.min() < 0.9 < 1.1 < ratio.max() <= 2
     found = [len(set(column.tolist())) for column in made[:, :256].nan_to_num(nan=3.0).T]
@@ -340,14 +304,13 @@ def test_narrow_floats_change_signs_and_lowest_bits_and_keep_what_is_special(dty
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
-@pytest.mark.parametrize("size", [0.3, 7.0, 100.0])
+@pytest.mark.parametrize("size", [7.0, 100.0])
 def test_no_number_becomes_larger_than_those_seen(dtype, size):
-    torch.manual_seed(0)
-    value = (torch.randn(5_000) * size).clamp(-128, 127).to(dtype)
+    value = (torch.randn(5_000, generator=torch.Generator().manual_seed(0)) * size).clamp(-128, 127).to(dtype)
     made, before = nudge(value)
     assert made.max() <= before.max()
     assert made.min() >= min(before.min(), -before.max())
-    assert find_nudge(value) is None or 0.2 < (made != before).double().mean() < 0.8
+    assert 0.2 < (made != before).double().mean() < 0.8
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -357,8 +320,6 @@ def test_floats_of_one_sign_keep_it(sign):
     made, before = nudge(value)
     assert torch.equal(made.sign(), before.sign().expand_as(made))
     assert not torch.equal(made[0], before)
-    made, _ = nudge(torch.tensor([1.0, -1.75, 0.5, 0.0]).to(torch.float8_e4m3fn))
-    assert bool((made[:, 1] == -1.75).all())
 
 
 def test_whole_numbers_change_their_sign_if_both_signs_were_seen():
@@ -367,20 +328,17 @@ def test_whole_numbers_change_their_sign_if_both_signs_were_seen():
     both = (before.abs() <= 12) | (before.abs() == 127)
     assert bool((made[:, ~both] == before[~both]).all())
     assert bool(((made < 0).any(0) == (made > 0).any(0))[both & (before != 0)].all())
-    digits = torch.arange(3)
-    codes = digits[:, None, None, None] + 4 * digits[:, None, None] + 16 * digits[:, None] + 64 * digits
-    made, before = nudge(codes.view(-1).to(torch.uint8).view(torch.int8).repeat(9))
-    assert set(made.unique().tolist()) <= set(before.tolist())  # four codes of 0 to 2 in a byte stay such codes
+
+
+CODES = torch.cartesian_prod(*[torch.arange(3)] * 4) @ torch.tensor([1, 4, 16, 64])
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        torch.arange(100, dtype=torch.int8),
         torch.tensor([-1, 0, 1, 2, 77], dtype=torch.int8),  # indices, -1 for none
         torch.tensor([*range(10), -100], dtype=torch.int8),  # labels
         torch.empty(0, dtype=torch.int8),
-        torch.empty(0).to(torch.float8_e4m3fn),
         torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]).to(torch.float8_e5m2),
         EVERY_BYTE.view(torch.float8_e8m0fnu),
         EVERY_BYTE,
@@ -388,3 +346,8 @@ def test_whole_numbers_change_their_sign_if_both_signs_were_seen():
 )
 def test_other_bytes_stay(value):
     assert find_nudge(value) is None
+
+
+def test_four_codes_of_0_to_2_in_a_byte_stay_such_codes():
+    made, before = nudge(CODES.to(torch.uint8).view(torch.int8).repeat(9))
+    assert set(made.unique().tolist()) <= set(before.tolist())

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, find_varied
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, find_varied
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.errors import DefinitionFault
 from tests.kit.make import make_definition, make_workload
@@ -101,28 +101,20 @@ def contents_of(definition, tmp_path):
     return Contents(base, find_varied(definition, workload_with(), CPU), 7, base_number=0)
 
 
-def test_each_call_gets_inputs_that_the_function_made_together(tmp_path):
-    made = "(lambda x: {'x': x, 'i': torch.zeros(n, dtype=torch.int32)})(torch.softmax(torch.randn(n), 0))"
-    contents = contents_of(definition_with(made), tmp_path)
-    calls = [contents.make(number) for number in range(1, 4)]
-    assert len({tuple(x.tolist()) for x, _, _ in calls}) == 3
-    assert all(abs(float(x.sum()) - 1) < 1e-5 for x, _, _ in calls)  # still what the function makes
+def test_each_call_gets_inputs_that_the_function_made_together_in_one_draw(tmp_path):
+    drawn = "p = torch.softmax(torch.randn(n), 0)\n    return {'x': p, 'z': 1 - p}"
+    definition = make_definition(
+        inputs={"x": "float32[n]", "z": "float32[n]"},
+        reference=f"import torch\ndef make(n):\n    {drawn}\ndef run(x, z): 1",
+        custom_inputs_entrypoint="make",
+    )
+    workload = make_workload(axes={"n": 4}, inputs={"x": CUSTOM, "z": CUSTOM})
+    base = InputMaker(definition, workload, CPU, tmp_path).make(1)
+    contents = Contents(base, find_varied(definition, workload, CPU), 7, base_number=0)
+    calls = contents.make_all([1, 2, 3])
+    assert len({tuple(x.tolist()) for x, _ in calls}) == 3
+    assert all(abs(float(x.sum()) - 1) < 1e-5 and torch.equal(z, 1 - x) for x, z in calls)
     assert contents.differs
-
-
-def test_inputs_of_one_draw_are_drawn_once_for_a_call_also_where_calls_are_written_together():
-    seeds = []
-
-    def remake(seed):
-        seeds.append(seed)
-        return torch.full((4,), float(seed % 97))
-
-    joint = VariedInput("x", "redrawn", remake, is_joint=True)
-    contents = Contents([torch.zeros(4), torch.zeros(4)], [joint, joint], 7, base_number=2)
-    contents.make_all([1, 2, 3, 4])
-    assert len(seeds) == 6  # the draw of the latest seed is kept, so each second one costs nothing
-    assert seeds[::2] == seeds[1::2]
-    assert len(set(seeds)) == 3
 
 
 def test_what_chance_has_no_part_in_stays_as_it_is(tmp_path):
@@ -132,46 +124,34 @@ def test_what_chance_has_no_part_in_stays_as_it_is(tmp_path):
     assert i.dtype == torch.int32
 
 
-def test_a_slow_function_is_called_once_a_trial(tmp_path, monkeypatch):
-    monkeypatch.setattr("flashinfer_bench.bench.evaluators.inputs.contents.SLOW_S", 0.0)
-    contents = contents_of(definition_with(DRAWN), tmp_path)
+@pytest.mark.parametrize(
+    ("made", "slow_s"),
+    [
+        (DRAWN, 0.0),  # it is too slow for each call
+        ("{'x': torch.ones(n) * 3, 'i': torch.arange(n, dtype=torch.int32)}", 60.0),  # no chance in it
+        ("{'x': torch.rand(n), 'i': torch.randperm(n).int()}", 60.0),  # structure changes
+    ],
+)
+def test_inputs_that_cannot_be_made_anew_are_varied_as_stored_ones(tmp_path, monkeypatch, made, slow_s):
+    monkeypatch.setattr("flashinfer_bench.bench.evaluators.inputs.contents.SLOW_S", slow_s)
+    contents = contents_of(definition_with(made), tmp_path)
     x, i, _ = contents.make(1)
-    ratios = sorted(abs(value / other) for value in x.tolist() for other in contents.base[0].tolist())
-    assert any(0.8 <= ratio <= 1.25 for ratio in ratios)  # scaled, as a stored input is
+    assert not torch.equal(x, contents.base[0])
+    assert bool(((x[:, None] / contents.base[0]).abs().log().abs() < 0.23).any())  # scaled
     assert torch.equal(i, contents.base[1])
 
 
 @pytest.mark.parametrize(
-    "made",
-    [
-        "{'x': torch.ones(n) * 3, 'i': torch.arange(n, dtype=torch.int32)}",
-        "{'x': torch.rand(n), 'i': torch.randperm(n).int()}",
-    ],
-    ids=["no chance in it", "structure changes"],
+    ("drawn", "way", "is_nudged"), [("torch.randn(n)", "redrawn", False), ("torch.arange(n) - 2.0", "rolled", True)]
 )
-def test_inputs_that_cannot_be_made_anew_are_varied_as_stored_ones(tmp_path, made):
-    contents = contents_of(definition_with(made), tmp_path)
-    x, i, _ = contents.make(1)
-    assert not torch.equal(x, contents.base[0])
-    assert torch.equal(i, contents.base[1])
-
-
-@pytest.mark.parametrize(("is_random", "is_nudged"), [(True, False), (False, True)])
-def test_narrow_numbers_that_are_not_made_anew_are_changed_a_little(tmp_path, is_random, is_nudged):
-    drawn = "torch.randn(n)" if is_random else "torch.arange(n) - 2.0"
-    made = f"{{'w': ({drawn}).to(torch.float8_e4m3fn)}}"
+def test_narrow_numbers_that_are_not_made_anew_are_changed_a_little(drawn, way, is_nudged):
     definition = make_definition(
         inputs={"w": "float8_e4m3fn[n]"},
-        outputs={"y": "float32[n]"},
-        reference=f"import torch\ndef make(n):\n    return {made}\ndef run(w):\n    return w",
+        reference=f"import torch\ndef make(n):\n    return {{'w': ({drawn}).to(torch.float8_e4m3fn)}}\ndef run(w): 1",
         custom_inputs_entrypoint="make",
     )
-    workload = make_workload(axes={"n": 64}, inputs={"w": CUSTOM})
-    (one,) = find_varied(definition, workload, CPU)
-    assert (one.way, one.is_nudged) == ("redrawn" if is_random else "rolled", is_nudged)
-    base = InputMaker(definition, workload, CPU, tmp_path).make(1)
-    sizes = [value.float().abs().max() for value in (base[0], *Contents(base, [one], 7, 0).make(1))]
-    assert is_random or sizes[1] <= sizes[0]
+    (one,) = find_varied(definition, make_workload(axes={"n": 64}, inputs={"w": CUSTOM}), CPU)
+    assert (one.way, one.is_nudged) == (way, is_nudged)
 
 
 @pytest.mark.gpu

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, find_varied
+from flashinfer_bench.bench.evaluators.inputs.contents import find_varied
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.data.workload import ScalarInput
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -52,7 +51,6 @@ TABLE = {"table": "float32[v, d]", "tok": "int64[t]"}
 RANGES = [
     # what indexes a table, in whatever way
     ("table[tok]", 0, 29),
-    ("table.T[:, tok]", 0, 29),
     ("table[None, 3, tok.to(torch.int32)]", 0, 2),
     ("table.index_select(0, tok.view(-1))", 0, 29),
     ("F.embedding(tok, weight=table)", 0, 29),
@@ -62,21 +60,17 @@ RANGES = [
     ("torch.zeros(len(tok), 12).scatter_(1, tok[:, None], 1.0)", 0, 11),
     ("F.one_hot(tok, table.shape[1])", 0, 2),
     ("F.cross_entropy(torch.ones(len(tok), 12), tok)", 0, 11),
-    ("table.take(tok)", 0, 89),
-    ("table[2:][tok]", 0, 27),
     ("table[{'at': tok}['at']]", 0, 29),
     ("def inner():; ~return tok + 1; return table[inner()]", 0, 28),
     ("rows = {'rows': table}; return sum(one[tok] for one in rows.values())", 0, 29),
     ("assert (tok < 20).all(); return table[tok]", 0, 14),
     # what is computed of it before
     ("table[1 + tok.long()]", 0, 28),
-    ("table[tok * 4]", 0, 7),
     ("table[tok // 4]", 0, 118),
     ("table[tok - 9]", 9, 38),
     ("table[table.shape[0] - 1 - tok]", 0, 29),
     ("table[(tok[:, None] * 2 + torch.arange(2)).view(-1)]", 0, 14),
     ("torch.cat([torch.zeros(1, 3), table])[tok + 1]", 0, 29),
-    ("table.view(-1)[tok * 3 + 1]", 0, 29),
     ("more = (tok + 1) * 2; return table[more] + table[tok + 1]", 0, 13),
     ("table[tok // PAGE + SHIFT]", 0, 115),
     ("other = str(tok); return table[tok * 10]", 0, 2),
@@ -86,7 +80,6 @@ RANGES = [
     ("table[(tok - 5).clamp(0, 29)]", 0, 59),
     ("torch.stack([table, table])[tok % 2]", 0, 7),
     # what indexes nothing, or where runs see too little: small
-    ("tok * 2.0", 0, 7),
     ("torch.stack([table[int(one)] for one in tok])", 0, 7),
     ("table[table.argmax(0)[tok % 3]]", 0, 7),
     ("assert table.data_ptr(); return table[tok % 40]", 0, 7),
@@ -101,7 +94,6 @@ def test_integers_are_valid_and_reach_what_they_index(body, least, most):
 
 OTHERS = [
     ("tok", "table[tok + base]", {"base": "int32"}, 0, 28),
-    ("tok", "table[tok + 0 * d]", {"d": "int32"}, 0, 29),
     ("tok", "a[tok] + table[tok]", {"a": "float32[w, d]"}, 0, 29),
     ("tok", "table.view(-1)[tok * 3 + more]", {"more": "int64[t]"}, 0, 27),
     ("more", "table.view(-1)[tok * 3 + more]", {"more": "int64[t]"}, 0, 8),
@@ -119,7 +111,6 @@ OTHERS = [
     ("at", "table[(at * 40).long()]", {"table": "float32[100000, d]", "at": "int16[t]"}, 0, 624),
     ("labels", "F.nll_loss(x.log_softmax(-1), labels)", {"x": "float32[t, w]", "labels": "int64[t]"}, 0, 63),
     ("labels", "labels * x[0, 0]", {"x": "float32[t, num_classes]", "labels": "int64[t]"}, 0, 8),
-    ("ids", "ids[:, None] * table[0]", {"ids": "int64[t]"}, 0, 29),
 ]  # fmt: skip
 
 
@@ -150,6 +141,11 @@ HARD = {
 }
 
 
+def test_numbers_of_a_workload_count():
+    given = {"base": {"type": "scalar", "value": 7}}
+    assert ends(make(define("table[tok + base]", base="int32", **TABLE), given)["tok"]) == (0, 22)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("case", HARD)
 def test_references_of_all_kinds_are_followed_or_left_alone(case):
@@ -165,11 +161,6 @@ def test_a_gpu_gives_the_same_ranges():
     workload = make_workload(axes={name: SIZES[name] for name in definition.axes}, inputs={})
     made = InputMaker(definition, workload, torch.device("cuda"), Path("nowhere")).make(1)[1]
     assert ends(made) == (0, 28)
-
-
-def test_numbers_of_a_workload_count():
-    given = {"base": ScalarInput(type="scalar", value=7)}
-    assert ends(make(define("table[tok + base]", base="int32", **TABLE), given)["tok"]) == (0, 22)
 
 
 def test_lengths_leave_room_for_all_parts():
@@ -197,7 +188,6 @@ SKIP = "~if y == -100:; ~~continue;"
 PADDED = [
     # -1
     ("tok", "table[tok.clamp(min=0)] * (tok >= 0)[:, None]", -1),
-    ("tok", "torch.where(torch.ne(tok, -1)[:, None], table[tok], 0)", -1),
     ("tok", "table.index_select(0, tok[tok > -1])", -1),
     ("tok", "F.embedding(tok.masked_fill(0 > tok, 0), table)", -1),
     ("tok", "table.index_select(0, torch.where((tok >= 0).flip(0), tok.flip(0), 0))", -1),
@@ -234,24 +224,22 @@ def test_padding_comes_only_if_the_reference_tells_it_and_bears_it(name, body, p
     assert int(made[made != padding].min() if padding else made.min()) == 0
 
 
-@pytest.mark.parametrize("name", ["indices", "token", "slot_ids", "page_indices"])
+@pytest.mark.parametrize("name", ["indices", "slot_ids", "page_indices"])
 def test_a_row_has_some_padding_and_never_all(name):
-    body = f"(table[{name}.clamp(min=0)] * ({name} >= 0)[..., None])"
-    definition = define(body, table="float32[v, d]", **{name: "int64[t, 2]"})
+    body, inputs = f"(table[{name}.clamp(min=0)] * ({name} >= 0)[..., None])", {name: "int64[t, 2]"}
+    definition = define(body, table="float32[v, d]", **inputs)
     made = make(definition, v=4096)[name]
     assert not (made == -1).all(dim=1).any()
     assert name != "slot_ids" or len(made[made >= 0].unique()) == int((made >= 0).sum())
     for seed in range(9):
         assert 1 <= int((make(definition, seed=seed, t=4, v=4096)[name] == -1).sum()) <= 4
-    assert (
-        ends(make(define(body, [f"{name}.min() >= 0"], table="float32[v, d]", **{name: "int64[t, 2]"}))[name])[0] == 0
-    )
+    bounded = define(body, [f"{name}.min() >= 0"], table="float32[v, d]", **inputs)
+    assert make(bounded)[name].min() == 0
 
 
 WORDS = [
     ("int32", f"x @ {UNPACKED}.float()", True),
     ("uint32", f"x @ {UNPACKED.replace('q[:', 'q.long()[:')}.float()", True),
-    ("int16", "x @ torch.bitwise_and(torch.bitwise_right_shift(q, 4), 15).float().repeat(8, 1)", True),
     ("int64", "w = q >> 4; w &= 15; return w.float()", True),
     ("int32", "w = torch.empty(64, q.shape[1]); for i in range(8):; ~w[i::8] = (q >> 4 * i) & 15; return x @ w", True),
     ("int32", "w = [(q >> 4 * i) & 15 for i in range(8)]; return x @ torch.stack(w, 1).reshape(64, -1).float()", True),
@@ -259,10 +247,8 @@ WORDS = [
     ("int32", "if ((q >> 16) & 255).max() > 3:; ~raise ValueError; return x", False),
     ("int32", "torch.zeros(int((q[0, 0] >> 4) & 15))", False),
     ("int32", "(q & -16 | (q >> 8 & 1)).view(torch.float32)", False),
-    ("int32", "2.0 ** (((q >> 8) & 255) - 127)", False),
     ("int32", "torch.exp2(((q >> 8) & 255).float())", False),
     ("int32", "(q // 16) % 16", False),
-    ("int32", "q.float()", False),
 ]
 
 
@@ -283,9 +269,5 @@ def test_a_name_tells_words_that_are_opened_in_another_way(opened):
 
 def test_packed_words_differ_from_call_to_call_in_all_bits():
     definition = define(f"x @ {UNPACKED}.float()", x="float32[2, w]", q="int32[8, p]")
-    workload = make_workload(axes={"w": 64, "p": 64}, inputs={})
-    base = InputMaker(definition, workload, CPU, Path("nowhere")).make(1)
-    contents = Contents(base, find_varied(definition, workload, CPU), seed=5, base_number=0)
-    first, second = (contents.make(number)[1] for number in (1, 2))
-    assert not torch.equal(first, second)
-    assert not set(base[1].flatten().tolist()) & set(first.flatten().tolist())
+    _, words = find_varied(definition, make_workload(axes={"w": 64, "p": 64}, inputs={}), CPU)
+    assert (words.way, words.flips) == ("rolled", 0xFF)

@@ -1,10 +1,12 @@
-"""How often a GPU's free memory is looked at."""
+"""How often a GPU's free memory is looked at, and how many threads our work takes beside it."""
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs import memory
+from flashinfer_bench.bench.evaluators.inputs import memory, threads
 from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks, recently_free_bytes
+from flashinfer_bench.bench.evaluators.reference import Reference
+from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
 GPU = torch.device("cuda")
@@ -29,17 +31,12 @@ def looks(monkeypatch):
     return state
 
 
-def test_a_look_counts_for_a_while(looks):
+def test_a_look_counts_for_a_while_unless_much_may_have_changed(looks):
     assert [recently_free_bytes(GPU), recently_free_bytes(GPU)] == [99, 99]
     looks["now"] += memory.RECENT_S * 1.01
     assert recently_free_bytes(GPU) == 98
-
-
-def test_it_looks_anew_where_much_may_have_changed(looks):
-    recently_free_bytes(GPU)
     forget_looks()
-    assert recently_free_bytes(GPU) == 98
-    assert looks["looks"] == 2
+    assert recently_free_bytes(GPU) == 97
 
 
 def test_a_look_that_found_much_memory_stands_for_longer_unless_more_is_held_here(looks):
@@ -61,3 +58,19 @@ def test_what_torch_holds_for_no_tensor_is_free(monkeypatch):
     assert memory.cached_bytes(GPU) == 40
     figures.clear()  # as before CUDA has started
     assert memory.cached_bytes(GPU) == 0
+
+
+def test_a_reference_has_the_usual_threads_and_they_are_taken_back_where_it_raises(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "_usual", [3])
+    tells = "import torch\ndef run(x):\n    return x * 0 + torch.get_num_threads()\n"
+    definition = make_definition(inputs={"x": "float32[n]"}, outputs={"y": "float32[n]"}, reference=tells)
+    try:
+        with threads.one_thread():
+            assert Reference.compile(definition)([torch.ones(4)])[0].tolist() == [3.0] * 4
+            with pytest.raises(ZeroDivisionError), threads.usual_threads():
+                raise ZeroDivisionError
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)

@@ -129,12 +129,9 @@ FIRST_QUARTER = (slice(None), slice(1024))
     [
         (SIGMOIDS, "[n]", EVERY_FOURTH, 1, COLUMNS, 20),
         (SIGMOIDS, "[n]", FIRST_QUARTER, 1, COLUMNS, 20),
-        (SIGMOIDS, "[n]", (slice(None), slice(None, None, 2)), 1, COLUMNS, 20),
         (ALL, "[]", (slice(None, None, 8),), 1, ROWS, 20),
         (BY_COLUMN, "[4096]", (slice(16),), 1, ROWS, 20),
-        (NORMS, "[n]", EVERY_FOURTH, 2, STRETCH, 20),
         (NORMS, "[n]", FIRST_QUARTER, 2, STRETCH, 20),
-        (LINEAR, "[n]", EVERY_FOURTH, 1, STRETCH, 3),
         (LINEAR, "[n]", FIRST_QUARTER, 1, STRETCH, 3),
     ],
 )
@@ -149,11 +146,11 @@ def test_a_part_of_a_row_does_not_tell_its_size_if_large_values_are_capped(part)
         seen = x[:, part]
         return torch.linalg.vector_norm(torch.tanh(seen), dim=-1) * (x.shape[1] / seen.shape[1]) ** 0.5
 
-    for rows, least in ((1, 40), (4, 65), (64, 99)):
+    for rows, least in ((1, 40), (64, 99)):
         assert count_rejected(SIZES, SMALL, of_part, seeds=99, n=rows, shape="[n]") >= least
 
 
-@pytest.mark.parametrize("code", ["torch.logsumexp(x, dim=-1).mean()", "x.abs().mean()", "x.square().mean()"])
+@pytest.mark.parametrize("code", ["torch.logsumexp(x, dim=-1).mean()", "x.square().mean()"])
 @pytest.mark.parametrize("share", [2, 3])
 def test_a_mean_of_some_rows_is_always_found_by_one_row_that_outweighs_the_others(code, share):
     """Also if the solution sees that row: it counts it twice."""
@@ -170,7 +167,7 @@ def test_a_mean_of_some_rows_is_always_found_by_one_row_that_outweighs_the_other
     ],
     ids=["rows", "all", "centred"],
 )
-@pytest.mark.parametrize("n", [1, 4, 48])
+@pytest.mark.parametrize("n", [1, 48])
 def test_leaving_out_what_averages_out_is_always_found(code, shape, wrong, n):
     assert count_rejected(code, SHIFTED, wrong, seeds=12, n=n, columns=512, shape=shape) == 12
 

@@ -73,12 +73,11 @@ def tail_of(shares):
 WRONG = {
     "argmax": lambda shares, _: shares.argmax(dim=1).expand(CALLS, -1).contiguous(),
     "off by one": lambda shares, generator: (draw(shares, generator) + 1) % shares.shape[1],
-    "same in every call": lambda shares, generator: draw(shares, generator, 1).expand(CALLS, -1).contiguous(),
     "same twice": lambda shares, generator: draw(shares, generator, CALLS // 2).repeat_interleave(2, dim=0),
     "cycle of ten": lambda shares, generator: draw(shares, generator, 10).repeat(CALLS // 10, 1),
     "same token in every row": lambda shares, generator: draw(shares, generator)[:, :1].expand(-1, len(shares)),
-    "same random number in every row": same_random_number_in_every_row,
     "same noise in every row": same_noise_in_every_row,
+    "same random number in every row": same_random_number_in_every_row,
     "a tenth moved to the first": lambda shares, generator: draw(
         move_a_tenth(shares, shares == shares.amax(dim=1, keepdim=True)), generator
     ),

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.sampling import draws, evaluator, statistics
 from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws, place_calls
@@ -32,8 +31,8 @@ def passes(problem, shares, seed=0):
     return isinstance(judge(problem, draw(torch.as_tensor(shares).double(), seeded(seed))), Accepted)
 
 
-@pytest.mark.parametrize("filters", ["", "k", "p", "kp", "m"])
-@pytest.mark.parametrize("count", [1, 7, 64])
+@pytest.mark.parametrize("filters", ["", "kp", "m"])
+@pytest.mark.parametrize("count", [1, 64])
 def test_a_perfect_sampler_passes(filters, count):
     generator, rejected = seeded(count), []
     for seed in range(20):
@@ -43,18 +42,17 @@ def test_a_perfect_sampler_passes(filters, count):
     assert rejected == []
 
 
-@pytest.mark.parametrize("filters", ["", "kp"])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_sampler_is_rejected(name, filters):
+def test_a_wrong_sampler_is_rejected(name):
     generator = seeded(1)
-    for seed in range(3):
+    for seed, filters in enumerate(("", "kp")):
         problem = make_problem(generator, filters=filters)
         verdict = judge(problem, WRONG[name](expected_shares(problem), generator), seed=seed)
         assert isinstance(verdict, Rejected)
         assert verdict.status.value == "INCORRECT_NUMERICAL"
 
 
-@pytest.mark.parametrize("name", ["argmax", "same in every call", "cycle of ten", "off by one"])
+@pytest.mark.parametrize("name", ["argmax", "cycle of ten"])
 def test_a_coarse_fault_shows_in_a_single_row_and_in_a_large_vocabulary(name):
     for seed in range(5):
         problem = make_problem(seeded(seed), rows=1, sharpest=2.0)
@@ -90,22 +88,17 @@ FIVE = [0.4, 0.25, 0.15, 0.1, 0.1]
 @pytest.mark.parametrize(
     ("problem", "kept", "accepted"),
     [
-        pytest.param(rows([0.5, 0.3, 0.15, 0.05], top_p=0.7), 2, True, id="the token that crosses p belongs to it"),
         pytest.param(rows([0.5, 0.3, 0.15, 0.05], top_p=0.7), 1, False, id="without it"),
         pytest.param(rows([0.5, 0.25, 0.125, 0.125], top_p=0.75), 2, True, id="a mass that falls on p, reached"),
         pytest.param(rows([0.5, 0.25, 0.125, 0.125], top_p=0.75), 3, True, id="a mass that falls on p, exceeded"),
-        pytest.param(rows(TIES, top_k=2), 2, True, id="k tokens"),
         pytest.param(rows(TIES, top_k=2), 4, True, id="all ties at the last of k"),
         pytest.param(rows(TIES, top_k=2), 5, False, id="more than the ties"),
-        *(pytest.param(rows(FOUR, top_k=k), 4, True, id=f"a k of {k} keeps all") for k in (0, -1, 99)),
-        *(pytest.param(rows(FOUR, top_p=p), 4, True, id=f"a p of {p} keeps all") for p in (1.0, 1.5)),
-        pytest.param(rows(FOUR, top_p=0.0), 1, True, id="a p of 0 keeps the largest"),
+        *(pytest.param(rows(FOUR, top_k=k), 4, True, id=f"a k of {k} keeps all") for k in (0, 99)),
+        pytest.param(rows(FOUR, top_p=1.5), 4, True, id="a p of 1 or more keeps all"),
         pytest.param(rows(FOUR, top_p=0.0), 2, False, id="a p of 0 keeps no other"),
         pytest.param(rows(FIVE, top_k=3, top_p=0.7), 2, True, id="top-p acts on what top-k left"),
         pytest.param(rows(FIVE, top_k=3, top_p=0.7), 3, False, id="and not on the original row"),
-        pytest.param(rows(FIVE, top_k=3, top_p=0.7, joint=True), 2, False, id="both are joint: two are too few"),
         pytest.param(rows(FIVE, top_k=3, top_p=0.7, joint=True), 3, True, id="both are joint"),
-        pytest.param(rows([0.4, 0.2, 0.2, 0.1, 0.1], top_k=3, top_p=0.7), 3, True, id="the third ties"),
     ],
 )
 def test_what_the_filters_keep(problem, kept, accepted):
@@ -118,7 +111,6 @@ def test_what_the_filters_keep(problem, kept, accepted):
     ("problem", "token", "words"),
     [
         (rows([0.5, 0.5, 0.0]), 2, "1 of 100 draws are not allowed; the first is token 2 in call 50, row 0: its proba"),
-        (rows([0.5, 0.5, 0.0]), -1, "the vocabulary has 3"),
         (rows([0.5, 0.5, 0.0]), 2**40, "the vocabulary has 3"),
         (rows(FOUR, top_p=0.3), 3, "its probability is 0.1; 1 tokens are allowed (top_p=0.3)"),
     ],
@@ -129,12 +121,10 @@ def test_a_draw_that_is_not_allowed_is_told(problem, token, words):
     assert words in judge(problem, tokens).message
 
 
-@pytest.mark.parametrize("ignored", ["kp", "p"])
-def test_a_sampler_that_ignores_its_filters_is_rejected_for_the_token(ignored):
-    for count in (1, 64):
-        problem = make_problem(seeded(2), rows=count, filters="kp")
-        loose = replace(problem, top_p=None, top_k=None if "k" in ignored else problem.top_k)
-        assert "not allowed" in judge(problem, draw(expected_shares(loose), seeded(2))).message
+def test_a_sampler_that_ignores_its_filters_is_rejected_for_the_token():
+    for ignored in ({"top_p": None}, {"top_p": None, "top_k": None}):
+        problem = make_problem(seeded(2), rows=1, filters="kp")
+        assert "not allowed" in judge(problem, draw(expected_shares(replace(problem, **ignored)), seeded(2))).message
 
 
 def test_argmax_is_no_sampler_even_where_all_tokens_tie():
@@ -167,12 +157,15 @@ exec(REFERENCE, MODULE := {})
 right_sampler = MODULE["run"]
 
 
-def sampling_job(reference=REFERENCE, n=16, **settings):
+PROBS = {"probs": "float32[n, v]", "top_p": "float32[n]"}
+
+
+def sampling_job(reference=REFERENCE, n=16, v=200, inputs=PROBS, **settings):
     torch.manual_seed(0)
     definition = make_definition(
         op_type="sampling",
-        axes={"n": None, "v": 200},
-        inputs={"probs": "float32[n, v]", "top_p": "float32[n]"},
+        axes={"n": None, "v": v},
+        inputs=inputs,
         outputs={"samples": "int64[n]"},
         reference=reference,
     )
@@ -196,25 +189,16 @@ def test_what_cannot_be_judged_is_a_fault():
     made.inputs[0][0][3] = 0
     with pytest.raises(WorkloadFault, match="no distribution"):
         job.check(right_sampler, made)
-    for key in ("sampling_validation_trials", "sampling_tvd_threshold", "sampling_false_alarm_rate"):
-        with pytest.raises(WorkloadFault, match=key):
-            sampling_job(extra={key: -1}).check(right_sampler)
+    with pytest.raises(WorkloadFault, match="sampling_tvd_threshold"):
+        sampling_job(extra={"sampling_tvd_threshold": -1}).check(right_sampler)
 
 
 def test_logits_are_divided_by_the_temperature():
-    definition = make_definition(
-        op_type="sampling",
-        axes={"n": None, "v": 200},
-        inputs={"logits": "float32[n, v]", "temperature": "float32[n]"},
-        outputs={"samples": "int32[n]"},
-        reference="def run(logits, temperature):\n    return logits.argmax(dim=-1).int()\n",
-    )
-    torch.manual_seed(0)
-
     def sampler(logits, temperature):
-        return torch.multinomial((logits / temperature[:, None]).softmax(-1), 1)[:, 0].int()
+        return torch.multinomial((logits / temperature[:, None]).softmax(-1), 1)[:, 0]
 
-    job = Judging(definition, make_workload(axes={"n": 64}, inputs={}))
+    inputs = {"logits": "float32[n, v]", "temperature": "float32[n]"}
+    job = sampling_job("def run(logits, temperature):\n    return logits.argmax(dim=-1)\n", n=64, inputs=inputs)
     assert isinstance(job.check(sampler), Accepted)
     assert isinstance(job.check(lambda logits, temperature: sampler(logits, temperature * 1.3)), Rejected)
 
@@ -231,15 +215,8 @@ def leave_out(share):
 def one_row(solution, **settings):
     """Judge a sampler of one row without a filter; return the verdict and the number of calls."""
     calls = []
-    definition = make_definition(
-        op_type="sampling",
-        axes={"n": None, "v": 1000},
-        inputs={"probs": "float32[n, v]"},
-        outputs={"samples": "int64[n]"},
-        reference="import torch\ndef run(probs):\n    return torch.multinomial(probs, 1)[:, 0]\n",
-    )
-    torch.manual_seed(0)
-    job = Judging(definition, make_workload(axes={"n": 1}, inputs={}), **settings)
+    reference = "import torch\ndef run(probs):\n    return torch.multinomial(probs, 1)[:, 0]\n"
+    job = sampling_job(reference, n=1, v=1000, inputs={"probs": "float32[n, v]"}, **settings)
     return job.check(lambda probs: [calls.append(1), solution(probs, None)][1]), len(calls)
 
 
@@ -253,8 +230,6 @@ def test_a_sampler_of_one_row_is_called_so_often_that_a_small_omission_shows(mon
     monkeypatch.setattr(evaluator, "PATIENCE_S", -1.0)  # a slow sampler
     verdict, calls = one_row(leave_out(0.0))
     assert (isinstance(verdict, Accepted), calls) == (True, 101)
-    counted = [(1, 0.06, 280), (8, 0.06, 35), (64, 0.06, 5), (1, 0.5, 25)]
-    assert [draws.count_calls(rows, least) for rows, least, _ in counted] == [calls for *_, calls in counted]
 
 
 @pytest.mark.parametrize("are_logits", [False, True], ids=["probabilities", "logits"])
@@ -267,16 +242,6 @@ def test_flattened_rows_have_no_large_token_and_keep_their_order(are_logits):
     shares = flat.softmax(dim=-1) if are_logits else flat
     assert not shares[:, :500].any()
     assert ((shares.amax(dim=-1) > 0.006) & (shares.amax(dim=-1) <= 0.01201)).all()
-    even = torch.full((1, 1000), 1e-3)
-    assert torch.allclose(draws.flatten(even, torch.full((1, 1), 0.002), are_logits=False), even)
-
-
-def test_calls_are_dealt_to_some_kinds_of_flattened_rows():
-    job = sampling_job(n=2)
-    inputs = [torch.randn(2, 2000, generator=seeded(0)).softmax(dim=-1), torch.ones(2)]
-    kinds = list(draws.make_flattened(job.definition, inputs, 35, seeded(0)))
-    assert sum(calls for _, calls in kinds) == 35
-    assert len({inputs[0].numpy().tobytes() for inputs, _ in kinds}) == len(kinds) == 8
 
 
 def judge_timed(sampler, *, calls=200, seed=0, make=None):
@@ -320,13 +285,7 @@ def test_a_right_sampler_is_accepted_on_rows_that_never_come_twice():
     assert all(isinstance(judge_timed(right_sampler, seed=seed), Accepted) for seed in range(10))
 
 
-@pytest.mark.parametrize(("rows", "calls"), [(1, 96), (2, 48), (1000, 1)])
-def test_so_many_timed_calls_are_judged_that_there_are_enough_draws(rows, calls):
-    assert evaluator.SamplingEvaluator.count_reads(rows) == calls
-    assert DefaultEvaluator.count_reads(rows) == 0
-
-
-@pytest.mark.parametrize("most", [1 << 23, 800, 1], ids=["all at once", "two calls at once", "each alone"])
+@pytest.mark.parametrize("most", [1 << 23, 800], ids=["all at once", "two calls at once"])
 def test_a_place_lies_in_the_stretch_of_the_token_that_its_own_call_drew_from_its_own_row(monkeypatch, most):
     monkeypatch.setattr(draws, "CHUNK_ELEMENTS", most)
     chance, made, expected = seeded(9), [], [torch.zeros(2, dtype=torch.int64)]
@@ -354,12 +313,7 @@ def uniform(*shape, seed=0):
     return torch.rand(shape, dtype=torch.float64, generator=seeded(seed))
 
 
-def test_the_chi_square_tail_has_its_textbook_values():
-    known = [(3.841459, 1, 0.05), (18.307038, 10, 0.05), (0.0, 5, 1.0), (29.588298, 10, 0.001)]
-    assert [statistics.chi_square_tail(*one[:2]) for one in known] == pytest.approx([one[2] for one in known], rel=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(100, 1), (100, 8), (20, 64)])
+@pytest.mark.parametrize("shape", [(100, 1), (20, 64)])
 def test_odds_of_one_percent_come_up_once_in_a_hundred_times(shape):
     rounds = 600
     seen = [uniform(*shape, seed=seed) for seed in range(rounds)]

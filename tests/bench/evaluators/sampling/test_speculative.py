@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import pad
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.sampling.speculative import Chain, SpeculativeEvaluator
+from flashinfer_bench.bench.evaluators.sampling.speculative import SpeculativeEvaluator
 from flashinfer_bench.routines.case.lift import lift
 from flashinfer_bench.routines.code import sampling_torch
 from tests.bench.evaluators.judging import Judging
@@ -68,7 +68,6 @@ def forgets_the_padding(*inputs):
         (draws_from_target, "token"),
         (counts_only_what_was_emitted, "tokens accepted"),
         (forgets_the_padding, "what follows the last token is not -1"),
-        (lambda *inputs: [torch.zeros_like(output) for output in right(*inputs)], "row"),
     ],
 )
 def test_a_right_sampler_passes_and_a_wrong_one_is_found(sampler, words):
@@ -108,7 +107,7 @@ def draws_by_chance(draft, ids, target):
 
 @pytest.mark.parametrize(
     ("rows", "sampler"),
-    [(1, says_that_all_are_accepted), (8, says_that_all_are_accepted), (ROWS, draws_by_chance)],
+    [(1, says_that_all_are_accepted), (ROWS, draws_by_chance)],
 )
 def test_a_timed_call_that_answers_what_is_possible_but_not_random_is_found(rows, sampler):
     verdict = judge_timed(make_job(rows), sampler)
@@ -116,18 +115,9 @@ def test_a_timed_call_that_answers_what_is_possible_but_not_random_is_found(rows
     assert "not random" in verdict.message
 
 
-@pytest.mark.parametrize("rows", [1, 2, ROWS])
+@pytest.mark.parametrize("rows", [1, ROWS])
 def test_timed_calls_of_a_right_sampler_pass_also_a_single_one(rows):
     job = make_job(rows)
     for seed in range(10):
         verdict = judge_timed(job, right, seed=seed, calls=TIMED_CALLS if seed else 1)
         assert isinstance(verdict, Accepted), verdict
-
-
-def test_the_chances_of_a_chain_are_those_of_a_hand_count():
-    draft = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
-    target = torch.tensor([[[0.25, 0.75], [0.4, 0.6], [1.0, 0.0]]])
-    chain = Chain(draft, torch.tensor([[0, 0]]), target)  # accepted with 0.5, then with 0.8
-    assert chain.emitted_cdf[0].tolist() == pytest.approx([0, 0.5, 0.6, 1.0])
-    assert chain.accepted_cdf[0].tolist() == pytest.approx([0, 0.1, 0.6, 1.0])
-    assert chain.last_mass[0, 0].tolist() == pytest.approx([0, 0, 0.25])

@@ -24,35 +24,28 @@ def interleaved_keys(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, raw[:, DIM:].contiguous().view(torch.float32).nan_to_num()
 
 
-def index(
-    q, cache, weights, lengths, table, *, keys=read_keys, rounded=torch.float32, relu=torch.relu, head_of=None, **how
-):
+def index(q, cache, weights, lengths, table, *, keys=read_keys, rounded=torch.float32, relu=torch.relu, **how):
     """Choose as the definition says, or with one thing changed."""
     values, scales = keys(cache)
-    keys_of = (values * (scales if how.get("scaled", True) else 1)).to(rounded).float()
+    keys_of = (values * scales).to(rounded).float()
     chosen = torch.full((len(lengths), TOPK), -1, dtype=torch.int32)
     for row, length in enumerate(lengths.tolist()):
         length = min(max(0, how.get("length", lambda n: n)(length)), table.shape[1] * cache.shape[1])
         place = torch.arange(length)
         token = table[row, place // 64].long() * 64 + place % 64
-        heads = weights[row] if how.get("weighted", True) else torch.ones_like(weights[row])
-        scores = heads @ relu(q[row].float() @ keys_of[token].T)
+        scores = weights[row] @ relu(q[row].float() @ keys_of[token].T)
         best = scores.topk(min(TOPK, length), largest=how.get("largest", True)).indices
         chosen[row, : len(best)] = token[best] if how.get("mapped", True) else best
     return chosen
 
 
 WRONG_INDEXERS: dict[str, Callable[..., torch.Tensor]] = {
-    "scale forgotten": lambda *given: index(*given, scaled=False),
     "scales read as if interleaved": lambda *given: index(*given, keys=interleaved_keys),
     "no relu": lambda *given: index(*given, relu=lambda dots: dots),
-    "weights forgotten": lambda *given: index(*given, weighted=False),
     "last page ignored": lambda *given: index(*given, length=lambda n: n // 64 * 64),
     "one token too many seen": lambda *given: index(*given, length=lambda n: n + 1),
-    "one token too few seen": lambda *given: index(*given, length=lambda n: n - 1),
     "positions instead of tokens": lambda *given: index(*given, mapped=False),
     "lowest instead of best": lambda *given: index(*given, largest=False),
-    "heads in reversed order": lambda q, *given: index(q.flip(1), *given),
     "keys of three bits of mantissa": lambda *given: index(*given, rounded=torch.float8_e5m2),
     "table of the next sequence": lambda q, cache, weights, lengths, table: index(
         q, cache, weights, lengths, table.roll(1, 0)

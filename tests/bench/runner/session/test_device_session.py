@@ -1,4 +1,4 @@
-"""What a session keeps from one block to the next."""
+"""What a session does for a job and ahead of it: workers, baselines, shared memory, faults, second tries."""
 
 import itertools
 import signal
@@ -8,370 +8,348 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluators.evaluator import Baseline
-from flashinfer_bench.bench.runner.protocol import EXPECTED_PHASE, BlockJob, BlockOrder, BlockSolution, JobFault
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, JobFault
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import MadeBaseline
-from flashinfer_bench.bench.runner.session.reference_timing import SlowReference
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.bench.runner.workers.calling import WorkerKilled
+from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import SlowContext, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
-from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.errors import DefinitionFault, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
-CPU = torch.device("cpu")
 
 
 class FakePool:
-    """Notes how large the arena is when its worker is ended."""
+    """Notes what is asked of it, with the size of the arena."""
 
     def __init__(self, arena):
-        self.arena = arena
-        self.sizes = []
-        self.recovers = True
-        self.precompiling = None
+        self.arena, self.log, self.recovers, self.precompiling = arena, [], True, None
+        self.has_readers = False
+        self.best_ns = None
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *_: self.log.append((name, self.arena.size))
+
+    def asked(self, name):
+        return [size for what, size in self.log if what == name]
+
+    def expect(self, solutions):
+        self.expected = "".join("*" if len(one.digest) > 1 else one.digest for one in solutions)
 
     def may_precompile(self):
         return False
 
-    def discard(self):
-        self.sizes.append(self.arena.size)
-
-    def expect(self, solutions):
-        self.expected = solutions
-
-    def is_starting(self):
-        return False
-
-    def settle(self):
-        return False
+    def excess_ns(self, chain_gap_ns):
+        is_slow = self.best_ns is not None and chain_gap_ns > 1.07 * self.best_ns
+        return chain_gap_ns - self.best_ns if is_slow else 0
 
     def take_output(self):
         return ""
-
-    def end_reference(self):
-        pass
 
     def recover(self):
         return self.recovers
 
 
 @pytest.fixture
-def arena():
-    with SharedArena(CPU) as arena:
-        yield arena
+def open_session():
+    """Return a function that gives a session; its settings are given as keywords."""
+    with SharedArena(torch.device("cpu")) as arena:
+
+        def opened(**hello):
+            usual = {"compiles_ahead": False, "isolated": False, "profile_baseline": True, "device": "cpu"}
+            usual |= {"baseline_budget_s": 2.0, "timing": TimingSettings(), "timeout_seconds": 9.0}
+            tools = SessionTools(arena, Readout(None), lambda: None)
+            session = DeviceSession(SimpleNamespace(**usual | hello), FakePool(arena), tools, lambda _phase: None)
+            session.pool, session.arena = session._pool, arena
+            return session
+
+        yield opened
 
 
-def _open_session(arena, pool):
-    return device_session.DeviceSession(
-        SimpleNamespace(compiles_ahead=False), pool, SessionTools(arena, Readout(None), lambda: None), print
-    )
-
-
-@pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + (2 << 20), False)], ids=["small", "large"])
-def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size, is_kept):
-    pool = FakePool(arena)
-    session = _open_session(arena, pool)
-    arena.reserve(size)
-    definition = make_definition()
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    session.open_block(BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[]))
-    assert pool.sizes == ([] if is_kept else [size])
-    assert arena.size == (size if is_kept else 0)
-
-
-@pytest.mark.parametrize(("known", "lacks"), [(None, True), (Measured(2.0, [2.0], {}), False)], ids=["no", "yes"])
-def test_a_baseline_whose_time_is_known_from_an_earlier_run_is_made_beside_a_loaded_solution(arena, known, lacks):
-    pool = FakePool(arena)
-    kept = SimpleNamespace(find=lambda job, plan: known, keep=None)
-    hello = SimpleNamespace(
-        isolated=False, baseline_budget_s=2.0, timing=TimingSettings(), device="cpu", compiles_ahead=False
-    )
-    tools = SessionTools(arena, Readout(None), lambda: None)
-    session = device_session.DeviceSession(hello, pool, tools, print, kept)
-    definition = make_definition()
-    solution = {"name": "s", "language": "python", "declared_style": None, "digest": "1", "directory": "/", "entry": ""}
-    solution |= {"symbol": "", "kind": "python", "build_error": None}
-    order = BlockOrder(
-        definition=definition.model_dump(mode="json"),
-        config=BenchmarkConfig().resolve_eval_config(definition).values(),
-        solutions={"s": BlockSolution(**solution)},
-        jobs=[BlockJob(index=0, solution="s", workload={"uuid": "w0", "axes": {}}, blob_root="/", seed=1)],
-    )
-    assert session.lacks_baseline(session.open_block(order), order.jobs[0]) is lacks
-
-
-JOB = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
-
-
-def open_empty_block(session):
-    """Return a block of a session without jobs; JOB may be judged in it."""
-    definition = make_definition()
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    return session.open_block(
-        BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
-    )
-
-
-@pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)
-def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena_back(arena, monkeypatch, error):
-    session = _open_session(arena, FakePool(arena))
-    arena.reserve(1 << 20)
-    shared = open_empty_block(session)
-    monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(error("out of memory: 80 GB")))
-    fault = session.run_job(shared, JOB)
-    assert (fault.job, fault.retry, arena.size) == (3, False, 0)
-    assert "workload w0: the judge needs more memory" in fault.message
-
-
-def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(arena, monkeypatch):
-    pool = FakePool(arena)
-    pool.end_slow = pool.discard
-    session = _open_session(arena, pool)
-    session._hello = SimpleNamespace(isolated=False)
-    shared = open_empty_block(session)
-    tries = []
-    told = SolutionFailure("RUNTIME_ERROR", "of the second", is_answer=True)
-
-    def judge(job):
-        tries.append(job.order.index)
-        raise SlowContext if len(tries) == 1 else told
-
-    monkeypatch.setattr(session, "_load_and_judge", judge)
-    assert session.run_job(shared, JOB).outcome is told
-    assert tries == [3, 3]
-    assert pool.sizes == [0]
-
-
-@pytest.mark.parametrize("rises", [False, True])
-def test_a_second_kill_is_a_fault_if_the_kernel_ran_out_of_memory_meanwhile(arena, monkeypatch, rises):
-    session = _open_session(arena, FakePool(arena))
-    session._hello = SimpleNamespace(isolated=False)
-    kills = itertools.count(step=int(rises))
-    monkeypatch.setattr(device_session, "count_memory_kills", lambda: next(kills))
-    killed = WorkerKilled("the call", WorkerExit(None, signal.SIGKILL, 0, over_memory=False))
-    monkeypatch.setattr(session, "_load_and_judge", lambda _job: (_ for _ in ()).throw(killed))
-    monkeypatch.setattr(session, "_recovers", lambda _failure: False)
-    shared = open_empty_block(session)
-    shared.solutions[JOB.solution] = SimpleNamespace(digest="1")
-    answer = session.run_job(shared, JOB)
-    assert isinstance(answer, JobFault) is rises
-    assert ("memory ran out" if rises else "ended by signal 9 twice") in (
-        answer.message if rises else answer.outcome.message
-    )
-
-
-def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_job(arena, monkeypatch):
-    pool = FakePool(arena)
-    session = _open_session(arena, pool)
-    session._hello = SimpleNamespace(isolated=False)
-    shared = open_empty_block(session)
-    shared.kept[7] = "a baseline with its time"
-    told = SolutionFailure("RUNTIME_ERROR", "of the second", is_answer=True)
-    steps = []
-
-    def judge(job):
-        steps.append("judge")
-        raise SlowReference if len(steps) == 1 else told
-
-    session._sound = {"slow", "sound"}
-    monkeypatch.setattr(session, "_load_and_judge", judge)
-    monkeypatch.setattr(session, "end_workers", lambda: steps.append("end"))
-    monkeypatch.setattr(session, "prepare", lambda block, order: steps.append(("prepare", dict(block.kept))))
-    monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=lambda: {"slow"}))
-    assert session.run_job(shared, JOB).outcome is told
-    assert steps == ["judge", "end", ("prepare", {}), "judge"]
-    assert session._sound == {"sound"}
-
-
-def test_a_reference_that_fails_when_it_is_timed_again_is_the_fault_of_the_job(arena, monkeypatch):
-    session = _open_session(arena, FakePool(arena))
-    session._hello = SimpleNamespace(isolated=False)
-    shared = open_empty_block(session)
-    judged = []
-
-    def judge(job):
-        judged.append(job)
-        raise SlowReference
-
-    monkeypatch.setattr(session, "_load_and_judge", judge)
-    monkeypatch.setattr(session, "end_workers", lambda: None)
-    monkeypatch.setattr(session, "prepare", lambda *_: session._broken_workloads.update(w0="it divides by zero"))
-    monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=set))
-    assert session.run_job(shared, JOB).message == "it divides by zero"
-    assert len(judged) == 1
-
-
-class WaitingPool(FakePool):
-    """A pool whose worker has not started."""
-
-    def is_awaited(self, files):
-        assert files.digest == "1"
-        return True
-
-    def work_while(self, steps, is_wanted):
-        assert is_wanted()
-        for step in steps:
-            step()
-
-
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_what_is_expected_is_made_while_the_worker_starts_and_kept_for_the_job(arena, monkeypatch, is_kept):
-    session = _open_session(arena, WaitingPool(arena))
-    session._hello = SimpleNamespace(profile_baseline=True)
-    shared = open_empty_block(session)
-    shared.solutions["s"] = SimpleNamespace(digest="1", directory="", language="python", sources={})
-    job = shared.open_job(JOB.model_copy(update={"workload": {"uuid": "w0", "axes": {"n": 4}, "inputs": {}}}))
-    baseline = Baseline([["x"]], [["y"]], 1.0, None)
-    made, taken = [], []
-    monkeypatch.setattr(session, "_make_baseline", lambda job, phase: made.append(phase) or baseline)
-    steps = [lambda inputs, outputs, name=name: taken.append((name, inputs, outputs)) for name in "ab"]
-    session._rehearsals = SimpleNamespace(find=lambda job, context: steps)
-    if is_kept:
-        shared.kept[JOB.index] = MadeBaseline(baseline)
-    session._use_wait(job)
-    assert made == ([] if is_kept else [EXPECTED_PHASE])
-    assert shared.kept[JOB.index].baseline is baseline
-    assert taken == [("a", ["x"], ["y"]), ("b", ["x"], ["y"])]
-    shared.kept.clear()
-    session._has_judged = True
-    session._use_wait(job)
-    assert shared.kept == {}
-
-
-@pytest.mark.parametrize(
-    ("isolated", "is_answer", "recovers", "is_kept"),
-    [(False, True, True, True), (False, True, False, False), (False, False, True, False), (True, True, True, False)],
-)
-def test_a_worker_whose_solution_merely_raised_is_kept_for_the_next_job_of_it(
-    arena, monkeypatch, isolated, is_answer, recovers, is_kept
-):
-    pool = FakePool(arena)
-    pool.recovers = recovers
-    session = _open_session(arena, pool)
-    session._hello = SimpleNamespace(isolated=isolated)
-    shared = open_empty_block(session)
-    failure = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=is_answer)
-    monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(failure))
-    result = session.run_job(shared, JOB)
-    assert result.outcome is failure
-    assert pool.sizes == ([] if is_kept else [0])
-
-
-@pytest.mark.parametrize(
-    ("isolated", "expected"), [(False, ["ref", "a", "b", "c"]), (True, ["ref", "a", "a", "b", "c"])]
-)
-def test_the_pool_is_told_of_the_reference_of_all_solutions_and_of_the_next_block(arena, isolated, expected):
-    pool = FakePool(arena)
-    session = _open_session(arena, pool)
-    session._hello = SimpleNamespace(isolated=isolated, profile_baseline=True)
-    definition = make_definition()
-    block, ahead = (make_block(definition, names) for names in ("aab", "c"))
-    shared = session.open_block(block)
-    session.expect(shared, block.jobs, ahead)
-    reference = reference_files(definition.digest()).digest
-    assert ["ref" if one.digest == reference else one.digest for one in pool.expected] == expected
-    session.expect(shared, block.jobs[2:])
-    assert [one.digest for one in pool.expected][1:] == ["b"]
-
-
-@pytest.mark.parametrize(("is_known", "expected"), [(False, ["b", "ref", "c"]), (True, ["b", "c"])])
-def test_the_reference_of_the_next_block_wants_a_worker_where_its_time_is_not_known(
-    arena, monkeypatch, is_known, expected
-):
-    pool = FakePool(arena)
-    session = _open_session(arena, pool)
-    session._hello = SimpleNamespace(isolated=False, profile_baseline=True)
-    block = make_block(make_definition(), "ab")
-    source = "raise AssertionError('the next block is not executed yet')\ndef run(x): return x"
-    other = make_definition(name="another", reference=source)
-    shared, ahead = session.open_block(block), make_block(other, "c")
-    looked = []
-
-    def recall(job):
-        looked.append(job.block.definition.name)
-        return is_known or job.block.definition.name != "another" or None
-
-    monkeypatch.setattr(session._timer, "recall", recall)
-    for _ in range(3):
-        session.expect(shared, block.jobs[1:], ahead)
-    reference = reference_files(other.digest()).digest
-    assert ["ref" if one.digest == reference else one.digest for one in pool.expected] == expected
-    assert looked.count("another") == 1
-
-
-@pytest.mark.parametrize(
-    ("isolated", "names", "expected"),
-    [(False, "aab", "aab"), (False, "abb", "ab"), (True, "aab", "aab")],
-    ids=["its next job lacks one", "another's job lacks one", "each job has a worker anyway"],
-)
-def test_a_solution_gets_two_workers_where_a_baseline_is_made_between_its_jobs(
-    arena, monkeypatch, isolated, names, expected
-):
-    pool = FakePool(arena)
-    session = _open_session(arena, pool)
-    session._hello = SimpleNamespace(isolated=isolated, profile_baseline=True)
-    block = make_block(make_definition(), names)
-    monkeypatch.setattr(session, "lacks_baseline", lambda _shared, order: order.index > 0)
-    session.expect(session.open_block(block), block.jobs)
-    assert "".join(one.digest for one in pool.expected) == expected
-
-
-def make_block(definition, names):
-    """An order of one job for each name, on workloads of their own."""
-    parts = {
-        "language": "python",
-        "declared_style": None,
-        "directory": None,
-        "entry": "",
-        "symbol": "",
-        "kind": "python",
-    }
-    solutions = {name: BlockSolution(name=name, digest=name, build_error=None, **parts) for name in names}
+def make_order(names="s", **changes):
+    """Return a block of one job for each name, on workloads of their own."""
+    definition = make_definition(**changes)
+    parts = {"language": "python", "declared_style": None, "directory": None, "entry": "", "symbol": ""}
+    parts |= {"kind": "python", "build_error": None}
     jobs = [
         BlockJob(
             index=at, solution=name, workload=make_workload(f"w{at}").model_dump(mode="json"), blob_root="/", seed=1
         )
         for at, name in enumerate(names)
     ]
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    return BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions=solutions, jobs=jobs)
+    return BlockOrder(
+        definition=definition.model_dump(mode="json"),
+        config=BenchmarkConfig().resolve_eval_config(definition).values(),
+        solutions={name: BlockSolution(name=name, digest=name, **parts) for name in names},
+        jobs=jobs,
+    )
+
+
+def run(session, judge, names="s"):
+    """Run the first job of a block; `judge` stands for all that is done in workers."""
+    block = session.open_block(make_order(names))
+    session._judge = judge
+    return session.run_job(block, block.order.jobs[0])
+
+
+def raising(*errors):
+    """Return a function that raises these one after the other, and the last one from then on."""
+    left = list(errors)
+
+    def judge(*_):
+        raise left.pop(0) if len(left) > 1 else left[0]
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("size", "other", "is_kept"),
+    [(1 << 20, True, True), ((1 << 30) + (2 << 20), True, False), ((1 << 30) + (2 << 20), False, True)],
+    ids=["small", "large", "large, and the same definition"],
+)
+def test_a_large_arena_is_given_back_before_a_block_of_another_definition_after_its_worker(
+    open_session, monkeypatch, size, other, is_kept
+):
+    session = open_session()
+    monkeypatch.setattr(device_session, "total_bytes", lambda _device: 1 << 40)
+    session.open_block(make_order())
+    session.arena.reserve(size)
+    session.open_block(make_order(name="other") if other else make_order())
+    assert session.pool.asked("discard") == ([] if is_kept else [size])
+    assert session.arena.size == (size if is_kept else 0)
+
+
+@pytest.mark.parametrize(
+    ("isolated", "names", "lacking", "ahead", "expected"),
+    [
+        (False, "aab", {0}, "c", "*abc"),
+        (True, "aab", {0}, "c", "*aabc"),
+        (False, "aab", set(), "c", "abc"),
+        (False, "aab", {1}, "", "aab"),  # its worker ends before that baseline is made
+        (False, "abb", {1}, "", "ab"),
+        (True, "aab", {1}, "", "aab"),
+        (False, "ab", {"other"}, "c", "ab*c"),
+        (False, "ab", set(), "", "ab"),
+    ],
+)
+def test_the_pool_is_told_of_references_and_solutions_of_this_block_and_the_next(
+    open_session, isolated, names, lacking, ahead, expected
+):
+    session = open_session(isolated=isolated)
+    block = session.open_block(make_order(names))
+    source = "raise AssertionError('the next block is not executed yet')\ndef run(x): return x"
+    later = make_order(ahead, name="other", reference=source) if ahead else None
+    session.lacks_baseline = lambda shared, order: (
+        order.index in lacking if shared is block else shared.definition.name in lacking
+    )
+    session.expect(block, block.order.jobs, later)
+    assert session.pool.expected == expected
+    assert len(reference_files(block.digest).digest) > 1
+
+
+def test_a_solution_that_cannot_be_loaded_wants_no_worker(open_session):
+    session = open_session(profile_baseline=False)
+    block = session.open_block(make_order("ab"))
+    session._broken_loads["a"] = SolutionFailure("COMPILE_ERROR", "no")
+    session.expect(block, block.order.jobs)
+    assert session.pool.expected == "b"
+    assert not session.lacks_baseline(block, block.order.jobs[0])
+
+
+@pytest.mark.parametrize(("known", "lacks"), [(None, True), (Measured(2.0, [2.0], {}), False)], ids=["no", "yes"])
+def test_a_baseline_whose_time_is_known_is_made_beside_a_loaded_solution(open_session, known, lacks):
+    session = open_session()
+    session._timer.kept = SimpleNamespace(find=lambda job, plan: known)
+    block = session.open_block(make_order())
+    (job,) = block.order.jobs
+    assert session.lacks_baseline(block, job) is lacks
+    session._make_baseline = lambda *_: SimpleNamespace(inputs=[], outputs=[])
+    session.prepare(block, job)
+    assert not session.lacks_baseline(block, job)
+    assert list(block.kept) == [0]
+
+
+SLOW = Measured(0.1, [0.1], {"chain_gap_ns": 1_954, "operations": 40})
+
+
+@pytest.mark.parametrize(
+    ("record", "is_slow"),
+    [({}, True), ({"operations": 2}, False), ({"chain_gap_ns": 1_834}, False), ({"chain_gap_ns": 0}, False)],
+    ids=["slow", "few operations", "fast", "unknown"],
+)
+def test_a_reference_whose_context_turns_out_to_be_slow_is_timed_again_once(open_session, record, is_slow):
+    session = open_session()
+    block = session.open_block(make_order())
+    (order,) = block.order.jobs
+    job = block.open_job(order)
+    taken = Measured(0.1, [0.1], {**SLOW.record, **record})
+    session._timer._take = lambda *_: taken
+    session._timer.measure(job, [], is_alone=False)
+    session._sound.add(job.key)
+    block.kept[0] = MadeBaseline(None)
+    assert not session.lacks_baseline(block, order)  # nobody has seen a better one
+    session.pool.best_ns = 1_770
+    assert session.lacks_baseline(block, order) is is_slow
+    assert bool(block.kept) is not is_slow
+    session._timer.measure(job, [], is_alone=False)
+    assert not session.lacks_baseline(block, order)  # no faster one was to be had
+
+
+def test_it_is_timed_again_at_once_if_a_faster_context_was_seen_meanwhile(open_session):
+    session = open_session()
+    block = session.open_block(make_order())
+    job, taken = block.open_job(block.order.jobs[0]), []
+    session._timer._take = lambda *_: taken.append(setattr(session.pool, "best_ns", 1_770)) or SLOW
+    assert session._timer.measure(job, [], is_alone=False) is SLOW
+    assert (len(taken), len(session.pool.asked("end_reference"))) == (2, 1)
+
+
+def test_a_baseline_that_is_made_again_within_a_job_is_made_without_workers_and_its_fault_is_the_jobs(open_session):
+    session = open_session()
+    block = session.open_block(make_order())
+    job = block.open_job(block.order.jobs[0])
+    session._sound.add(job.key)
+    session._make_baseline = raising(DefinitionFault("it divides by zero"))
+    with pytest.raises(DefinitionFault, match="divides by zero"):
+        session._renew_baseline(job)
+    assert [name for name, _ in session.pool.log] == ["discard", "finish_ending"]
+    assert job.key not in session._sound
+    assert run_again(session, block).message == "it divides by zero"
+
+
+def run_again(session, block):
+    return session.run_job(block, block.order.jobs[0])
+
+
+@pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)
+def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena_back(open_session, error):
+    session = open_session()
+    session.arena.reserve(1 << 20)
+    fault = run(session, raising(error("out of memory: 80 GB")))
+    assert (fault.job, fault.retry, session.arena.size) == (0, False, 0)
+    assert "workload w0: the judge needs more memory" in fault.message
+    assert {"discard", "end_reference"} <= {name for name, _ in session.pool.log}
+
+
+def killed(number=signal.SIGKILL, **how):
+    return WorkerKilled("the call", WorkerExit(None, number, 0, over_memory=False, **how))
+
+
+TOLD = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=True)
+
+
+@pytest.mark.parametrize(
+    ("errors", "ends", "said"),
+    [
+        ([killed(), TOLD], "discard", "as told"),
+        ([SlowContext(), TOLD], "end_slow", "as told"),
+        ([killed(), killed()], "discard", "ended by signal 9 twice"),
+        ([killed(), killed(signal.SIGTERM)], "discard", "ended by signals [<Signals.SIGKILL"),
+    ],
+    ids=["killed", "slow", "twice", "by two signals"],
+)
+def test_a_job_is_judged_once_more_in_another_worker(open_session, errors, ends, said):
+    session = open_session()
+    result = run(session, raising(*errors))
+    assert said in result.outcome.message
+    assert session.pool.log[0][0] == ends
+
+
+@pytest.mark.parametrize(
+    ("how", "kills", "said"),
+    [({}, 1, "memory ran out"), ({"over_machine": True}, 0, "find out which, or raise worker_memory_gb")],
+)
+def test_a_second_end_is_a_fault_if_the_machine_may_be_to_blame(open_session, monkeypatch, how, kills, said):
+    counted = itertools.count(step=kills)
+    monkeypatch.setattr(device_session, "count_memory_kills", lambda: next(counted))
+    answer = run(open_session(), raising(killed(**how)))
+    assert isinstance(answer, JobFault)
+    assert said in answer.message
+
+
+@pytest.mark.parametrize(
+    ("isolated", "is_answer", "recovers", "is_kept"),
+    [(False, True, True, True), (False, True, False, False), (False, False, True, False), (True, True, True, False)],
+)
+def test_a_worker_whose_solution_merely_raised_is_kept_for_its_next_job(
+    open_session, isolated, is_answer, recovers, is_kept
+):
+    session = open_session(isolated=isolated)
+    session.pool.recovers = recovers
+    failure = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=is_answer)
+    assert run(session, raising(failure)).outcome is failure
+    assert len(session.pool.asked("discard")) == (not is_kept)
+
+
+def test_a_failure_of_the_machine_is_a_fault_and_a_solution_that_hung_is_left_out_later(open_session):
+    session = open_session()
+    session._machine.why = lambda *_: "no compiler here"
+    assert run(session, raising(TOLD)).message == "no compiler here"
+    session._machine.why = lambda *_: None
+    late = SolutionFailure("TIMEOUT", "still running", ran_out="first call")
+    result = run(session, raising(late))
+    assert result.ran_out == "call"  # nothing compiles at its first call
+    left_out = run_again(session, session._block)
+    assert (left_out.is_left_out, left_out.retry) == (True, False)
+
+
+def test_a_solution_that_was_not_built_or_loaded_fails_without_a_worker(open_session):
+    session = open_session()
+    order = make_order("ab")
+    order.solutions["a"] = order.solutions["a"].model_copy(update={"build_error": "no such type"})
+    block = session.open_block(order)
+    session._broken_loads["b"] = failure = SolutionFailure("COMPILE_ERROR", "no module")
+    found = [session.run_job(block, job).outcome for job in order.jobs]
+    assert (found[0].message, found[1]) == ("no such type", failure)
+    assert {name for name, _ in session.pool.log} == {"discard"}
 
 
 @pytest.mark.parametrize(
     ("isolated", "following", "ahead", "is_let_go"),
     [
-        (False, ["1"], [], False),
-        (False, ["2", "1"], [], True),
-        (False, [], ["1"], False),
-        (False, [], ["2"], True),
-        (False, [], [], False),
-        (True, ["1"], [], True),
+        (False, "1", "", False),
+        (False, "21", "", True),
+        (False, "", "1", False),
+        (False, "", "2", True),
+        (False, "", "", False),
+        (True, "1", "", True),
     ],
     ids=["same", "other", "same ahead", "other ahead", "nobody knows", "isolated"],
 )
-def test_on_a_gpu_a_worker_is_let_go_before_the_verdict_where_no_job_is_left_for_it(
-    arena, isolated, following, ahead, is_let_go
+def test_on_a_gpu_a_worker_is_let_go_before_the_verdict_if_no_job_is_left_for_it(
+    open_session, isolated, following, ahead, is_let_go
 ):
-    pool = FakePool(arena)
-    gone = []
-    pool.let_go = lambda: gone.append(True)
-    pool.take_output = lambda: "said"
-    session = _open_session(arena, pool)
-    session._hello = SimpleNamespace(isolated=isolated, profile_baseline=False)
-    session._device = torch.device("cuda")
-    solutions = {digest: SimpleNamespace(digest=digest, build_error=None, directory=None) for digest in "12"}
-    for solution in solutions.values():
-        solution.sources, solution.language = {}, "triton"
-    jobs = [SimpleNamespace(solution=digest) for digest in ["1", *following]]
-    block = SimpleNamespace(solutions=solutions)
-    later = SimpleNamespace(solutions=solutions, jobs=[SimpleNamespace(solution=one) for one in ahead])
-    session.expect(block, jobs, later if ahead else None)
-    session._let_go(SimpleNamespace(solution=solutions["1"]))
-    assert (gone, session._printed_calling) == (([True], "said") if is_let_go else ([], ""))
+    session = open_session(isolated=isolated, profile_baseline=False)
+    block = session.open_block(make_order("1" + following))
+    session.expect(block, block.order.jobs, make_order(ahead) if ahead else None)
+    session.pool.take_output, session._device = (lambda: "said"), torch.device("cuda")
+    session._let_go(block.open_job(block.order.jobs[0]))
+    assert (len(session.pool.asked("let_go")), session._printed[1]) == (is_let_go, "said" * is_let_go)
+
+
+@pytest.mark.parametrize(
+    ("has_readers", "has_room", "free", "is_aside"),
+    [(True, True, 0.8, True), (False, True, 0.8, False), (True, False, 0.8, False), (True, True, 0.7, False)],
+)
+def test_a_worker_gets_other_memory_while_the_one_before_it_ends_if_there_is_room_for_both(
+    open_session, monkeypatch, has_readers, has_room, free, is_aside
+):
+    session, done = open_session(), []
+    monkeypatch.setattr(device_session, "total_bytes", lambda _device: 100)
+    monkeypatch.setattr(device_session, "recently_free_bytes", lambda _device: 100 * free)
+    session.pool.has_readers = has_readers
+    steps = {name: lambda name=name: done.append(name) for name in ("step_aside", "come_back", "renew")}
+    session._arena = SimpleNamespace(may_step_aside=lambda _size: has_room, **steps)
+    for worker in ("first", "first", "second", None, None):
+        session._give_arena(worker, 8)
+    anew = ["come_back", "renew"]
+    assert done == [*(["step_aside"] if is_aside else anew) * 2, *anew]

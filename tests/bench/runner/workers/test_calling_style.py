@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.calling_style import choose_style
-from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.load import describe_signature
 from flashinfer_bench.worker.protocol import Signature
@@ -132,60 +131,3 @@ def test_a_solution_that_fails_either_way_is_told_what_its_first_call_did(open_k
     source = "def fail(*args):\n    raise ValueError(len(args))\nrun = lambda *args: fail(*args)"
     with open_kernel(source) as kernel, pytest.raises(SolutionFailure, match="ValueError in the call: 1"):
         kernel.settle_style([torch.rand(4)])
-
-
-def test_a_dict_by_output_name_is_those_outputs(open_kernel):
-    outputs = [OutputSpec(name, (4,), torch.float32) for name in ("y", "z")]
-    x = torch.rand(4)
-    with open_kernel("def run(x):\n    return {'z': x + 1, 'y': x * 2}\n", outputs=outputs) as kernel:
-        y, z = kernel(x)
-        assert torch.equal(y, x * 2)
-        assert torch.equal(z, x + 1)
-        kernel.measure([[x]])
-        assert all(torch.equal(read.outputs[1], read.inputs[0] + 1) for read in kernel.reads[0])
-
-
-LAZY = """
-class Lazy({base}):
-    def __iter__(self):
-        yield self.x * 2
-    def __getitem__(self, key):
-        return self.x * 2
-    def items(self):
-        return [("y", self.x * 2)]
-def run(x):
-    made = Lazy({content})
-    made.x = x
-    return made
-"""
-
-
-@pytest.mark.parametrize(("base", "content"), [("tuple", ""), ("list", ""), ("dict", "y=None")])
-def test_nothing_is_computed_when_a_result_is_put_away(open_kernel, base, content):
-    with open_kernel(LAZY.format(base=base, content=content)) as kernel, pytest.raises(SolutionFailure) as failure:
-        kernel(torch.rand(4))
-    assert failure.value.status in ("INCORRECT_SHAPE", "INCORRECT_DTYPE")
-
-
-def test_a_view_of_an_input_in_a_dict_is_refused_too(open_kernel):
-    with open_kernel("def run(x):\n    return {'y': x[:]}\n") as kernel, pytest.raises(SolutionFailure) as failure:
-        kernel(torch.rand(4))
-    assert "lies in the memory of an input" in failure.value.message
-
-
-WRITES = "def run(x):\n    y = x * 2\n    x += 1\n    return y\n"
-
-
-def test_an_input_that_the_reference_writes_may_be_changed_and_is_fresh_in_each_call(open_kernel):
-    x = torch.rand(4)
-    with open_kernel(WRITES, in_out_inputs=frozenset(["x"])) as kernel:
-        assert torch.equal(kernel(x)[0], x * 2)
-        kernel.measure([[x]])
-        assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) for read in kernel.reads[0])
-    assert kernel.reads[0]
-
-
-def test_an_input_that_the_reference_leaves_alone_may_not_be_changed(open_kernel):
-    with open_kernel(WRITES, in_out_inputs=frozenset(["y"])) as kernel, pytest.raises(SolutionFailure) as failure:
-        kernel(torch.rand(4))
-    assert "input 'x' was changed" in failure.value.message

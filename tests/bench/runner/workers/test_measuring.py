@@ -1,25 +1,27 @@
-"""What comes of timing a solution in a worker: of honest ones in every style, and of `setup`."""
+"""Timing a solution in a worker: honest ones in every style, cheats, `setup`, and what stands in the record."""
 
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import kernel as kernel_module
-from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
+from flashinfer_bench.bench.runner.workers import measuring
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
+from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.pool import SlowContext, check_context
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
-from flashinfer_bench.timing.procedure import most_samples
 from tests.kit.trials import vary
 
 pytestmark = pytest.mark.cpu
 X = torch.arange(1.0, 5.0)
 READ = MeasurePlan(2, 20, 1.0, reads=12)
+DOUBLE = "def run(x):\n    return x * 2"
 WORK = """
 import time
 def work(seconds):
@@ -27,17 +29,16 @@ def work(seconds):
     while time.process_time() < end:
         pass
 """
-
-FORGED = """
+FORGER = """
 import flashinfer_bench.worker.main as main
 answer = main.answer_readings
-main.answer_readings = lambda samples: {**answer(samples), "span_ns": [1_000] * len(samples)}
+def forge(samples):
+    told, count = answer(samples), len(samples)
+    return {{**told, **{}}}
+main.answer_readings = forge
 """
-
-
 HONEST = {
-    "value": "def run(x):\n    return x * 2",
-    "tuple": "def run(x):\n    return (x * 2,)",
+    "value": DOUBLE,
     "dps": "def run(x, y):\n    y.copy_(x * 2)",
     "its own buffer": "import torch\nbuffer = torch.empty(4)\ndef run(x):\n    return torch.mul(x, 2, out=buffer)",
     "a buffer by address": (
@@ -48,17 +49,14 @@ HONEST = {
         "import torch\nring = [torch.empty(4) for _ in range(11)]\ndef run(x):\n"
         "    ring.append(ring.pop(0))\n    return torch.mul(x, 2, out=ring[0])"
     ),
-    "a slice of a workspace": (
-        "import torch\nspace = torch.empty(64)\ndef run(x):\n    return torch.mul(x, 2, out=space[8:12])"
-    ),
+    "a slice": "import torch\nspace = torch.empty(64)\ndef run(x):\n    return torch.mul(x, 2, out=space[8:12])",
     "a view": "def run(x):\n    return (x * 2).view(2, 2).view(4)",
     "a parameter": "import torch\ndef run(x):\n    return torch.nn.Parameter(x * 2)",
     "an attribute": "def run(x):\n    y = x * 2\n    y.note = 'mine'\n    return y",
-    "setup": "def setup(x):\n    return {'factor': 2}\ndef run(x, *, factor):\n    return x * factor",
+    "setup": "def setup(x):\n    return {'seen': x + 0}\ndef run(x, *, seen):\n    return x * 2 * (x == seen)",
     "setup, dps": "def setup(x):\n    return {'w': x.clone()}\ndef run(x, y, *, w):\n    y.copy_(w + x)",
     "setup, by position": "def setup(x):\n    return {'factor': 2}\ndef run(x, factor):\n    return x * factor",
-    "setup with outputs": "def setup(x, y):\n    return {'w': x.clone()}\ndef run(x, y, w):\n    y.copy_(w + x)",
-    "setup that fills outputs": "def setup(x, y):\n    y.copy_(x * 2)\n    return {}\ndef run(x, y):\n    pass",
+    "setup with outputs": "def setup(x, y):\n    y.copy_(x * 2)\n    return {}\ndef run(x, y):\n    pass",
     "no use of setup": "def setup(x):\n    return {}\ndef run(x):\n    return x * 2",
     "printing": "def run(x):\n    print('called')\n    return x * 2",
 }
@@ -69,85 +67,124 @@ def is_right(read):
 
 
 @pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
-def test_every_call_that_is_read_of_an_honest_solution_is_right(open_kernel, source):
+def test_every_call_that_is_compared_of_an_honest_solution_is_right(open_kernel, source):
     with open_kernel(source, plan=READ) as kernel:
         assert torch.equal(kernel(X)[0], X * 2)
-        measured = kernel.measure([[X], [X + 1]])
-    assert measured.latency_ms > 0
-    assert sum(map(len, kernel.reads)) == 2 * (READ.reads + 1)  # those on the evaluator's own inputs beside the chosen
+        assert kernel.measure([[X], [X + 1]]).latency_ms > 0
     assert [sum(read.is_base for read in reads) for reads in kernel.reads] == [1, 1]
-    assert all(is_right(read) for reads in kernel.reads for read in reads)
-    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 26
+    found = [read for reads in kernel.reads for read in reads]
+    assert len(found) == 2 * (READ.reads + 1)
+    assert all(map(is_right, found))
+    assert len({read.inputs[0].numpy().tobytes() for read in found}) == len(found)
 
 
-def test_a_solution_that_is_called_by_keyword_may_write_to_its_inputs(open_kernel):
-    source = "def run(unused=None, x=None):\n    return x.mul_(2)"
-    with open_kernel(source, by_keyword=True, may_write_inputs=True, plan=READ, declared=False) as kernel:
+CHEATS = {
+    "by address": (
+        "known = {}\ndef run(x):\n    if x.data_ptr() not in known:\n        known[x.data_ptr()] = x * 2\n"
+        "    return known[x.data_ptr()]",
+        3,
+    ),
+    "by a few elements": (
+        "known = {}\ndef run(x):\n    return known.setdefault(round(float(x.abs().sum()), -3), x * 2)",
+        6,
+    ),
+    "every second": ("calls = []\ndef run(x):\n    calls.append(1)\n    return x * (2 + len(calls) % 2)", 1),
+    "every second left out": (
+        "calls = []\ndef run(x, y):\n    calls.append(1)\n    if len(calls) % 2:\n        y.copy_(x * 2)",
+        1,
+    ),
+    "by the stack": (
+        "import sys\ndef run(x):\n    frame, names = sys._getframe(), set()\n    while frame:\n"
+        "        names.add(frame.f_code.co_name)\n        frame = frame.f_back\n"
+        "    return x.clone() if 'sample' in names else x * 2",
+        13,
+    ),
+    "by attribute": (
+        "import torch\nclass Calls:\n    def __call__(self, x):\n        y = torch.empty(4)\n"
+        "        y.detach = lambda: x * 2\n        return y.fill_(7)\nrun = Calls()",
+        13,
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "least"), CHEATS.values(), ids=CHEATS)
+def test_calls_that_are_compared_show_what_was_not_computed(open_kernel, source, least):
+    with open_kernel(source, plan=replace(READ, iterations=200)) as kernel:
         kernel.measure([[X]])
-    assert all(is_right(read) for read in kernel.reads[0])
+    assert sum(not is_right(read) for read in kernel.reads[0]) >= least
 
 
-def test_a_measurement_has_a_reading_per_iteration(open_kernel):
-    with open_kernel("def run(x, y):\n    y.copy_(x)") as kernel:
-        measured = kernel.measure([[X], [X]])
-    assert measured.record["method"] == "wall"
-    assert (measured.record["samples"], len(measured.trials)) == (10, 2)
-    assert [[read.is_base for read in reads] for reads in kernel.reads] == [[True], [True]]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("{'span_ns': [10**12] * count}", "readings add up to more than the time that passed"),
+        ("{'span_ns': [0] * count}", "less than an empty call takes"),
+        ("{name: told[name] * 2 for name in told if told[name]}", "readings of"),
+        ("{'busy_ns': [0] * count, 'operations': [0] * count}", "operations that the clock cannot see"),
+        ("{'span_ns': [-1] * count}", "out of protocol"),
+        ("{'span_ns': [float('nan')] * count}", "out of protocol"),
+        ("{'span_ns': [10**400] * count}", "out of protocol"),
+        ("{'late': []}", "out of protocol"),
+        ("{'more': 1}", "out of protocol"),
+    ],
+)
+def test_samples_that_cannot_be_are_refused(open_kernel, changes, said):
+    with open_kernel(FORGER.format(changes) + DOUBLE) as kernel:
+        kernel(X)
+        with pytest.raises(SolutionFailure, match=said) as failure:
+            kernel.measure([[X]])
+    assert failure.value.status == "RUNTIME_ERROR"
 
 
-def test_a_latency_on_a_cpu_is_what_the_worker_says_beside_what_its_requests_took(open_kernel):
-    source = f"{WORK}\ndef run(x):\n    work(0.002)\n    return x * 2"
-    with open_kernel(source, plan=READ) as kernel:
+@pytest.mark.parametrize("forges", [False, True])
+def test_a_latency_on_a_cpu_is_the_workers_and_flagged_if_it_is_far_below_what_requests_took(open_kernel, forges):
+    forger = FORGER.format("{'span_ns': [1_000] * count}") if forges else ""
+    with open_kernel(f"{forger}{WORK}\ndef run(x):\n    work(0.002)\n    return x * 2", plan=READ) as kernel:
         measured = kernel.measure([[X]])
     record = measured.record
-    assert record["bound"] == "none"
-    assert 2.0 <= measured.latency_ms <= 1.5 * record["outside_ms"]
+    assert (record["bound"], record["method"]) == ("none", "wall")
+    assert record["outside_ms"] >= 2.0
+    assert measured.latency_ms == 0.001 if forges else 2.0 <= measured.latency_ms <= 1.5 * record["outside_ms"]
+    assert record.get("flags", []).count("unconfirmed") == forges
     assert not {"relay_ms", "burst_ms", "claimed_ms"} & record.keys()
-    assert all(is_right(read) for read in kernel.reads[0])
+    assert all(map(is_right, kernel.reads[0]))
 
 
-def test_a_latency_far_below_what_its_requests_took_is_flagged_and_nothing_else(open_kernel, monkeypatch):
-    source = f"{WORK}{FORGED}\ndef run(x):\n    work(0.002)\n    return x * 2"
-    with open_kernel(source, plan=READ) as kernel:
-        measured = kernel.measure([[X]])
-    assert measured.latency_ms == 0.001
-    assert measured.record["flags"].count("unconfirmed") == 1
-    assert measured.record["outside_ms"] >= 2.0
+@pytest.mark.parametrize("contradicted", [1, measuring.MEASUREMENTS - 1, measuring.MEASUREMENTS])
+def test_a_contradicted_measurement_is_made_again_on_other_contents(open_kernel, monkeypatch, contradicted):
+    contents, take = [], Measuring._run_once
 
+    def contradict(job):
+        contents.append(job.contents)
+        if len(contents) <= contradicted:
+            raise ClaimContradicted("RUNTIME_ERROR", "too good")
+        return take(job)
 
-@pytest.mark.parametrize("contradicted", [1, MEASUREMENTS - 1, MEASUREMENTS])
-def test_a_contradicted_measurement_is_made_again_and_the_last_one_counts(open_kernel, monkeypatch, contradicted):
-    with open_kernel("def run(x):\n    return x * 2", plan=READ) as kernel:
-        firsts, take = [], kernel._measure
-
-        def contradict(chosen, first):
-            firsts.append(first)
-            if len(firsts) <= contradicted:
-                raise ClaimContradicted("RUNTIME_ERROR", "too good")
-            return take(chosen, first)
-
-        monkeypatch.setattr(kernel, "_measure", contradict)
-        with pytest.raises(ClaimContradicted) if contradicted == MEASUREMENTS else nullcontext():
+    monkeypatch.setattr(Measuring, "_run_once", contradict)
+    with open_kernel(DOUBLE, plan=READ) as kernel:
+        with pytest.raises(ClaimContradicted) if contradicted == measuring.MEASUREMENTS else nullcontext():
             kernel.measure([[X], [X + 1]])
-    assert firsts == [2 * at for at in range(min(contradicted + 1, MEASUREMENTS))]
+    assert len({id(one) for one in contents}) == min(contradicted + 1, measuring.MEASUREMENTS)
 
 
 @pytest.mark.parametrize("makes_up", [True, False])
-def test_timed_calls_are_made_up_for_where_more_are_wanted_than_there_were(open_kernel, makes_up):
-    plan = replace(READ, reads=40, makes_up=makes_up)
-    with open_kernel("def run(x):\n    return x * 2", plan=plan) as kernel:
+def test_timed_calls_are_made_up_for_if_more_are_wanted_than_there_were(open_kernel, makes_up):
+    with open_kernel(DOUBLE, plan=replace(READ, reads=40, makes_up=makes_up)) as kernel:
         record = kernel.measure([[X]]).record
     ways = Counter(read.way for read in kernel.reads[0])
     assert (ways["reading"] == 40) is makes_up
     assert record["samples"] == READ.iterations
-    assert all(is_right(read) for read in kernel.reads[0])
+    assert all(map(is_right, kernel.reads[0]))
 
 
-def test_each_trial_has_as_many_readings_and_compared_calls_of_its_own_inputs(open_kernel):
+def test_each_trial_has_as_many_samples_and_compared_calls_of_its_own_inputs(open_kernel):
     sets = [[X * 10.0**at] for at in range(3)]
-    with open_kernel("def run(x):\n    return x * 2", plan=replace(READ, reads=30), vary=vary(way="rolled")) as kernel:
-        kernel._tools.readout._keep_samples = True
+    with open_kernel(DOUBLE, plan=replace(READ, reads=30), vary=vary(way="rolled")) as kernel:
+        kernel.tools.readout._keep_samples = True
         measured = kernel.measure(sets)
+        assert len(kernel.measure([[X], [X + 1], [torch.arange(8.0)]]).trials) == 2  # the third has another shape
+        assert len(kernel.reads) == 2
+        kernel.measure(sets)
     assert [len(spans) for spans in measured.record["samples_ns"]["span"]] == [20, 20, 20]
     assert len(measured.trials) == 3
     for reads, (base,) in zip(kernel.reads, sets, strict=True):
@@ -155,7 +192,40 @@ def test_each_trial_has_as_many_readings_and_compared_calls_of_its_own_inputs(op
         assert all(read.inputs[0].sort().values.equal(base) for read in reads)
 
 
-def test_a_slow_call_that_is_known_is_timed_no_more_where_it_may_stop_early(open_kernel):
+SLEEP = "import time\ndef run(x):\n    time.sleep({})\n    return x * 2"
+
+
+@pytest.mark.parametrize(
+    ("source", "task", "sets", "expected"),
+    [
+        (DOUBLE, {}, 2, {"samples": 10, "stop": "count"}),
+        (SLEEP.format(0.3), {"plan": MeasurePlan(10, 90, 0.1)}, 1, {"calls": 1, "samples": 1}),
+        (DOUBLE, {"plan": MeasurePlan(0, 1, 1.0, trials=1, facts={"meaningful": False})}, 2, {"meaningful": False}),
+        (DOUBLE, {"plan": replace(READ, fewest=9, precision=9.0)}, 1, {"iterations_taken": 9}),
+        (DOUBLE, {"vary": vary(way="fixed")}, 1, {"flags": ["same_inputs"]}),
+        (DOUBLE, {"vary": vary(way="scaled")}, 1, {"flags": None}),
+    ],
+    ids=["as asked", "longer than the budget", "no meaning", "until it is known", "the same inputs", "varied"],
+)
+def test_the_record_tells_how_the_time_was_taken(open_kernel, source, task, sets, expected):
+    with open_kernel(source, **task) as kernel:
+        kernel(X)
+        record = kernel.measure([[X]] * sets).record
+    flags = [flag for flag in record.get("flags", []) if flag == "same_inputs"] or None
+    assert {name: {**record, "flags": flags}.get(name) for name in expected} == expected
+    assert ("bound" in record) is kernel.is_meaningful
+
+
+def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):
+    """0.1 s a call: a hundred calls would take longer than the four seconds that it may take."""
+    with open_kernel(SLEEP.format(0.1), timeout_seconds=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
+        kernel(X)
+        measured = kernel.measure([[X], [X]])
+    assert measured.record["stop"] in ("budget", "precision")
+    assert measured.latency_ms >= 100
+
+
+def test_a_slow_call_that_is_known_is_timed_no_more_if_it_may_stop_early(open_kernel):
     source = f"{WORK}\ndef run(x):\n    work(0.004)\n    return x * 2"
     with open_kernel(source, plan=MeasurePlan(2, 200, 9.0, precision=0.5, stops_early=True)) as kernel:
         measured = kernel.measure([[X], [X + 1], [X + 2]])
@@ -164,162 +234,108 @@ def test_a_slow_call_that_is_known_is_timed_no_more_where_it_may_stop_early(open
     assert len(measured.trials) == 3
 
 
-def test_trials_end_where_a_single_value_is_another(open_kernel):
-    with open_kernel("def run(x):\n    return x * 2") as kernel:
-        assert len(kernel.measure([[X], [X + 1], [torch.arange(8.0)]]).trials) == 2
-
-
-@pytest.mark.parametrize(("way", "flagged"), [("fixed", True), ("scaled", False)])
-def test_inputs_that_cannot_be_varied_are_flagged(open_kernel, way, flagged):
-    with open_kernel("def run(x):\n    return x * 2", vary=vary(way=way)) as kernel:
-        assert ("same_inputs" in kernel.measure([[X]]).record.get("flags", [])) is flagged
-
-
-def test_nothing_stands_beside_a_time_that_means_nothing(open_kernel):
-    plan = MeasurePlan(0, 1, 1.0, trials=1, facts={"meaningful": False})
-    with open_kernel("def run(x):\n    return x * 2", plan=plan) as kernel:
-        record = kernel.measure([[X], [X]]).record
-    assert record["meaningful"] is False
-    assert not {"bound", "outside_ms"} & record.keys()
-    assert not kernel.is_meaningful
-
-
-def test_a_trial_may_take_all_its_extra_readings():
-    assert most_samples(50) == 50 + 10 * 50
-
-
-def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):
-    """0.1 s a call: a hundred calls would take longer than the four seconds that it may take."""
-    source = "import time\ndef run(x):\n    time.sleep(0.1)\n    return x * 2"
-    with open_kernel(source, timeout_seconds=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
-        kernel(X)
-        measured = kernel.measure([[X], [X]])
-    assert measured.record["stop"] in ("budget", "precision")
-    assert measured.latency_ms >= 100
-
-
-def test_a_solution_that_was_checked_and_takes_longer_than_the_budget_is_made_once_a_trial(open_kernel):
-    source = "import time\ndef run(x):\n    time.sleep(0.3)\n    return x * 2"
-    with open_kernel(source, plan=MeasurePlan(10, 90, 0.1)) as kernel:
-        kernel(X)
-        measured = kernel.measure([[X]])
-    assert (measured.record["calls"], measured.record["samples"]) == (1, 1)
-
-
 def test_setup_and_run_are_timed_apart_and_count_together(open_kernel):
-    source = (
-        "import time\ndef setup(x):\n    time.sleep(0.001)\n    return {'f': 2}\ndef run(x, *, f):\n    return x * f"
-    )
-    with open_kernel(source, plan=MeasurePlan(5, 50, 1.0)) as kernel:
-        measured = kernel.measure([[X]])
-    assert measured.record["setup_ms"] >= 1.0
-    assert measured.record["kernel_ms"] < 1.0
-    assert measured.latency_ms == measured.record["setup_ms"] + measured.record["kernel_ms"]
-    assert measured.trials == [measured.latency_ms]
-
-
-def test_work_that_is_done_in_setup_gains_nothing(open_kernel):
     source = f"{WORK}\ndef setup(x):\n    work(0.002)\n    return {{'y': x * 2}}\ndef run(x, *, y):\n    return y"
     with open_kernel(source, plan=READ) as kernel:
         measured = kernel.measure([[X]])
-    assert measured.latency_ms >= 2.0
-    assert all(is_right(read) for read in kernel.reads[0])  # setup sees the inputs of the call that it prepares
+    setup_ms, kernel_ms = (measured.record[name] for name in ("setup_ms", "kernel_ms"))
+    assert (setup_ms >= 2.0, kernel_ms < 1.0) == (True, True)
+    assert measured.trials == [measured.latency_ms] == [setup_ms + kernel_ms]
+    assert all(map(is_right, kernel.reads[0]))  # setup sees the inputs of the call that it prepares
 
 
-def test_setup_is_called_anew_for_every_call_on_the_inputs_of_that_call(open_kernel):
-    source = "def setup(x):\n    return {'seen': x + 0}\ndef run(x, *, seen):\n    return x * 2 * (x == seen)"
-    with open_kernel(source, plan=READ) as kernel:
-        kernel.measure([[X]])
-    assert all(is_right(read) for read in kernel.reads[0])
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def setup(x):\n    return 1\ndef run(x):\n    return x", "setup must return a dict"),
-        ("def setup(x):\n    return {1: 2}\ndef run(x):\n    return x", "setup must return a dict"),
-        ("def setup(x):\n    raise ValueError('boom')\ndef run(x):\n    return x", "ValueError in setup: boom"),
-        ("def setup(x):\n    return {'z': 1}\ndef run(x):\n    return x", "unexpected keyword argument 'z'"),
-    ],
-    ids=["a number", "odd names", "raises", "not taken"],
-)
-def test_what_is_wrong_with_setup_is_told(open_kernel, source, said):
-    with open_kernel(source) as kernel:
-        with pytest.raises(SolutionFailure, match=said) as failure:
-            kernel(X)
-    assert failure.value.status == "RUNTIME_ERROR"
+def test_the_clock_is_on_from_the_first_trial_to_the_last(open_kernel, monkeypatch):
+    with open_kernel(DOUBLE) as kernel:
+        asked, ask = [], kernel.worker.ask
+        noted = lambda verb, *given, **fields: asked.append(verb) or ask(verb, *given, **fields)  # noqa: E731
+        monkeypatch.setattr(kernel.worker, "ask", noted)
+        kernel.measure([[X], [X + 1]])
+    assert [verb for verb in asked if verb not in ("calls", "bind", "lay_out")] == ["start", "stop"]
 
 
 @pytest.mark.parametrize(
-    ("operations", "span_ns", "excess_ns", "matters"),
-    [
-        (8, 40_000, 150, True),
-        (1, 3_000, 150, False),
-        (None, 3_000, 150, False),
-        (8, 900_000, 150, False),
-        (8, 40, 0, False),
-    ],
-    ids=["short operations", "one operation", "not seen", "long operations", "a fast context"],
+    ("is_reference", "device_type", "is_idle"),
+    [(False, "cuda", False), (False, "cpu", False), (True, "cpu", False), (True, "cuda", True)],
 )
-def test_a_slow_context_matters_where_gaps_are_a_share_of_the_time(operations, span_ns, excess_ns, matters):
-    trial = Trial((Sample(span_ns, 1000, span_ns, operations),) * 5, "count", {})
+def test_timed_calls_are_looked_at_except_for_those_of_a_reference_on_a_gpu(
+    open_kernel, is_reference, device_type, is_idle
+):
+    with open_kernel(DOUBLE, is_reference=is_reference) as kernel:
+        opened = Measuring(kernel, [[X]])
+        opened.device = SimpleNamespace(type=device_type)
+        monkey = pytest.MonkeyPatch()
+        with monkey.context() as patch:
+            patch.setattr(measuring, "total_bytes", lambda _device: 1 << 40)
+            assert opened._open().reader.is_idle is is_idle
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(LARGE_SHARE, 6), (LARGE_SHARE - 1, 3), (measuring.HUGE_SHARE - 1, 1)])
+def test_of_calls_that_take_much_memory_the_first_few_are_stress_calls(open_kernel, monkeypatch, share, wanted):
+    stress = SimpleNamespace(free=[True], calls=list("abcdef"), names=list("abcdef"))
+    with open_kernel(DOUBLE, stress=stress) as kernel:
+        places = kernel.lay_out([X])
+        monkeypatch.setattr(measuring, "total_bytes", lambda _device: share * places.stride)
+        assert Measuring(kernel, [[X]] * 3)._open().schedule.left == list("abcdef")[:wanted]
+
+
+@pytest.mark.parametrize(
+    ("sample", "facts", "excess_ns", "matters"),
+    [
+        ((40_000, 8), {}, 150, True),
+        ((3_000, 1), {}, 150, False),
+        ((3_000, None), {}, 150, False),
+        ((900_000, 8), {}, 150, False),
+        ((40, 8), {}, 0, False),
+    ],
+)
+def test_a_measurement_ends_if_another_context_would_make_the_call_faster(
+    open_kernel, monkeypatch, sample, facts, excess_ns, matters
+):
+    span_ns, operations = sample
+    trial = Trial((Sample(span_ns, 1000, span_ns, operations),) * 5, "count", facts)
     with pytest.raises(SlowContext) if matters else nullcontext():
         check_context(trial, excess_ns)
-
-
-def test_a_measurement_ends_where_its_context_matters(open_kernel, monkeypatch):
-    trial = Trial((Sample(40_000, 1000, 40_000, 8),) * 5, "count", {})
-    with open_kernel(HONEST["value"]) as kernel:
-        monkeypatch.setattr(kernel, "_take_readings", lambda remote: trial)
-        kernel._tools = replace(kernel._tools, excess_of=lambda worker: 150 if worker is kernel.worker else 0)
-        with pytest.raises(SlowContext):
+    if matters:
+        monkeypatch.setattr(Measuring, "_take_samples", lambda *_: trial)
+        with open_kernel(DOUBLE) as kernel, pytest.raises(SlowContext):
+            kernel.tools = replace(kernel.tools, excess_of={kernel.worker: excess_ns}.get)
             kernel.measure([[X]])
 
 
 @pytest.mark.parametrize(
-    ("waits_inside", "slice_ns", "before", "after", "taken", "asked"),
+    ("waits", "is_long", "before", "after", "taken", "asked"),
     [
-        (True, 1e12, False, True, 2, 1),
-        (True, 1e12, True, False, 2, 1),
-        (True, 1e12, False, False, 1, 1),
-        (False, 0, True, False, 2, 1),
-        (False, 0, False, True, 2, 1),
-        (False, 1e12, True, True, 1, 0),
-        (False, None, True, True, 1, 0),
-    ],
-    ids=[
-        "it waits, beside a context",
-        "it waits, beside one that was done",
-        "it waits, alone",
-        "it is long, beside a context that was done",
-        "it is long, beside a context",
-        "it neither waits nor is long",
-        "it is so long that a context moves it little",
+        (True, False, False, True, 2, [True]),
+        (True, False, True, False, 2, [True]),
+        (True, False, False, False, 1, [True]),
+        (False, True, True, False, 2, [False]),
+        (False, True, False, True, 2, [False]),
+        (False, False, True, True, 1, []),
     ],
 )
 def test_a_call_that_waits_or_is_long_is_timed_while_no_context_is_made(
-    open_kernel, monkeypatch, waits_inside, slice_ns, before, after, taken, asked
+    open_kernel, monkeypatch, waits, is_long, before, after, taken, asked
 ):
-    questions, trials = [], []
-    monkeypatch.setattr(kernel_module, "SLICE_NS", slice_ns or 0)
-    if slice_ns is None:
-        monkeypatch.setattr(kernel_module, "LONG_NS", 0)
-    with open_kernel(HONEST["value"], plan=READ) as kernel:
-        settle, unused = (lambda: questions.append(True) or after), (lambda: pytest.fail("the other one is asked"))
-        kernel._tools = replace(
-            kernel._tools,
-            settle=settle if waits_inside else unused,
-            settle_contexts=unused if waits_inside else settle,
-            is_starting=lambda: before,
-        )
-        take = kernel._take_readings
+    questions, trials, take = [], [], Measuring._take_samples
 
-        def take_one(remote):
-            trials.append(take(remote))
-            assert len(remote.costs_ns) <= trials[-1].facts["calls"]  # none of a take that was dropped
-            return replace(trials[-1], facts={**trials[-1].facts, "waits_inside": waits_inside})
+    def take_one(job, remote):
+        trials.append(take(job, remote))
+        assert len(remote.costs_ns) <= trials[-1].facts["calls"]  # none of a take that was dropped
+        return replace(trials[-1], facts={**trials[-1].facts, "waits_inside": waits})
 
-        monkeypatch.setattr(kernel, "_take_readings", take_one)
-        measured = kernel.measure([[X], [X + 1]])
-    assert (len(trials), len(questions), len(measured.trials)) == (taken, asked, 2)
+    monkeypatch.setattr(measuring, "SWITCH_NS", (0, 1e12) if is_long else (1e12, 1e13))
+    monkeypatch.setattr(Measuring, "_take_samples", take_one)
+    with open_kernel(DOUBLE, plan=READ) as kernel:
+        settle = lambda host_counts: questions.append(host_counts) or after  # noqa: E731
+        kernel.tools = replace(kernel.tools, settle=settle, is_starting=lambda: before)
+        assert len(kernel.measure([[X], [X + 1]]).trials) == 2
+    assert (len(trials), questions) == (taken, asked)
     assert all(is_right(read) for reads in kernel.reads for read in reads)
+
+
+def test_what_was_prepared_for_other_inputs_is_not_used(open_kernel):
+    with open_kernel(DOUBLE, plan=READ) as kernel:
+        kernel.expect([[X]])
+        kernel.measure([[X + 1]])
+    (base,) = (read for read in kernel.reads[0] if read.is_base)
+    assert torch.equal(base.inputs[0], X + 1)

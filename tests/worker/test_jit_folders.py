@@ -1,13 +1,74 @@
-"""A solution's layer over modules that were compiled ahead: ninja, the real one, finds nothing to do."""
+"""Folders of compilers that run in a worker: locks that an ended one left, and a layer over modules compiled ahead.
+
+The locks of a worker that lives stay. ninja, the real one, finds nothing to do for what was compiled ahead.
+"""
 
 import shutil
 import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.worker.jit import left_locks
+from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.module_layer import link_modules
 from tests.kit.strange import STRANGE
+
+pytestmark = pytest.mark.cpu
+USER = """
+import sys, time
+from pathlib import Path
+from flashinfer_bench.worker.jit.left_locks import enter_extensions
+enter_extensions(Path(sys.argv[1]))
+Path(sys.argv[1], "twice").mkdir()
+Path(sys.argv[1], "twice", "lock").touch()
+print("builds", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def builder(tmp_path):
+    """A process that builds an extension, and has said so."""
+    with subprocess.Popen([sys.executable, "-c", USER, str(tmp_path / "torch")], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"builds\n"
+        yield process
+        process.kill()
+
+
+def test_the_lock_of_one_that_was_killed_is_removed_and_that_of_another_stays(tmp_path, monkeypatch, builder):
+    monkeypatch.setattr(left_locks, "PATIENCE_S", 0.2)
+    lock = tmp_path / "torch" / "twice" / "lock"
+    enter_extensions(tmp_path / "torch")
+    assert lock.exists()
+    builder.kill()
+    builder.wait()
+    command = [sys.executable, "-c", USER.replace("mkdir()", "mkdir(exist_ok=True)").split("Path(sys.argv[1], ")[0]]
+    subprocess.run([*command, str(tmp_path / "torch")], check=True)
+    assert lock.exists()  # this process uses the folder, too
+
+
+def test_one_that_is_about_to_end_is_waited_for(tmp_path, builder):
+    lock = tmp_path / "torch" / "twice" / "lock"
+    builder.kill()
+    enter_extensions(tmp_path / "torch")
+    assert not lock.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling", "folder"])
+def test_what_a_solution_puts_in_the_way_of_locks_harms_nobody(tmp_path, kind):
+    folder = tmp_path / "torch"
+    if kind == "file":
+        folder.write_text("x")
+    else:
+        (folder / "twice" / "lock").mkdir(parents=True)
+    if kind == "dangling":
+        (folder / left_locks.IN_USE).symlink_to(tmp_path / "elsewhere")
+    enter_extensions(folder)
+    assert not (tmp_path / "elsewhere").exists()
+
 
 PLACE = Path(".cache/flashinfer/0.7.2/90a")
 NINJA = shutil.which("ninja")
@@ -65,17 +126,14 @@ def test_what_is_finished_is_linked_when_it_comes_and_what_is_there_stays(layers
     write_build(shared, "includes", flags=f"-I{shared / PLACE / 'generated/includes'}", built="names the shared folder")
     for name in ("mine", "theirs"):
         write_build(shared, name, built="shared")
-    (shared / ".cache/flashinfer/cubins").mkdir()
-    (shared / ".cache/flashinfer/cubins/a.cubin").write_text("downloaded")
+    cubin = Path(".cache/flashinfer/cubins/a.cubin")
+    (shared / cubin).parent.mkdir()
+    (shared / cubin).write_text("downloaded")
     link_modules(shared, own)
     linked = own / PLACE / "cached_ops"
-    assert {name: (linked / name / f"{name}.so").read_text() for name in names(linked)} == {
-        "mine": "own",
-        "theirs": "shared",
-    }
-    assert names(own / PLACE / "generated") == ["mine", "theirs"]
-    assert (own / ".cache/flashinfer/cubins/a.cubin").read_text() == "downloaded"
-    shutil.rmtree(shared / PLACE / "cached_ops" / "theirs")
+    found = {name: (linked / name / f"{name}.so").read_text() for name in names(linked)}
+    assert found == {"mine": "own", "theirs": "shared"}
+    assert (own / cubin).read_text() == "downloaded"
     write_build(shared, "more", built="shared")
     link_modules(shared, own)
     assert (linked / "more/more.so").exists()
@@ -87,10 +145,6 @@ def test_what_a_solution_left_in_place_of_the_stamp_is_not_waited_for(layers, wo
     write_build(shared, "norm", built="")
     own.mkdir()
     STRANGE[words](own / ".linked")
-    if words == "a folder":
-        with pytest.raises(OSError):
-            link_modules(shared, own)
-        return
-    link_modules(shared, own)
-    assert (own / ".linked").is_file()
-    assert (own / PLACE / "cached_ops/norm").is_symlink()
+    with pytest.raises(OSError) if words == "a folder" else nullcontext():
+        link_modules(shared, own)
+        assert (own / PLACE / "cached_ops/norm").is_symlink()

@@ -1,0 +1,141 @@
+"""Outputs on stress inputs: who is blamed for those that usual inputs never change, and which rows are judged."""
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
+from flashinfer_bench.bench.evaluators.integrity.constants import differs, find_constants, find_left_out
+from flashinfer_bench.bench.evaluators.integrity.finite_rows import count_nonfinite, find_finite_rows
+from tests.kit.operations import counting_operations
+
+pytestmark = pytest.mark.cpu
+INF, NAN = float("inf"), float("nan")
+ZEROS, SOME = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 3, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([[SOME], [SOME.clone()]], [0]),
+        ([[ZEROS], [SOME]], []),
+        ([[ZEROS]], [0]),
+        ([[SOME]], []),
+        ([[SOME]] * 2, []),  # where memory is short, trials share what is expected
+        ([[ZEROS.float(), ZEROS.bool()], [ZEROS.float(), ZEROS.bool()]], [0, 1]),
+        ([[ZEROS.float()]], []),
+        ([[SOME.float()], [SOME.float()]], []),
+        ([[ZEROS + INF], [ZEROS + INF]], []),
+        ([[ZEROS[:0]], [ZEROS[:0]]], []),
+        ([], []),
+    ],
+)
+def test_outputs_that_are_the_same_in_all_calls_are_constant(calls, found):
+    calls[1:] = [call if call[0] is SOME else [one.clone() for one in call] for call in calls[1:]]
+    assert list(find_constants(calls)) == found
+
+
+def count_large(inputs):
+    return [(inputs[0] > 8).sum(dim=-1)]
+
+
+def share_of_large(inputs):
+    return [(inputs[0] > 8).float().mean(dim=-1)]
+
+
+def look(solution, x, reference=count_large, **others):
+    expected = reference([x])
+    call = JudgedCall([x], [solution(x)], expected)
+    return find_left_out({0: torch.zeros_like(expected[0])}, call, reference, 3, **others)
+
+
+def zeros(x):
+    return torch.zeros(len(x), dtype=torch.int64)
+
+
+X = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * 10
+
+
+def test_zeros_for_a_count_or_a_share_are_found_and_counted():
+    found = look(zeros, X)
+    assert (found.output, found.wrong) == (0, found.changed)
+    assert found.changed > 50
+    for factor, is_found in ((0.0, True), (NAN, False), (1.03, False), (0.97, False)):
+        assert (look(lambda x, by=factor: share_of_large([x])[0] * by, X, share_of_large) is not None) is is_found
+
+
+@pytest.mark.parametrize(
+    ("solution", "x", "is_blamed"),
+    [
+        *((lambda x, to=dtype: count_large([x.to(to).float()])[0], X[:, :8], False)
+          for dtype in (torch.bfloat16, torch.float8_e4m3fn)),
+        (zeros, torch.full((1, 1), 8.01), False),  # rounding turns it
+        (zeros, torch.full((1, 1), 16.01), True),
+        (lambda x: zeros(x) + 1, X.clamp(max=1), False),  # the reference's stays as it is
+    ],
+)  # fmt: skip
+def test_who_rounds_his_inputs_is_not_blamed(solution, x, is_blamed):
+    assert (look(solution, x) is not None) is is_blamed
+
+
+def test_a_reference_that_is_slow_blames_nobody():
+    ticks = iter(range(0, 10_000, 20))
+    assert look(zeros, X, now=lambda: next(ticks)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "usual", "does"),
+    [(1e-40, 0.0, False), (1e-9, 0.0, True), (1.001, 1.0, False), (0.9, 1.0, True), (NAN, 0.0, True)],
+)
+def test_a_float_differs_by_more_than_rounding(value, usual, does):
+    assert bool(differs(torch.tensor([value]), torch.tensor([usual]))) is does
+
+
+def test_nan_and_infinities_are_counted_together_with_one_wait():
+    outputs = [torch.tensor([NAN, 1.0, -INF]), torch.tensor([3, 4]), torch.tensor([[INF]]), torch.zeros(0)]
+    with counting_operations() as counted:
+        assert count_nonfinite(outputs) == 3
+    assert counted.waits() == 1
+    info = torch.finfo(torch.float32)
+    assert count_nonfinite([torch.tensor([info.max, info.min, info.tiny, -0.0])]) == 0
+    assert count_nonfinite([]) == 0
+
+
+def spoil(*places, by=INF):
+    value = torch.ones(6, 16)
+    for row, column in places:
+        value[row, column] = by
+    return value
+
+
+ROWS = range(6)
+USUAL = [[spoil()]]
+MASKED = spoil(*((row, 0) for row in ROWS), by=-INF)
+MASKS = [[spoil((0, 0), by=-INF)], [spoil((0, 1), by=-INF)]]
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "usual", "kept"),
+    [
+        *((spoil((1, 3), by=NAN), spoil((4, 0), by=by), USUAL, [row not in (1, 4) for row in ROWS])
+          for by in (NAN, INF)),
+        *((spoil((1, 3), by=by), spoil((4, 0)), USUAL, [False] * 6) for by in (INF, -INF)),  # it overflows
+        (spoil((3, 3), (4, 4)), spoil(), [[spoil((0, 0))], [spoil((1, 1), (2, 2), by=NAN)]], None),  # as usual
+        (MASKED, MASKED, MASKS, True),  # infinities that are meant
+        (MASKED + spoil((2, 5), by=NAN), MASKED, MASKS, [row != 2 for row in ROWS]),
+        (MASKED + spoil((3, 5)), MASKED, MASKS, [False] * 6),
+    ],
+)  # fmt: skip
+def test_rows_in_which_either_is_not_finite_are_left_out(expected, got, usual, kept):
+    rows = find_finite_rows(JudgedCall([], [got], [expected]), usual)
+    if kept is None:
+        assert rows is None
+    else:
+        assert rows.kept[0] is None if kept is True else rows.kept[0].tolist() == kept
+
+
+def test_outputs_without_rows_are_taken_or_left_whole_short_rows_together_and_integers_are_taken():
+    usual = [torch.ones(2), torch.arange(3), torch.ones(2), torch.ones(3, 4, 4)]
+    expected = [torch.tensor([1.0, INF]), usual[1], usual[2], usual[3].clone()]
+    expected[3][1, 2, 2] = NAN
+    rows = find_finite_rows(JudgedCall([], expected, expected), [usual])
+    assert [tuple(one.shape) for one in rows.take(expected)] == [(0, 2), (3,), (2,), (2, 16)]
