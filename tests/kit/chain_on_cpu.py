@@ -69,7 +69,7 @@ class PlayedBlock(ControlBlock):
 class PlayedGpu:
     """Does what is launched, in its order; it is the kernels of both ends, too.
 
-    Calls in `lost` commit to nothing, and those in `slow` at the second look. Captures in `refused` are refused,
+    Calls in `lost` commit to nothing. Captures in `refused` are refused,
     counted from 1. An empty call takes the next of `empties`. Launches are told at `launched_at`. Who waits for a key
     gets the next of `ahead`, before any session gives one. `log` has what was done, and `keys` by which key inputs
     were masked and unmasked.
@@ -77,7 +77,7 @@ class PlayedGpu:
 
     def __init__(self, monkeypatch):
         self.now, self.tick_ns, self.launched_at, self.captures = 0, TICK_NS, 0, 0
-        self.queue, self.graph, self.lost, self.slow, self.refused = deque(), None, (), [], ()
+        self.queue, self.graph, self.lost, self.refused = deque(), None, (), ()
         self.empties, self.ahead, self.meanwhile, self.on_answer = iter(()), iter(()), None, lambda: None
         self.log, self.keys, self.given_at, self.is_asked, self.gives_up = [], [], [], False, False
         for module in (chain, calls):
@@ -164,9 +164,6 @@ class PlayedGpu:
 
     def commit(self, pieces, told):
         def tell():
-            if self.call in self.slow:
-                self.slow.remove(self.call)
-                return False
             held = b"".join(ctypes.string_at(*piece) for piece in pieces)
             words = hashlib.blake2b(held, digest_size=16 * -(-len(pieces) // 4)).digest()
             self.committed = lambda: ctypes.memmove(told, bytes(word | 1 for word in words), len(words)) and None

@@ -35,7 +35,6 @@ class FakeGpu:
     captured: list[tuple[str, int]] | None = None
     preambles: list[Preamble] = field(default_factory=list)
     persisting: bool = False
-    flush_error: Exception | None = None
     moves_ns: Iterator[int] = field(default_factory=lambda: itertools.repeat(1_200))
     """What each kernel takes that moves a word."""
 
@@ -52,8 +51,6 @@ class FakeGpu:
             self.log.append("reset")
             self.persisting = False
         if self.l2_cache == "cold" and lead.flushes:
-            if self.flush_error:
-                raise self.flush_error
             self.log.append("flush")
             self._queue(FLUSH_KERNEL, FLUSH_NS, gap_ns=0)
         self.log.append("spin")
@@ -166,7 +163,6 @@ class FakeRecorder:
     refusal: str = ""
     lost_at: int | None = None
     """The take that loses records, counted from 1."""
-    spins_lost_at: int | None = None
     takes: int = 0
     is_on: bool = False
 
@@ -191,8 +187,6 @@ class FakeRecorder:
         if self.takes == self.lost_at:
             raise RecordsLost("3 dropped")
         records, self.gpu.done = self.gpu.done, []
-        if self.takes == self.spins_lost_at:
-            return [record for record in records if record.name != DELAY_KERNEL]
         return records
 
 

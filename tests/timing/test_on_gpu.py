@@ -8,10 +8,9 @@ from statistics import median
 import pytest
 import torch
 
-from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, make_clock
 from flashinfer_bench.timing.driver import DriverError
-from flashinfer_bench.timing.graphs import capture, see_operations
+from flashinfer_bench.timing.graphs import capture
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.summary import summarise
 
@@ -41,14 +40,6 @@ def tensors(device):
 def measure(call, clock, procedure=USUAL):
     trial = take_trial(lambda _index: call, clock, procedure)
     return trial, summarise([trial], launch_gap_ns=1000).record
-
-
-def test_one_kernel_has_equal_span_and_busy_time(clock, tensors):
-    trial, record = measure(lambda: torch.add(tensors[0], 1, out=tensors[1]), clock)
-    assert {sample.operations for sample in trial.samples} == {1}
-    assert all(sample.span_ns == sample.busy_ns for sample in trial.samples)
-    assert (record["launch"], record["samples"]) == ("stream", 50 + record.get("extra_samples", 0))
-    assert 500 < median(trial.spans_ns) < 100_000
 
 
 FIRST_AND_LATER = """
@@ -99,37 +90,11 @@ def test_several_kernels_are_timed_as_a_graphs_replay(clock, tensors):
     assert not any(sample.late for sample in trial.samples)
 
 
-def test_a_call_that_draws_random_numbers_is_timed_as_a_graphs_replay(clock, tensors):
-    drawn = []
-
-    def draw():
-        drawn[:] = [torch.add(torch.rand_like(tensors[0]), tensors[1])]
-
-    _, record = measure(draw, clock)
-    assert (record["launch"], record["operations"]) == ("graph", 2), record.get("launch_reason")
-    torch.cuda.synchronize()
-    assert 0.4 < float((drawn[0] - tensors[1]).mean()) < 0.6
-
-
 def test_a_call_that_waits_inside_is_flagged_and_still_timed(clock, tensors):
     _, record = measure(lambda: float(tensors[0].sum()) + float(tensors[1].sum()), clock)
     assert {"waits_inside", "host_bound"} <= set(record["flags"])
     assert record["launch_reason"] == "the call waits for the GPU inside"
     assert record["operations"] >= 2
-
-
-def test_work_on_a_side_stream_is_counted(clock, tensors):
-    side = torch.cuda.Stream()
-
-    def joined():
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.add(tensors[0], 1, out=tensors[1])
-        torch.add(tensors[2], 1, out=tensors[3])
-        torch.cuda.current_stream().wait_stream(side)
-
-    _, record = measure(joined, clock)
-    assert (record["operations"], record["launch"]) == (2, "graph")
 
 
 def test_a_stream_that_waits_for_nobody_is_seen_and_said(clock, tensors):
@@ -144,18 +109,6 @@ def test_a_stream_that_waits_for_nobody_is_seen_and_said(clock, tensors):
     assert "side_stream" in record["flags"]
     assert {sample.operations for sample in trial.samples} == {2}
     assert record["launch"] == "stream"
-
-
-def test_events_see_a_stream_that_waits_for_nobody(device):
-    side = torch.cuda.Stream()
-
-    def loose():
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(2_000_000)  # a millisecond
-
-    trial, record = measure(loose, make_clock(device, clock="cuda_events"))
-    assert "side_stream" in record["flags"]
-    assert median(trial.spans_ns) > 500_000
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graph", "stream"])
@@ -190,36 +143,20 @@ def test_a_capture_that_launches_less_is_refused(clock, tensors):
     assert "something else" in record["launch_reason"]
 
 
-def test_a_flushed_read_gets_memory_bandwidth_and_a_warm_one_the_caches(device, clock):
-    data = torch.randn(6 << 20, device=device)  # 24 MiB: fits the L2 of an H200
-
-    def reading():
-        return torch.sum(data)
-
-    cold, _ = measure(reading, clock)
-    warm, _ = measure(reading, make_clock(device, l2_cache="warm"))
-    assert median(cold.spans_ns) > 1.2 * median(warm.spans_ns)
-
-
 def test_cuda_events_agree_up_to_their_constant(device, clock, tensors):
     a = torch.randn(2048, 2048, device=device).bfloat16()
     product = torch.empty_like(a)
     events = make_clock(device, clock="cuda_events")
-    trial, record = measure(lambda: torch.mm(a, a, out=product), clock)
+    trial, _ = measure(lambda: torch.mm(a, a, out=product), clock)
     by_events, described = measure(lambda: torch.mm(a, a, out=product), events)
     difference = median(by_events.spans_ns) - median(trial.spans_ns)
     assert -1000 < difference < 6000
-    assert described["fallback"] == "CUDA events were asked for"
     assert 500 < described["empty_pair_ns"] < 10_000
-    assert record["method"] == "cupti"
-
-
-def test_the_launch_gap_is_about_a_microsecond(clock):
-    assert 300 < clock.launch_gap_ns() < 5000
 
 
 def test_no_call_that_reads_and_writes_takes_less_than_the_least_one(clock):
     least_ns = clock.least_span_ns()
+    assert 300 < clock.launch_gap_ns() < 5000
     x, y = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
     trial, _ = measure(lambda: torch.neg(x, out=y), clock)
     assert 500 < least_ns <= min(trial.spans_ns) + 64  # two ticks of its clock
@@ -237,56 +174,22 @@ def test_a_profiler_that_is_attached_is_left_alone_and_the_fall_back_named(devic
     assert len(trial.samples) == 50
 
 
-def on_the_default_stream(queue, *, checks):
-    """Return a call as that of many kernels, `kernel<<<blocks, threads>>>`: on the legacy default stream."""
-
-    def call():
-        with nullcontext() if checks else suppress(DriverError):  # few look at what a launch gives back
-            queue._delay(0, 1_000)
-
-    return call
-
-
 @pytest.mark.parametrize("checks", [True, False])
 def test_a_launch_without_a_stream_is_captured_by_no_graph(clock, tensors, checks):
-    call = on_the_default_stream(clock._queue, checks=checks)
+    """As those of many kernels, `kernel<<<blocks, threads>>>`."""
+
+    def call():
+        torch.add(tensors[0], 1, out=tensors[1])
+        with nullcontext() if checks else suppress(DriverError):  # few look at what a launch gives back
+            clock._queue._delay(0, 1_000)
+
     for _ in range(2):
         with pytest.raises(CaptureRefused):
-            capture(lambda: [torch.add(tensors[0], 1, out=tensors[1]), call()])
-    torch.add(tensors[0], 1, out=tensors[1])  # the error is over
-    torch.cuda.synchronize()
+            capture(call)
     replay = capture(lambda: torch.add(tensors[0], 2, out=tensors[2]))
     replay()
     torch.cuda.synchronize()
     assert torch.equal(tensors[2], tensors[0] + 2)
-
-
-def test_operations_under_capture_are_counted_unless_it_holds_another_graph(clock, tensors):
-    def three():
-        for _ in range(3):
-            torch.add(tensors[0], 1, out=tensors[1])
-
-    counts = []
-
-    def call():
-        three()
-        counts.append(driver.count_captured(torch.cuda.current_stream().cuda_stream))
-
-    capture(call)
-    kept = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(kept):
-        three()
-    with suppress(CaptureRefused):
-        capture(
-            lambda: [
-                three(),
-                kept.replay(),
-                counts.append(driver.count_captured(torch.cuda.current_stream().cuda_stream)),
-            ]
-        )
-    assert counts in ([3], [3, None])
-    with pytest.raises(CaptureRefused, match="launches 4 operations, and a graph of it holds 3"):
-        capture(lambda: [three(), see_operations(4)])
 
 
 def test_random_numbers_can_be_drawn_after_a_capture_that_failed():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Preamble, WallClock
+from flashinfer_bench.timing.clocks import CaptureRefused, WallClock
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.procedure import Procedure, rest_ns, take_trial
 from flashinfer_bench.timing.summary import summarise
@@ -70,11 +70,6 @@ def leaves_lines(gpu, length_ns, with_lines_ns, *, slow_checks=False):
     return launch
 
 
-def both_streams(gpu):
-    main, side = gpu.call(), gpu.call(side=True)
-    return lambda: (main(), side())
-
-
 IS_GRAPH, ONE, WAITS = {"launch": "graph"}, "a single operation needs no graph", "the call waits for the GPU inside"
 ASIDE = "the call uses a stream that does not wait for the current one"
 NOT_WAITING, WAITING = {"waits_inside": None}, {"waits_inside": True, "spin_ns": 0, "retaken": None}
@@ -100,20 +95,11 @@ FOUND = {
         found={**WAITING, "launch_reason": WAITS},
         flags=["host_bound", "waits_inside"],
     ),
-    "waits after work on the host": Row(lambda gpu: gpu.call(host_ns=MS * 3 // 2, waits=True), found=WAITING),
-    "waits by events": Row(lambda gpu: gpu.call(waits=True), found=WAITING, clock=fake_event_clock),
     "waits for first memory": Row(source=lambda gpu, at: gpu.call(waits=at < 4), found=NOT_WAITING),
     "long": Row(lambda gpu: gpu.call(length_ns=5 * MS), found=NOT_WAITING),
     "held up once": Row(source=held_up(2), found=NOT_WAITING | IS_GRAPH),
-    "held up again": Row(source=held_up(2, 3, 10, 11), found=NOT_WAITING),
-    "slow host that differs": Row(
-        source=held_up(2, 3, 10, 11, 12, host_ns=6_500_000, usual_ns=5 * MS), found=NOT_WAITING | IS_GRAPH
-    ),
-    "slow reference held up": Row(
-        source=held_up(2, 3, host_ns=12 * MS, usual_ns=5 * MS),
-        found=NOT_WAITING | IS_GRAPH,
-        procedure=REFERENCE,
-        samples=None,
+    "quick reference held up": Row(
+        source=held_up(1), found={"spin_ns": 100_000}, procedure=replace(REFERENCE, budget_s=0.67)
     ),
     "side stream": Row(
         lambda gpu: gpu.call(operations=2, side=True),
@@ -126,69 +112,27 @@ FOUND = {
         flags=["side_stream"],
         clock=fake_event_clock,
     ),
-    "long by events": Row(lambda gpu: gpu.call(length_ns=5 * MS), found={"side_stream": None}, clock=fake_event_clock),
-    "two streams": Row(both_streams, found={"streams": 2}),
     "no work": Row(lambda gpu: gpu.call(operations=0, host_ns=7_000), flags=["no_gpu_work"]),
-    "host-bound": Row(lambda gpu: gpu.call(host_ns=50_000), flags=["host_bound"]),
     "longer than the host needs": Row(lambda gpu: gpu.call(host_ns=50_000, length_ns=100_000), flags=[]),
-    "work now and then": Row(
-        source=lambda gpu, at: gpu.call(operations=5 if at % 5 == 4 else 1), flags=["operations_vary"]
-    ),
     "other names": Row(
         source=lambda gpu, at: lambda: gpu.kernel(f"kernel_{at % 2}"),
         found={"operations_vary": True},
         flags=["operations_vary"],
     ),
-    "more at first": Row(source=lambda gpu, at: gpu.call(operations=3 if at == 0 else 1), found={"launch_reason": ONE}),
     "persisting lines": Row(
         lambda gpu: leaves_lines(gpu, 10_000, 4_000),
         found={"lines_reset": True, "calls": CHECKS + 4 * LOOK + 50},
         flags=["persisting_l2"],
     ),
-    "persisting lines by events": Row(
-        lambda gpu: leaves_lines(gpu, 10_000, 4_000), found={"lines_reset": True}, clock=fake_event_clock
-    ),
     "lines that do not matter": Row(lambda gpu: leaves_lines(gpu, 10_000, 9_800), found={"lines_reset": None}),
-    "lines of a slow call": Row(
-        lambda gpu: leaves_lines(gpu, 60 * MS, 55 * MS), found={"lines_reset": True}, samples=None
-    ),
-    "lines, slow checks": Row(
-        lambda gpu: leaves_lines(gpu, 10_000, 4_000, slow_checks=True),
-        found={"lines_reset": True},
-        procedure=replace(USUAL, budget_s=0.67, was_called=True),
-    ),
-    "slow on the host": Row(
-        lambda gpu: gpu.call(host_ns=600 * MS), found={"spin_ns": 50 * MS, "retaken": None}, samples=None
-    ),
     "late": Row(
         source=lambda gpu, at: gpu.call(host_ns=700_000 if at >= FIRST else 0),
         found={"retaken": 150, "spin_ns": 800_000},
         flags=[],
     ),
-    "a fifth late": Row(
-        source=lambda gpu, at: gpu.call(host_ns=MS if at >= FIRST and at % 5 == 0 else 0), found={"retaken": 50}
-    ),
-    "one late": Row(source=held_up(30), found={"retaken": None}),
-    "no time to retake": Row(
-        source=lambda gpu, at: gpu.call(host_ns=40 * MS if at >= FIRST else 0),
-        found={"retaken": None},
-        procedure=replace(USUAL, budget_s=3.0),
-    ),
-    "ever slower": Row(
-        source=lambda gpu, at: gpu.call(host_ns=100_000 * 2 ** max(0, at + 1 - FIRST)),
-        found={"retaken": 15},
-        flags=["host_bound", "too_few_samples"],
-        procedure=Procedure(10, 5, 1e9),
-        samples=5,
-    ),
     "slower in the warm-up": Row(
         source=lambda gpu, at: gpu.call(host_ns=300_000 if at >= 3 else 0),
         found={"spin_ns": 302_000 * 3 // 2 + 6_000, "retaken": None},
-    ),
-    "many launches": Row(
-        lambda gpu: gpu.call(operations=100, length_ns=1_000),
-        found={"spin_ns": 100 * LAUNCH_NS * 3 // 2 + 6_000},
-        procedure=replace(USUAL, cuda_graphs=False),
     ),
 }
 
@@ -202,27 +146,10 @@ def test_what_is_found_of_a_call(gpu, row):
 
 
 @pytest.mark.parametrize(
-    ("call", "kinds"),
-    [
-        ({"operations": 0, "host_ns": 7_000}, {(0, 0, 0, False)}),
-        ({"length_ns": 7_000}, {(1, 7_000, 7_000, False)}),
-        ({"operations": 2, "side": True}, {(2, 21_000, 20_000, False)}),
-    ],
-    ids=["no work", "one kernel", "side stream"],
-)
-def test_what_samples_hold(gpu, call, kinds):
-    trial = take(gpu, gpu.call(**call))
-    assert {(one.operations, one.span_ns, one.busy_ns, one.escaped) for one in trial.samples} == kinds
-    assert not any(one.late for one in trial.samples)
-
-
-@pytest.mark.parametrize(
     ("span_ns", "busy_ns", "wanted_ns"),
     [
-        (1, 1_000, 100_000),
         (5 * MS, MS, 1_100_000),
         (5 * MS, None, 7_500_000),
-        (5 * MS, 0, 100_000),
         (1, 20 * MS, 40 * MS),
         (1, 100 * MS, 50 * MS),
     ],
@@ -231,42 +158,15 @@ def test_the_gpu_rests_as_long_as_a_call_keeps_it_busy_and_longer_before_long_on
     assert rest_ns(Sample(span_ns=span_ns, enqueue_ns=1, busy_ns=busy_ns)) == wanted_ns
 
 
-@pytest.mark.parametrize(("warmup_runs", "calls"), [(0, 3), (3, 3), (4, 4), (33, 33)])
-def test_checks_count_as_warm_up_and_each_call_is_supplied_once_in_order(gpu, warmup_runs, calls):
+def test_checks_count_as_warm_up_and_each_call_is_supplied_once_in_order(gpu):
     gpu.l2_cache, asked, called = "warm", [], []  # no look for persisting lines
 
     def source(index):
         asked.append(index)
         return lambda: (called.append(index), gpu.kernel())
 
-    take(gpu, procedure=Procedure(warmup_runs, 5, 10.0), source=source)
-    assert asked == called == list(range(calls + 5))
-
-
-@dataclass
-class ShallowGpu(FakeGpu):
-    """A GPU whose queue holds 1,024 launches: a host that launches more waits until one has begun."""
-
-    def _run(self, name, length_ns, *, gap_ns, side=False):
-        super()._run(name, length_ns, gap_ns=gap_ns, side=side)
-        if len(self.done) > 1024:
-            self.now_ns = max(self.now_ns, self.done[-1025].end_ns)
-
-
-@pytest.mark.parametrize(
-    ("operations", "waits", "graphs"),
-    [(900, False, False), (2000, False, False), (900, True, False), (2000, False, True)],
-)
-def test_a_queue_that_is_full_is_no_wait_inside_the_call(operations, waits, graphs):
-    gpu = ShallowGpu()
-    call = gpu.call(operations=operations, length_ns=1_000, waits=waits)
-    trial = take(gpu, call, Procedure(10, 5, 10.0, cuda_graphs=graphs))
-    assert (trial.facts.get("waits_inside", False), trial.facts["launch"] == "graph") == (waits, graphs)
-    assert (graphs or trial.facts["spin_ns"] < 10 * MS, "retaken" in trial.facts, len(trial.samples)) == (
-        True,
-        False,
-        5,
-    )
+    take(gpu, procedure=Procedure(33, 5, 10.0), source=source)
+    assert asked == called == [*range(38)]
 
 
 def test_a_look_aside_that_was_held_up_is_repeated(gpu):
@@ -281,19 +181,6 @@ def test_a_look_aside_that_was_held_up_is_repeated(gpu):
     assert [at for at, preamble in enumerate(gpu.preambles) if preamble.looks_aside] == [11, 13]
 
 
-@pytest.mark.parametrize("again", [1_120, 1_504])
-def test_scattered_samples_are_looked_at_again_before_lines_are_reset(gpu, again):
-    """Slower after a reset by chance in the first look, or in one sample of two in the second."""
-    second = [1_120] * 15 + ([again] * 8 + [1_120] * 7 if again > 1_120 else [1_120, 1_504] * 8)
-    lengths = [1_120] * (CHECKS + 5) + [1_504] * 5 + second + [1_120, 1_504] * 200
-    trial = take(gpu, source=lambda at: gpu.call(length_ns=lengths[at]))
-    assert ("lines_reset" in trial.facts, gpu.log.count("reset")) == (False, 20)
-    looks = gpu.preambles[CHECKS:FIRST]
-    assert [(one.waits_first or one.resets_lines, one.resets_lines) for one in looks] == [(True, False)] * 5 + [
-        (True, True)
-    ] * 5
-
-
 # Lost records
 
 
@@ -301,32 +188,17 @@ def test_scattered_samples_are_looked_at_again_before_lines_are_reset(gpu, again
     ("fault", "reason"),
     [
         ({"lost_at": 4}, "CUPTI lost records: 3 dropped"),
-        ({"spins_lost_at": 4}, "CUPTI lost records: 0 of "),
         ({"refusal": "another subscriber of CUPTI"}, "another subscriber of CUPTI"),
     ],
-    ids=["dropped", "no delays", "refused"],
+    ids=["dropped", "refused"],
 )
 def test_lost_records_fall_back_to_events_and_the_next_trial_tries_again(gpu, fault, reason):
     clock, recorder = fake_cupti_clock(gpu, **fault)
     trial = take(gpu, gpu.call(), clock=clock)
     assert (trial.facts["method"], len(trial.samples), trial.stop) == ("cuda_events", 50, "count")
     assert (trial.facts["fallback"].startswith(reason), trial.facts["empty_pair_ns"]) == (True, 1_500)
-    assert (recorder.is_on, gpu.log.count("on"), gpu.log.count("off")) == (False, *[int("refusal" not in fault)] * 2)
-    assert take(gpu, gpu.call(), clock=clock).facts["method"] == ("cuda_events" if "refusal" in fault else "cupti")
-
-
-@pytest.mark.parametrize("lost_at", [2, 5, 8])
-def test_a_trial_whose_records_are_lost_keeps_to_its_budget(gpu, lost_at):
-    trial = take(gpu, gpu.call(length_ns=SECOND // 2), lost_at=lost_at)
-    assert (trial.facts["method"], gpu.seconds() < 12) == ("cuda_events", True)
-
-
-def test_a_clock_without_a_fall_back_says_what_was_lost(gpu):
-    clock, recorder = fake_cupti_clock(gpu, lost_at=4)
-    clock.fall_back = lambda _reason: None
-    with pytest.raises(ClockLost, match="3 dropped"):
-        take(gpu, gpu.call(), clock=clock)
     assert not recorder.is_on
+    assert take(gpu, gpu.call(), clock=clock).facts["method"] == ("cuda_events" if "refusal" in fault else "cupti")
 
 
 # How many samples
@@ -337,15 +209,10 @@ def scattered(gpu, index, lengths=(1_120, 1_312), **traits):
     return gpu.call(length_ns=random.Random(index).choice(lengths), **traits)
 
 
-SLOWER = (5 * MS, 6 * MS)
 COUNTS = {
     "scattered": (scattered, Procedure(10, 10, 10.0), lambda count: count == 110),
-    "scattered, no warm-up": (scattered, Procedure(0, 10, 10.0), lambda count: count == 110),
     "exact": (scattered, replace(USUAL, exact=True), lambda count: count == 50),
-    "coarse": (scattered, replace(USUAL, precision=0.5), lambda count: count == 50),
-    "scattered, slower": (partial(scattered, lengths=SLOWER), USUAL, lambda count: 50 < count <= 60),
     "waits": (partial(scattered, waits=True), USUAL, lambda count: count == 50),
-    "auto, scattered": (scattered, replace(USUAL, fewest=20, exact=True), lambda count: count == 50),
     "auto": (lambda gpu, _: gpu.call(), replace(USUAL, fewest=20, exact=True), lambda count: count == 20),
 }
 
@@ -357,39 +224,11 @@ def test_how_many_samples_a_quick_call_gets(gpu, call, procedure, holds):
     assert trial.facts.get("extra_samples", 0) == max(0, len(trial.samples) - procedure.iterations)
 
 
-def test_busy_times_that_scatter_get_more_samples_and_events_the_count(gpu):
-    def source(index):
-        def launch():
-            gpu.now_ns += 2_000
-            gpu.launches += 1
-            start_ns = max(gpu.now_ns, gpu.free_ns) + 1_000
-            gpu.free_ns = start_ns + 10_000
-            length_ns = random.Random(index).choice([1_000, 8_000])
-            gpu.done.append(Operation("first", start_ns, start_ns + length_ns, gpu.launches))
-            gpu.done.append(Operation("last", gpu.free_ns - 1_000, gpu.free_ns, gpu.launches))
-
-        return launch
-
-    trial = take(gpu, procedure=replace(USUAL, cuda_graphs=False), source=source)
-    assert (set(trial.spans_ns), len(trial.samples) > 50) == ({10_000}, True)
-    assert len(take(gpu, source=partial(scattered, gpu), clock=fake_event_clock(gpu)).samples) == 50
-
-
 def test_the_wall_clock_warms_up_and_reads_without_a_delay():
     calls = []
     trial = take_trial(lambda index: lambda: calls.append(index), WallClock(), USUAL)
     assert calls == list(range(60))
     assert (trial.facts, len(trial.samples)) == ({"method": "wall", "cache_state": "warm", "calls": 60}, 50)
-
-
-@pytest.mark.parametrize(("length_ns", "batches"), [(1_000, [30, 50]), (3 * MS, [3, 6, 12, 9])], ids=["quick", "slow"])
-def test_the_warm_up_of_a_slow_call_comes_in_batches_that_grow(gpu, length_ns, batches):
-    gpu.l2_cache, sizes = "warm", []
-    clock, _ = fake_cupti_clock(gpu)
-    sample = clock.sample
-    clock.sample = lambda launches, preambles: sizes.append(len(launches)) or sample(launches, preambles)
-    take(gpu, gpu.call(length_ns=length_ns), Procedure(33, 50, 10.0), clock=clock)
-    assert sizes[: 3 + len(batches)] == [1, 1, 1, *batches]
 
 
 # The budget
@@ -398,17 +237,17 @@ def test_the_warm_up_of_a_slow_call_comes_in_batches_that_grow(gpu, length_ns, b
 @pytest.mark.parametrize(
     ("traits", "procedure", "stop", "samples"),
     [
-        ({"length_ns": 2 * SECOND}, USUAL, "budget", (1, 3)),
         ({"length_ns": 30 * SECOND}, USUAL, "budget", (1, 1)),
-        ({"host_ns": 30 * SECOND}, replace(USUAL, was_called=True), "budget", (1, 1)),
         ({"length_ns": SECOND // 4}, USUAL, "precision", (9, 9)),
-        ({"length_ns": SECOND // 2}, Procedure(1000, 1000, 10.0), "precision", (9, 12)),
         ({"length_ns": SECOND // 100, "operations": 2}, REFERENCE, "precision", (3, 3)),
         ({"length_ns": SECOND // 250, "operations": 2}, REFERENCE, "precision", (9, 9)),
-        ({"length_ns": SECOND // 250, "operations": 2}, replace(REFERENCE, stops_early=False), "count", (50, 50)),
-        ({"length_ns": SECOND // 10_000, "operations": 2}, REFERENCE, "count", (50, 50)),
     ],
-    ids=["2 s", "30 s", "30 s, called before", "0.25 s", "0.5 s", "10 ms", "4 ms", "4 ms, all wanted", "0.1 ms"],
+    ids=[
+        "30 s",
+        "0.25 s",
+        "10 ms",
+        "4 ms",
+    ],
 )
 def test_slow_calls_stop_at_their_precision_or_budget(gpu, traits, procedure, stop, samples):
     start = gpu.seconds()
@@ -419,19 +258,14 @@ def test_slow_calls_stop_at_their_precision_or_budget(gpu, traits, procedure, st
     assert gpu.seconds() - start < 10.6 + 2 * longest_s
 
 
-@pytest.mark.parametrize("slow_from", [20, 0])
-def test_calls_that_become_slow_or_scatter_keep_to_the_budget(gpu, slow_from):
-    lengths = [SECOND // 20] * slow_from + [SECOND] * 100 if slow_from else [SECOND // 8, SECOND // 4] * 100
-    trial = take(gpu, source=lambda at: gpu.call(length_ns=lengths[at]))
-    assert (trial.stop in ("precision", "budget"), gpu.seconds() < 20) == (True, True)
-    assert slow_from or (trial.stop, len(trial.samples) > 20, gpu.seconds() < 10.3) == ("budget", True, True)
+def test_slow_calls_that_scatter_keep_to_the_budget(gpu):
+    trial = take(gpu, source=lambda at: gpu.call(length_ns=SECOND // (8 if at % 2 else 4)))
+    assert (trial.stop, len(trial.samples) > 20, gpu.seconds() < 10.3) == ("budget", True, True)
 
 
-@pytest.mark.parametrize("compile_s", [4, 9.9999, 700])
-@pytest.mark.parametrize("kind", ["cupti", "cuda_events", "lost"])
-def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, compile_s, kind):
-    clock = fake_event_clock(gpu) if kind == "cuda_events" else fake_cupti_clock(gpu, lost_at=4 * (kind == "lost"))[0]
-    trial = take(gpu, source=lambda at: gpu.call(host_ns=int(compile_s * SECOND) * (at == 0)), clock=clock)
+@pytest.mark.parametrize("lost_at", [None, 4])
+def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, lost_at):
+    trial = take(gpu, source=lambda at: gpu.call(host_ns=700 * SECOND * (at == 0)), lost_at=lost_at)
     assert (trial.stop, len(trial.samples), max(trial.spans_ns) < 20_000) == ("count", 50, True)
 
 
@@ -449,41 +283,33 @@ def test_any_trial_ends_with_a_sample_and_at_most_two_calls_past_its_budget(warm
     assert gpu.seconds() <= budget_s + 2 * (gpu_ns + host_ns + 53 * MS) / 1e9 + 0.01
 
 
-def costly(gpu, *, request_ms=0, call_ms=0, graphs=0):
-    """Return a clock whose requests, and calls, take time beside the calls."""
+def costly(gpu, call_ms, graphs):
+    """Return a clock whose samples take time beside the calls."""
     clock = fake_cupti_clock(gpu)[0]
     sample, clock.fresh_graphs = clock.sample, graphs or None
 
     def ask(launches, preambles):
-        gpu.now_ns += (request_ms + call_ms * len(launches)) * MS
+        gpu.now_ns += call_ms * len(launches) * MS
         return sample(launches, preambles)
 
     clock.sample = ask
     return clock
 
 
-@pytest.mark.parametrize(("length_ns", "stop", "samples"), [(10_000, "count", 50), (5 * MS, "precision", 9)])
-def test_requests_that_take_milliseconds_do_not_make_a_quick_call_slow(gpu, length_ns, stop, samples):
-    trial = take(gpu, gpu.call(length_ns=length_ns), REFERENCE, clock=costly(gpu, request_ms=10))
-    assert (trial.stop, len(trial.samples)) == (stop, samples)
-
-
-@pytest.mark.parametrize(("call_ms", "graphs", "operations"), [(40, 0, 1), (100, 0, 1), (3, 4, 3), (3, 0, 3)])
+@pytest.mark.parametrize(
+    ("call_ms", "graphs", "operations"),
+    [
+        (100, 0, 1),
+        (3, 4, 3),
+    ],
+)
 def test_the_cost_of_a_sample_beside_its_call_counts_as_its_time(gpu, call_ms, graphs, operations):
     """A slow `setup`, or inputs that are made anew for each call."""
     calls, start = [gpu.call(operations=operations) for _ in range(4)], gpu.seconds()
     procedure = Procedure(10, 1000, 0.67, was_called=True, stops_early=operations == 1)
-    trial = take(
-        gpu, procedure=procedure, source=lambda at: calls[at % 4], clock=costly(gpu, call_ms=call_ms, graphs=graphs)
-    )
+    trial = take(gpu, procedure=procedure, source=lambda at: calls[at % 4], clock=costly(gpu, call_ms, graphs))
     assert gpu.seconds() - start < 0.8
     assert (trial.facts["launch"] == "graph") == (operations == 3)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_host_held_up_in_one_check_does_not_make_a_quick_reference_slow(gpu, number):
-    trial = take(gpu, procedure=replace(REFERENCE, budget_s=0.67), source=partial(held_up(number), gpu))
-    assert (trial.stop, len(trial.samples), trial.facts["spin_ns"]) == ("count", 50, 100_000)
 
 
 # Replays of graphs
@@ -509,13 +335,12 @@ def refuse(_launch):
     raise CaptureRefused("the call cannot be captured: it reads a result back")
 
 
-def branched(gpu, left_ns=10_000, host_ns=0):
+def branched(gpu, left_ns=10_000):
     """Return a call whose two operations run side by side once a graph holds them, its capture, and the graphs."""
     made = []
 
     def launch():
         gpu.log.append("call")
-        gpu.now_ns += host_ns
         gpu.kernel("left", left_ns)
         gpu.kernel("right", 8_000)
 
@@ -544,7 +369,6 @@ def test_several_operations_are_timed_as_replays_of_graphs_in_turn(gpu):
         (3, 30_000, 31_000, False)
     }
     assert gpu.log.count("replay") == 1 + 8 + 50  # those that are looked at, then the samples
-    assert (trial.facts["enqueue_ns"] > 400_000, trial.facts["spin_ns"]) == (True, 100_000)  # the replay's own delay
     assert len(released) == 1
 
 
@@ -553,11 +377,13 @@ def test_several_operations_are_timed_as_replays_of_graphs_in_turn(gpu):
     [
         ({}, USUAL, 16, 16),
         ({}, Procedure(10, 1, 10.0), None, 1),
-        ({}, Procedure(10, 3, 10.0), 3, 3),
         ({"left_ns": 300_001}, USUAL, None, 1),
-        ({"host_ns": 30 * MS}, Procedure(3, 5, 1.0), None, 1),
     ],
-    ids=["branches", "one sample", "three samples", "long", "slow"],
+    ids=[
+        "branches",
+        "one sample",
+        "long",
+    ],
 )
 def test_branches_are_timed_over_many_graphs_if_there_is_time(gpu, traits, procedure, graphs, captures):
     launch, capture, made = branched(gpu, **traits)
@@ -565,21 +391,6 @@ def test_branches_are_timed_over_many_graphs_if_there_is_time(gpu, traits, proce
     assert (trial.facts["launch"], trial.facts.get("graphs"), len(made)) == ("graph", graphs, captures)
     spans = trial.spans_ns[: captures * 2]
     assert spans[:captures] == (spans[captures:] or spans)[:captures]  # by turns
-    if captures == 16:
-        assert len(set(spans)) == 14  # the first three end together, with the other branch
-
-
-def test_distinct_calls_have_a_graph_each_captured_outside_of_samples(gpu):
-    places = []
-
-    def capture(launch):
-        places.append(len(gpu.log))
-        return gpu.capture(launch)
-
-    calls = [gpu.call(operations=2) for _ in range(FIRST + 51)]
-    trial = take(gpu, source=calls.__getitem__, capture=capture)
-    assert (trial.facts["launch"], len(places)) == ("graph", 51)
-    assert all(gpu.log[:place].count("read") % 2 == 0 for place in places)
 
 
 def slow_at_first(gpu):
@@ -599,8 +410,8 @@ def slow_at_first(gpu):
 
 @pytest.mark.parametrize(
     ("procedure", "is_first"),
-    [(replace(USUAL, was_called=True), False), (REFERENCE, False), (Procedure(0, 50, 0.04), True)],
-    ids=["solution", "reference", "no time"],
+    [(replace(USUAL, was_called=True), False), (Procedure(0, 50, 0.04), True)],
+    ids=["solution", "no time"],
 )
 def test_no_sample_is_the_first_replay_of_a_graph_if_there_is_time(gpu, procedure, is_first):
     calls = [gpu.call(operations=3) for _ in range(4)]
@@ -619,12 +430,11 @@ LESS, OTHER = "does less than half of the work", "launches something else than t
         (0, renames, OTHER),
         (0, shrinks(0.49), LESS),
         (0, shrinks(0.51), None),
-        (0, shrinks(2), None),
         (1, renames, OTHER),
         (1, shrinks(0.3), LESS),
         (3, shrinks(0.3), None),
     ],
-    ids=["names", "less", "half", "more", "later names", "later less", "one of four less: its content"],
+    ids=["names", "less", "half", "later names", "later less", "one of four less: its content"],
 )
 def test_replays_are_trusted_if_they_launch_what_the_call_does(gpu, honest, change, reason):
     calls, made = [gpu.call(operations=3, length_ns=50_000) for _ in range(4)], []
@@ -646,30 +456,16 @@ def test_a_gpu_that_was_slow_at_first_is_no_reason_against_a_graph(gpu):
     assert (trial.facts["launch"], set(trial.spans_ns)) == ("graph", {31_000})
 
 
-def test_a_graph_whose_random_draws_begin_by_fills_is_its_operations_alone(gpu):
-    def capture(launch):
-        replay = gpu.capture(launch)
-        return lambda: ([gpu.kernel("FillFunctor<long>", 1_300) for _ in range(2)], replay())
-
-    trial = take(gpu, gpu.call(operations=3), capture=capture)
-    assert (trial.facts["launch"], {one.operations for one in trial.samples}) == ("graph", {3})
-
-
 @pytest.mark.parametrize(
     ("call", "changes", "options", "reason"),
     [
-        ({"operations": 1}, {}, {}, ONE),
-        ({"operations": 0}, {}, {}, ONE),
         ({"operations": 3}, {"cuda_graphs": False}, {}, "graphs are off"),
-        ({"operations": 3, "waits": True}, {}, {}, WAITS),
-        ({"operations": 3, "side": True}, {}, {}, ASIDE),
         ({"operations": 3}, {}, {"capture": refuse}, "the call cannot be captured: it reads a result back"),
         ({"operations": 3, "length_ns": SECOND}, {}, {}, "a call as slow as this gains nothing by a graph"),
-        ({"operations": 3, "length_ns": 10 * MS}, {}, {}, "its operations follow one another without gaps that a "),
         ({"operations": 3}, {}, {"lost_at": 1}, "only CUPTI can tell whether a replay launches what the call does"),
         ({"length_ns": 30 * SECOND, "operations": 2}, {}, {}, "the budget holds no more calls"),
     ],
-    ids=["one", "none", "off", "waits", "side stream", "refused", "slow", "no gaps", "events", "no budget"],
+    ids=["off", "refused", "slow", "events", "no budget"],
 )
 def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, changes, options, reason):
     trial = take(gpu, gpu.call(**call), replace(USUAL, **changes), **options)
@@ -678,63 +474,27 @@ def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, changes, o
     assert "replay" not in gpu.log
 
 
-@pytest.mark.parametrize("budget_s", [10.0, 1.5])
-def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_within_the_budget(gpu, budget_s):
+def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_within_the_budget(gpu):
     start, made = gpu.seconds(), []
 
     def capture(launch):
         made.append(launch)
-        gpu.now_ns += 0 if budget_s > 2 else 100 * MS
+        gpu.now_ns += 100 * MS
         return refuse(launch) if len(made) == 8 else gpu.capture(launch)
 
-    procedure = replace(USUAL, warmup_runs=5, budget_s=budget_s)
+    procedure = replace(USUAL, warmup_runs=5, budget_s=1.5)
     trial = take(gpu, procedure=procedure, source=lambda _: gpu.call(operations=2, host_ns=200_000), capture=capture)
     assert (trial.facts["launch"], "reads a result back" in trial.facts["launch_reason"]) == ("stream", True)
     assert (trial.facts["spin_ns"] >= 1.5 * trial.facts["enqueue_ns"], len(made)) == (True, 8)
-    assert gpu.seconds() - start < budget_s + 0.1
-
-
-@pytest.mark.parametrize("distinct", [False, True])
-def test_slow_captures_keep_to_the_budget(gpu, distinct):
-    def capture(launch):
-        gpu.now_ns += 200 * MS
-        return gpu.capture(launch)
-
-    call = gpu.call(operations=3)
-    procedure = Procedure(5, 50, 4.0, exact=True)
-    trial = take(
-        gpu, procedure=procedure, source=lambda _: gpu.call(operations=3) if distinct else call, capture=capture
-    )
-    assert (trial.facts["launch"], trial.stop) == ("graph", "precision" if distinct else "count")
-    assert gpu.seconds() < 4.5
+    assert gpu.seconds() - start < 1.6
 
 
 # What goes wrong
 
 
-@pytest.mark.parametrize("kind", ["cupti", "cuda_events"])
-@pytest.mark.parametrize("what", ["call", "source", "flush"])
-def test_whatever_raises_comes_through_and_the_clock_goes_off(gpu, kind, what):
+def test_whatever_raises_comes_through_and_none_of_its_trial_reaches_the_next_one(gpu):
     clock, recorder = fake_cupti_clock(gpu)
-    clock = clock if kind == "cupti" else fake_event_clock(gpu)
-
-    def source(index):
-        if what == "source" and index == FIRST + 17:
-            raise ValueError("iteration 17")
-        if what == "flush" and index == FIRST + 17:
-            gpu.flush_error = ValueError("iteration 17")
-        return [].pop if what == "call" and index == FIRST + 17 else gpu.call()
-
-    with pytest.raises((ValueError, IndexError)):
-        take(gpu, source=source, clock=clock)
-    assert (recorder.is_on, gpu.log[-1] == "off") == (False, kind == "cupti")
-
-
-@pytest.mark.parametrize("preamble", [Preamble(delay_ns=20_000)])
-def test_samples_of_an_earlier_trial_do_not_reach_the_next_one(gpu, preamble):
-    clock, _ = fake_cupti_clock(gpu)
-    with pytest.raises(IndexError), clock:
-        clock.sample([gpu.call(operations=4), [].pop], [preamble] * 2)
-    with clock:
-        (sample,) = clock.sample([gpu.call()], [preamble])
-    assert sample.operations == 1
+    with pytest.raises(IndexError):
+        take(gpu, source=lambda at: [].pop if at == FIRST + 17 else gpu.call(operations=4), clock=clock)
+    assert not recorder.is_on
+    assert {sample.operations for sample in take(gpu, gpu.call(), clock=clock).samples} == {1}

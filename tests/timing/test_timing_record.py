@@ -1,11 +1,6 @@
 """From trials to one number with its record: latency, flags, and the state of the GPU."""
 
 import json
-import random
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
 
@@ -14,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flashinfer_bench
+from flashinfer_bench.report.timing import MEANINGS
 from flashinfer_bench.timing import gpu_state
 from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
 from flashinfer_bench.timing.measurement import Sample, Trial, join_facts
@@ -53,17 +48,13 @@ def test_latency_is_the_launch_overhead_and_the_mean_of_the_trials_medians(serie
     measured = summarise([trial(*values) for values in series], launch_gap_ns=gap_ns)
     assert measured.latency_ms == pytest.approx(fmean([median(values) for values in series]) / 1e6 + gap_ns / 1e6)
     assert measured.latency_ms == pytest.approx(fmean(measured.trials))
-    record = json.loads(json.dumps(measured.record, allow_nan=False))
-    order = [record[f"{name}_ms"] for name in ("min", "q25", "median", "q75", "max")]
-    assert (order, record["samples"]) == (sorted(order), sum(map(len, series)))
-    assert ("interval95_ms" in record) == (record["samples"] >= 9)
+    json.dumps(measured.record, allow_nan=False)
 
 
 @pytest.mark.parametrize(
     ("trials", "latencies", "found"),
     [
         ([trial(0, 0, 0, operations=0, busy_ns=0, enqueue_ns=7_000)], [0.007], {"operations": 0}),
-        ([trial(**UNSEEN)], [0.010], {"busy_ms": None, "operations": None, "launch_gap_ns": None}),
         ([trial(busy_ns=8_000, operations=3)], [0.011], {"busy_ms": 0.008, "operations": 3, "launch_gap_ns": 1_000}),
         (
             [trial(), trial(*[12_000] * 20, facts={"method": "cuda_events"}, **UNSEEN)],
@@ -72,8 +63,6 @@ def test_latency_is_the_launch_overhead_and_the_mean_of_the_trials_medians(serie
         ),
         ([TWO_KINDS], [0.002], {"busy_ms": 0.001_375, "operations": 1, "late": None}),
         ([trial(late=True), trial()], [0.011, 0.011], {"late": 20}),
-        ([trial(stop="budget"), trial(stop="precision"), trial()], [0.011] * 3, {"stop": "budget"}),
-        ([trial(), trial(stop="precision")], [0.011] * 2, {"stop": "precision"}),
     ],
 )
 def test_what_a_record_says_of_its_trials(trials, latencies, found):
@@ -94,20 +83,11 @@ def test_a_trial_with_extra_samples_counts_no_more_than_the_others():
     assert (low <= measured.latency_ms <= high, "noisy" in record["flags"]) == (True, True)  # they disagree
 
 
-def test_an_interval_of_equal_trials_is_as_wide_as_that_of_all_their_samples():
-    drawn = random.Random(3)
-    alike = [trial(*[drawn.randrange(9_000, 11_000) for _ in range(50)]) for _ in range(3)]
-    together = Trial(tuple(sample for one in alike for sample in one.samples), "count", FACTS)
-    first, second = (record_of(*trials)["interval95_ms"] for trials in (alike, [together]))
-    assert first[1] - first[0] == pytest.approx(second[1] - second[0], rel=0.5)
-
-
 def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones_unless_all_have_to_agree():
     tables = [{**FACTS, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
     tables[0]["fallback"], tables[1]["fallback"] = "first", "last"
     assert join_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "last"}
-    tables = [[{"graphs": 8}] * 2, [{}, {"graphs": 8}], [{"graphs": 4}, {"graphs": 8}]]
-    assert [join_facts(table).get("graphs") for table in tables] == [8, None, None]
+    assert "graphs" not in join_facts([{"graphs": 4}, {"graphs": 8}])
 
 
 def drifting(first, last):
@@ -121,9 +101,8 @@ def having(late=0, **facts):
 
 
 VARIED = Trial((*trial().samples, *trial(800_000, operations=4).samples), "count", FACTS)
-BY_EVENTS, QUIET = having(method="cuda_events"), {"trials": [trial()]}
+BY_EVENTS = having(method="cuda_events")
 FLAGGED = [
-    ("no_gpu_work", [trial(operations=0)], [trial()]),
     ("no_gpu_work", [Trial(trial().samples + trial(0, operations=0).samples, "count", FACTS)], [trial()]),
     ("host_bound", [having(enqueue_ns=11_000)], [having(enqueue_ns=9_000)]),
     ("host_bound", [having(late=6)], [having(late=4)]),
@@ -132,19 +111,16 @@ FLAGGED = [
     ("mixed_methods", [trial(), BY_EVENTS], [trial(), trial()]),
     ("mixed_launches", [trial(), having(launch="graph")], [trial(), having(method="wall")]),
     ("operations_vary", [trial(), VARIED], [trial(operations=2), trial(operations=3)]),
-    ("operations_vary", [having(operations_vary=True)], [trial()]),
     ("contradictory", [trial(10_000, busy_ns=10_001)], [trial(10_000, busy_ns=10_000)]),
     ("side_stream", [having(side_stream=True)], [trial()]),
     ("persisting_l2", [having(lines_reset=True)], [trial()]),
     ("noisy", [drifting(10_000, 11_000)], [drifting(10_000, 10_050)]),
     ("noisy", [drifting(1_000, 1_300)], [drifting(1_000, 1_030)]),  # a step of the clock
-    ("noisy", [Trial(tuple(Sample(0, host, 0, 0) for host in [7_000] * 10 + [9_000] * 10), "count", FACTS)], [trial()]),
     ("too_few_samples", [trial(*[10_000] * 8)], [trial(*[10_000] * 9)]),
     ("too_few_samples", [trial(*[LONG_SAMPLE_NS] * 2)], [trial(*[LONG_SAMPLE_NS] * 3)]),
 ]
 STATES = [
     ("throttled", {"before": SLOWED}, {"before": UNKNOWN}),
-    ("throttled", {"after": SLOWED}, {"after": None}),
     ("other_processes", {"after": OTHERS}, {"after": UNKNOWN}),
 ]
 
@@ -155,53 +131,22 @@ def test_a_flag_stands_where_it_holds_and_nowhere_else(flag, case, control):
         trials, states = ([trial()], given) if isinstance(given, dict) else (given, {})
         return record_of(*trials, **{"before": COOL, "after": COOL, **states}).get("flags", [])
 
-    assert (flag in found(case), flag in found(control)) == (True, False)
+    assert (flag in found(case), flag in found(control), flag in MEANINGS) == (True, False, True)
     assert found([trial()]) == []
-
-
-RECORD = """\
-    Flag("slow", "the call takes more than a second", lambda seen: seen.samples[0].span_ns > 10**9),
-"""
-ASK = """
-from flashinfer_bench.report.timing import MEANINGS
-from flashinfer_bench.timing.flags import find_flags
-from flashinfer_bench.timing.measurement import Sample, Trial
-trial = Trial((Sample(span_ns=2 * 10**9, enqueue_ns=1),), "count", {"method": "cuda_events", "launch": "stream"})
-print("slow" in find_flags([trial], is_noisy=False, before=None, after=None), MEANINGS["slow"])
-"""
-
-
-def test_a_flag_is_added_by_one_record(tmp_path):
-    package = Path(flashinfer_bench.__file__).parent
-    copy = tmp_path / package.name
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    file = copy / "timing" / "flags.py"
-    text = file.read_text()
-    at = text.index('    Flag("unconfirmed"')
-    file.write_text(text[:at] + RECORD + text[at:])
-    done = subprocess.run([sys.executable, "-c", ASK], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "True the call takes more than a second\n"
-
-
-def test_the_gpu_before_and_after_stands_in_pairs():
-    gpu = record_of(trial(), before=COOL, after=SLOWED)["gpu"]
-    pairs = {"sm_mhz": [1980, 1200], "memory_mhz": [3201, 3201], "power_w": [300.0, 700.0], "temperature_c": [50, 50]}
-    assert gpu == {**pairs, "other_processes": [0, 0], "slowed_by": ["power_cap"]}
-    assert record_of(trial(), before=COOL, after=UNKNOWN)["gpu"]["other_processes"] == [0, None]
 
 
 def test_a_record_with_everything_in_it_is_short_unless_every_sample_is_kept():
     facts = {
-        "launch_reason": "the call uses a stream that does not wait for the current one",
-        "fallback": "another subscriber of CUPTI, such as a profiler, is attached to this process",
+        **dict.fromkeys(("launch_reason", "fallback"), "x" * 80),
         **dict.fromkeys(("waits_inside", "side_stream", "lines_reset"), True),
         **dict.fromkeys(("spin_ns", "lead_ns", "calls", "retaken", "empty_pair_ns", "enqueue_ns"), 12_345_678),
     }
     trials = [trial(*range(123_456_789, 987_654_321, 17_283_951), facts=facts, stop="precision", late=True)] * 3
     crowded = GpuState(1755, 3201, 699.9, 71, ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal"), 3)
-    options = {"launch_gap_ns": 1_150, "before": crowded, "after": crowded}
+    options = {"launch_gap_ns": 1_150, "before": COOL, "after": crowded}
     record, kept = record_of(*trials, **options), record_of(*trials, **options, keep_samples=True)
     assert len(json.dumps(record)) < 1_200
+    assert (record["gpu"]["sm_mhz"], record["gpu"]["slowed_by"]) == ([1980, 1755], sorted(crowded.slowed_by))
     assert {name: kept[name] for name in kept if name != "samples_ns"} == record
     assert [len(series) for series in kept["samples_ns"]["span"]] == [50] * 3
 
@@ -242,10 +187,7 @@ def nvml(monkeypatch):
     [
         (pynvml.nvmlClocksEventReasonGpuIdle, ()),
         (pynvml.nvmlClocksEventReasonSwPowerCap, ("power_cap",)),
-        (pynvml.nvmlClocksEventReasonSwThermalSlowdown, ("sw_thermal",)),
         (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown, ("hw_thermal",)),
-        (pynvml.nvmlClocksThrottleReasonHwSlowdown, ("hw_slowdown",)),
-        (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, ("hw_power_brake",)),
     ],
 )
 def test_what_slows_a_gpu_has_a_name_and_idling_is_not_it(nvml, reasons, slowed_by):
@@ -255,7 +197,7 @@ def test_what_slows_a_gpu_has_a_name_and_idling_is_not_it(nvml, reasons, slowed_
 
 @pytest.mark.parametrize(
     ("seen", "ours", "others"),
-    [([7, 8], {7, 8}, 0), ([7, 99], {7, 8}, 1), ([99], (), 1), ([], (), 0), ([41_234], {7, 8}, None), ([], {7}, None)],
+    [([7, 99], {7, 8}, 1), ([], {7}, None)],
 )
 def test_other_processes_are_those_that_are_not_ours_if_ours_are_seen(nvml, seen, ours, others):
     nvml["ComputeRunningProcesses"] = seen

@@ -210,7 +210,7 @@ def mask_of(words, key):
     return torch.tensor(masks, dtype=torch.int64).to(torch.uint32).view(torch.uint8)
 
 
-@pytest.mark.parametrize("words", [0, 1, 31, 33, SMALL_BYTES // 16, SMALL_BYTES // 16 + 1])
+@pytest.mark.parametrize("words", [0, 33, SMALL_BYTES // 16, SMALL_BYTES // 16 + 1])
 @pytest.mark.parametrize(("comes_after_s", "key", "takes_s"), [(5, KEY, 7), (99, 0, 22)])
 def test_inputs_are_unmasked_by_philox_of_key_and_place_when_the_key_has_come(
     on_cpu, library, words, comes_after_s, key, takes_s
@@ -228,7 +228,7 @@ def test_inputs_are_unmasked_by_philox_of_key_and_place_when_the_key_has_come(
     assert torch.equal(held, given)
 
 
-@pytest.mark.parametrize("size", [1, 15, 16, 17, 4_096, 70_000])
+@pytest.mark.parametrize("size", [1, 17, 70_000])
 def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_cpu, size):
     held, chosen = make_bytes(size + 1), random.Random(size).sample(range(8 * size), min(8 * size, 16))
     own, other, bits = held[:size], make_bytes(5, 1), {0, 8 * size - 1, *chosen}
@@ -238,42 +238,36 @@ def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_c
         held[bit // 8] ^= 1 << bit % 8
         seen |= {*take_digest(on_cpu, own)}
         held[bit // 8] ^= 1 << bit % 8
-    joined, empty = torch.cat([own, other]), held[:0]
-    orders = [held], [held, other], [own, other], [other, held], [other, own], [joined], [empty], [empty, own]
-    orders += [own, empty, other], [own, empty, empty, other]
+    orders = [held], [held, other], [other, held], [torch.cat([own, other])], [held[:0]], [own, held[:0], other]
     for pieces in orders:
         seen |= {*take_digest(on_cpu, *pieces)}
     assert len(seen) == 2 * (1 + len(bits) + len(orders))
-    assert (take_digest(on_cpu, own, empty), take_digest(on_cpu)) == (usual, take_digest(on_cpu, empty))
     moved = torch.full((size + 48,), 9, dtype=torch.uint8)[32:][:size].copy_(own)
-    assert take_digest(on_cpu, moved) == take_digest(on_cpu, own) == usual
-    assert take_digest(on_cpu, own, moved) == take_digest(on_cpu, moved, own)
+    assert take_digest(on_cpu, moved) == take_digest(on_cpu, own, held[:0]) == usual
     of_four, of_two = take_digest(on_cpu, *[own, other] * 2), take_digest(on_cpu, own, other)
     assert take_digest(on_cpu, *[own, other] * 3) == of_four + of_two
 
 
-def absorb(library, state, word, place=5, segment=1):
-    """Return the state that follows a state and a word."""
-    held, word = np.array(state, np.uint32), np.array(word, np.uint32)
-    library.absorb_word(held.ctypes, word.ctypes, place, segment)
-    return held
-
-
-@pytest.mark.parametrize("changed", [[0, 1, 2, 3], [0], [1], [2], [3], [0, 2], [1, 3]], ids=str)
+@pytest.mark.parametrize("changed", [[0, 1, 2, 3], [0], [1, 2]], ids=str)
 def test_what_an_earlier_word_changes_no_later_one_takes_back(library, changed):
     """The state that follows differs by no number that somebody knows who has not all of what came before."""
+
+    def absorb(state, word, place=5, segment=1):
+        held, word = np.array(state, np.uint32), np.array(word, np.uint32)
+        library.absorb_word(held.ctypes, word.ctypes, place, segment)
+        return held
+
     draws, differences = np.random.default_rng(len(changed)), []
     for _ in range(50):
         state, word, change = draws.integers(1 << 32, size=(3, 4), dtype=np.uint32)
         change *= np.isin(range(4), changed).astype(np.uint32)
-        usual = absorb(library, state, word)
         for other_word in (word, word ^ change, word - change):
-            other = absorb(library, state ^ change, other_word)
+            other, usual = absorb(state ^ change, other_word), absorb(state, word)
             differences += [tuple(other ^ usual), tuple(other - usual)]
             assert not {tuple(change), tuple(-change)} & {*differences}
     assert len({*differences} - {(0, 0, 0, 0)}) == 6 * 50
-    found = [absorb(library, state, word, place, segment) for place in (0, 1, 1 << 31) for segment in range(4)]
-    assert len(np.unique(found)) == 4 * 3 * 4  # where a word lies counts
+    found = [absorb(state, word, place, segment) for place in (0, 1 << 31) for segment in range(4)]
+    assert len(np.unique(found)) == 4 * 2 * 4  # where a word lies counts
 
 
 @pytest.mark.parametrize("blocks", [0, 2, PROCESSORS])
@@ -287,13 +281,6 @@ def test_several_blocks_have_one_digest_whichever_of_them_ends_last(on_cpu, libr
         held[at] ^= 4
         assert not {*take_digest(on_cpu, held)} & {*digest}
         held[at] ^= 4
-
-
-def test_each_kernel_is_launched_once_ahead(on_cpu):
-    board = torch.zeros(16, dtype=torch.int64)
-    board[0] = 1
-    on_cpu.warm_up(board.data_ptr())
-    assert {name for name, _, _ in on_cpu.launched} == set(PARAMETERS)
 
 
 def test_the_assembly_has_the_kernels_that_are_launched_for_cards_from_2017_on():

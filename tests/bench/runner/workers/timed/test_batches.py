@@ -10,9 +10,6 @@ from flashinfer_bench.bench.runner.workers.timed import batches
 from flashinfer_bench.bench.runner.workers.timed.batches import (
     BatchOverhead,
     BatchTimer,
-    count_batch_calls,
-    count_batch_reads,
-    held_up_ns,
     take_overhead,
 )
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
@@ -56,8 +53,6 @@ def open_timer(arena, monkeypatch):
 
 
 LAUNCH_NS = CALL_NS / 8
-LATE_NS = (50_000 + 30_000) / CALLS
-"""What hides the request, and the touch behind it, counts as the calls'."""
 FETCHED_NS = (50_000 - 300_000 - 4_000 * CALLS) / CALLS
 SPENT_NS = 50_000 + CALLS * CALL_NS
 LAZY = {"is_lazy": True}
@@ -71,16 +66,12 @@ LAZY = {"is_lazy": True}
         ({**LAZY, "may_return": True}, COST_NS),
         ({"most_ns": 0.9 * CALL_NS}, 0.9 * CALL_NS),
         ({"has_setup": True, "setup_ns": 200_000}, COST_NS + 200_000 - LAUNCH_NS),
-        ({"answers": COPIED}, COST_NS - LAUNCH_NS),
-        ({"operations": None}, COST_NS - LAUNCH_NS),
         ({"refuses": "it waits"}, COST_NS - LAUNCH_NS),
         ({"call_ns": 0}, None),
         ({"call_ns": 0, "collect_ns": CALLS * CALL_NS, "byte_ns": 1.0}, COST_NS + FETCHED_NS - 3 * 64),
         ({"answers": COPIED, "byte_ns": 1e9}, (0.4 * SPENT_NS - 50_000) / CALLS - SHORTER_NS - LAUNCH_NS),
         ({"answers": STRIDED, "byte_ns": 1e9}, COST_NS - LAUNCH_NS),
-        ({"touch_ns": 175_000}, COST_NS + 145_000 / CALLS),
-        ({"call_ns": 0, "late": {"burst": [CALLS * CALL_NS]}}, COST_NS + LATE_NS),
-        ({"call_ns": 0, "late": {"collect": [CALLS * CALL_NS]}}, COST_NS + LATE_NS + FETCHED_NS),
+        ({"call_ns": 0, "late": {"collect": [CALLS * CALL_NS]}}, COST_NS + 80_000 / CALLS + FETCHED_NS),
     ],
 )
 def test_what_a_call_costs(open_timer, how, cost_ns):
@@ -112,9 +103,7 @@ TAKES = "a call in a batch takes 0.37975 ms"
         (0.74, 0.5, {}, TAKES),
         (0.49, 0.5, {}, ClaimContradicted),
         (0.09, 0.5, {}, SolutionFailure),
-        (0.49, 0.25, {}, TAKES),
         (0.24, 0.25, {}, ClaimContradicted),
-        (0.49, 0.25, {"answers": STRIDED}, ClaimContradicted),
         (0.2, 0.5, {"refuses": "it waits"}, f"{TAKES}, and the host may be what holds it up: it waits"),
         (0.2, 0.5, {"touch_ns": 2_000_000}, SolutionFailure),  # it keeps the GPU busy for ever
     ],
@@ -142,9 +131,7 @@ UNRESOLVED = "the call is shorter than a batch resolves"
 @pytest.mark.parametrize(
     ("costs_us", "why_not", "best"),
     [
-        ([900, 400], None, 1),
         ([900] * 30 + [400], None, 30),  # the second series
-        ([900, 1, 900], UNRESOLVED, 1),
         ([1, 400], UNRESOLVED, 0),
     ],
 )
@@ -162,35 +149,12 @@ def test_a_series_ends_when_a_batch_settles_the_claim_and_the_calls_of_the_best_
     assert {read.inputs[0].sum().item() for read in worker.trial.reader.reads()} <= best_sums
 
 
-@pytest.mark.parametrize(
-    ("claimed_us", "operations", "size", "calls", "reads"),
-    [
-        (3, 1, 1 << 10, 500, 16),  # 1.5 ms
-        (12, 1, 1 << 10, 128, 16),
-        (20, 6, 1 << 25, 106, 8),
-        (20, 1_000, 1 << 10, 50, 16),  # 1 ms
-        (10_000, 1, 1 << 33, 2, 6),
-    ],
-)
-def test_a_batch_is_so_long_that_what_is_taken_off_is_little_beside_it(claimed_us, operations, size, calls, reads):
-    """Fewer large calls are kept to be compared."""
-    assert count_batch_calls(claimed_us * 1_000, size, operations) == calls
-    assert count_batch_reads(size) == reads
-
-
-@pytest.mark.parametrize(("cost_us", "held_us"), [(100, 0), (45, 0), (32, 2.8), (25, 2.5)])
-def test_a_call_that_memory_holds_up_waits_for_what_the_one_before_wrote(cost_us, held_us):
-    """Its bytes are read or written in 30 us; 6 us of that are in the cache when a call alone ends."""
-    assert held_up_ns(cost_us * 1_000, 60_000_000, 12_000_000, 0.0005) == pytest.approx(held_us * 1_000)
-
-
-@pytest.mark.parametrize(("more_us", "taken"), [([0], 10), ([0, 440], 30)])
-def test_the_overhead_follows_from_empty_batches_that_a_busy_gpu_makes_again(more_us, taken):
+def test_the_overhead_follows_from_empty_batches_that_a_busy_gpu_makes_again():
     asked = []
 
     def time_batch(calls):
         asked.append(calls)
-        return 1_000.0 * (300 + calls + more_us[len(asked) // 2 % len(more_us)])
+        return 1_000.0 * (300 + calls + 440 * (len(asked) // 2 % 2))
 
     found = take_overhead(time_batch, lambda: None)
-    assert (len(asked), found.request, found.call) == (taken, pytest.approx(300_000.0), pytest.approx(1_000.0))
+    assert (len(asked), found.request, found.call) == (30, pytest.approx(300_000.0), pytest.approx(1_000.0))

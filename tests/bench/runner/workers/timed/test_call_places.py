@@ -3,7 +3,6 @@
 import math
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,8 +13,6 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import (
     CallPlaces,
     check_room,
     count_places,
-    digest_rows,
-    usual_places,
 )
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.operations import counting_operations
@@ -47,14 +44,9 @@ def set_free(monkeypatch, free):
 @pytest.mark.parametrize(
     ("device", "size", "free", "held", "count"),
     [
-        (CPU, 0, 0, None, 99),
         (CPU, 5 * MIB, 0, None, 6),
         (CPU, TIB, 0, None, 1),
-        (GPU, 5 * MIB, 80 * MIB, None, 2),
-        (GPU, 2_000 * MIB, TIB, None, 4),
         (GPU, 10 * MIB, 150 * MIB, 0, 5),  # five calls may take a third of what is free
-        (GPU, 10 * MIB, 149 * MIB, 0, 4),
-        (GPU, 10 * MIB, 500 * MIB, 0, 6),
         (GPU, 10 * MIB, 0, 150 * MIB, 5),
     ],
 )
@@ -68,7 +60,6 @@ def test_there_are_as_many_places_as_a_cache_or_a_share_of_free_memory_holds(
 @pytest.mark.parametrize(
     ("before", "now", "held", "total", "is_refused"),
     [
-        (100, 100, 0, 80_000, False),
         (100, 90, 8, 80_000, True),
         (100, 90, 10, 80_000, False),  # what calls may lie in counts as free
         (98, 20, 0, 80_000, False),  # there never was more
@@ -88,12 +79,7 @@ def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(
         check_room(100 * MIB // 6, GPU, held * MIB)
 
 
-@pytest.mark.parametrize(("device", "small", "fewest"), [(GPU, 16 * MIB, 16), (CPU, 128 << 10, 8)])
-def test_small_calls_take_more_places_in_turn(device, small, fewest):
-    assert [usual_places(size, device) for size in (0, small, 2 * small, TIB)] == [88, 64, 32, fewest]
-
-
-@pytest.mark.parametrize("size", [16, 768, 1024, 4160])
+@pytest.mark.parametrize("size", [16, 1024])
 def test_places_share_no_memory_and_lie_on_a_cpu_at_eight_offsets_of_a_page_at_the_least(arena, size):
     places = lay_out(arena, size, outputs=2)
     for index in range(len(places)):
@@ -105,12 +91,12 @@ def test_places_share_no_memory_and_lie_on_a_cpu_at_eight_offsets_of_a_page_at_t
     assert len({place * places.stride % 4096 for place in range(8)}) == 8
 
 
-FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+FLOATS = [torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e4m3fn, torch.int32, torch.bool], ids=str)
-@pytest.mark.parametrize("size", [0, 1, 16, 1_000])
-@pytest.mark.parametrize("indices", [[*range(8)], [7, 6, 5, 4, 3, 2, 1, 0], [2, 3, 4], [5, 2], []], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize("size", [0, 1, 1_000])
+@pytest.mark.parametrize("indices", [[*range(8)], [5, 2]], ids=str)
 def test_outputs_that_were_not_written_are_found_each_for_itself_with_one_wait(arena, dtype, size, indices):
     """Poison of floats of 16 bits or more reads as NaN. What is NaN by right is none."""
     places = lay_out(arena, size, dtype=dtype, outputs=2)
@@ -125,11 +111,10 @@ def test_outputs_that_were_not_written_are_found_each_for_itself_with_one_wait(a
     assert seen == held
     places.poison(indices)
     assert look(places, range(8))[1] == [index in indices for index in range(8)] * (size > 0)
-    for index in range(8):
-        assert dtype not in FLOATS or index not in indices or bool(places.outputs(index)[1].isnan().all())
+    assert dtype not in FLOATS or all(bool(places.outputs(index)[1].isnan().all()) for index in indices)
 
 
-@pytest.mark.parametrize("secret", [0, 1, 77, 2**32 - 1])
+@pytest.mark.parametrize("secret", [0, 2**32 - 1])
 def test_few_bytes_of_a_large_output_are_seen_and_others_for_another_secret(arena, secret):
     """A stretch that was left out is found all the same."""
     places = lay_out(arena, LARGE)
@@ -143,9 +128,7 @@ def test_few_bytes_of_a_large_output_are_seen_and_others_for_another_secret(aren
     assert (first != other, len(first) <= 8_192, unwritten) == (True, True, [False])
 
 
-@pytest.mark.parametrize(
-    ("size", "dtype"), [(5, torch.uint8), (15, torch.uint8), (17, torch.bfloat16), (40, torch.float32)]
-)
+@pytest.mark.parametrize(("size", "dtype"), [(5, torch.uint8), (40, torch.float32)])
 def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dtype):
     """Or all of them, where there are fewer."""
     places, row = lay_out(arena, size, dtype=dtype), size * dtype.itemsize
@@ -158,13 +141,3 @@ def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena, size, dt
             held[: 1 if index == 2 else 0] += 1
             held[::4] += index == 2
         assert look(places, range(4))[1] == [True, True, False, True]
-
-
-def test_a_digest_tells_all_rows_apart_that_differ_in_a_bit():
-    rows = [np.zeros((169, size), np.uint8) for size in (16, 5)]
-    bits = [(output, column, 1 << bit) for output in rows for column in range(output.shape[1]) for bit in range(8)]
-    for at, (output, column, bit) in enumerate(bits):
-        output[at, column] = bit
-    told = digest_rows(rows, 7)
-    assert (len({*told}), digest_rows([], 7)) == (len(bits) + 1, [])
-    assert not {*digest_rows(rows, 8)[:-1]} & {*told[:-1]}

@@ -13,7 +13,7 @@ from tests.kit.trials import make_trial
 
 pytestmark = pytest.mark.cpu
 USUAL = {"assurance": "full", "desk": "a desk", "is_open": True, "room": 99, "most": 1, "has_setup": False}
-USUAL |= {"doubt": None, "batch_doubt": None, "floor_ms": 0.0, "costs_ns": [], "replayed": ()}
+USUAL |= {"doubt": None, "floor_ms": 0.0, "costs_ns": []}
 IN_DOUBT = "a call in a chain takes 2 ms"
 
 
@@ -24,7 +24,7 @@ def bound(arena, monkeypatch):
     def bounded(claimed_ms=0.002, **changes):
         how = SimpleNamespace(**{**USUAL, **changes}, asked=[], record={}, check_room=Mock())
         by_chain = Confirmation(None, None, how.doubt, chain_ns=4_000.0, chain_calls=10, chain_share=0.75)
-        by_batch = Confirmation(1_500.0, 20.0, how.batch_doubt, calls=6)
+        by_batch = Confirmation(1_500.0, 20.0, how.doubt, calls=6)
 
         def open_timer(found, trial, given):
             def confirm(claimed_ns, *_, **more):
@@ -48,7 +48,6 @@ def bound(arena, monkeypatch):
         kernel.task.floor_ms.return_value = how.floor_ms
         kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, how.room)).places
         how.remote = make_trial(arena, device_type="cuda", most=how.most, has_setup=how.has_setup)
-        how.remote.places.replayed.update(how.replayed)
         job = object.__new__(measuring.Measuring)
         job.kernel, job.plan, job.device, job.contents = kernel, plan, torch.device("cuda"), how.remote.contents
         job.tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
@@ -60,49 +59,30 @@ def bound(arena, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("how", "follows", "why_not"),
+    ("claimed_ms", "how", "asked", "why_not"),
     [
-        ({}, True, None),
-        ({"is_open": False}, False, None),
-        ({"assurance": "standard", "doubt": IN_DOUBT}, False, IN_DOUBT),
-        ({"doubt": IN_DOUBT}, True, IN_DOUBT),
-        ({"batch_doubt": "too good"}, True, "too good"),
+        (0.002, {}, [17, None], None),
+        (0.002, {"is_open": False}, [17], None),
+        (0.002, {"assurance": "standard", "doubt": IN_DOUBT}, [17], IN_DOUBT),
+        (0.002, {"doubt": IN_DOUBT}, [17, None], IN_DOUBT),
+        (0.005, {"most": 64, "is_open": False}, [17], None),
+        (1e3 + 1e-6, {}, [None], None),  # so long that there is no chain
+        (0.005, {"room": 1}, [None], None),
+        (0.005, {"desk": None}, [None], None),
+        (2.0, {"desk": None, "costs_ns": [2e6] * 9}, [], None),
     ],
 )
-@pytest.mark.parametrize("claimed_ms", [0.002, 0.005])
-def test_at_full_assurance_batches_follow_a_chain_that_leaves_something_open(bound, how, follows, why_not, claimed_ms):
+def test_batches_are_in_the_place_of_a_chain_or_follow_at_full_assurance_if_it_leaves_something_open(
+    bound, claimed_ms, how, asked, why_not
+):
+    """Slow calls need neither. Where there is no room, it is found out who holds it."""
     found = bound(claimed_ms, **how)
-    assert (found.told_ms, found.record.get("why_unconfirmed")) == (max(claimed_ms, 0.003), why_not)
-    assert found.record["bound"] == ("batch" if follows else "chain")
-    assert (found.record["relay_calls"], found.record.get("burst_calls")) == (10, 6 if follows else None)
-    by_chain = {"calls": 17, "gap_ns": 1_100, "wanted": 6, "numbers": [0]}
-    by_batch = {"operations": 1, "most_ns": 7_000.0, "is_believed": "doubt" not in how, "wanted": 16, "numbers": [1]}
-    assert [one.given for one in found.asked] == [by_chain, by_batch][: 1 + follows]  # no content comes again
-    if "assurance" not in how:
-        found.asked[0].leaves_open.assert_called_with(1e6 * found.told_ms)
-
-
-@pytest.mark.parametrize(
-    ("claimed_ms", "how", "calls", "is_anew"),
-    [
-        (0.005, {}, 17, True),
-        (0.005, {"most": 64}, 17, False),
-        (0.005, {"most": 64, "replayed": {0}}, 17, True),  # graphs of the readings hold memory
-        (0.005, {"room": 2}, 2, True),
-        (1e3, {}, 5, True),
-        (1e3 + 1e-6, {}, None, True),
-        (0.005, {"room": 1}, None, True),
-        (0.005, {"desk": None}, None, True),
-        (2.0, {"desk": None, "costs_ns": [2e6] * 9}, 0, True),
-    ],
-)
-def test_a_chain_needs_a_desk_and_room_for_two_calls(bound, claimed_ms, how, calls, is_anew):
-    """Batches are in its place, or what requests took. Where there is no room, it is found out who holds it."""
-    found = bound(claimed_ms, is_open=False, **how)
-    assert found.record["bound"] == ("chain" if calls else "batch" if calls is None else "samples")
-    for timer in found.asked:
-        assert timer.given.get("calls") == calls
-        assert (timer.trial.places is not found.remote.places) is is_anew
+    assert found.record["bound"] == ({17: "chain", None: "batch"}[asked[-1]] if asked else "samples")
+    assert (found.told_ms, found.record.get("why_unconfirmed")) == (max(claimed_ms, 0.003 * (17 in asked)), why_not)
+    assert [one.given.get("calls") for one in found.asked] == asked
+    numbers = [number for one in found.asked for number in one.given["numbers"]]
+    assert numbers == [*range(len(numbers))]  # no content comes again
+    assert all(one.given["is_believed"] == ("doubt" not in how) for one in found.asked[1:])
     assert found.check_room.called is (found.room == 1)
 
 

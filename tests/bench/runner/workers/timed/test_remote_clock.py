@@ -12,7 +12,7 @@ from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.worker.protocol import answer_readings
 from tests.kit.fake_gpu import sample_all
-from tests.kit.trials import CUPTI, EVENTS, WALL, ScriptedWorker, make_trial
+from tests.kit.trials import CUPTI, WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
 RECIPE = Procedure(warmup_runs=3, iterations=20, budget_s=10.0)
@@ -45,14 +45,12 @@ def test_a_request_holds_at_most_one_call_for_each_place_and_each_has_its_share_
     """Setup comes before the calls, and its readings stand apart."""
     trial, worker, clock = open_clock(has_setup=setup_ns > 0, setup_ns=setup_ns)
     samples = sample(trial, clock, 11)
-    made = [(one["part"], one["indices"], one["replay"]) for one in worker.fields_of("calls")]
-    assert made == [(part, indices, False) for indices in ([*range(8)], [0, 1, 2]) for part in parts]
-    assert worker.verbs() == ["start", *["calls"] * len(made), "stop"]
+    made = [(one["part"], one["indices"]) for one in worker.fields_of("calls")]
+    assert made == [(part, indices) for indices in ([*range(8)], [0, 1, 2]) for part in parts]
     assert [one.span_ns for one in samples] == [1_000] * 11
     assert [one.span_ns for one in trial.setup_samples] == [300] * 11 * (setup_ns > 0)
-    assert trial.setup_ns == (setup_ns or None)
-    costs_ns = [[1_000 + setup_ns + 800 * len(parts) / calls] * calls for calls in (8, 3)]
-    assert trial.costs_ns == pytest.approx(costs_ns[0] + costs_ns[1])
+    costs_ns = [1_000 + setup_ns + 800 * len(parts) / calls for calls in (8, 3)]
+    assert trial.costs_ns == pytest.approx([costs_ns[0]] * 8 + [costs_ns[1]] * 3)
 
 
 def test_every_call_has_content_of_its_own_and_is_looked_at(open_clock):
@@ -67,7 +65,6 @@ def test_every_call_has_content_of_its_own_and_is_looked_at(open_clock):
 
 
 def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_replayed(open_clock):
-    """Also in an earlier trial."""
     trial, worker, clock = open_clock(CUPTI)
     replays, fresh = clock.replays(trial.supply), [clock.fresh_graphs]
     assert replays(9) == PlaceLaunch(1, replay=True)
@@ -76,10 +73,7 @@ def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_repl
             sample_all(clock, launches, Preamble())
             fresh.append(clock.fresh_graphs)
     assert fresh == [8, 8, 8, 0]
-    assert RemoteClock(worker, CUPTI, trial).fresh_graphs == 0
     assert [one["replay"] for one in worker.fields_of("calls")] == [False, True, True]
-    trial, _, clock = open_clock(EVENTS)  # it sees no operations
-    assert clock.replays(trial.supply)(0) == PlaceLaunch(0)
     trial, _, clock = open_clock(CUPTI, has_setup=True)
     with pytest.raises(CaptureRefused, match="what setup prepares"):
         clock.replays(trial.supply)
@@ -98,7 +92,6 @@ def test_a_lost_clock_is_replaced_by_what_the_worker_falls_back_to(open_clock):
     ("verb", "answer", "failure", "said", "verbs"),
     [
         ("calls", {"readings": None, "lost": "3 dropped"}, ClockLost, "3 dropped", ["calls", "stop"]),
-        ("calls", {"readings": None, "refused": "it waits"}, CaptureRefused, "it waits", ["calls", "stop"]),
         ("calls", {"readings": TOO_LONG}, SolutionFailure, "more than the time that passed", ["calls"]),
         ("start", {"clock": CUPTI.model_dump()}, SolutionFailure, "the method 'cupti'", []),
     ],

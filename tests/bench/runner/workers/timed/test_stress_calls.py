@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import AHEAD_BYTES, StressInputs, StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs, StressSchedule
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import Preamble
 from tests.kit.make import make_definition, make_workload
@@ -30,8 +31,8 @@ def make_schedule(contents=None, names=CASES, calls=20, seed=0):
     return StressSchedule(inputs, names, calls, chance=random.Random(seed))
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("ahead", [0, 1, 9])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ahead", [0, 9])
 @pytest.mark.parametrize(("usual", "expected", "size"), [(20, 20, 16), (20, 8, 3), (6, 6, 16), (2, 0, 3)])
 def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected, size, ahead):
     """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found.
@@ -65,41 +66,26 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
     assert not any((read.inputs[0] >= MARK).any() for read in reads)
 
 
-def come(schedule, requests):
-    """Return for each request of so many usual calls, and eight places, which cases come in it."""
-    found = []
-    for calls in requests:
-        found.append(schedule.due(calls, 8))
-        schedule.pass_by(min(calls + len(found[-1]), 8), len(found[-1]))
-    return found
-
-
-@pytest.mark.parametrize("calls", [2, 3, 4, 50])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_first_calls_keep_their_inputs_where_there_are_others(calls, seed):
-    found, first = come(make_schedule(calls=calls, seed=seed), [1] * calls), min(2, calls - 2)
-    assert (found[:first], [name for names in found for name in names]) == ([[]] * first, CASES)
-
-
-def test_a_request_has_no_more_calls_than_places_and_what_is_left_comes_among_those_that_follow():
-    assert come(make_schedule(names="abcdefghij", calls=0), [1, 8, 8]) == [list("abcdefgh"), ["i", "j"], []]
-    schedule = make_schedule(calls=50)
-    come(schedule, [1, 1])
-    left = schedule.left
-    schedule.spread(left, 6)
-    assert come(schedule, [1, 1, 4]) == [[], [], left] == [[], [], CASES]
+def test_the_first_calls_keep_their_inputs_and_a_request_has_no_more_calls_than_places(seed):
+    """What is left comes among those that follow."""
+    for names, requests in (("abcdefghij", [2, 8, 8]), (CASES, [1] * 4)):
+        schedule, found = make_schedule(names=names, calls=sum(requests), seed=seed), []
+        for calls in requests:
+            found.append(schedule.due(calls, 8))
+            schedule.pass_by(min(calls + len(found[-1]), 8), len(found[-1]))
+        assert sorted(name for names_due in found for name in names_due) == sorted(names)
+        assert max(map(len, found)) <= 8
+    assert found[:2] == [[], []]
 
 
 QUICK = "def run(x):\n    return x * 2"
-SLOW = "import time\ndef run(x):\n    time.sleep(0.006)\n    return x * 2"
 
 
 @pytest.mark.parametrize(
     ("plan", "source", "most"),
     [
         (MeasurePlan(2, 20, 1.0, reads=3), QUICK, 99),
-        (MeasurePlan(0, 50, 0.0, reads=1), SLOW, 1),
-        (MeasurePlan(0, 50, 0.0, reads=1), QUICK, 99),  # a short trial is made up for
         (MeasurePlan(2, 20, 1.0, facts={"meaningful": False}), QUICK, 0),
     ],
 )
@@ -113,49 +99,11 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, 
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in made)
 
 
-class Counted:
-    """Contents that note how they are asked."""
-
-    def __init__(self, size):
-        self.base, self.asked = [torch.zeros(size)], []
-
-    def make_all(self, numbers):
-        self.asked.append(len(numbers))
-        return [[torch.zeros_like(self.base[0])] for _ in numbers]
-
-    def make(self, number):
-        return self.make_all([number])[0]
-
-
-@pytest.mark.parametrize(("size", "asked"), [(4, [2]), (AHEAD_BYTES // 4, [1, 1])])
-def test_inputs_are_made_ahead_in_one_write_unless_they_are_large(size, asked):
-    contents = Counted(size)
-    inputs = make_schedule(contents).inputs
-    inputs.make_ahead(lambda: False)
-    inputs.make_ahead(lambda: False)
-    made = [inputs.take(case) for case in CASES]
-    assert contents.asked == asked
-    assert [own[0][0].item() for _, own in made] == [MARK, MARK + 1]
-    assert len({number for number, _ in made}) == 2
-
-
-def test_inputs_of_another_case_than_the_one_ahead_are_made_anew():
-    contents = Counted(4)
-    inputs = make_schedule(contents).inputs
-    inputs.make_ahead(lambda: False)
-    assert inputs.take("another")[1][0][0] == MARK + 2
-    assert inputs.take(CASES[0])[1][0][0] == MARK
-
-
 def test_what_fails_ahead_fails_when_it_is_taken():
     """A worker's answer is still to come while inputs are made ahead."""
-    contents = Counted(4)
+    contents = Mock(base=[torch.zeros(4)])
+    contents.make.side_effect = contents.make_all.side_effect = WorkloadFault("its generator fails")
     inputs = make_schedule(contents).inputs
-
-    def fail(numbers):
-        raise WorkloadFault("its generator fails")
-
-    contents.make_all = fail
     inputs.make_ahead(lambda: False)
     with pytest.raises(WorkloadFault, match="its generator fails"):
         inputs.take(CASES[0])
