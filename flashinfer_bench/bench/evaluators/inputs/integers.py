@@ -48,7 +48,7 @@ FREE_LENGTH: Final = 4
 """Mean length of a sequence if nothing says the total."""
 MOST_PROBES: Final = 64
 _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
-"""Reference, sizes and numbers → the runs on them; None if the reference cannot be called."""
+"""Reference, inputs, sizes and numbers → the runs on them; None if the reference cannot be called."""
 
 
 def row_offsets(blank: Blank) -> torch.Tensor:
@@ -290,7 +290,8 @@ def _probe(blank: Blank) -> IntegerProbe | None:
     definition = blank.definition
     given = [(name, one.sum().item() if _is_integer(one) else one) for name, one in blank.given.items()]
     known = [*blank.axes.items(), *((name, one) for name, one in given if not isinstance(one, torch.Tensor))]
-    key = (definition.reference, blank.device.type, *definition.constraints, *known)
+    takes = tuple((name, spec.dtype, *(spec.shape or ())) for name, spec in definition.inputs.items())
+    key = (definition.reference, takes, blank.device.type, *definition.constraints, *known)
     if key not in _probes:
         if len(_probes) >= MOST_PROBES:
             _probes.clear()
