@@ -176,17 +176,19 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
     """
 
     def choose(field: Field) -> Any:
-        shape, device = field.values.shape, field.values.device
+        shape, rows = field.values.shape, slice(None)
         if len(shape) < max(-axis, 1 + late) or shape[axis] < LEAST_LENGTH:
             return None
         number = (field.part + turn) % 4
-        places = torch.arange(shape[axis], device=device)
         half, second = number % 2, (number % 2) ^ (number // 2)
-        is_chosen = (places * 2 // shape[axis] == half) & (places % 2 == second)
+        begin, end = math.ceil(half * shape[axis] / 2), math.ceil((half + 1) * shape[axis] / 2)
+        chosen = slice(begin + (begin + second) % 2, end, 2)
+        if axis == -1 and not late:
+            return rows, chosen
+        steps = torch.arange(len(field.rows), device=field.values.device).view(-1, shape[-2])
         if axis == -2:
-            return is_chosen.repeat(len(field.rows) // shape[-2])[:, None]
-        steps = torch.arange(len(field.rows), device=device) % shape[-2] if late else None
-        return is_chosen[None] if steps is None else is_chosen & (steps >= shape[-2] - OPEN_STEPS)[:, None]
+            return steps[:, chosen].reshape(-1), rows
+        return steps[:, -OPEN_STEPS:].reshape(-1), chosen
 
     return choose
 
@@ -330,9 +332,10 @@ def large(size: float | Callable[[Field], float], *, one_sided: bool = False) ->
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size(field) if callable(size) else size
-        drawn = field.chance.uniform(values, -0.3 * top, 0.3 * top)
         if one_sided:
-            return (drawn.abs_() + 0.7 * top) * field.chance.host.choice((1, 1, 1, -1))
+            low, high = field.chance.host.choice(((0.7, 1.0), (0.7, 1.0), (0.7, 1.0), (-1.0, -0.7)))
+            return field.chance.uniform(values, low * top, high * top)
+        drawn = field.chance.uniform(values, -0.3 * top, 0.3 * top)
         return drawn.add_(drawn.sgn(), alpha=0.7 * top)
 
     return change
