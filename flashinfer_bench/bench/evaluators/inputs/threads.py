@@ -33,14 +33,3 @@ def usual_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(1)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch compute in one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

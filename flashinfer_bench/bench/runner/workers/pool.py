@@ -280,12 +280,6 @@ class WorkerPool:
         self._hear()
         return any(not warm.worker.is_ready for warm in self._warm)
 
-    def is_awaited(self, solution: SolutionFiles) -> bool:
-        """Say whether who asks for a worker for a solution or reference on a GPU would wait until one has started."""
-        files = self._made_for(solution)
-        ready = [one for one in (self._current, self._reference, *self._warm) if one and one.worker.is_ready]
-        return self._hello.device == "cuda" and not any(one.files.digest == files.digest for one in ready)
-
     def await_writers(self) -> None:
         """Wait for earlier workers where they could change files of others: those that have no sandbox."""
         if self._policies is None:
@@ -341,13 +335,6 @@ class WorkerPool:
         self._wanted = [self._made_for(one) for one in wanted]
         self._tend()
         self._reap()
-
-    def work_while(self, steps: list[Callable[[], object]], is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Take steps, one after the other, as long as that is wanted; those that are taken leave the list."""
-        self.tend_spares()
-        while steps and is_wanted():
-            steps.pop(0)()
-            self.tend_spares()
 
     def tend_spares(self) -> None:
         """Have warm workers that are of no use replaced, and missing ones started, on a GPU; wait for nothing."""

@@ -153,16 +153,6 @@ def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_wha
         Bench(monkeypatch, "slow dead", best=FAST).run("reference_worker d")
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_worker_is_awaited_on_a_gpu_until_it_has_started(monkeypatch, device):
-    bench, seen = Bench(monkeypatch, "coming", device=device), []
-    for script in ("expect", "expect one", "settle", "take one"):
-        bench.run(script)
-        seen.append(bench.pool.is_awaited(FILES["one"]))
-    assert seen == [device == "cuda", device == "cuda", False, False]
-    assert not bench.pool.settle()
-
-
 @pytest.mark.parametrize(
     ("device", "cores", "sessions", "gib", "starting", "most"),
     [
