@@ -82,7 +82,8 @@ def make_problem(
     kept = kept / kept.sum(dim=-1, keepdim=True)
     kept = torch.where(kept.cumsum(dim=-1) - kept < top_p[:, None], kept, 0.0)
     ranks = torch.multinomial(kept, arguments.calls, replacement=True, generator=generator)
-    return SamplingProblem(probabilities, top_k, top_p, None, joint=False), ids.gather(1, ranks).T.contiguous()
+    filters = {"top_k": top_k, "top_p": top_p}
+    return SamplingProblem(probabilities, filters), ids.gather(1, ranks).T.contiguous()
 
 
 if __name__ == "__main__":

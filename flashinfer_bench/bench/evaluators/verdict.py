@@ -7,7 +7,7 @@ any runnable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,13 +26,8 @@ from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
-    USUAL_LIMIT,
-    NormRule,
-    describe_norms,
-    find_excess,
-    measure_outputs,
-)
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import USUAL_LIMIT, NormRule
+from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
@@ -45,11 +40,11 @@ _NUMBERS_FOR: Final = {"float": (float, int), "int": (int,), "bool": (bool,)}
 _INFINITE: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 
 
-def decide(problem: str | None, correctness: Correctness) -> Verdict:
+def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str, Any] | None = None) -> Verdict:
     """Return the verdict on values: accepted if there is no problem."""
     if problem is None:
         return Accepted(correctness)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, correctness)
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, correctness, integrity)
 
 
 def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
@@ -163,22 +158,17 @@ def judge_norms(
     """Judge the norms of a call's errors, and add them to what is known of its outputs."""
     if not rule.is_on:
         return Accepted(correctness)
-    names, norms = list(definition.outputs), measure_outputs(call.expected, call.got)
+    names, norms = list(definition.outputs), list(map(measure_norms, call.expected, call.got))
     extra = dict(correctness.extra or {})
     outputs = dict(extra.get("outputs", {}))
-    for name, item in describe_norms(norms, names).items():
-        outputs[name] = {**outputs.get(name, {}), **item}
+    for name, one in zip(names, norms, strict=True):
+        if one is not None and one.says_something and not one.is_small:
+            outputs[name] = {**outputs.get(name, {}), "error_norm": one.share(), "worst_row_norm": one.figures[2]}
     correctness = correctness.model_copy(update={"extra": {**extra, "outputs": outputs}})
-    excess = find_excess(rule, norms, names, stability)
-    if excess is None:
-        return Accepted(correctness)
-    message, name = excess.message, excess.evidence["output"]
-    at = names.index(name)
-    found = compare(call.expected[at], call.got[at], Tolerance(math.inf, math.inf), output=name)
-    if found.nonfinite_mismatched:
-        message = f"{found.problem()} (rule {excess.rule!r})"
+    message, integrity = rule.find_excess(norms, names, stability) or (None, None)
+    if integrity is not None and math.isinf(integrity["evidence"]["error_norm"]):
         correctness = correctness.model_copy(update=_INFINITE)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, excess.integrity)
+    return decide(message, correctness, integrity)
 
 
 def check_trials(

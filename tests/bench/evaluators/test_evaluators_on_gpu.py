@@ -66,7 +66,7 @@ def test_an_indexer_gets_the_same_verdict_on_both_devices():
 def test_samplers_get_the_same_verdicts():
     problem = make_problem(torch.Generator().manual_seed(0), vocabulary=32_000, filters="kp")
     shares = expected_shares(problem)
-    there = SamplingProblem(problem.probabilities.cuda(), problem.top_k.cuda(), problem.top_p.cuda(), None, joint=False)
+    there = SamplingProblem(problem.probabilities.cuda(), {name: one.cuda() for name, one in problem.filters.items()})
     generator = torch.Generator().manual_seed(1)
     assert isinstance(judge_draws(there, draw(shares, generator).cuda(), SamplingLimits(), generator), Accepted)
     for name, sampler in WRONG.items():

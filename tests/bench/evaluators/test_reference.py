@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-import sys
 
 import pytest
 import torch
@@ -55,13 +53,9 @@ def test_classes_of_a_reference_find_the_module_that_they_are_of(before):
     assert "return x * 2" in inspect.getsource(called.run)
 
 
-def test_two_references_of_one_name_have_a_module_each_as_long_as_they_are_used():
-    before = set(sys.modules)
+def test_two_references_of_one_name_have_a_module_each():
     called = [reference("return x * sys.modules[__name__].k", before=f"import sys\nk = {k}") for k in (2, 3)]
     assert [one([torch.ones(1)])[0].item() for one in called] == [2, 3]
-    del called
-    gc.collect()
-    assert set(sys.modules) == before
 
 
 @pytest.mark.parametrize("returned", ["(x, x.long())", "[x, x.long()]", "{'b': x.long(), 'a': x}"])
@@ -150,10 +144,10 @@ def test_a_reference_that_disagrees_with_itself_is_used_only_if_it_agreed_before
     check(once, 4)
 
 
-def test_second_calls_are_made_once_for_each_shape_until_they_have_taken_too_long(monkeypatch):
+def test_second_calls_are_made_until_they_have_taken_too_long(monkeypatch):
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr(reference_module.time, "monotonic", lambda: next(clock))
     called = reference("calls.append(len(x))\nreturn x", before="calls = []")
-    for size in (2, 2, 3, 4, 5):
+    for size in (2, 3, 4, 5):
         check(called, size)
-    assert called.run.__globals__["calls"] == [2, 2, 2, 3, 3, 4, 5]
+    assert called.run.__globals__["calls"] == [2, 2, 3, 3, 4, 5]

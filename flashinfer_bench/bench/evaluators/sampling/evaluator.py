@@ -20,6 +20,7 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import DefinitionFault
 
+CPU: Final = torch.device("cpu")
 TIMED_DRAWS: Final = 96
 """Draws of each timed trial that are judged at least. A sampler that draws the likeliest token passes if that has more
 than nine tenths of a row."""
@@ -39,7 +40,7 @@ class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
     record = EvaluatorRecord(
-        revision=3,
+        revision=4,
         op_types=("sampling",),
         takes=draws_tokens,
         extra_keys={
@@ -78,7 +79,7 @@ class SamplingEvaluator(DefaultEvaluator):
             if isinstance(got, Rejected):
                 return got
             made.append(got[0].to(device, torch.int64))
-        generator = _open_generator(context, "places of draws")
+        generator = make_generator(context.seed, "places of draws", device=CPU)
         found = draws.judge_draws(problem, torch.stack(made), limits, generator)
         if isinstance(found, Rejected):
             drawn = ref_outputs[0][0].to(device, torch.int64)[None]
@@ -90,14 +91,16 @@ class SamplingEvaluator(DefaultEvaluator):
             return found
         if not cfg.power_rule:
             return found
-        count = draws.count_calls(len(problem.probabilities), limits.least_shift)
         flattened: list[JudgedCall] = []
         deadline = time.monotonic() + PATIENCE_S
+        count = draws.count_calls(len(problem.probabilities), limits.least_shift)
         for flat, calls in draws.make_flattened(definition, inputs[0], count, generator):
+            if time.monotonic() > deadline and flattened:
+                break
             for outputs in sol_runnable.call_repeatedly(flat, calls):
                 flattened.append(JudgedCall(flat, outputs, ref_outputs[0]))
                 if time.monotonic() > deadline:
-                    return draws.judge_flattened(definition, flattened, limits, generator, found.correctness)
+                    break
         return draws.judge_flattened(definition, flattened, limits, generator, found.correctness)
 
     @classmethod
@@ -109,9 +112,5 @@ class SamplingEvaluator(DefaultEvaluator):
         The calls of `check_correctness` have equal inputs, and timed ones have not. So a solution that tells them apart
         could do without a part of each row in timed calls only.
         """
-        generator = _open_generator(context, "places of timed draws")
+        generator = make_generator(context.seed, "places of timed draws", device=CPU)
         return draws.judge_timed(definition, calls, draws.SamplingLimits.of(cfg), generator)
-
-
-def _open_generator(context: JudgeContext, purpose: str) -> torch.Generator:
-    return make_generator(context.seed, purpose, device=torch.device("cpu"))

@@ -31,10 +31,6 @@ def spoil(*where):
         (RIGHT.roll(1, 0), "got is expected, shifted to the next row"),
         (RIGHT.roll(-4, 0), "got is expected, shifted back by 4 rows"),
         (spoil(slice(None), [at for at in range(64) if at % 16 >= 12]), "only the last 4 of every 16 columns"),
-        (
-            RIGHT * torch.linspace(2, 3, 12)[:, None],
-            "each row is expected times a factor of its own, 2 to 3",
-        ),
         (RIGHT.flip(0), "got has the expected values in another order"),
         (RIGHT + torch.randn(12, 64) * 9, None),
     ],
@@ -76,14 +72,14 @@ LAST_8 = (..., [at for at in range(1024) if at % 128 >= 120])
         (fail((2, 1024), LAST_8, elsewhere=0.003), "mostly the last 8 of every 128 columns"),
         (fail((64, 1024), (slice(40, 48),), elsewhere=0.0005), "mostly rows 40 to 47"),
         (fail((4, 1024), (3, slice(15, None, 16))), "only the last row and every 16th column, from 15"),
-        (fail((64, 64), torch.ones(64, 64).tril().bool(), elsewhere=0.005), "mostly on and below the diagonal"),
+        (fail((64, 64), torch.ones(64, 64).tril(-1).bool(), elsewhere=0.005), "mostly below the diagonal"),
     ],
 )
 def test_a_pattern_is_told_though_a_few_elements_are_right_or_others_wrong(failing, told):
     assert describe_places(failing) == told
 
 
-@pytest.mark.parametrize("shape", [(64,), (1, 128), (12, 64), (32, 32), (2, 512), (3, 5, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(64,), (1, 128), (12, 64), (32, 32), (2, 512)], ids=str)
 def test_elements_that_fail_at_random_have_no_pattern(shape):
     generator = torch.Generator().manual_seed(3)
     named = [
