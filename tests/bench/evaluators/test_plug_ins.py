@@ -12,8 +12,14 @@ from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators import registry
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Evaluator, Rejected
-from flashinfer_bench.bench.evaluators.parameters import KnownParameters, find_wrong_parameters, read_parameters
-from flashinfer_bench.bench.evaluators.plug_ins import PlugIn, list_appended, list_plug_ins
+from flashinfer_bench.bench.evaluators.plug_ins import (
+    KnownParameters,
+    PlugIn,
+    find_wrong_parameters,
+    list_appended,
+    list_plug_ins,
+    read_parameters,
+)
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator, find_evaluator, register
 from flashinfer_bench.bench.runner.lookup import answer
 from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
