@@ -196,17 +196,13 @@ def _call(name: str, method: Callable[..., Any], cls: type[Evaluator], *argument
         offered["device"] = str(next(tensors, torch.empty(0)).device)
     wanted = {*inspect.signature(method).parameters, *(["context"] if _takes_context(method) else [])}
     returned = method(*arguments, **{key: value for key, value in offered.items() if key in wanted})
-    found, evaluation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if name == "build_baseline":
         return returned
-    if name == "eval_performance" and isinstance(found, Performance):
-        return found
-    if name == "check_correctness" and isinstance(found, (Accepted, Rejected)):
-        return found
-    if name == "check_correctness" and evaluation is None and isinstance(found, Correctness):
-        return Accepted(found)
-    if name == "check_correctness" and isinstance(evaluation, Evaluation):
-        if evaluation.status is not EvaluationStatus.PASSED:
-            return Rejected(evaluation.status, evaluation.log, found)
+    found, evaluation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    if isinstance(evaluation, Evaluation) and evaluation.status is not EvaluationStatus.PASSED:
+        return Rejected(evaluation.status, evaluation.log, found)
+    wanted_types = (Accepted, Rejected, Correctness) if name == "check_correctness" else Performance
+    if evaluation is None and isinstance(found, wanted_types):
+        return Accepted(found) if isinstance(found, Correctness) else found
     what = "nothing (None)" if returned is None else f"an object of type {type(returned).__name__}"
     raise WorkloadFault(f"{cls.__qualname__}.{name} returned {what}: {NEEDED[name]} is needed")

@@ -42,8 +42,8 @@ from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 
 TIMED_SHARE: Final = 0.05
 """Timed draws reject a right sampler by chance this many times as often as the first draws: they are a second look."""
-PARTS: Final = {"quarter": 4, "eighth": 8}
-"""Parts of the rows of timed draws, by their largest probability, the flattest first."""
+PARTS: Final = (4, 8)
+"""Numbers of parts of the rows of timed draws, by their largest probability, the flattest first."""
 LEAST_PART: Final = 24
 """Fewer draws of a part are not tested by themselves."""
 DETECTABLE: Final = 5.5
@@ -130,73 +130,39 @@ class PlacedCalls(NamedTuple):
 
 
 def judge_draws(
-    problem: SamplingProblem, tokens: torch.Tensor, limits: SamplingLimits, generator: torch.Generator
+    definition: Definition, calls: Sequence[JudgedCall], limits: SamplingLimits, generator: torch.Generator
 ) -> Verdict:
-    """Judge the first draws of a sampler.
+    """Judge the first draws of a sampler, all on the same inputs.
 
     Args:
-        problem: what the sampler was given.
-        tokens: int64 [calls, rows], on the device of the problem.
+        definition: names the inputs.
+        calls: one or more.
         limits: the parameters that decide.
-        generator: on the CPU.
+        generator: on the CPU; it decides where in its stretch a draw is placed.
     """
-    placed = place_draws(problem, tokens, generator)
-    forbidden = find_forbidden(problem, tokens, placed)
-    if forbidden is not None:
-        return forbidden
-    chances = limits.test(placed.places)
-    distances = {order: measure_distance(places) for order, places in zip(ORDERS, placed.places, strict=True)}
-    worst = max(distances, key=lambda order: distances[order].tvd - distances[order].noise)
-    (tvd, noise), (calls, rows) = distances[worst], tokens.shape
+    placed = place_calls(definition, calls, generator)
+    if isinstance(placed, Rejected):
+        return placed
+    chances, (tvd, noise) = limits.test(placed.places), measure_distance(placed.places)
+    draws = placed.peaks.numel()
     correctness = Correctness(
         max_absolute_error=max(0.0, tvd - noise),
         extra={
-            "calls": calls,
-            "draws": tokens.numel(),
+            "calls": len(calls),
+            "draws": draws,
             "tvd": tvd,
             "tvd_noise": noise,
             "tvd_threshold": limits.tvd_threshold,
-            "detectable_shift": DETECTABLE / math.sqrt(tokens.numel()),
+            "detectable_shift": DETECTABLE / math.sqrt(draws),
             "smallest_p_value": min(chances.values()),
             "p_values": chances,
         },
     )
-    problem_found = limits.find_odd(chances)
+    problem = limits.find_odd(chances)
     if tvd > limits.tvd_threshold + noise:
-        over = f"threshold {limits.tvd_threshold:g} on top of the noise; tokens grouped by {worst}"
-        problem_found = f"too far from the expected distribution, {over}"
-    facts = f"{calls} calls of {rows} rows; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
-    return decide(problem_found and f"the draws are {problem_found} ({facts})", correctness)
-
-
-def find_forbidden(
-    problem: SamplingProblem, tokens: torch.Tensor, placed: PlacedDraws, *, rows: int = 0
-) -> Rejected | None:
-    """Return the verdict on draws that are not allowed; None if all are.
-
-    Args:
-        problem: what the sampler was given.
-        tokens: int64 [calls, rows].
-        placed: the draws' places.
-        rows: of one call, if rows of several calls stand beside each other.
-    """
-    wrong = ~placed.allowed
-    if not bool(wrong.any()):
-        return None
-    count, (call, row) = int(wrong.sum()), wrong.nonzero()[0].tolist()
-    token, vocabulary = int(tokens[call, row]), problem.probabilities.shape[1]
-    why = f"the vocabulary has {vocabulary}"
-    if 0 <= token < vocabulary:
-        filters = ", ".join(f"{name}={float(value[row]):g}" for name, value in problem.filters.items())
-        allowed = f"{int(placed.kept[row])} tokens are allowed{f' ({filters})' if filters else ''}"
-        why = f"its probability is {float(problem.probabilities[row, token]):.4g}; {allowed}"
-    first = f"the first is token {token} in call {call}, row {row % (rows or tokens.shape[1])}: {why}"
-    found = {"calls": len(tokens), "draws": tokens.numel(), "not_allowed": count}
-    return Rejected(
-        EvaluationStatus.INCORRECT_NUMERICAL,
-        f"{count} of {tokens.numel()} draws are not allowed; {first}",
-        Correctness(max_absolute_error=count / tokens.numel(), extra=found),
-    )
+        problem = f"too far from the expected distribution, threshold {limits.tvd_threshold:g} on top of the noise"
+    facts = f"{len(calls)} calls; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
+    return decide(problem and f"the draws are {problem} ({facts})", correctness)
 
 
 def judge_timed(
@@ -211,15 +177,14 @@ def judge_timed(
     if isinstance(placed, Rejected):
         return placed
     chances, by_flatness = limits.test(placed.places), placed.peaks.reshape(-1).argsort()
-    for order, drawn in zip(ORDERS, placed.places, strict=True):
-        for name, count in PARTS.items():
-            parts = drawn.reshape(-1)[by_flatness].chunk(count) if len(by_flatness) >= count * LEAST_PART else ()
-            for number, part in enumerate(parts, 1):
-                words = f"{name} {number} of the rows by flatness, tokens by {order}"
+    for count in (count for count in PARTS if len(by_flatness) >= count * LEAST_PART):
+        for order, drawn in zip(ORDERS, placed.places, strict=True):
+            for number, part in enumerate(drawn.reshape(-1)[by_flatness].chunk(count), 1):
+                words = f"part {number} of {count} of the rows by flatness, tokens by {order}"
                 chances[f"shares, {words}"] = measure_shares(part[None], PART_GROUPS)
                 chances[f"left out, {words}"] = measure_omission(part, limits.least_shift)
     odd = limits.find_odd(chances, alarm_share=TIMED_SHARE)
-    found = {"calls": len(placed.peaks), "smallest_p_value": min(chances.values())}
+    found = {"calls": len(calls), "smallest_p_value": min(chances.values())}
     return decide(odd and f"the draws are {odd}", Correctness(extra=found))
 
 
@@ -269,12 +234,28 @@ def place_calls(
         filters = {key: torch.cat([one.filters[key] for one in problems]) for key in problems[0].filters}
         problem = SamplingProblem(torch.cat([one.probabilities for one in problems]), filters, problems[0].joint)
         placed = place_draws(problem, tokens, generator)
-        forbidden = find_forbidden(problem, tokens, placed, rows=rows)
-        if forbidden is not None:
-            return forbidden
+        if not bool(placed.allowed.all()):
+            return _describe_forbidden(problem, tokens, placed)
         all_places.append(placed.places.view(len(ORDERS), count, -1, rows).movedim(2, 1).flatten(1, 2))
         all_peaks.append(placed.peaks.view(-1, rows).repeat_interleave(count, dim=0))
     return PlacedCalls(torch.cat(all_places, dim=1), torch.cat(all_peaks))
+
+
+def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, placed: PlacedDraws) -> Rejected:
+    """Return the verdict on draws [calls, rows] that are not allowed."""
+    wrong = ~placed.allowed
+    count, (call, row) = int(wrong.sum()), wrong.nonzero()[0].tolist()
+    token, vocabulary = int(tokens[call, row]), problem.probabilities.shape[1]
+    why = f"the vocabulary has {vocabulary}"
+    if 0 <= token < vocabulary:
+        filters = ", ".join(f"{name}={float(value[row]):g}" for name, value in problem.filters.items())
+        allowed = f"{int(placed.kept[row])} tokens are allowed{f' ({filters})' if filters else ''}"
+        why = f"its probability is {float(problem.probabilities[row, token]):.4g}; {allowed}"
+    return Rejected(
+        EvaluationStatus.INCORRECT_NUMERICAL,
+        f"{count} of {tokens.numel()} draws are not allowed; the first is token {token} in row {row}: {why}",
+        Correctness(max_absolute_error=count / tokens.numel(), extra={"draws": tokens.numel(), "not_allowed": count}),
+    )
 
 
 def count_calls(rows: int, least_shift: float) -> int:

@@ -11,8 +11,9 @@ drawn last. So are those of timed calls, whose inputs never come twice: a soluti
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -24,7 +25,7 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.draws import TIMED_SHARE, SamplingLimits, count_calls
-from flashinfer_bench.bench.evaluators.sampling.evaluator import CPU, PATIENCE_S
+from flashinfer_bench.bench.evaluators.sampling.evaluator import CPU, PATIENCE_S, call_within
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
 from flashinfer_bench.bench.evaluators.verdict import check_form, decide
 from flashinfer_bench.data import Correctness, Definition
@@ -60,18 +61,13 @@ class SpeculativeEvaluator(DefaultEvaluator):
         context: JudgeContext,
     ) -> Verdict:
         """Call the sampler many times on the inputs of the first trial and judge all calls together."""
-        limits = SamplingLimits.of(cfg)
-        wanted = count_calls(len(inputs[0][1]), limits.least_shift) if cfg.power_rule else 0
-        deadline = time.monotonic() + PATIENCE_S
-
-        def make_calls() -> Iterable[JudgedCall]:
-            count = max(limits.trials, wanted)
-            for call, outputs in enumerate(sol_runnable.call_repeatedly(inputs[0], count)):
-                if call >= limits.trials and time.monotonic() > deadline:
-                    return
-                yield JudgedCall(inputs[0], outputs, ref_outputs[0])
-
-        return judge_calls(definition, make_calls(), limits, context)
+        limits, given, expected = SamplingLimits.of(cfg), inputs[0], ref_outputs[0]
+        more = count_calls(len(given[1]), limits.least_shift) - limits.trials if cfg.power_rule else 0
+        calls = (
+            *call_within(math.inf, sol_runnable, given, limits.trials, expected),
+            *call_within(time.monotonic() + PATIENCE_S, sol_runnable, given, more, expected),
+        )
+        return judge_calls(definition, calls, limits, context)
 
     @classmethod
     def judge_reads(
@@ -83,7 +79,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
 
 def judge_calls(
     definition: Definition,
-    calls: Iterable[JudgedCall],
+    calls: Sequence[JudgedCall],
     limits: SamplingLimits,
     context: JudgeContext,
     *,

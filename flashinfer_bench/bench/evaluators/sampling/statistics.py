@@ -8,7 +8,7 @@ rejected less often than the p-value says.
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
@@ -22,23 +22,19 @@ LEAST_EXPECTED: Final = 8
 """Draws that are expected in a group, at least; few draws have fewer groups."""
 
 
-class Distance(NamedTuple):
-    """Distance of the observed shares from the expected ones."""
+def measure_distance(places: torch.Tensor) -> tuple[float, float]:
+    """Return how far the shares of groups of tokens are from equal ones, in places [orders, ...].
 
-    tvd: float
-    """Total variation distance over groups of tokens: half of the sum of |observed share - expected share|."""
-    noise: float
-    """A perfect sampler with this number of draws exceeds this distance once in ten thousand times."""
-
-
-def measure_distance(places: torch.Tensor) -> Distance:
-    """Return the distance of all places from equal shares."""
-    draws = places.numel()
+    Returns:
+        The total variation distance in the worst order, half of the sum of |observed share - expected share|; and the
+        distance that a perfect sampler with this number of draws exceeds once in ten thousand times.
+    """
+    draws = places[0].numel()
     groups = _group_count(draws, GROUPS[0])
-    shares = _count(places.reshape(1, -1), groups) / draws
+    shares = _count(places.reshape(len(places), -1), groups) / draws
     # The mean of the sum of folded normal values, one for each group, and four deviations of the sum.
     noise = math.sqrt(groups / (2 * math.pi * draws)) + 1.2 / math.sqrt(draws)
-    return Distance(float((shares - 1 / groups).abs().sum() / 2), noise)
+    return float((shares - 1 / groups).abs().sum(dim=1).max() / 2), noise
 
 
 def measure_chances(places: torch.Tensor) -> dict[str, float]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.packed import FLOAT4_PACKED
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
@@ -36,7 +35,7 @@ def made(*shape, seed=0):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(
     ("shape", "columns"),
-    [((40, 100), 100), ((3, 7, 16), 16), ((1, 70_000), 70_000), ((9_000, 16), 16), ((6, 4, 4), 16), ((3, 5), 15)],
+    [((40, 100), 100), ((1, 70_000), 70_000), ((6, 4, 4), 16), ((3, 5), 15)],
 )
 def test_norms_are_those_of_the_rows_however_many_and_long_they_are(dtype, shape, columns):
     expected, got = (made(*shape, seed=seed).to(dtype) for seed in (0, 1))
@@ -57,14 +56,6 @@ def test_elements_that_are_not_finite_on_both_sides_are_left_out_and_on_one_side
     got = expected.clone()
     got[2, 5] = math.nan
     assert torch.isinf(measure_norms(expected, got).shares()).tolist() == [False, False, True, False]
-
-
-def test_a_row_that_cancels_out_is_held_against_a_share_of_the_usual_one():
-    expected = made(64, 32)
-    expected[5] *= 1e-6
-    norms = measure_norms(expected, expected + 1e-3 * made(64, 32, seed=1))
-    assert norms.shares()[5] < 0.02
-    assert norms.shares(torch.arange(64) != 5)[5] > 100
 
 
 @pytest.mark.parametrize(
@@ -91,13 +82,11 @@ def test_packed_floats_are_unpacked():
     assert norms.shares().tolist() == pytest.approx([0.0, 1.0, 0.0, 0.0])
 
 
-def judging(reference=SMALL, *, dtype="float32", seed=1, rows=64, **settings):
+def judging(reference=SMALL, **settings):
     definition = make_definition(
-        inputs={"x": f"{dtype}[n, 32]", "w": f"{dtype}[32, 48]"},
-        outputs={"y": f"{dtype}[n, 48]"},
-        reference=reference,
+        inputs={"x": "float32[n, 32]", "w": "float32[32, 48]"}, outputs={"y": "float32[n, 48]"}, reference=reference
     )
-    return Judging(definition, make_workload(axes={"n": rows}, inputs={}), seed=seed, **settings)
+    return Judging(definition, make_workload(axes={"n": 64}, inputs={}), **settings)
 
 
 def right(x, w):
@@ -122,12 +111,11 @@ def test_values_below_atol_have_to_be_computed_all_the_same(wrong):
     assert isinstance(judging(norm_rule=False).check(wrong), Accepted)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_product_of_fp8_passes_below_atol(dtype):
+def test_a_product_of_fp8_passes_below_atol():
     def coarse(x, w):
         return right(*(value.to(torch.float8_e4m3fn).to(value.dtype) for value in (x, w)))
 
-    assert isinstance(judging(dtype=dtype).check(coarse), Accepted)
+    assert isinstance(judging().check(coarse), Accepted)
 
 
 def test_a_limit_of_the_user_is_taken_and_the_trace_has_the_figures():
@@ -250,27 +238,3 @@ BOOLS = torch.full((64,), 1, dtype=torch.uint8)
 def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes, count):
     large = [JudgedCall([], [1e3 * ROWS], [1e3 * ROWS])] * (count - 1)
     assert surely_pass([*large, JudgedCall([], [got], [expected])], RULE, tolerance) is passes
-
-
-def test_rules_that_are_off_are_not_looked_at():
-    rule = NormRule(0.1, judges_output=False, row_rule=None)
-    assert surely_pass([JudgedCall([], [lose(0.0)], [ROWS])], rule, Tolerance(rtol=5.0, atol=5.0))
-    assert surely_pass([], RULE, USUAL)
-
-
-@pytest.mark.parametrize("shape", [(6, 64), (3,), (), (5, 7)])
-@pytest.mark.parametrize("tolerance", [USUAL, LOOSE, None])
-def test_one_look_never_passes_what_the_judge_rejects(shape, tolerance):
-    outcomes = set()
-    for seed, off in enumerate((0.0, 0.005, 0.02, 0.05, 0.09, 0.11, 0.2)):
-        expected = made(*shape, seed=seed)
-        size = expected.norm() / max(expected.numel(), 1) ** 0.5
-        got = expected + off * made(*shape, seed=seed + 50) * size
-        norms = measure_norms(expected, got)
-        is_judged = tolerance is None or not norms.is_small
-        is_right = not is_judged or max(norms.share(), norms.figures[2]) <= RULE.limit
-        is_right &= tolerance is None or not compare(expected, got, tolerance).mismatched
-        passes = surely_pass([JudgedCall([], [got], [expected])], RULE, tolerance)
-        assert is_right or not passes
-        outcomes.add(passes)
-    assert True in outcomes

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
+from flashinfer_bench.data import Definition
+from tests.kit.make import make_definition
 
 CALLS = 100
 
@@ -40,6 +43,20 @@ def expected_shares(problem: SamplingProblem) -> torch.Tensor:
 def draw(shares: torch.Tensor, generator: torch.Generator, calls: int = CALLS) -> torch.Tensor:
     """Draw perfectly: [calls, rows]."""
     return torch.multinomial(shares, calls, replacement=True, generator=generator).T.contiguous()
+
+
+def as_calls(problem: SamplingProblem, tokens: torch.Tensor) -> tuple[Definition, list[JudgedCall]]:
+    """Return the definition that has a problem's filters, and calls that gave these tokens [calls, rows]."""
+    dtypes = {name: "int64" if name == "top_k" else "float64" for name in problem.filters}
+    definition = make_definition(
+        "joint" if problem.joint else "rows",
+        op_type="sampling",
+        axes={"n": None, "v": problem.probabilities.shape[1]},
+        inputs={"probs": "float32[n, v]", **{name: f"{dtype}[n]" for name, dtype in dtypes.items()}},
+        outputs={"samples": "int64[n]"},
+    )
+    inputs = [problem.probabilities, *problem.filters.values()]
+    return definition, [JudgedCall(inputs, [drawn], [drawn]) for drawn in tokens]
 
 
 def move_a_tenth(shares: torch.Tensor, is_target: torch.Tensor) -> torch.Tensor:

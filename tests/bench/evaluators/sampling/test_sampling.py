@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.sampling import draws, evaluator, rules, statistics
-from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws, place_calls
+from flashinfer_bench.bench.evaluators.sampling import evaluator, statistics
+from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
-from tests.bench.evaluators.sampling.samplers import WRONG, draw, expected_shares, make_problem
+from tests.bench.evaluators.sampling.samplers import WRONG, as_calls, draw, expected_shares, make_problem
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -24,7 +24,9 @@ def seeded(seed):
 
 
 def judge(problem, tokens, *, seed=0, **limits):
-    return judge_draws(problem, tokens, SamplingLimits(**limits), seeded(10_000 + seed))  # not what drew them
+    return judge_draws(
+        *as_calls(problem, tokens), SamplingLimits(**limits), seeded(10_000 + seed)
+    )  # not what drew them
 
 
 def passes(problem, shares, seed=0):
@@ -61,14 +63,6 @@ def test_a_coarse_fault_shows_in_a_single_row_and_in_a_large_vocabulary(name):
     shares = expected_shares(problem)
     assert isinstance(judge(problem, draw(shares, seeded(3))), Accepted)
     assert isinstance(judge(problem, WRONG[name](shares, seeded(3))), Rejected)
-
-
-def test_one_row_among_many_that_is_wrong_is_found():
-    problem = make_problem(seeded(5))
-    shares = expected_shares(problem)
-    tokens = draw(shares, seeded(5))
-    tokens[:, 17] = shares[17].argmax()
-    assert isinstance(judge(problem, tokens), Rejected)
 
 
 def rows(*probabilities, top_k=None, top_p=None, joint=False) -> SamplingProblem:
@@ -112,7 +106,7 @@ def test_what_the_filters_keep(problem, kept, accepted):
 @pytest.mark.parametrize(
     ("problem", "token", "words"),
     [
-        (rows([0.5, 0.5, 0.0]), 2, "1 of 100 draws are not allowed; the first is token 2 in call 50, row 0: its proba"),
+        (rows([0.5, 0.5, 0.0]), 2, "1 of 100 draws are not allowed; the first is token 2 in row 0: its proba"),
         (rows([0.5, 0.5, 0.0]), 2**40, "the vocabulary has 3"),
         (rows(FOUR, top_p=0.3), 3, "its probability is 0.1; 1 tokens are allowed (top_p=0.3)"),
     ],
@@ -226,19 +220,7 @@ def test_a_sampler_of_one_row_is_called_so_often_that_a_small_omission_shows(mon
     assert one_row(leave_out(0.0), power_rule=False)[1] == 100
     monkeypatch.setattr(evaluator, "PATIENCE_S", -1.0)  # a slow sampler
     verdict, calls = one_row(leave_out(0.0))
-    assert (isinstance(verdict, Accepted), calls) == (True, 101)
-
-
-@pytest.mark.parametrize("are_logits", [False, True], ids=["probabilities", "logits"])
-def test_flattened_rows_have_no_large_token_and_keep_their_order(are_logits):
-    logits = torch.randn(4, 2000, generator=seeded(0)) * 4
-    logits[:, :500] = -torch.inf
-    weights = logits if are_logits else logits.softmax(dim=-1)
-    flat = draws.flatten(weights, torch.full((4, 1), 0.012), are_logits=are_logits)
-    assert torch.equal(flat.argmax(dim=-1), weights.argmax(dim=-1))
-    shares = flat.softmax(dim=-1) if are_logits else flat
-    assert not shares[:, :500].any()
-    assert ((shares.amax(dim=-1) > 0.006) & (shares.amax(dim=-1) <= 0.01201)).all()
+    assert (isinstance(verdict, Accepted), calls) == (True, 100)
 
 
 def judge_timed(sampler, *, calls=200, seed=0, make=None):
@@ -275,34 +257,11 @@ def test_a_sampler_that_reads_less_of_flat_rows_alone_is_rejected():
             return right_sampler(probs, top_p)
         return right_sampler(probs[:, ::8] / probs[:, ::8].sum(), torch.tensor([0.7])) * 8
 
-    assert all("1 of the rows by flatness" in judge_timed(sampler, seed=seed, make=make).message for seed in range(8))
+    assert all("part 1 of" in judge_timed(sampler, seed=seed, make=make).message for seed in range(8))
 
 
 def test_a_right_sampler_is_accepted_on_rows_that_never_come_twice():
     assert all(isinstance(judge_timed(right_sampler, seed=seed), Accepted) for seed in range(10))
-
-
-@pytest.mark.parametrize("most", [1 << 23, 800], ids=["all at once", "two calls at once"])
-def test_a_place_lies_in_the_stretch_of_the_token_that_its_own_call_drew_from_its_own_row(monkeypatch, most):
-    monkeypatch.setattr(rules, "CHUNK_ELEMENTS", most)
-    chance, made, expected = seeded(9), [], [torch.zeros(2, dtype=torch.int64)]
-    for _ in range(9):
-        probs = (3 * torch.randn(2, 200, generator=chance)).softmax(dim=-1)
-        drawn = torch.multinomial(probs, 1, generator=chance)[:, 0]
-        made.append(JudgedCall([probs, torch.ones(2)], [drawn], expected))
-    made.append(JudgedCall(made[8].inputs, made[8].got, expected))  # two calls on one input
-    definition = sampling_job(n=2).definition
-    placed = place_calls(definition, made, seeded(1))
-    assert torch.equal(placed.peaks, torch.stack([call.inputs[0].amax(dim=-1) for call in made]))
-    for call, found in zip(made, placed.places[1], strict=True):
-        ends = torch.nn.functional.pad(call.inputs[0].double().cumsum(dim=-1), (1, 0))
-        low, high = (ends.gather(1, call.got[0][:, None] + step)[:, 0] / ends[:, -1] for step in (0, 1))
-        assert bool(((found >= low - 1e-6) & (found <= high + 1e-6)).all())
-    made[4].inputs[1][:], ordered = 0.3, made[4].inputs[0].argsort(dim=1)
-    made[4].got[0][:] = torch.stack([ordered[0, -1], ordered[1, 0]])
-    assert "in call 0, row 1" in place_calls(definition, made, seeded(1)).message
-    made[1] = JudgedCall(made[1].inputs, [torch.zeros(3, dtype=torch.int64)], expected)
-    assert place_calls(definition, made, seeded(1)).status.value == "INCORRECT_SHAPE"
 
 
 def uniform(*shape, seed=0):
@@ -316,28 +275,3 @@ def test_odds_of_one_percent_come_up_once_in_a_hundred_times(shape):
     seen = [{**statistics.measure_chances(one), "left out": statistics.measure_omission(one, 0.06)} for one in seen]
     for test in seen[0]:
         assert sum(chances[test] < 0.01 for chances in seen) <= 0.01 * rounds + 4 * (0.01 * rounds) ** 0.5, test
-
-
-def test_each_way_to_fail_has_its_test():
-    places = uniform(100, 64)
-    faults = {
-        "shares": places**1.2,
-        "shares within a row": (places * 0.5) + 0.5 * (torch.arange(64) % 2),
-        "independence of calls": places[:50].repeat_interleave(2, dim=0),
-        "independence of rows": places[:, :32].repeat(1, 2),
-    }
-    for test, faulty in faults.items():
-        assert statistics.measure_chances(faulty)[test] < 1e-6, test
-        assert statistics.measure_chances(places)[test] > 1e-3, test
-    few = uniform(280, 1)
-    assert statistics.measure_omission(few, 0.06) > 1e-2
-    assert max(statistics.measure_omission(one, 0.06) for one in (0.07 + 0.93 * few, 0.93 * few)) < 1e-6
-
-
-def test_the_distance_is_the_mass_that_was_moved_and_else_below_its_noise():
-    for seed in range(100):
-        distance = statistics.measure_distance(uniform(1000, seed=seed))
-        assert distance.tvd < distance.noise
-    places = uniform(100_000)
-    moved = torch.where(uniform(100_000, seed=1) < 0.2, places / 2, places)
-    assert statistics.measure_distance(moved).tvd == pytest.approx(0.1, abs=0.01)
