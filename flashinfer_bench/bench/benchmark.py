@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.harness import Harness
 from flashinfer_bench.bench.plan_run import PlanRun
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
-from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, find_resumed, make_plan
+from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.scheduler import Rules
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
-from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
 
@@ -41,6 +41,8 @@ MOST_WORKERS: Final = 1000
 """Workers of one job, at most: a higher number is a slip."""
 IDLE_S: Final = 600.0
 """Seconds without a run after which kept sessions end."""
+RETRY_S: Final = 60.0
+"""Seconds after which a run with kept sessions tries a device again that was given up."""
 
 
 class Benchmark:
@@ -133,7 +135,7 @@ class Benchmark:
         """
         recorded = None
         if resume:
-            recorded = RecordedJobs.from_traces(self._saved_traces(), retry_timeouts=retry_timeouts)
+            recorded = RecordedJobs(self._saved_traces(), retry_timeouts=retry_timeouts)
         asked = list(select(self._trace_set, self.config))
         evaluators = self.context.fingerprint_evaluators([item.definition for item in asked])
         self.context.survey(solution for item in asked for solution in item.solutions)
@@ -142,7 +144,7 @@ class Benchmark:
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded trace of each job that a plan with `resume` leaves out."""
-        return find_resumed(plan.recorded, self._saved_traces())
+        return list(map(to_trace, plan.recorded))
 
     def reserve(self, plan: Plan) -> Plan:
         """Return the plan of a resumed run without the jobs that other runs of the set judge now.
@@ -150,21 +152,18 @@ class Benchmark:
         The others are reserved for the next `run`, until it ends or `close` is called.
         """
         self._release()
-        by_root: dict[Path, list[Job]] = {}
+        by_root: defaultdict[Path | None, list[Job]] = defaultdict(list)
         for job in plan.jobs:
-            root = self.context.root_of(job.solution)
-            if root is not None:
-                by_root.setdefault(root, []).append(job)
-        self._reservations = [Reservation(root, jobs) for root, jobs in by_root.items()]
+            by_root[self.context.root_of(job.solution)].append(job)
+        self._reservations = [Reservation(root, jobs) for root, jobs in by_root.items() if root is not None]
         taken = {index: process for one in self._reservations for index, process in one.taken.items()}
         if not taken:
             return plan
-        left_out = Counter(
-            (job.definition.name, job.solution.name, taken[job.index]) for job in plan.jobs if job.index in taken
-        )
+        left_out = [(job.definition.name, job.solution.name, taken.get(job.index, "")) for job in plan.jobs]
         skips = [
             Skip(definition, solution, None, f"process {process} judges it now")
-            for definition, solution, process in left_out
+            for definition, solution, process in dict.fromkeys(left_out)
+            if process
         ]
         left = plan.with_jobs(job for job in plan.jobs if job.index not in taken)
         return replace(left, skips=(*plan.skips, *skips))
@@ -192,21 +191,24 @@ class Benchmark:
         self.faults = []
         if not plan.jobs:
             return
-        harness = self._take_harness(plan)
-        run = PlanRun(plan.jobs, self._repeat, is_saved=save_results)
+        harness = self._keep(None) or Harness(
+            self.context,
+            self._seeds.anew(),
+            make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
+            needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
+        )
+        run = PlanRun(harness, plan.jobs, self._repeat, is_saved=save_results)
         try:
             if save_results:
                 for job in {id(job.solution): job for job in plan.jobs}.values():
                     harness.recorder.check(job.definition, job.solution)
             yield RunStarted(self.machine.devices, len(plan.jobs))
             yield from map(Notice, tell_withheld(os.environ))
-            harness.submit(run, run.jobs)
+            run.begin()
             while run.open:
                 for event in harness.step():
                     self._note(event, is_saved=save_results)
                     yield event
-                    if self._repeat > 1 and isinstance(event, JobFinished | JobFaulted):
-                        harness.withdraw(run, event.job)  # its other workers
             if self._repeat > 1:
                 self.context.learn_spread(run.latencies())
             if self._keeps_sessions:
@@ -223,33 +225,20 @@ class Benchmark:
         elif isinstance(event, JobFaulted):
             self.faults.append(event)
 
-    def _take_harness(self, plan: Plan) -> Harness:
-        """Return the harness of the run before, if its sessions stay, else a new one."""
+    def _keep(self, harness: Harness | None) -> Harness | None:
+        """Keep the sessions of a harness for the next run, or until none comes for long; return those kept before."""
         with self._keeping:
-            kept, self._kept = self._kept, None
+            kept, self._kept = self._kept, harness
             if self._idle is not None:
                 self._idle.cancel()
-        return kept or Harness(
-            self.context,
-            self._seeds.anew(),
-            make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
-            needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
-        )
-
-    def _keep(self, harness: Harness) -> None:
-        """Keep sessions for the next run, and end them if none comes for long."""
-        with self._keeping:
-            self._kept = harness
-            self._idle = threading.Timer(IDLE_S, self._end_kept)
-            self._idle.daemon = True
-            self._idle.start()
+            if harness is not None:
+                self._idle = threading.Timer(IDLE_S, self._end_kept)
+                self._idle.daemon = True
+                self._idle.start()
+        return kept
 
     def _end_kept(self) -> None:
-        with self._keeping:
-            kept, self._kept = self._kept, None
-            if self._idle is not None:
-                self._idle.cancel()
-        if kept is not None:
+        if (kept := self._keep(None)) is not None:
             kept.release()
 
     def run_all(
@@ -327,9 +316,9 @@ class Benchmark:
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
     """Return the rules of a run: modules that first calls would compile are compiled ahead, if that is possible."""
     if keeps_sessions:
-        return Rules.resident()
+        return Rules(retry_device_s=RETRY_S)
+    solutions = [job.solution for job in plan.jobs]
     if repeats:
         return Rules(one_worker_a_job=True)
-    solutions = {job.solution_key: job.solution for job in plan.jobs}
-    compiles = any(find_first_call(one) is FirstCall.MODULES for one in solutions.values())
+    compiles = any(find_first_call(one) is FirstCall.MODULES for one in {id(it): it for it in solutions}.values())
     return Rules(compiles_ahead=compiles and context.may_compile_ahead())

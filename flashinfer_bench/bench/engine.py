@@ -79,11 +79,12 @@ class Engine:
         self.limits = limits or EngineLimits()
         self.context = HarnessContext(trace_set, config, cache)
         self._jobs = SolutionJobs(self.context)
-        rules = Rules.resident(retry_device_s=self.limits.retry_device_s, build_turn_s=self.limits.build_turn_s)
-        needs_triton = self.context.machine.languages.get("triton", "none") is None
-        seeds = JobSeeds(self.context.config.seed)
-        self._harness = Harness(self.context, seeds, rules, needs_triton=needs_triton)
-        self._harness.on_saved = self._jobs.keep
+        self._harness = Harness(
+            self.context,
+            JobSeeds(self.context.config.seed),
+            Rules(retry_device_s=self.limits.retry_device_s),
+            needs_triton=self.context.machine.languages.get("triton", "none") is None,
+        )
         self._lock = self._harness.lock
         self._tasks: dict[str, Task] = {}
         """Open tasks by their id."""
@@ -142,9 +143,15 @@ class Engine:
         jobs = self._jobs.make_jobs(found, workloads)
         if save_results and jobs:
             self._harness.recorder.check(jobs[0].definition, found)
-        uuids = [job.workload.uuid for job in jobs]
-        hooks = {"cancel": self._cancel, "on_end": self._forget}
-        task = Task(found, uuids, priority=priority, submitter=submitter, is_saved=save_results, **hooks)
+        task = Task(
+            found,
+            [job.workload.uuid for job in jobs],
+            cancel=self._cancel,
+            on_trace=self._jobs.keep,
+            priority=priority,
+            submitter=submitter,
+            is_saved=save_results,
+        )
         recorded = self._jobs.find_recorded(jobs) if use_recorded else {}
         left = [job for job in jobs if job.workload.uuid not in recorded]
         with self._lock:
@@ -152,6 +159,7 @@ class Engine:
             if left:
                 self._tasks[task.id] = task
             self._harness.submit(task, left)
+        task.add_done_callback(lambda one: self._tasks.pop(one.id, None))
         for job in jobs:
             if job.workload.uuid in recorded:
                 task.note(job, recorded[job.workload.uuid])
@@ -222,16 +230,12 @@ class Engine:
 
     def _count_tasks(self) -> dict[str, int]:
         """Return how many tasks each submitter has open."""
-        return dict(Counter(task.lane.submitter for task in self._tasks.values()))
+        return dict(Counter(task.lane.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:
         self._harness.withdraw(task)
-        task.end("cancelled", TaskCancelled(f"task {task.id} was cancelled"))
+        task.end(TaskCancelled(f"task {task.id} was cancelled"))
         self._wake_up()
-
-    def _forget(self, task: Task) -> None:
-        with self._lock:
-            self._tasks.pop(task.id, None)
 
     def _wake_up(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):  # it is awake
@@ -242,7 +246,7 @@ class Engine:
 
     def _drive(self) -> None:
         try:
-            while self._sleep():
+            while not self._is_stopping.is_set():
                 try:
                     self._serve()
                 except Exception as error:  # round one device loop: what is open has no verdict, the engine goes on
@@ -250,47 +254,38 @@ class Engine:
                     self._release()
                     self._tell(self._harness.fail(f"the engine failed: {type(error).__name__}: {error}"))
                     self._is_stopping.wait(RESTART_S)
-                self._release()
         finally:
             self._release()
             with self._lock:
                 self._is_closed = True
                 tasks = list(self._tasks.values())
             for task in tasks:
-                task.end("failed", EngineClosed("the engine was closed before the task was complete"))
+                task.end(EngineClosed("the engine was closed before the task was complete"))
             with self._lock:
                 for fd in (self._woken, self._wake):
                     os.close(fd)
                 self._woken = self._wake = -1
 
-    def _release(self) -> None:
-        self._harness.release()
-        end_launchers_of_thread()
-        self._look()
-
-    def _sleep(self) -> bool:
-        """Wait, holding no device, until there is something to do; return whether the engine goes on."""
-        while not self._harness.has_notes and not self._is_stopping.is_set():
-            wait([self._woken])
-            self._empty_pipe()
-        return not self._is_stopping.is_set()
-
-    def _empty_pipe(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-
     def _serve(self) -> None:
-        """Drive the loop over the devices until the engine is closed, or had no job for a while."""
-        busy_at = time.monotonic()
+        """Drive the loop over the devices; hold no device after a while without a job."""
+        busy_at = float("-inf")
         while not self._is_stopping.is_set():
             if self._harness.open_jobs or self._harness.has_notes:
                 busy_at = time.monotonic()
             left_s = busy_at + self.limits.idle_s - time.monotonic()
             if left_s <= 0 and not self._harness.open_jobs:
-                return
-            self._tell(self._harness.step(self._woken, min(POLL_S, max(0.0, left_s)) or POLL_S))
-            self._empty_pipe()
+                self._release()
+                wait([self._woken])
+            else:
+                self._tell(self._harness.step(self._woken, min(POLL_S, max(0.0, left_s)) or POLL_S))
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 4096)
             self._look()
+
+    def _release(self) -> None:
+        self._harness.release()
+        end_launchers_of_thread()
+        self._look()
 
     def _look(self) -> None:
         """Note what each device does, and which verdicts there are."""

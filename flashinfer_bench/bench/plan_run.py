@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from flashinfer_bench.bench.harness import Result, Submission
+from flashinfer_bench.bench.events import JobFaulted
+from flashinfer_bench.bench.harness import Harness, Result, Submission
 from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.data import Evaluation, Performance
+from flashinfer_bench.data import Evaluation, Performance, Trace
 from flashinfer_bench.timing.between_workers import NOISY, told_of_workers
 
 
@@ -21,22 +22,27 @@ class PlanRun(Submission):
     """The jobs of a plan.
 
     Args:
+        harness: judges them.
         jobs: by their index.
         times: workers of each job.
         is_saved: each trace is appended to the set on disk before it is told.
     """
 
-    def __init__(self, jobs: Sequence[Job], times: int, *, is_saved: bool) -> None:
-        self.jobs = tuple(jobs) * times
-        """In rounds: each job once, then each again."""
+    def __init__(self, harness: Harness, jobs: Sequence[Job], times: int, *, is_saved: bool) -> None:
+        self._harness = harness
+        self._jobs = tuple(jobs)
+        self._times = times
         self.lane = Lane(in_order=times > 1)
         self.is_saved = is_saved
         self.open = len(jobs)
         """Jobs without a result."""
-        self._times = times
         self._begun: set[int] = set()
         self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
         self._ended: set[int] = set()
+
+    def begin(self) -> None:
+        """Submit the jobs in rounds: each job once, then each again."""
+        self._harness.submit(self, self._jobs * self._times)
 
     def note_start(self, job: Job) -> bool:
         """Return whether no worker of the job was told before."""
@@ -57,6 +63,12 @@ class PlanRun(Submission):
         self._ended.add(job.index)
         self.open -= 1
         return result
+
+    def note(self, job: Job, result: Trace | JobFaulted) -> None:
+        """Take a job's other workers out."""
+        del result
+        if self._times > 1:
+            self._harness.withdraw(self, job)
 
     def latencies(self) -> list[list[float]]:
         """Return the latencies of each job's workers."""

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller says otherwise."""
-NEARLY_DONE: Final = 2
-"""A device of a run with this many jobs left may take a part of a solution ahead: a worker for it takes as long to
-start as two short jobs do."""
 FAILED_STARTS: Final = 2
 """A device is given up after this many sessions that did not start."""
 
@@ -137,7 +134,7 @@ class Scheduler:
         *,
         hello_for: Callable[[Device], Hello],
         orders: OrderMaker,
-        rules: Rules = Rules(),  # noqa: B008 - a constant
+        rules: Rules = Rules(),
     ) -> None:
         self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
         self.slots = [DeviceSlot(device) for device in self._places.devices]
@@ -204,7 +201,6 @@ class Scheduler:
     def forget_solution(self, job: Job) -> None:
         """Forget what is known of a job's solution, of which no job is open."""
         self._farm.forget(job.solution)
-        self._queue.forget_solution(job)
         self._known.hung.forget(job.solution_key)
 
     def recall(self) -> None:
@@ -317,18 +313,18 @@ class Scheduler:
     def _send(self, slot: DeviceSlot, session: Session) -> Iterator[JobFaulted]:
         """Send a session the next batch, if there is one.
 
-        A session of a run that is nearly done may split a solution. One that has nothing to do takes what another has
-        not begun, too.
+        One that has nothing to do may split a solution, and takes what another has not begun, too.
         """
         waits = slot.device.kind == "cpu" and not self._rules.is_resident and bool(self._farm.open_builds)
 
         def is_ready(solution: Solution) -> bool:
             return not waits and self._farm.is_ready(solution)
 
-        splits = len(slot.begun) <= (0 if self._rules.is_resident else NEARLY_DONE)
         while not slot.ahead:
-            devices = max(sum(other.session is not None for other in self.slots), self._places.least_shares)
-            jobs = self._queue.take(slot.device.label, devices=devices, is_ready=is_ready, splits=splits)
+            used = [other for other in self.slots if other.session is not None]
+            devices = max(len(used), self._places.least_shares)
+            idle = 0 if slot.begun else devices - sum(bool(other.jobs) for other in used)
+            jobs = self._queue.take(slot.device.label, devices=devices, is_ready=is_ready, idle=idle)
             if not jobs:
                 others = [other for other in self.slots if other is not slot and other.ahead]
                 if slot.begun or not others:

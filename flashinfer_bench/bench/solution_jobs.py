@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from flashinfer_bench.bench.context import HarnessContext
-from flashinfer_bench.bench.evaluator_record import find_wrong_extras
-from flashinfer_bench.bench.planning.plan import Job, JobMaker, decide, set_foreign_aside, why_no_jobs
-from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
-from flashinfer_bench.bench.planning.selection import Selected, set_missing_aside
+from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare
+from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
+from flashinfer_bench.bench.planning.selection import Selected
 from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.names import did_you_mean
@@ -73,7 +72,7 @@ class SolutionJobs:
         reason = why_not_here(solution, self._context.machine, interpret=self._context.config.interpret)
         if reason is not None:
             raise ConfigError(f"{solution.name} cannot run here: {reason}")
-        jobs = list(maker.jobs_of(solution))
+        jobs = maker.jobs_of(solution)
         if workloads is None:
             return jobs
         if not workloads:
@@ -93,12 +92,12 @@ class SolutionJobs:
         for job in jobs:
             mark = (job.workload.uuid, job.fingerprint["solution"])
             with self._lock:
-                traces = list(map(to_trace, self._recorded_of(job.definition.name).get(mark, [])))
+                traces = list(self._recorded_of(job.definition.name).get(mark, []))
                 if (own := self._own.get(mark)) is not None:
                     traces.append(Trace.model_validate_json(own))
-            named = [trace.model_copy(update={"solution": job.solution.name}) for trace in traces]
-            if named and decide(job, self._context.config, RecordedJobs.from_traces(named)).action == "skip":
-                found[job.workload.uuid] = named[-1]
+            recorded = decide(job, self._context.config, traces).trace
+            if recorded is not None:
+                found[job.workload.uuid] = to_trace(recorded).model_copy(update={"solution": job.solution.name})
         return found
 
     def keep(self, job: Job, trace: Trace) -> None:
@@ -125,17 +124,10 @@ class SolutionJobs:
         definition = trace_set.definitions.get(name)
         if definition is None:
             raise ConfigError(f"the trace set has no definition {name!r}{did_you_mean(name, trace_set.definitions)}")
-        wrong = find_wrong_extras([context.config.resolve_eval_config(definition)])
-        if wrong:
-            raise ConfigError("\n".join(wrong))
+        check_extras([definition], context.config)
         workloads = tuple(trace.workload for trace in trace_set.workloads.get(name, []))
-        asked = Selected(definition, tuple(trace_set.solutions.get(name, [])), workloads)
-        selected, missing = set_missing_aside([asked], trace_set)
-        selected, skips = set_foreign_aside(selected, trace_set, context.config)
-        if not selected:
-            raise ConfigError(f"{name}: {missing[name] if name in missing else skips[0].reason}")
-        reason = why_no_jobs(selected[0], needs_solutions=False)
-        if reason is not None:
-            raise ConfigError(f"{name}: {reason}")
+        kept, lacks = prepare(Selected(definition, (), workloads), trace_set, context.config, needs_solutions=False)
+        if kept is None:
+            raise ConfigError(f"{name}: {lacks[-1].reason}")
         evaluators = context.fingerprint_evaluators([definition], trace_set.definitions.values())
-        return JobMaker.of(selected[0], context.config, context.machine, trace_set, evaluators)
+        return JobMaker(kept, context.config, context.machine, trace_set, evaluators)

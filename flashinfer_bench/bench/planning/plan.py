@@ -1,8 +1,8 @@
 """The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
 
-Names are checked first (selection.py). `prepare` leaves of a definition what can be judged: workloads whose stored inputs
-are there, and whose inputs no foreign code makes. Solutions that cannot run here are skipped (suitability.py), then jobs
-that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
+Names are checked first (selection.py). `prepare` leaves of a definition what can be judged: workloads whose stored
+inputs are there, and whose inputs no foreign code makes. Solutions that cannot run here are skipped (suitability.py),
+then jobs that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
 """
 
 from __future__ import annotations

@@ -161,9 +161,7 @@ class RecordedJobs:
         return decide(job, config, traces, retry_timeouts=self._retries)
 
 
-def decide(
-    job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, retry_timeouts: bool = False
-) -> Decision:
+def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, retry_timeouts: bool = False) -> Decision:
     """Say whether a job is recorded by traces with an evaluation, of which the latest comes last."""
     wanted = job.fingerprint
     devices = wanted.get("hardware", "").split(HARDWARE_JOINT)

@@ -91,11 +91,10 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
         ("authors", "author", config.authors, authors),
         ("workloads", "workload", config.workloads, uuids),
     ]
-    for kind, section, known in (
-        ("op type", "op_type_config", all_op_types),
-        ("definition", "definition_config", definitions),
-    ):
-        named += [(place, kind, [name], known) for place, name in config.section_places(section, users_only=True)]
+    for place, name in config.section_places("op_type_config", users_only=True):
+        named.append((place, "op type", [name], all_op_types))
+    for place, name in config.section_places("definition_config", users_only=True):
+        named.append((place, "definition", [name], definitions))
     problems = []
     for place, kind, names, known in named:
         listed = list(dict.fromkeys(known))

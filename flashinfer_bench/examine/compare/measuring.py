@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, Final
@@ -125,7 +126,7 @@ def measure(
     needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs.values())
     seeds = JobSeeds(once.seed)
     rules = Rules(one_worker_a_job=True)
-    with context.make_scheduler(seeds, rules, needs_triton=needs_triton) as scheduler:
+    with closing(context.make_scheduler(seeds, rules, needs_triton=needs_triton)) as scheduler:
         seconds = _Turns(scheduler, series, wanted, tell).run()
     context.learn_spread([latencies for one in series for latencies in latencies_by_side(one)])
     return ComparedSides(
