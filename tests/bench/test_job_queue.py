@@ -138,7 +138,7 @@ def test_a_device_stays_with_its_definition_and_takes_what_is_built_and_what_cam
     assert {job.definition.name for job in first} != {job.definition.name for job in second}
     queue.give_back(first)
     again = queue.take("a", **asked)
-    assert indices(again) == indices(first)
+    assert indices(again) == indices(first)[: len(again)] != []
     rest = [job for _ in range(9) for job in queue.take("a", **asked)]
     assert (rest[0].definition.name, {job.solution.name for job in rest} <= ready) == (first[0].definition.name, True)
 
@@ -166,7 +166,7 @@ KNOWN = {"d": 0.5, "quick": 0.1}
         ([(0, "a", "x"), (1, "b", "y", {"priority": 1}), (2, "a", "z", {"priority": 2})], [[2], [1], [0]]),
         ([*((at, "long", "l") for at in range(5)), (9, "b", "s")], [[0, 1], [9], [2, 3], [4]]),
         ([(0, "a", "x"), (1, "a", "y", {"definition": "e"}), (2, "a", "z")], [[0, 2], [1]]),
-        ([(at, "a", f"s{at}", {"definition": "quick"}) for at in range(20)], [[*range(10)], [*range(10, 20)]]),
+        ([(at, "a", f"s{at}", {"definition": "quick", "cost": 0.1}) for at in range(20)], [[*range(10)], [*range(10, 20)]]),
     ],
     ids=["turns", "priorities", "a long solution", "one definition", "a second of work"],
 )  # fmt: skip
