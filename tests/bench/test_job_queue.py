@@ -166,7 +166,7 @@ KNOWN = {"d": 0.5, "quick": 0.1}
         ([(0, "a", "x"), (1, "b", "y", {"priority": 1}), (2, "a", "z", {"priority": 2})], [[2], [1], [0]]),
         ([*((at, "long", "l") for at in range(5)), (9, "b", "s")], [[0, 1], [9], [2, 3], [4]]),
         ([(0, "a", "x"), (1, "a", "y", {"definition": "e"}), (2, "a", "z")], [[0, 2], [1]]),
-        ([(at, "a", f"s{at}", {"definition": "quick", "cost": 0.1}) for at in range(20)], [[*range(10)], [*range(10, 20)]]),
+        ([(at, "a", f"s{at}", {"definition": "quick", "cost": 0.1}) for at in range(12)], [[*range(10)], [10, 11]]),
     ],
     ids=["turns", "priorities", "a long solution", "one definition", "a second of work"],
 )  # fmt: skip
