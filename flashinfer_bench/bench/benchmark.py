@@ -11,17 +11,18 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice, RunStarted
-from flashinfer_bench.bench.harness import Harness
-from flashinfer_bench.bench.plan_run import PlanRun
+from flashinfer_bench.bench.harness import Harness, Result, Submission
+from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
@@ -31,11 +32,12 @@ from flashinfer_bench.bench.reserve import Reservation
 from flashinfer_bench.bench.runner.environments import tell_withheld
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.scheduler import Rules
-from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data import Evaluation, Performance, Trace, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.timing.between_workers import NOISY, told_of_workers
 
 MOST_WORKERS: Final = 1000
 """Workers of one job, at most: a higher number is a slip."""
@@ -322,3 +324,86 @@ def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = Fa
         return Rules(one_worker_a_job=True)
     compiles = any(find_first_call(one) is FirstCall.MODULES for one in {id(it): it for it in solutions}.values())
     return Rules(compiles_ahead=compiles and context.may_compile_ahead())
+
+
+class PlanRun(Submission):
+    """The jobs of a plan: each once, or in several workers that are interleaved between solutions.
+
+    With several workers the latency is the mean over them; its interval comes from the spread between them. The first
+    worker that does not pass decides the verdict: a solution has to be right each time.
+
+    Args:
+        harness: judges them.
+        jobs: by their index.
+        times: workers of each job.
+        is_saved: each trace is appended to the set on disk before it is told.
+    """
+
+    def __init__(self, harness: Harness, jobs: Sequence[Job], times: int, *, is_saved: bool) -> None:
+        self._harness = harness
+        self._jobs = tuple(jobs)
+        self._times = times
+        self.lane = Lane(in_order=times > 1)
+        self.is_saved = is_saved
+        self.open = len(jobs)
+        """Jobs without a result."""
+        self._begun: set[int] = set()
+        self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
+        self._ended: set[int] = set()
+
+    def begin(self) -> None:
+        """Submit the jobs in rounds: each job once, then each again."""
+        self._harness.submit(self, self._jobs * self._times)
+
+    def note_start(self, job: Job) -> bool:
+        """Return whether no worker of the job was told before."""
+        is_first = job.index not in self._begun
+        self._begun.add(job.index)
+        return is_first
+
+    def join(self, job: Job, result: Result) -> Result | None:
+        """Return the result of a job with its last worker, or with the first that does not pass."""
+        if job.index in self._ended:
+            return None
+        if isinstance(result, Evaluation) and self._times > 1:
+            found = self._found[job.index]
+            found.append(result)
+            if result.performance is not None and len(found) < self._times:
+                return None
+            result = join_workers(found) if result.performance is not None else result
+        self._ended.add(job.index)
+        self.open -= 1
+        return result
+
+    def note(self, job: Job, result: Trace | JobFaulted) -> None:
+        """Take a job's other workers out."""
+        del result
+        if self._times > 1:
+            self._harness.withdraw(self, job)
+
+    def latencies(self) -> list[list[float]]:
+        """Return the latencies of each job's workers."""
+        return [_latencies(found) for found in self._found.values()]
+
+
+def join_workers(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Return one evaluation of several workers that passed, at least two. What it does not join is the last one's."""
+    last = evaluations[-1]
+    latencies = _latencies(evaluations)
+    references = [one.performance.reference_latency_ms for one in evaluations if one.performance is not None]
+    latency, reference = fmean(latencies), fmean(references) if min(references) > 0 else 0.0
+    records = [dict((one.extra or {}).get("measurement", {})) for one in evaluations]
+    record = told_of_workers(records[-1], latencies)
+    raised = dict.fromkeys(flag for one in records for flag in one.get("flags", []))
+    flags = [flag for flag in raised if flag != NOISY]  # how far workers differ stands in the interval
+    record = {key: value for key, value in record.items() if key != "flags"} | ({"flags": flags} if flags else {})
+    performance = Performance(
+        latency_ms=latency,
+        reference_latency_ms=reference,
+        speedup_factor=reference / latency if reference > 0 and latency > 0 else 0.0,
+    )
+    return last.model_copy(update={"performance": performance, "extra": {**(last.extra or {}), "measurement": record}})
+
+
+def _latencies(evaluations: Sequence[Evaluation]) -> list[float]:
+    return [one.performance.latency_ms for one in evaluations if one.performance is not None]

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
+from flashinfer_bench.bench.engine import SolutionJobs
 from flashinfer_bench.bench.events import JobFaulted, Notice
 from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Happening, Judged, Rules, Scheduler
-from flashinfer_bench.bench.solution_jobs import SolutionJobs
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
 from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.errors import ConfigError
