@@ -288,10 +288,10 @@ EVERY_BYTE = torch.arange(256, dtype=torch.int16).to(torch.uint8).repeat(16)
 
 def nudge(value, count=24):
     """Return some calls' values of a stored input that is not moved along: [calls, elements], and its own."""
-    flips, made = find_nudge(value), [value.clone() for _ in range(count)]
+    flips, made = find_nudge(value), torch.stack([value] * count)
     if flips is not None:
         writer = Writer(CPU)
-        writer.flip_rows(made, np.arange(count, dtype=np.uint64), flips)
+        writer.flip_rows(made, range(count), np.arange(count, dtype=np.uint64), flips)
         writer.finish()
     read = unpack if value.dtype is FLOAT4 else torch.Tensor.double
     return torch.stack([read(one) for one in made]), read(value)

@@ -244,7 +244,7 @@ class Reader:
         numbers = sorted(left, key=lambda number: left[number].inputs is None)
         rows, views = places.own_inputs(len(numbers))
         writer = open_writer(rows.device)
-        self.contents.write_all(numbers, views, writer)
+        self.contents.write_all(numbers, views, range(len(numbers)), writer)
         writer.finish()
         given = {
             number: [value if own is None else own[at] for value, own in zip(base, views, strict=True)]
