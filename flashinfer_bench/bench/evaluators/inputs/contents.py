@@ -69,6 +69,8 @@ COUNTED_TOGETHER: Final = 1 << 26
 """Bytes that are counted at a time."""
 LEAST_REACH: Final = 4
 """Whole numbers of both signs count as quantised from this size on. Smaller ones may be codes, such as -1 for none."""
+SECRETS_TOGETHER: Final = 64
+"""Calls whose secrets come from one digest."""
 ALIGNED: Final = 256
 """Elements of which a multiple lies from one call's input to the next one's."""
 NARROW_FLOATS: Final = {
@@ -200,6 +202,7 @@ class Contents(_Calls):
         self._varied = list(varied)
         self._seed = seed
         self._flips: dict[int, Flips | None] = {}
+        self._secrets: dict[int, Unsigned] = {}
         self._signs: dict[int, bool] = {}
 
     @cached_property
@@ -237,11 +240,20 @@ class Contents(_Calls):
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
-        size = len(self.base) + 1
-        texts = ("\x1f".join(map(str, (self._seed, "contents", number))) for number in numbers)
-        drawn = b"".join(hashlib.shake_256(text.encode()).digest(8 * size) for text in texts)
-        secrets: Unsigned = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
-        return secrets.reshape(-1, size)
+        calls = np.asarray(numbers, np.int64)
+        blocks, at = np.unique(calls // SECRETS_TOGETHER, return_inverse=True)
+        drawn = [self._draw_block(block) for block in blocks.tolist()]
+        return np.stack(drawn)[at, calls % SECRETS_TOGETHER] if drawn else np.zeros((0, len(self.base) + 1), np.uint64)
+
+    def _draw_block(self, block: int) -> Unsigned:
+        """Return the secrets of calls whose numbers follow one another: one digest gives all of them."""
+        if block not in self._secrets:
+            columns = len(self.base) + 1
+            text = "\x1f".join(map(str, (self._seed, "contents", block)))
+            drawn = hashlib.shake_256(text.encode()).digest(8 * columns * SECRETS_TOGETHER)
+            secrets = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
+            self._secrets[block] = secrets.reshape(-1, columns)
+        return self._secrets[block]
 
     def _is_drawn(self, index: int) -> bool:
         return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN

@@ -45,7 +45,7 @@ AUTO_SAMPLES: Final = 50, 20
 REFERENCE_PRECISION: Final = 0.01
 """Largest relative half-width of a reference's interval: all speed-ups of its workload stand on it."""
 AHEAD_MS: Final = 0.5
-AHEAD_BYTES: Final = 1 << 21
+AHEAD_BYTES: Final = 1 << 25
 """Expected outputs are computed beside a worker if the reference is quicker and a call's outputs are smaller: a worker
 that is done should not wait for it, and the outputs of all compared calls are held."""
 FIRST_CALLS: Final = 8
