@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from flashinfer_bench.compile.recipe import BuildStep
 
 from flashinfer_bench.compile import BuildFailure
 from flashinfer_bench.compile.compilers import Compilers, StepLimits
 from flashinfer_bench.compile.flags import check_flags, limit_threads
-from flashinfer_bench.compile.recipe import BuildStep
 from flashinfer_bench.data.solution import CompileOptions
 
 TOOLKIT = Path("/usr/local/cuda")

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from flashinfer_bench.compile.headers import Header
+from flashinfer_bench.compile.table import make_recipe
 
 from flashinfer_bench.compile import BuildFarm, BuildTarget, find_toolchain
 from flashinfer_bench.compile.building import Build
 from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.compile.compilers import StepLimits
-from flashinfer_bench.compile.headers import Header
-from flashinfer_bench.compile.table import make_recipe
 from tests.kit.native import make_native, pretend_compiler, pretend_torch, processes_in
 from tests.kit.processes import wait_until_gone
 

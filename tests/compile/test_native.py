@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from flashinfer_bench.compile.table import make_recipe
+from flashinfer_bench.compile.toolkit import LIBRARIES, is_in, toolkit_includes
 
 from flashinfer_bench.compile import (
     BuildFailure,
@@ -17,8 +19,6 @@ from flashinfer_bench.compile import (
 )
 from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.compile.compilers import StepLimits
-from flashinfer_bench.compile.table import make_recipe
-from flashinfer_bench.compile.toolkit import LIBRARIES, is_in, toolkit_includes
 from tests.kit.make import make_solution
 from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
 from tests.kit.processes import wait_until_gone

@@ -1,10 +1,11 @@
 """Pure parts: words of compilers, dependencies, languages, and what a machine lacks."""
 
 import pytest
+from flashinfer_bench.compile.dependencies import cutlass_includes, find_missing, installed_version, wants_cutlass
+from flashinfer_bench.compile.toolkit import LIBRARIES, describe_missing, find_lacked, toolkit_includes
 
 from flashinfer_bench.compile import Toolchain, find_unavailable_languages
 from flashinfer_bench.compile.compilers import StepReport
-from flashinfer_bench.compile.dependencies import cutlass_includes, find_missing, installed_version, wants_cutlass
 from flashinfer_bench.compile.diagnostics import (
     bound_log,
     describe_failure,
@@ -14,7 +15,6 @@ from flashinfer_bench.compile.diagnostics import (
     why_machine,
 )
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
-from flashinfer_bench.compile.toolkit import LIBRARIES, describe_missing, find_lacked, toolkit_includes
 from tests.kit.scratch import copy_package, run_with
 
 NOTHING = Toolchain(None, None, None, None, None)
