@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,27 +56,21 @@ class Compilers:
     Args:
         most: number of compilers at once.
         limits: of each compiler.
-        tell: called in any thread when a compiler has ended.
     """
 
-    def __init__(self, most: int, limits: StepLimits, tell: Callable[[], object]) -> None:
+    def __init__(self, most: int, limits: StepLimits) -> None:
         self.limits: Final = limits
         self._most = most
-        self._tell = tell
         self._changed = threading.Condition()
         self._running: set[Isolated] = set()
-        self._may_start = True
+        self.may_start = True
+        """Whether compilers may start. `allow` changes it."""
         self._is_cancelled = False
-
-    @property
-    def is_held(self) -> bool:
-        """Whether no compiler runs, and none may start."""
-        return not (self._may_start or self._running)
 
     def allow(self, *, start: bool) -> None:
         """Let compilers start, or start none from now on."""
         with self._changed:
-            self._may_start = start
+            self.may_start = start
             self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -139,7 +133,6 @@ class Compilers:
                 process.end()
                 self._running.discard(process)
                 self._changed.notify_all()
-            self._tell()
 
     def _is_free(self) -> bool:
-        return self._is_cancelled or (self._may_start and len(self._running) < self._most)
+        return self._is_cancelled or (self.may_start and len(self._running) < self._most)

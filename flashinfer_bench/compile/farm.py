@@ -86,7 +86,7 @@ class BuildFarm:
         self._target = target or BuildTarget()
         self._toolchain = toolchain or find_toolchain()
         memory = min(MOST_MEMORY, max(LEAST_MEMORY, usable_memory() * MEMORY_SHARE / self.jobs))
-        self._compilers = Compilers(self.jobs, limits or StepLimits(BUILD_LIMIT_S, int(memory)), self._tell)
+        self._compilers = Compilers(self.jobs, limits or StepLimits(BUILD_LIMIT_S, int(memory)))
         self._built: dict[str, Built] = {}
         """Digest of a compiled solution → its artifact or error."""
         self._running: dict[Future[Outcome], Build] = {}
@@ -94,7 +94,7 @@ class BuildFarm:
         """Digests of the headers that this farm has precompiled, or tried to."""
         self._threads = ThreadPoolExecutor(self.jobs, "build")
         self._woken, self._wake = socket.socketpair()
-        """The first can be read when a build or compiler has ended."""
+        """The first can be read when a build has ended."""
         self._woken.setblocking(False)
         self._wake.setblocking(False)
 
@@ -118,8 +118,8 @@ class BuildFarm:
 
     @property
     def is_held(self) -> bool:
-        """Whether no compiler runs, and none may start."""
-        return self._compilers.is_held
+        """Whether no compiler may start."""
+        return not self._compilers.may_start
 
     def hold(self) -> None:
         """Start no further compiler until `release`: something is measured on the cores that they need."""
