@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -29,21 +29,10 @@ import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
-from flashinfer_bench.bench.evaluators.inputs.custom import (
-    SLOW_S,
-    CustomInputs,
-    list_custom,
-)
+from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
-from flashinfer_bench.bench.evaluators.inputs.rules import (
-    find_deviation,
-    find_flips,
-    find_way,
-    has_any_bools,
-    is_quantised,
-    make_tensor,
-)
+from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
@@ -108,19 +97,18 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     axes, shapes = bind_axes(definition, workload)
     found: dict[str, VariedInput] = {}
     for name, shape in shapes.items():
-        blank = Blank(name, definition, shape or (), axes, {}, 0, device)
-        way: Way = "fixed" if shape is None else find_way(blank)
-        if shape is None or not isinstance(workload.inputs.get(name), RandomInput | None):
-            found[name] = VariedInput(name, way, is_nudged=way == "rolled" and is_quantised(blank))
+        if shape is None:
+            found[name] = VariedInput(name, "fixed")
             continue
-        way = "rolled" if has_any_bools(blank) else way
-        found[name] = VariedInput(
-            name,
-            way,
-            _remaker(blank),
-            deviation=find_deviation(blank),
-            flips=find_flips(blank) if way == "rolled" else 0,
-        )
+        blank = Blank(name, definition, shape, axes, device=device)
+        freedom = find_freedom(blank)
+        is_rolled = freedom.way == "rolled"
+        if isinstance(workload.inputs.get(name), RandomInput | None):
+            flips = freedom.flips if is_rolled else 0
+            found[name] = VariedInput(name, freedom.way, _remaker(blank), deviation=freedom.deviation, flips=flips)
+        else:
+            way: Way = "fixed" if blank.dtype.kind == "bool" else freedom.way
+            found[name] = VariedInput(name, way, is_nudged=is_rolled and freedom.is_quantised)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws(seed=0)
@@ -134,7 +122,7 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
 
 
 def _remaker(blank: Blank) -> Callable[[int], torch.Tensor]:
-    return lambda seed: make_tensor(Blank(**{**vars(blank), "seed": seed}))
+    return lambda seed: make_tensor(replace(blank, seed=seed))
 
 
 def _drawer(custom: CustomInputs, name: str) -> Callable[[int], torch.Tensor]:

@@ -17,7 +17,7 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import find_deviation
+from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Operation, Traced, Watch, run
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition, RandomInput, ScalarInput, Workload
@@ -102,8 +102,8 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
                 values[name] = None
                 continue
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
-            blank = Blank(name, definition, shape, axes, {}, 0, torch.device("cpu"))
-            if isinstance(source, RandomInput | None) and find_deviation(blank) is not None:
+            is_random = isinstance(source, RandomInput | None)
+            if is_random and find_freedom(Blank(name, definition, shape, axes)).deviation is not None:
                 normal[name] = values[name].numel()
         follower = _Follower(normal)
         returned = run(Reference.compile(definition), values, follower)

@@ -59,14 +59,11 @@ class Seen(NamedTuple):
     wraps: bool
     """Whether negative indices count from the end."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are none."""
-        return self.low > self.high
-
     def lies_within(self, least: int) -> bool:
-        """Tell whether all indices are at least a number, and inside of the tensor."""
-        return self.is_empty or (self.low >= least and self.high < self.size)
+        """Tell whether all indices are inside of the tensor; those from the end are at least a number."""
+        return self.low > self.high or (
+            self.low >= (max(least, -self.size) if self.wraps else 0) and self.high < self.size
+        )
 
 
 class _Stop(BaseException):
@@ -275,11 +272,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
                 self.tests |= {(name, ignored) for name in index.sources}
             low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
         self.seen.append(Seen(operation, size, low, high, wraps))
-        least = -size if wraps else 0
-        if self.seen[-1].lies_within(least):
+        if self.seen[-1].lies_within(-size):
             return index
         if size < 1:
             raise _Stop
+        least = -size if wraps else 0
         if not isinstance(index, Traced):
             return min(max(index, least), size - 1)
         return Traced.make(index.content.clamp(least, size - 1), index.sources, self)

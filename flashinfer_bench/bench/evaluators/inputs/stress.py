@@ -20,17 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import (
-    find_flips,
-    is_free,
-)
+from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_freedom
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
@@ -440,11 +437,6 @@ FOR_CONSTANTS_ALONE: Final = frozenset({SPIKE, FAR_LARGER})
 """Cases in which floats are not judged: between the operations of a kernel float16 has no such numbers."""
 
 
-Kind = Literal["float", "float8", "bytes", "bools"]
-KINDS: Final[dict[int, Kind]] = {0x80: "float8", 0xFF: "bytes", 0x01: "bools"}
-"""Bits of each byte of a random input that may be flipped → its kind."""
-
-
 class Free(NamedTuple):
     """An input that stress cases change."""
 
@@ -478,16 +470,11 @@ def _has_few_numbers(definition: Definition, workload: Workload) -> bool:
 
 def _find_free(definition: Definition, name: str, shape: tuple[int, ...], axes: dict[str, int]) -> Free | None:
     """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
-    blank = Blank(name, definition, shape, axes, {}, 0, torch.device("cpu"))
-    count = math.prod(shape)
-    if RATES.fullmatch(name.lower()) or not shape or not count:
+    if RATES.fullmatch(name.lower()) or not shape or not math.prod(shape):
         return None
-    kind: Kind | None = None
-    if is_free(blank):
-        kind = "float"
-    elif DTYPES[blank.dtype_name].bits == 8 and count <= MANY_ELEMENTS:
-        kind = KINDS.get(find_flips(blank))
-    if kind is None:
+    blank = Blank(name, definition, shape, axes)
+    kind = find_freedom(blank).kind
+    if kind is None or (blank.dtype.bits == 8 and math.prod(shape) > MANY_ELEMENTS):
         return None
     named = tuple(definition.inputs[name].shape or ())
     groups = 1
