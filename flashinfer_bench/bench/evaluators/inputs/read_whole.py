@@ -55,32 +55,26 @@ class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types fo
             return None
         return value.note or (self._whole.get(value.name) if value.name else None)
 
-    def conclude(self, operation: Operation, args: Any, kwargs: Any, result: Any) -> None:
+    def conclude(self, operation: Operation, given: Mapping[str, Any], result: Any) -> None:
         """Note what follows for an operation's result."""
-        given = [value for value in args if isinstance(value, Traced)]
-        sides = [side for value in given if (side := self.find(value)) is not None]
-        if not isinstance(result, Traced) or len(sides) < len(given) or not sides or not result.is_floating_point():
+        tensors = [value for value in given.values() if isinstance(value, Traced)]
+        sides = [side for value in tensors if (side := self.find(value)) is not None]
+        if not isinstance(result, Traced) or len(sides) < len(tensors) or not sides or not result.is_floating_point():
             return
-        name, sizes = operation.name, [value.numel() for value in (*given, result)]
+        name, sizes = operation.name, [value.numel() for value in (*tensors, result)]
         if 0 in sizes:
             return
+        numbers = [value for value in given.values() if not isinstance(value, torch.Tensor)]
+        are_factors = all(isinstance(one, bool | int | float) and one and math.isfinite(one) for one in numbers)
         inputs = frozenset[str]().union(*(side.inputs for side in sides))
+        is_power = name == "pow" and operation.overload == "Tensor_Scalar" and given["exponent"] in (2, 0.5, -0.5)
         if name in LAYOUT:
             result.note = sides[0] if sizes[-1] >= sizes[0] else None
-        elif name in SUMS and not kwargs and _are_factors(args):
+        elif name in SUMS and are_factors and "alpha" not in given:
             shared = sides[0].inputs & sides[1].inputs if len(sides) > 1 else frozenset()
             result.note = _Whole(inputs - shared, is_computed=True)
-        elif (
-            (name == "pow" and operation.overload == "Tensor_Scalar" and args[1] in (2, 0.5, -0.5))
-            or name in ("sum", "mean")
-            or (name in PRODUCTS and _are_factors(args))
-        ):
+        elif is_power or name in ("sum", "mean") or (name in PRODUCTS and are_factors):
             result.note = _Whole(inputs, is_computed=True)
-
-
-def _are_factors(args: Iterable[Any]) -> bool:
-    """Tell whether the numbers among arguments are neither zero, which lets go of the others, nor infinite."""
-    return all(isinstance(value, torch.Tensor) or (value and math.isfinite(value)) for value in args)
 
 
 def find_read_whole(definition: Definition, workload: Workload) -> dict[str, float]:
