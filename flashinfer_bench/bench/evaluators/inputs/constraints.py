@@ -163,12 +163,15 @@ class _Checker(ast.NodeTransformer):
                 return node
             case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
                 steps = zip([left, *others], ops, others, strict=False)
-                return self.visit(ast.BoolOp(ast.And(), [ast.Compare(one, [op], [two]) for one, op, two in steps]))
+                return self.generic_visit(
+                    ast.BoolOp(ast.And(), [ast.Compare(one, [op], [two]) for one, op, two in steps])
+                )
             case ast.Attribute(attr=name) if name in ATTRIBUTES:
-                pass
-            case _ if not isinstance(node, UNDERSTOOD):
+                return super().generic_visit(node)
+            case _ if isinstance(node, UNDERSTOOD):
+                return super().generic_visit(node)
+            case _:
                 raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
-        return super().generic_visit(node)
 
 
 def _call(name: str, argument: ast.expr) -> ast.Call:

@@ -28,20 +28,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.packed import is_packed
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
 from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom, make_tensor
-from flashinfer_bench.bench.evaluators.inputs.writer import (
-    DRAWN,
-    MULTIPLIED,
-    NEGATED,
-    Flips,
-    Unsigned,
-    Writer,
-    open_writer,
-)
+from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
@@ -58,13 +50,9 @@ COUNTED_TOGETHER: Final = 1 << 26
 """Bytes that are counted at a time."""
 LEAST_REACH: Final = 4
 """Whole numbers of both signs count as quantised from this size on. Smaller ones may be codes, such as -1 for none."""
-NARROW_FLOATS: Final = {
-    torch.float8_e4m3fn: (8, 0x7E, 8),
-    torch.float8_e5m2: (8, 0x7B, 4),
-}
-"""Dtype → bits of a number, code of the largest finite number, and numbers from one power of two to the next."""
-PACKED_FLOATS: Final = (4, 7, 2)
-"""The same of two 4-bit floats in a byte."""
+
+Targets = Sequence[Sequence[torch.Tensor] | None]
+"""For each input contiguous tensors of its shape and dtype, one a call; None if it is no tensor."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +99,7 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
             found[name] = VariedInput(name, way, is_nudged=is_rolled and freedom.is_quantised)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
-        differing, seconds = custom.compare_draws(seed=0)
+        differing, seconds = custom.compare_draws()
         is_redrawn = seconds <= SLOW_S and not any(found[name].way == "fixed" for name in differing)
         for name in custom.names if differing else ():
             if name not in differing:
@@ -129,26 +117,48 @@ def _drawer(custom: CustomInputs, name: str) -> Callable[[int], torch.Tensor]:
     return lambda seed: custom.draw(seed)[name]
 
 
-class _Calls:
-    """Makes inputs of calls in memory of their own, by the subclass's `write_all`."""
+class DealtContents:
+    """The inputs of a job's calls, which get the evaluator's sets of inputs in turn.
+
+    Call n has set n % sets, with the content of that set's call n // sets.
+
+    Args:
+        each: the contents of each set; all have the same shapes, dtypes and single values.
+    """
 
     base: list[Any]
-    """The evaluator's inputs, in the order of the definition. They are read and never changed."""
+    """Inputs of the first set, in the order of the definition. They are read and never changed."""
 
-    def write_all(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None],
-        writer: Writer,
-    ) -> None:
-        """Have a writer write the inputs of some calls; the caller finishes it.
+    def __init__(self, each: Sequence[Contents]) -> None:
+        self._each = list(each)
+        self.base = self._each[0].base
 
-        Args:
-            numbers: of the calls.
-            into: for each input contiguous tensors of its shape and dtype, one a call; None if it is no tensor.
-            writer: takes many calls in little more time than one.
-        """
-        raise NotImplementedError
+    def _parts(self) -> Sequence[Contents]:
+        return self._each
+
+    def __len__(self) -> int:
+        return len(self._parts())
+
+    @cached_property
+    def differs(self) -> bool:
+        """Whether any input differs from call to call, in each set."""
+        return all(one.differs for one in self._parts())
+
+    def set_of(self, number: int) -> int:
+        """Return which set a call has."""
+        return number % len(self)
+
+    def is_base(self, number: int) -> bool:
+        """Tell whether a call has the evaluator's own inputs."""
+        return number // len(self) == self._parts()[self.set_of(number)].base_number
+
+    def write_all(self, numbers: Sequence[int], into: Targets, writer: Writer) -> None:
+        """Have a writer write the inputs of some calls; the caller finishes it."""
+        for number, one in enumerate(self._parts()):
+            own = [at for at, call in enumerate(numbers) if self.set_of(call) == number]
+            if own:
+                targets = [None if some is None else [some[at] for at in own] for some in into]
+                one.write_own([numbers[at] // len(self) for at in own], targets, writer)
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Return the inputs of each of some calls; all are written together."""
@@ -158,7 +168,8 @@ class _Calls:
             else None
             for value in self.base
         ]
-        writer = open_writer(device_of(self.base))
+        devices = [value.device for value in self.base if isinstance(value, torch.Tensor)]
+        writer = open_writer(devices[0] if devices else torch.device("cpu"))
         self.write_all(numbers, into, writer)
         writer.finish()
         pairs = list(zip(self.base, into, strict=True))
@@ -169,7 +180,7 @@ class _Calls:
         return self.make_all([number])[0]
 
 
-class Contents(_Calls):
+class Contents(DealtContents):
     """The inputs of the calls on one set of inputs.
 
     Args:
@@ -179,19 +190,14 @@ class Contents(_Calls):
         base_number: the call that gets the base itself, whose expected outputs are known.
     """
 
-    def __init__(
-        self,
-        base: Sequence[Any],
-        varied: Sequence[VariedInput],
-        seed: int,
-        base_number: int,
-    ) -> None:
+    def __init__(self, base: Sequence[Any], varied: Sequence[VariedInput], seed: int, base_number: int) -> None:
         self.base = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in base]
         self.base_number = base_number
-        self._varied = list(varied)
-        self._seed = seed
-        self._flips: dict[int, Flips | None] = {}
+        self._varied, self._seed = list(varied), seed
         self._signs: dict[int, bool] = {}
+
+    def _parts(self) -> Sequence[Contents]:
+        return [self]
 
     @cached_property
     def differs(self) -> bool:
@@ -204,32 +210,25 @@ class Contents(_Calls):
             for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
         )
 
-    def write_all(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None],
-        writer: Writer,
-    ) -> None:
-        """Have a writer write the inputs of some calls; the caller finishes it."""
-        base = [at for at, number in enumerate(numbers) if number == self.base_number]
+    def write_own(self, numbers: Sequence[int], into: Targets, writer: Writer) -> None:
+        """Have a writer write the inputs of some calls of this set."""
         own = [at for at, number in enumerate(numbers) if number != self.base_number]
         secrets = self._draw_secrets([numbers[at] for at in own])
         joint: dict[int, list[torch.Tensor]] = {}
         for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
             if not isinstance(value, torch.Tensor) or not value.numel() or not targets:
                 continue
-            is_fixed = self._varied[index].way == "fixed"
-            same = targets if is_fixed else [targets[at] for at in base]
-            others = [] if is_fixed else [targets[at] for at in own]
+            others = [] if self._varied[index].way == "fixed" else [targets[at] for at in own]
+            same = [one for at, one in enumerate(targets) if not others or at not in own]
             if same:
                 writer.move_rows(value, same, np.zeros(len(same), np.uint64))
             if others and self._varied[index].is_joint:
                 joint[index] = others
             elif others:
-                self._write(index, secrets, others, writer)
+                self._write(index, secrets[:, index], others, writer)
         for at in range(len(own)):  # the definition's function makes all inputs of a call at once
             for index, others in joint.items():
-                self._write(index, secrets[at : at + 1], others[at : at + 1], writer)
+                self._write(index, secrets[at : at + 1, -1], others[at : at + 1], writer)
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
@@ -242,16 +241,9 @@ class Contents(_Calls):
     def _is_drawn(self, index: int) -> bool:
         return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN
 
-    def _write(
-        self,
-        index: int,
-        secrets: Unsigned,
-        into: Sequence[torch.Tensor],
-        writer: Writer,
-    ) -> None:
-        """Have one input of some calls written, given the secrets of each."""
+    def _write(self, index: int, keys: Unsigned, into: Sequence[torch.Tensor], writer: Writer) -> None:
+        """Have one input of some calls written, given the secret of each."""
         value, varied = self.base[index], self._varied[index]
-        keys = secrets[:, -1 if varied.is_joint else index]
         if varied.way == "redrawn":
             for key, target in zip(keys.tolist(), into, strict=True):
                 target.copy_(self._redraw(index, key))
@@ -259,16 +251,10 @@ class Contents(_Calls):
             writer.draw_rows(into, keys, varied.deviation)
         elif varied.way == "scaled" and value.dtype in MULTIPLIED:
             is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
-            writer.vary_rows(
-                value,
-                into,
-                choose_moves(value, keys),
-                keys | is_negated,
-                choose_columns(value),
-            )
+            writer.vary_rows(value, into, choose_moves(value, keys), keys | is_negated, choose_columns(value))
         else:
             writer.move_rows(value, into, choose_moves(value, keys))
-            flips = self._find_flips(index)
+            flips = varied.flips or self._nudges.get(index)
             if flips is not None:
                 writer.flip_rows(into, keys, flips)
 
@@ -285,70 +271,15 @@ class Contents(_Calls):
         return torch.roll(value, 1 + key % (size - 1), dims=dimension) if size > 1 else value
 
     def _has_signs(self, index: int) -> bool:
-        """Whether an input has finite numbers only, of both signs. Waits for a GPU once."""
+        """Tell whether an input has finite numbers only, of both signs. Waits for a GPU once."""
         if index not in self._signs:
             low, high = torch.stack(torch.aminmax(self.base[index])).tolist()
             self._signs[index] = -math.inf < low < 0 < high < math.inf
         return self._signs[index]
 
-    def _find_flips(self, index: int) -> Flips | None:
-        """Return how bits of an input may be flipped; None if they have to stay."""
-        if index not in self._flips:
-            varied = self._varied[index]
-            found = find_nudge(self.base[index]) if varied.is_nudged else None
-            self._flips[index] = Flips(varied.flips) if varied.flips else found
-        return self._flips[index]
-
-
-class DealtContents(_Calls):
-    """The inputs of a job's calls, which get the evaluator's sets of inputs in turn.
-
-    Call n has set n % sets, with the content of that set's call n // sets.
-
-    Args:
-        each: the contents of each set; all have the same shapes, dtypes and single values.
-    """
-
-    def __init__(self, each: Sequence[Contents]) -> None:
-        self._each = list(each)
-        self.base = self._each[0].base
-
-    def __len__(self) -> int:
-        return len(self._each)
-
     @cached_property
-    def differs(self) -> bool:
-        """Whether any input differs from call to call, in each set."""
-        return all(one.differs for one in self._each)
-
-    def set_of(self, number: int) -> int:
-        """Return which set a call has."""
-        return number % len(self._each)
-
-    def is_base(self, number: int) -> bool:
-        """Tell whether a call has the evaluator's own inputs."""
-        return number // len(self._each) == self._each[self.set_of(number)].base_number
-
-    def write_all(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None],
-        writer: Writer,
-    ) -> None:
-        """Have a writer write the inputs of some calls; the caller finishes it."""
-        for number, one in enumerate(self._each):
-            own = [at for at, call in enumerate(numbers) if self.set_of(call) == number]
-            targets = [None if some is None else [some[at] for at in own] for some in into]
-            if own:
-                one.write_all([numbers[at] // len(self._each) for at in own], targets, writer)
-
-
-def device_of(values: Sequence[Any]) -> torch.device:
-    """Return the device of the first tensor; the CPU if there is none."""
-    return next(
-        (value.device for value in values if isinstance(value, torch.Tensor)),
-        torch.device("cpu"),
-    )
+    def _nudges(self) -> dict[int, torch.Tensor | None]:
+        return {at: find_nudge(self.base[at]) for at, one in enumerate(self._varied) if one.is_nudged}
 
 
 def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.Tensor:
@@ -394,43 +325,31 @@ def choose_columns(value: torch.Tensor) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def find_nudge(value: torch.Tensor) -> Flips | None:
-    """Return which bits of stored quantised numbers may be flipped; None if all have to stay. Waits for a GPU.
+def find_nudge(value: torch.Tensor) -> torch.Tensor | None:
+    """Return which bits of each byte of stored quantised numbers may be flipped together; None if all have to stay.
 
-    float8 and float4 may change their lowest bit, and their sign if both signs reach about as far. int8 may change its
-    sign if both signs of a number were seen. Zeros, infinities and NaN stay, nothing becomes one of them, and no number
-    becomes larger than the largest one seen. So labels, and narrower codes packed into bytes, stay what they are.
+    A byte becomes one that the tensor has as well, with another sign, another lowest bit, or both; of int8 with another
+    sign. Zeros, infinities and NaN stay, and nothing becomes one of them. So labels, and narrower codes packed into
+    bytes, stay what they are. Waits for a GPU.
+
+    Args:
+        value: of int8 or a narrow float.
+
+    Returns:
+        uint8 [256]: byte → its bits.
     """
     counts = torch.zeros(256, dtype=torch.int64, device=value.device)
     for part in torch.split(value.reshape(-1).view(torch.uint8), COUNTED_TOGETHER):
         counts += torch.bincount(part, minlength=256)
-    seen = [code for code, count in enumerate(counts.tolist()) if count]
-    bits = torch.zeros(256, dtype=torch.uint8)
-    if value.dtype is torch.int8:
-        sizes = [code for code in seen if 0 < code < 128 and 256 - code in seen]
-        for size in sizes if sizes and sizes[-1] >= LEAST_REACH else ():
-            bits[size] = bits[256 - size] = size ^ (256 - size)
-    elif is_packed(value.dtype):
-        nibbles = _find_float_bits({half for code in seen for half in (code & 15, code >> 4)}, *PACKED_FLOATS)
-        bits = (nibbles[:, None] << 4 | nibbles).view(-1)
-    elif value.dtype in NARROW_FLOATS:
-        bits = _find_float_bits(set(seen), *NARROW_FLOATS[value.dtype])
-    return Flips(bits.to(value.device), is_whole=value.dtype is torch.int8) if bits.any() else None
-
-
-def _find_float_bits(seen: set[int], width: int, largest: int, binade: int) -> torch.Tensor:
-    """Return which bits of each code of a narrow float may be flipped: uint8 [2**width].
-
-    Args:
-        seen: codes that occur.
-        width: bits of a code.
-        largest: code of the largest finite number.
-        binade: numbers between a power of two and the next.
-    """
-    sign = 1 << width - 1
-    reaches = [[code - side for code in seen if 0 < code - side <= largest] for side in (0, sign)]
-    less, more = sorted(max(sizes, default=0) for sizes in reaches)
-    has_both = less > 1 and less + binade >= more
-    bits, reach = (sign | 1, less) if has_both else (1, more)
-    sizes = torch.arange(2 * sign) % sign
-    return ((sizes > 1) & ((sizes | 1) <= reach)).to(torch.uint8) * bits
+    codes = torch.arange(256).to(torch.uint8)
+    typed = codes.view(value.dtype)
+    numbers = (unpack(typed) if is_packed(value.dtype) else typed.double()).view(256, -1)
+    may_be = (counts.cpu() > 0) & (numbers.isfinite() & (numbers != 0)).all(1)
+    is_int = value.dtype is torch.int8
+    masks = (0x99, 0x11, 0x88) if is_packed(value.dtype) else (0x81, 0x01, 0x80)
+    ways = [codes ^ typed.neg().view(torch.uint8)] if is_int else [torch.full_like(codes, mask) for mask in masks]
+    bits = torch.zeros_like(codes)
+    for way in ways:
+        bits = torch.where((bits == 0) & may_be & may_be[(codes ^ way).int()], way, bits)
+    sizes = numbers[bits != 0].abs()
+    return bits.to(value.device) if sizes.numel() and sizes.amax() >= (LEAST_REACH if is_int else 0) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeGuard
@@ -21,6 +22,7 @@ from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
 from flashinfer_bench.bench.evaluators.inputs.integer_probe import IntegerProbe
 from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Blank, Make, Rule, find_rule, split_total
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import MOST_ELEMENTS, take_values
+from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 from flashinfer_bench.errors import DefinitionFault
 
@@ -72,9 +74,8 @@ def _total(blank: Blank) -> int | None:
     """Return the number that the last offset must have; None if nothing says it."""
     for constraint in blank.definition.constraints:
         match = _TOTAL.fullmatch(constraint.strip())
-        axis = match and (match[1] or match[3])
-        if match is not None and match[2] == blank.name and axis in blank.axes:
-            return blank.axes[axis]
+        if match is not None and match[2] == blank.name and (match[1] or match[3]) in blank.axes:
+            return blank.axes[match[1] or match[3]]
     owner = blank.name.lower()
     side = "kv" if "kv" in owner or owner.endswith("_k") else "q" if "q" in owner.split("_")[0] else ""
     return blank.size(*_TOTAL_AXES[side])
@@ -109,11 +110,10 @@ def last_page_lengths(blank: Blank) -> torch.Tensor:
 def lengths(blank: Blank) -> torch.Tensor:
     """Make sequence lengths from 1 to what the block table or the longest sequence allows."""
     pages = blank.size(*_TABLE_AXES)
-    page_size = blank.size("page_size", "block_size") or 1
-    capacity = blank.size(*_LENGTH_AXES) if pages is None else pages * page_size
-    valid = _valid(blank, max(capacity or 16, 1) + 1)
-    least = max(valid.start, 1)
-    return _pick(blank, least, max(min(valid.stop - 1, capacity or valid.stop), least) + 1)
+    capacity = blank.size(*_LENGTH_AXES) if pages is None else pages * (blank.size("page_size", "block_size") or 1)
+    axes = blank.axes if capacity is None else {**blank.axes, "capacity": capacity}
+    made: torch.Tensor = within("capacity", usual=16, least=1)(replace(blank, axes=axes))
+    return made
 
 
 def sparse_tokens(blank: Blank) -> torch.Tensor:
@@ -126,26 +126,28 @@ def sparse_tokens(blank: Blank) -> torch.Tensor:
     return blank.finish(indices)
 
 
-def distinct(*axes: str) -> Make:
-    """Make distinct valid numbers below one of these axes, as far as there are enough.
+def within(*axes: str, usual: int | None = SMALL, least: int = 0, is_distinct: bool = False) -> Make:
+    """Make valid values below the size of one of these axes.
 
-    There is no right answer if two sequences write to one slot.
+    Args:
+        axes: names; the first that the definition has counts.
+        usual: the end if it has none of them and nothing is known of the values; None for the least leading size.
+        least: the least value; the size itself is a value then.
+        is_distinct: whether no value comes twice, as far as there are enough. There is no right answer if two
+            sequences write to one slot.
     """
 
     def make(blank: Blank) -> torch.Tensor:
-        most = blank.size(*axes) or _leading_size(blank)
+        size = blank.size(*axes)
+        most = max(size or usual or _leading_size(blank), 1) + least
         valid = _valid(blank, most)
-        values = random_values.distinct_rows(blank, max(min(valid.stop, most) - valid.start, 1))
-        return _pad(blank, values.add_(valid.start), valid)
+        start = max(valid.start, least)
+        stop = max(min(valid.stop, most) if size or is_distinct else valid.stop, start + 1)
+        if is_distinct:
+            return _pad(blank, random_values.distinct_rows(blank, stop - start).add_(start), valid)
+        return _pad(blank, blank.empty().random_(start, stop, generator=blank.generator(blank.device)), valid)
 
     return make
-
-
-def positions(blank: Blank) -> torch.Tensor:
-    """Make positions in a sequence, valid in what the reference indexes by them."""
-    longest = max(blank.size(*_POSITION_AXES) or 4096, 1)
-    valid = _valid(blank, longest)
-    return _pick(blank, valid.start, max(min(longest, valid.stop), valid.start + 1))
 
 
 def top_k(blank: Blank) -> torch.Tensor:
@@ -172,19 +174,10 @@ def experts(blank: Blank) -> torch.Tensor:
     return blank.finish((chosen.cpu() << 16) | bits)
 
 
-def below(*axes: str) -> Make:
-    """Make indices that are valid in what the reference indexes; if nothing is known of that, below one of the axes."""
-    return lambda blank: _pick_valid(blank, blank.size(*axes) or SMALL)
-
-
-def any_index(blank: Blank) -> torch.Tensor:
-    """Make indices that are valid in what the reference indexes; if that is not known, in every other input."""
-    return _pick_valid(blank, _leading_size(blank))
-
-
 def small_or_bytes(blank: Blank) -> torch.Tensor:
     """Make integers of which nothing is said: valid in what the reference indexes, else small; bytes of any value."""
-    return _pick_valid(blank, SMALL) if _is_wide(blank) else words(blank)
+    made: torch.Tensor = within()(blank) if _is_wide(blank) else words(blank)
+    return made
 
 
 def words(blank: Blank) -> torch.Tensor:
@@ -203,16 +196,6 @@ def packed_keys(blank: Blank) -> torch.Tensor:
     scales = floats.new_empty(page_count, page_size).uniform_(0.5, 1.5, generator=generator)
     packed = torch.cat((values.view(torch.uint8), scales.view(torch.uint8)), dim=1)
     return packed.view(blank.shape).view(blank.empty().dtype)
-
-
-def _pick(blank: Blank, low: int, stop: int) -> torch.Tensor:
-    return blank.finish(torch.randint(low, stop, blank.shape, generator=blank.generator()))
-
-
-def _pick_valid(blank: Blank, usual: int) -> torch.Tensor:
-    valid = _valid(blank, usual)
-    drawn = blank.empty().random_(valid.start, valid.stop, generator=blank.generator(blank.device))
-    return _pad(blank, drawn, valid)
 
 
 def _valid(blank: Blank, usual: int) -> range:
@@ -235,14 +218,14 @@ def _pad(blank: Blank, values: torch.Tensor, valid: range) -> torch.Tensor:
     padding = probe.find_padding(blank.name, -(1 << blank.dtype.bits - 1))
     if padding is None:
         return values
-    columns = values.shape[-1] if values.ndim else 1
+    columns = values.shape[-1] if values.ndim and values.shape[-1] > 1 else count
     generator = blank.generator(torch.device("cpu"), "padding")
-    is_padding = torch.rand(count, generator=generator) < (PADDED_SHARE if padding == -1 else IGNORED_SHARE)
+    is_padding = torch.rand(count // columns, columns, generator=generator)
+    is_padding = is_padding < (PADDED_SHARE if padding == -1 else IGNORED_SHARE)
+    kept = torch.randint(columns, (), generator=generator)
     if count >= SURELY_PADDED and not is_padding.any():
-        is_padding[torch.randint(count, (), generator=generator)] = True
-    rows = is_padding.view(-1, columns if columns > 1 else count)
-    kept = torch.randint(rows.shape[1], (len(rows), 1), generator=generator)
-    rows.scatter_(1, kept, rows.gather(1, kept) & ~rows.all(dim=1, keepdim=True))
+        is_padding[0, kept - 1] = True
+    is_padding[:, kept] &= ~is_padding.all(dim=1)
     return values.masked_fill_(is_padding.view(values.shape).to(values.device), padding)
 
 
@@ -270,18 +253,17 @@ def _probe(blank: Blank) -> IntegerProbe | None:
     """Return the runs of a reference on the sizes of a workload; None for inputs of the runs themselves."""
     if blank.is_plain:
         return None
-    definition = blank.definition
-    given = [(name, one.sum().item() if _is_integer(one) else one) for name, one in blank.given.items()]
-    known = [*blank.axes.items(), *((name, one) for name, one in given if not isinstance(one, torch.Tensor))]
-    takes = tuple((name, spec.dtype, *(spec.shape or ())) for name, spec in definition.inputs.items())
-    key = (definition.reference, takes, blank.device.type, *definition.constraints, *known)
+    definition, given = blank.definition, blank.given
+    numbers = [(name, one.sum().item() if _is_integer(one) else one) for name, one in given.items()]
+    known = [one for one in (*blank.axes.items(), *numbers) if not isinstance(one[1], torch.Tensor)]
+    key = (definition.digest(), blank.device.type, *known)
     if key not in _probes:
         if len(_probes) >= MOST_PROBES:
             _probes.clear()
-        try:
-            _probes[key] = IntegerProbe(definition, blank.axes, _find_values(blank), blank.device)
-        except DefinitionFault:
-            _probes[key] = None
+        _probes[key] = None
+        with suppress(DefinitionFault):
+            values = find_plain_values(definition, blank.axes, given)
+            _probes[key] = IntegerProbe(definition, blank.axes, values, blank.device)
     return _probes[key]
 
 
@@ -290,22 +272,30 @@ def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.element_size() > 1
 
 
-def _find_values(blank: Blank) -> Mapping[str, Any]:
-    """Return all inputs as the runs begin with them: those that each seed has, else usual ones."""
-    definition, values = blank.definition, dict[str, Any]()
-    shapes = definition.get_input_shapes(blank.axes)
-    for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
-        dtype, one = DTYPES[spec.dtype], blank.given.get(name)
+def find_plain_values(
+    definition: Definition, axes: Mapping[str, int], given: Mapping[str, Any], *, has_integers: bool = True
+) -> dict[str, Any]:
+    """Return all inputs as runs on stand-ins begin with them: numbers, values on the CPU, or shapes on "meta".
+
+    Args:
+        definition: names the inputs.
+        axes: the size of every axis.
+        given: inputs that each seed has, by name. Others have usual values.
+        has_integers: whether integers have values.
+    """
+    values = dict[str, Any]()
+    for (name, spec), shape in zip(definition.inputs.items(), definition.get_input_shapes(axes), strict=True):
+        dtype, one = DTYPES[spec.dtype], given.get(name)
         if _is_integer(one):
             values[name] = take_values(one)
-        elif name in blank.given and not isinstance(one, torch.Tensor):
+        elif name in given and not isinstance(one, torch.Tensor):
             values[name] = one
         elif shape is None:
-            values[name] = blank.axes.get(name, 1)
-        elif dtype.kind == "float" or dtype.bits == 8 or math.prod(shape) > MOST_ELEMENTS:
+            values[name] = axes.get(name, 1)
+        elif not has_integers or dtype.kind == "float" or dtype.bits == 8 or math.prod(shape) > MOST_ELEMENTS:
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
         else:
-            plain = Blank(name, definition, shape, blank.axes, values, is_plain=True)
+            plain = Blank(name, definition, shape, axes, values, is_plain=True)
             values[name] = find_rule(INTEGER_RULES, plain).make(plain)
     return values
 
@@ -318,8 +308,9 @@ LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else b
 NUMBER_TEXT: Final = "below what the reference indexes, else 0 to 7; 8 bits: any byte, for these hold quantised values"
 OPENED_TEXT: Final = "more than 8 bits, of which the reference takes parts: any bits"
 MASKED_TEXT: Final = "more than 8 bits that the reference shifts and masks: any bits"
-PAGES: Final = distinct("num_pages", "num_blocks", "max_num_pages")
-SLOTS: Final = distinct(*_SLOT_AXES)
+PAGES: Final = within("num_pages", "num_blocks", "max_num_pages", usual=None, is_distinct=True)
+SLOTS: Final = within(*_SLOT_AXES, usual=None, is_distinct=True)
+POSITIONS: Final = within(*_POSITION_AXES, usual=4096)
 
 INTEGER_RULES: Final[tuple[Rule, ...]] = (
     # offsets and lengths
@@ -329,15 +320,15 @@ INTEGER_RULES: Final[tuple[Rule, ...]] = (
     # indices
     Rule("dsa_paged", "int", r"sparse_indices", sparse_tokens, "distinct cached tokens, padded with -1"),
     Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", PAGES, "distinct pages of the cache"),
-    Rule(ANY, "int", r".*(positions?|pos_ids)", positions, "0 to the longest sequence"),
+    Rule(ANY, "int", r".*(positions?|pos_ids)", POSITIONS, "0 to the longest sequence"),
     Rule(ANY, "int", r"top_?ks?", top_k, "1 to the vocabulary, small ones as often as large ones"),
     Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", SLOTS, "distinct slots"),
     Rule("moe", "int", r"(.*_)?(ids|indices|experts)", experts, "distinct experts in a row"),
-    Rule(ANY, "int", r".*(indices|index|idx|ids)", any_index, INDEX_TEXT),
+    Rule(ANY, "int", r".*(indices|index|idx|ids)", within(usual=None), INDEX_TEXT),
     Rule("dsa_paged", "int uint", r"k_index_cache.*", packed_keys, "fp8 values, then float32 scales", "redrawn"),
     # by dtype
     Rule(ANY, "int uint", PACKED, words, OPENED_TEXT, "rolled", partial(_has_words, is_masked=False)),
     Rule(ANY, "int uint", ANY, words, MASKED_TEXT, "rolled", partial(_has_words, is_masked=True)),
-    Rule(ANY, "int uint", LABELS, below(*_CLASS_AXES), LABELS_TEXT, None, _is_wide),
+    Rule(ANY, "int uint", LABELS, within(*_CLASS_AXES), LABELS_TEXT, None, _is_wide),
     Rule(ANY, "int uint", ANY, small_or_bytes, NUMBER_TEXT),
 )

@@ -128,7 +128,7 @@ def fill_floats(blank: Blank, fill: Callable[[torch.Tensor, torch.Generator], ob
     if tensor.itemsize > 1:
         fill(tensor, generator)
         return tensor
-    for part in tensor.view(-1).split(CHUNK_ELEMENTS):
+    for part in torch.split(tensor.view(-1), CHUNK_ELEMENTS):
         values = torch.empty(part.shape, dtype=torch.float32, device=blank.device)
         fill(values, generator)
         part.copy_(values)

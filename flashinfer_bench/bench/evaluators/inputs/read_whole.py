@@ -14,14 +14,14 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
+from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Operation, Traced, Watch, run
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition, RandomInput, ScalarInput, Workload
-from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
+from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
 LAYOUT: Final = frozenset(
@@ -85,20 +85,17 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
     """
     with suppress(WorkloadFault):
         axes, shapes = bind_axes(definition, workload)
-        values: dict[str, Any] = {}
-        normal: dict[str, int] = {}
+        given = dict[str, Any]()
+        normal = dict[str, float]()
         for name, spec in definition.inputs.items():
             source, shape = workload.inputs.get(name), shapes[name]
-            if shape is None:
-                values[name] = source.value if isinstance(source, ScalarInput) else None
+            if shape is None or (source is None and spec.optional):
+                given[name] = source.value if isinstance(source, ScalarInput) else None
                 continue
-            if source is None and spec.optional:
-                values[name] = None
-                continue
-            values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
             is_random = isinstance(source, RandomInput | None)
             if is_random and find_freedom(Blank(name, definition, shape, axes)).deviation is not None:
-                normal[name] = values[name].numel()
+                normal[name] = math.prod(shape) * DTYPES[spec.dtype].bits / 8
+        values = find_plain_values(definition, axes, given, has_integers=False)
         follower = _Follower(normal)
         returned = run(Reference.compile(definition), values, follower)
         if follower.end != DONE or not follower.is_open:
@@ -107,5 +104,5 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
         outputs = outputs if isinstance(outputs, (list, tuple)) or isinstance(returned, Mapping) else [outputs]
         found = [follower.find(output) for output in outputs]
         read = {name for one in found if one is not None and one.is_computed for name in one.inputs}
-        return {name: normal[name] * DTYPES[definition.inputs[name].dtype].bits / 8 for name in sorted(read)}
+        return {name: normal[name] for name in sorted(read)}
     return {}

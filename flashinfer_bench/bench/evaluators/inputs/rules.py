@@ -82,7 +82,8 @@ def find_freedom(blank: Blank) -> Freedom:
     elif is_float or (dtype.bits == 8 and dtype.kind != "bool"):
         way = "scaled" if is_float and is_wide else "rolled"
     has_codes = is_float and not is_wide and rule.deviation is not None and blank.dtype_name != POWERS_OF_TWO
-    flips, kind = 0, None
+    flips = 0
+    kind: Kind | None = None
     if dtype.kind == "bool":
         flips = 0x01 if math.prod(blank.shape) >= FEW_BOOLS else 0
         kind = "bools" if flips else None
@@ -90,7 +91,8 @@ def find_freedom(blank: Blank) -> Freedom:
         flips = 0x80 if dtype.bits == 8 else 0xFF
         kind = "float8" if dtype.bits == 8 else None
     elif not is_float and (rule.make is integers.words or (is_any and not is_wide)):
-        flips, kind = 0xFF, None if is_wide else "bytes"
+        flips = 0xFF
+        kind = None if is_wide else "bytes"
     elif is_float and is_wide and is_any:
         kind = "float"
     is_int8 = blank.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, blank.name.lower())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -27,12 +26,7 @@ from flashinfer_bench.timing import driver
 
 Unsigned = NDArray[np.uint64]
 """Unsigned 64-bit numbers: addresses, moves, keys."""
-MULTIPLIED: Final = {
-    torch.bfloat16: 2,
-    torch.float16: 3,
-    torch.float32: 4,
-    torch.float64: 5,
-}
+MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
 """Dtypes that can be shuffled and multiplied → the kernel's number for it."""
 DRAWN: Final = {torch.bfloat16: 6, torch.float16: 7, torch.float32: 8}
 """Dtypes that can be drawn → the kernel's number for it. Its numbers have 24 bits, too few for float64."""
@@ -58,14 +52,8 @@ FLIPPED_TOGETHER: Final = 1 << 26
 """Bytes whose bits are flipped together; the random bits take as much memory, and places in a table four times that."""
 
 
-@dataclass(frozen=True)
-class Flips:
-    """Which bits of the bytes of a tensor may be flipped at random."""
-
-    bits: int | torch.Tensor
-    """The same bits of each byte, or a table: byte → its bits, uint8 [256]."""
-    is_whole: bool = False
-    """Whether all bits of a byte are flipped together."""
+Flips = int | torch.Tensor
+"""Bits of each byte that may be flipped at random, or a table uint8 [256]: byte → bits that are flipped together."""
 
 
 class Writer:
@@ -87,12 +75,12 @@ class Writer:
 
         On a GPU rows begin at multiples of eight.
         """
-        if self._launch is None:
+        if self._launch is not None:
+            addresses = held.data_ptr() + held.stride(0) * np.asarray(rows, np.uint64)
+            self._add(FILL, word, addresses, held.shape[1])
+        else:
             for row in rows:
                 fill(held[row], word)
-            return
-        addresses = held.data_ptr() + held.stride(0) * np.asarray(rows, np.uint64)
-        self._add(FILL, word, addresses, held.shape[1])
 
     def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
         """Write a tensor to each target, moved along by a number of elements; the first ones come last.
@@ -102,30 +90,16 @@ class Writer:
             into: contiguous targets of its shape and dtype.
             by: [targets].
         """
-        size = value.dtype.itemsize
+        size, count = value.dtype.itemsize, value.numel()
         if self._launch is not None:
-            self._add(
-                MOVE,
-                value.data_ptr(),
-                into,
-                value.numel() * size,
-                by * np.uint64(size),
-            )
+            self._add(MOVE, value.data_ptr(), into, count * size, by * np.uint64(size))
             return
         source = value.view(-1).view(torch.uint8)
         for target, move in zip(into, by.tolist(), strict=True):
-            flat = target.view(-1).view(torch.uint8)
-            left = len(flat) - move * size
-            flat[:left].copy_(source[move * size :])
-            flat[left:].copy_(source[: move * size])
+            torch.cat((source[move * size :], source[: move * size]), out=target.view(-1).view(torch.uint8))
 
     def vary_rows(
-        self,
-        value: torch.Tensor,
-        into: Sequence[torch.Tensor],
-        by: Unsigned,
-        keys: Unsigned,
-        columns: int,
+        self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, keys: Unsigned, columns: int
     ) -> None:
         """Write a tensor to each target, moved along, then shuffled in rows and multiplied by factors.
 
@@ -137,15 +111,7 @@ class Writer:
             columns: elements of a row, below 2**23; the last row may have fewer.
         """
         if self._launch is not None:
-            self._add(
-                MULTIPLIED[value.dtype],
-                value.data_ptr(),
-                into,
-                value.numel(),
-                by,
-                keys,
-                columns,
-            )
+            self._add(MULTIPLIED[value.dtype], value.data_ptr(), into, value.numel(), by, keys, columns)
             return
         self.move_rows(value, into, by)
         whole = value.numel() // columns * columns
@@ -171,10 +137,8 @@ class Writer:
             self._add(DRAWN[into[0].dtype], bits, into, into[0].numel(), keys)
             return
         for target, key in zip(into, keys.tolist(), strict=True):
-            values = target if target.dtype is torch.float32 else torch.empty(target.shape)
-            values.normal_(0.0, deviation, generator=torch.Generator().manual_seed(key))
-            if values is not target:
-                target.copy_(values)
+            drawn = torch.empty(target.shape).normal_(0.0, deviation, generator=torch.Generator().manual_seed(key))
+            target.copy_(drawn)
 
     def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
         """Flip bits at random, once all else is written.
@@ -186,13 +150,7 @@ class Writer:
         """
         self._flips += [(target, key, flips) for target, key in zip(into, keys.tolist(), strict=True)]
 
-    def _add(
-        self,
-        kind: int,
-        source: int,
-        into: Sequence[torch.Tensor] | Unsigned,
-        *fields: int | Unsigned,
-    ) -> None:
+    def _add(self, kind: int, source: int, into: Sequence[torch.Tensor] | Unsigned, *fields: int | Unsigned) -> None:
         """Add a piece for each target: kind, source, target, count; then the move, the key, the columns."""
         addresses = into if isinstance(into, np.ndarray) else np.array([one.data_ptr() for one in into], np.uint64)
         pieces = np.zeros((len(into), PIECE_FIELDS), np.uint64)
@@ -242,15 +200,11 @@ def _draw_factors(chance: np.random.Generator, shape: tuple[int, ...]) -> torch.
 
 
 def _flip(into: torch.Tensor, key: int, flips: Flips) -> None:
-    device = into.device
-    generator = torch.Generator(device).manual_seed(key)
+    generator = torch.Generator(into.device).manual_seed(key)
     for held in torch.split(into.view(-1).view(torch.uint8), FLIPPED_TOGETHER):
-        words = torch.empty(-(-len(held) // 8), dtype=torch.int64, device=device)
+        words = torch.empty(-(-len(held) // 8), dtype=torch.int64, device=into.device)
         pattern = words.random_(-(1 << 63), None, generator=generator).view(torch.uint8)[: len(held)]
-        if flips.is_whole:
-            pattern.bitwise_and_(1).neg_()
-        if isinstance(flips.bits, int):
-            bits = pattern.bitwise_and_(flips.bits)
+        if isinstance(flips, int):
+            held.bitwise_xor_(pattern.bitwise_and_(flips))
         else:
-            bits = flips.bits.index_select(0, held.int()).bitwise_and_(pattern)
-        held.bitwise_xor_(bits)
+            held.bitwise_xor_(flips.index_select(0, held.int()).bitwise_and_(pattern.bitwise_and_(1).neg_()))

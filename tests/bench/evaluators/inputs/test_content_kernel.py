@@ -80,8 +80,14 @@ def test_it_draws_and_shuffles_as_plain_loops_do_and_writes_nothing_else(on_cpu,
     check_kernel(on_cpu, CPU, dtype, count, min(count, columns), is_drawn=dtype in DRAWN)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.bfloat16])
-@pytest.mark.parametrize("told", [{}, {"flips": 0x01}, {"is_nudged": True}])
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        *((dtype, {}) for dtype in (torch.int64, torch.bfloat16)),
+        *((dtype, {"flips": 0x01}) for dtype in (torch.uint8, torch.bool)),
+        (torch.int8, {"is_nudged": True}),
+    ],
+)
 def test_it_moves_fills_and_flips_as_torch_does(on_cpu, dtype, told):
     value = torch.arange(3 * TILE + 5).to(dtype).view(1, -1).mT
     contents = Contents([value, value], [VariedInput("x", "rolled", **told), VariedInput("y", "fixed")], 7, 5)
