@@ -51,7 +51,6 @@ CACHE_FOLDERS: Final = (
     "artifacts",
     "staging",
     "jit",
-    "leases",
     "locks",
     baseline_cache.FOLDER,
     JUDGE_FOLDER,

@@ -476,7 +476,7 @@ class BuildTurns:
     """Whether jobs may begin on a CPU, which compilers would disturb. A GPU's jobs run beside compilers.
 
     In a run every solution is built before the first job. A resident engine cannot wait for that: there compilers and
-    jobs have turns while both have work, and compilers are held still while jobs run.
+    jobs have turns while both have work, and no compiler begins while jobs run.
 
     Args:
         farm: runs the compilers.

@@ -182,14 +182,14 @@ def built_then(played):
 @needs_compiler
 def test_a_gpu_takes_what_is_built_while_the_rest_is_compiled(play, farm, tmp_path):
     long, short = make_native("long", main=f"// {'x' * 90_000}\n{EXPORT}"), make_native("short")
-    waits = [until_there(tmp_path / f"verdict_{count}") for count in (2, 4)]
+    waits = [until_there(tmp_path / f"verdict_{count}") for count in (4, 2)]
     action = "if grep -q xxx main.cpp; then {}; else {}; fi".format(*waits)
 
     def note(judged):
         (tmp_path / f"verdict_{len(judged)}").touch()
 
     played = play(make_jobs([short, make_solution(), long], 2), farm=farm(action), until=note)
-    assert built_then(played) == [("double_python", 2)] * 2 + [("long", 1)] * 2 + [("short", 0)] * 2
+    assert built_then(played) == [("double_python", 2)] * 2 + [("short", 1)] * 2 + [("long", 0)] * 2
 
 
 @needs_compiler

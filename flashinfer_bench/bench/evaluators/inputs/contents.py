@@ -50,9 +50,13 @@ COUNTED_TOGETHER: Final = 1 << 26
 """Bytes that are counted at a time."""
 LEAST_REACH: Final = 4
 """Whole numbers of both signs count as quantised from this size on. Smaller ones may be codes, such as -1 for none."""
+SECRETS_TOGETHER: Final = 64
+"""Calls whose secrets come from one digest."""
+ALIGNED: Final = 256
+"""Elements of which a multiple lies from one call's input to the next one's."""
 
-Targets = Sequence[Sequence[torch.Tensor] | None]
-"""For each input contiguous tensors of its shape and dtype, one a call; None if it is no tensor."""
+Rows = Sequence[torch.Tensor | None]
+"""For each input a tensor [rows, *shape] of its dtype whose rows are contiguous; None if the input is no tensor."""
 
 
 @dataclass(frozen=True)
@@ -117,70 +121,41 @@ def _drawer(custom: CustomInputs, name: str) -> Callable[[int], torch.Tensor]:
     return lambda seed: custom.draw(seed)[name]
 
 
-class DealtContents:
-    """The inputs of a job's calls, which get the evaluator's sets of inputs in turn.
-
-    Call n has set n % sets, with the content of that set's call n // sets.
-
-    Args:
-        each: the contents of each set; all have the same shapes, dtypes and single values.
-    """
+class _Calls:
+    """Makes inputs of calls in memory of their own, by the subclass's `write_all`."""
 
     base: list[Any]
-    """Inputs of the first set, in the order of the definition. They are read and never changed."""
+    """Inputs of a set, in the order of the definition. They are read and never changed."""
 
-    def __init__(self, each: Sequence[Contents]) -> None:
-        self._each = list(each)
-        self.base = self._each[0].base
+    def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
+        """Have a writer write the inputs of some calls; the caller finishes it.
 
-    def _parts(self) -> Sequence[Contents]:
-        return self._each
-
-    def __len__(self) -> int:
-        return len(self._parts())
-
-    @cached_property
-    def differs(self) -> bool:
-        """Whether any input differs from call to call, in each set."""
-        return all(one.differs for one in self._parts())
-
-    def set_of(self, number: int) -> int:
-        """Return which set a call has."""
-        return number % len(self)
-
-    def is_base(self, number: int) -> bool:
-        """Tell whether a call has the evaluator's own inputs."""
-        return number // len(self) == self._parts()[self.set_of(number)].base_number
-
-    def write_all(self, numbers: Sequence[int], into: Targets, writer: Writer) -> None:
-        """Have a writer write the inputs of some calls; the caller finishes it."""
-        for number, one in enumerate(self._parts()):
-            own = [at for at, call in enumerate(numbers) if self.set_of(call) == number]
-            if own:
-                targets = [None if some is None else [some[at] for at in own] for some in into]
-                one.write_own([numbers[at] // len(self) for at in own], targets, writer)
+        Args:
+            numbers: of the calls.
+            into: where each input's contents lie.
+            rows: those of the calls.
+            writer: takes many calls in little more time than one.
+        """
+        raise NotImplementedError
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Return the inputs of each of some calls; all are written together."""
-        into = [
-            [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in numbers]
-            if isinstance(value, torch.Tensor)
-            else None
-            for value in self.base
-        ]
-        devices = [value.device for value in self.base if isinstance(value, torch.Tensor)]
+        count, base = len(numbers), self.base
+        into = [make_rows(value, count) if isinstance(value, torch.Tensor) else None for value in base]
+        devices = [value.device for value in base if isinstance(value, torch.Tensor)]
         writer = open_writer(devices[0] if devices else torch.device("cpu"))
-        self.write_all(numbers, into, writer)
+        self.write_all(numbers, into, range(count), writer)
         writer.finish()
-        pairs = list(zip(self.base, into, strict=True))
-        return [[value if own is None else own[at] for value, own in pairs] for at in range(len(numbers))]
+        return [
+            [value if own is None else own[at] for value, own in zip(base, into, strict=True)] for at in range(count)
+        ]
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of one call."""
         return self.make_all([number])[0]
 
 
-class Contents(DealtContents):
+class Contents(_Calls):
     """The inputs of the calls on one set of inputs.
 
     Args:
@@ -194,10 +169,8 @@ class Contents(DealtContents):
         self.base = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in base]
         self.base_number = base_number
         self._varied, self._seed = list(varied), seed
+        self._secrets: dict[int, Unsigned] = {}
         self._signs: dict[int, bool] = {}
-
-    def _parts(self) -> Sequence[Contents]:
-        return [self]
 
     @cached_property
     def differs(self) -> bool:
@@ -210,53 +183,66 @@ class Contents(DealtContents):
             for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
         )
 
-    def write_own(self, numbers: Sequence[int], into: Targets, writer: Writer) -> None:
-        """Have a writer write the inputs of some calls of this set."""
+    def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
+        """Have a writer write the inputs of some calls; the caller finishes it."""
+        base = [at for at, number in enumerate(numbers) if number == self.base_number]
         own = [at for at, number in enumerate(numbers) if number != self.base_number]
         secrets = self._draw_secrets([numbers[at] for at in own])
-        joint: dict[int, list[torch.Tensor]] = {}
+        as_base, others = [rows[at] for at in base], [rows[at] for at in own]
+        joint: dict[int, torch.Tensor] = {}
         for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
-            if not isinstance(value, torch.Tensor) or not value.numel() or not targets:
+            if not isinstance(value, torch.Tensor) or targets is None or not value.numel():
                 continue
-            others = [] if self._varied[index].way == "fixed" else [targets[at] for at in own]
-            same = [one for at, one in enumerate(targets) if not others or at not in own]
+            is_fixed = self._varied[index].way == "fixed"
+            same = rows if is_fixed else as_base
             if same:
-                writer.move_rows(value, same, np.zeros(len(same), np.uint64))
-            if others and self._varied[index].is_joint:
-                joint[index] = others
-            elif others:
-                self._write(index, secrets[:, index], others, writer)
-        for at in range(len(own)):  # the definition's function makes all inputs of a call at once
-            for index, others in joint.items():
-                self._write(index, secrets[at : at + 1, -1], others[at : at + 1], writer)
+                writer.move_rows(value, targets, same, np.zeros(len(same), np.uint64))
+            if self._varied[index].is_joint and not is_fixed:
+                joint[index] = targets
+            elif others and not is_fixed:
+                self._write(index, secrets, targets, others, writer)
+        for at, row in enumerate(others):  # the definition's function makes all inputs of a call at once
+            for index, targets in joint.items():
+                self._write(index, secrets[at : at + 1], targets, [row], writer)
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
-        size = len(self.base) + 1
-        texts = ("\x1f".join(map(str, (self._seed, "contents", number))) for number in numbers)
-        drawn = b"".join(hashlib.shake_256(text.encode()).digest(8 * size) for text in texts)
-        secrets: Unsigned = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
-        return secrets.reshape(-1, size)
+        calls = np.asarray(numbers, np.int64)
+        blocks, at = np.unique(calls // SECRETS_TOGETHER, return_inverse=True)
+        drawn = [self._draw_block(block) for block in blocks.tolist()]
+        return np.stack(drawn)[at, calls % SECRETS_TOGETHER] if drawn else np.zeros((0, len(self.base) + 1), np.uint64)
+
+    def _draw_block(self, block: int) -> Unsigned:
+        """Return the secrets of calls whose numbers follow one another: one digest gives all of them."""
+        if block not in self._secrets:
+            columns = len(self.base) + 1
+            text = "\x1f".join(map(str, (self._seed, "contents", block)))
+            drawn = hashlib.shake_256(text.encode()).digest(8 * columns * SECRETS_TOGETHER)
+            secrets = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
+            self._secrets[block] = secrets.reshape(-1, columns)
+        return self._secrets[block]
 
     def _is_drawn(self, index: int) -> bool:
         return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN
 
-    def _write(self, index: int, keys: Unsigned, into: Sequence[torch.Tensor], writer: Writer) -> None:
-        """Have one input of some calls written, given the secret of each."""
+    def _write(self, index: int, secrets: Unsigned, into: torch.Tensor, rows: Sequence[int], writer: Writer) -> None:
+        """Have one input of some calls written, given the secrets of each."""
         value, varied = self.base[index], self._varied[index]
+        keys = secrets[:, -1 if varied.is_joint else index]
         if varied.way == "redrawn":
-            for key, target in zip(keys.tolist(), into, strict=True):
-                target.copy_(self._redraw(index, key))
+            for key, row in zip(keys.tolist(), rows, strict=True):
+                into[row].copy_(self._redraw(index, key))
         elif varied.deviation is not None and self._is_drawn(index):
-            writer.draw_rows(into, keys, varied.deviation)
+            writer.draw_rows(into, rows, keys, varied.deviation)
         elif varied.way == "scaled" and value.dtype in MULTIPLIED:
             is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
-            writer.vary_rows(value, into, choose_moves(value, keys), keys | is_negated, choose_columns(value))
+            moves, columns = choose_moves(value, keys), choose_columns(value)
+            writer.vary_rows(value, into, rows, moves, keys | is_negated, columns)
         else:
-            writer.move_rows(value, into, choose_moves(value, keys))
+            writer.move_rows(value, into, rows, choose_moves(value, keys))
             flips = varied.flips or self._nudges.get(index)
             if flips is not None:
-                writer.flip_rows(into, keys, flips)
+                writer.flip_rows(into, rows, keys, flips)
 
     def _redraw(self, index: int, key: int) -> torch.Tensor:
         """Return an input made anew."""
@@ -280,6 +266,50 @@ class Contents(DealtContents):
     @cached_property
     def _nudges(self) -> dict[int, torch.Tensor | None]:
         return {at: find_nudge(self.base[at]) for at, one in enumerate(self._varied) if one.is_nudged}
+
+
+class DealtContents(_Calls):
+    """The inputs of a job's calls, which get the evaluator's sets of inputs in turn.
+
+    Call n has set n % sets, with the content of that set's call n // sets.
+
+    Args:
+        each: the contents of each set; all have the same shapes, dtypes and single values.
+    """
+
+    def __init__(self, each: Sequence[Contents]) -> None:
+        self._each = list(each)
+        self.base = self._each[0].base
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    @cached_property
+    def differs(self) -> bool:
+        """Whether any input differs from call to call, in each set."""
+        return all(one.differs for one in self._each)
+
+    def set_of(self, number: int) -> int:
+        """Return which set a call has."""
+        return number % len(self._each)
+
+    def is_base(self, number: int) -> bool:
+        """Tell whether a call has the evaluator's own inputs."""
+        return number // len(self._each) == self._each[self.set_of(number)].base_number
+
+    def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
+        """Have a writer write the inputs of some calls; the caller finishes it."""
+        sets = len(self._each)
+        for at, one in enumerate(self._each):
+            own = [(call // sets, row) for call, row in zip(numbers, rows, strict=True) if call % sets == at]
+            if own:
+                one.write_all([call for call, _ in own], into, [row for _, row in own], writer)
+
+
+def make_rows(value: torch.Tensor, count: int) -> torch.Tensor:
+    """Return memory for as many tensors like a contiguous one: [count, *shape], each aligned as a tensor of its own."""
+    step = -(-value.numel() // ALIGNED) * ALIGNED
+    return value.new_empty(count * step).as_strided((count, *value.shape), (step, *value.stride()))
 
 
 def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.Tensor:

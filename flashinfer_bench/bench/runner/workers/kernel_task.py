@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
@@ -76,6 +77,8 @@ class KernelTask:
     """An output may lie in the memory of an input, as one of the reference's does."""
     stress: StressPlan | None = None
     """Stress cases of some calls; None if there are none."""
+    expect: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
+    """Calls a quick reference: while a worker prepares batches, expected outputs of calls so far are computed."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
     """Gives the least time to read the inputs, for a claimed latency; 0 if that is not more, or unknown."""
 
@@ -95,5 +98,3 @@ class SessionTools:
     settle: Callable[[bool], bool] = lambda _host_counts: False
     """Waits until nothing goes on that moves the time of a call, of which the host's time may be part; says whether
     anything did. Nothing of it begins until the job is over."""
-    excess_of: Callable[[WorkerProcess], int] = lambda _worker: 0
-    """Nanoseconds by which each gap between operations is longer in a worker's context than it has to be."""
