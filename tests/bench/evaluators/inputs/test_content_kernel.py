@@ -104,18 +104,3 @@ def test_it_moves_fills_and_flips_as_torch_does(on_cpu, dtype, told):
         assert torch.equal(one, other)
     assert torch.equal(made[0][0], value)
     assert not torch.equal(made[0][1], value)
-
-
-def test_calls_together_and_one_by_one_get_the_same(on_cpu):
-    base = [torch.randn(6, 40), torch.randn(60), torch.arange(10), torch.randn(3, 8).bfloat16()]
-    ways = [VariedInput("x", "scaled"), VariedInput("d", "scaled", deviation=2.0), VariedInput("i", "fixed")]
-    contents = Contents(base, [*ways, VariedInput("y", "rolled")], seed=9, base_number=3)
-    together, alone = ([one.new_empty(5, *one.shape) for one in base] for _ in range(2))
-    contents.write_all(range(5), together, range(5), on_cpu)
-    on_cpu.finish()
-    for number in range(5):
-        contents.write_all([number], alone, [number], on_cpu)
-        on_cpu.finish()
-    for value, *both in zip(base, together, alone, strict=True):
-        assert all(map(torch.equal, *both))
-        assert torch.equal(both[0][3], value)
