@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.looks import Looks, look_at
+from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_freedom
@@ -351,36 +351,27 @@ def spike(values: torch.Tensor, field: Field) -> torch.Tensor:
     return torch.full_like(values, size * field.chance.host.choice((1, -1)))
 
 
-class Traits(NamedTuple):
-    """What a job is like: it says which cases make sense, and how many calls find a shortcut."""
-
-    looks: Looks
-    has_floats: bool
-    joins_rows: bool
-    """Whether rows join in one number of an output. Statistics of bytes and bools are of whole images."""
-    has_gates: bool
-    has_few_numbers: bool
-    has_groups: bool
-    """Whether some input has many groups, of each of which an output has numbers of its own."""
-    has_constants: bool
-    """Whether outputs that are the same on all usual inputs are tried on others."""
-
-
 class StressCase(NamedTuple):
     """One way in which inputs of a call differ from usual ones."""
 
     steps: Sequence[tuple[Support, Transform]]
-    calls: Callable[[Traits], int]
-    """Calls of a job. Cases that differ in a small part have more: a look may miss it in some."""
     strength: float = 2.0
     """How soon it comes if not all cases are tried: a case twice as strong comes first twice as often."""
     is_of_floats: bool = True
     """Whether it leaves bytes and bools as they are."""
 
 
+FEW_IN_64: Final = "a few large values in one row of 64"
 SHIFTED_ROWS: Final = "some rows shifted"
+SMALL: Final = "small values, all but a few rows and columns smaller still"
+LARGER: Final = "all values about 20 times as large"
 CUBED: Final = "cubed values (heavy tails)"
+FEW_IN_ONE: Final = "a few large values in one row"
+STRETCH: Final = "a stretch of one row near 200"
+PART_OF_COLUMNS: Final = "every second column of one half shifted"
+PART_OF_ROWS: Final = "every second row of one half shifted"
 ONE_ROW: Final = "one row that outweighs all others"
+ZEROS: Final = "zeros in half of some rows"
 NOT_FINITE: Final = "one infinite value or NaN"
 GATES_UP: Final = "gates shifted up"
 GATES_DOWN: Final = "gates shifted down"
@@ -394,33 +385,23 @@ SOME_OF_GATES: Final = tuple(
 )
 
 STRESS_CASES: Final = {
-    "a few large values in one row of 64": StressCase([(few_columns(ROWS_PER_CHOSEN), TO_LARGE)], lambda _: 1),
-    SHIFTED_ROWS: StressCase(
-        [(sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(2), shift(*FAR))],
-        lambda job: 4 if job.has_constants else 1,
-        is_of_floats=False,
-    ),
-    "small values, all but a few rows and columns smaller still": StressCase(
-        TO_SMALL, lambda job: 10 if job.has_few_numbers else 1, is_of_floats=False
-    ),
-    "all values about 20 times as large": StressCase([(everything, scale(16, 24))], lambda _: 1, 1.0, False),
-    CUBED: StressCase([(everything, cube)], lambda _: 1, 4.0, False),
-    "a few large values in one row": StressCase([(few_columns(), TO_LARGE)], lambda job: 3 * job.has_floats),
-    "a stretch of one row near 200": StressCase([(stretch, one_sided)], lambda job: 6 * job.has_floats, 0.5),
-    "every second column of one half shifted": StressCase([(part_of(-1), shift(*FAR))], lambda _: 6, 0.5, False),
-    "every second row of one half shifted": StressCase(
-        [(part_of(-2), shift(*FAR))], lambda job: 6 * job.joins_rows, 0.5, False
-    ),
-    ONE_ROW: StressCase([(loud_row, large(loud_size))], lambda job: 9 if job.has_few_numbers else 3 * job.has_groups),
-    "zeros in half of some rows": StressCase(
-        [(half_of_some_rows, zero)], lambda job: 3 * job.looks.zeros, is_of_floats=False
-    ),
-    NOT_FINITE: StressCase([(one_element, special)], lambda job: 9 * bool(job.looks.not_finite)),
-    GATES_UP: StressCase([(everything, shift(*GATE, 1))], lambda job: 3 * job.has_gates),
-    GATES_DOWN: StressCase([(everything, shift(*GATE, -1))], lambda job: 3 * job.has_gates),
-    SOME_GATES: StressCase(SOME_OF_GATES, lambda job: 12 * job.has_gates, 0.5),
-    SPIKE: StressCase([(one_element, spike)], lambda job: 12 * job.has_constants),
-    FAR_LARGER: StressCase([(everything, scale(1e2, 1e3))], lambda job: 3 * job.has_constants, 1.0),
+    FEW_IN_64: StressCase([(few_columns(ROWS_PER_CHOSEN), TO_LARGE)]),
+    SHIFTED_ROWS: StressCase([(sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(2), shift(*FAR))], 2.0, False),
+    SMALL: StressCase(TO_SMALL, 2.0, False),
+    LARGER: StressCase([(everything, scale(16, 24))], 1.0, False),
+    CUBED: StressCase([(everything, cube)], 4.0, False),
+    FEW_IN_ONE: StressCase([(few_columns(), TO_LARGE)]),
+    STRETCH: StressCase([(stretch, one_sided)], 0.5),
+    PART_OF_COLUMNS: StressCase([(part_of(-1), shift(*FAR))], 0.5, False),
+    PART_OF_ROWS: StressCase([(part_of(-2), shift(*FAR))], 0.5, False),
+    ONE_ROW: StressCase([(loud_row, large(loud_size))]),
+    ZEROS: StressCase([(half_of_some_rows, zero)], 2.0, False),
+    NOT_FINITE: StressCase([(one_element, special)]),
+    GATES_UP: StressCase([(everything, shift(*GATE, 1))]),
+    GATES_DOWN: StressCase([(everything, shift(*GATE, -1))]),
+    SOME_GATES: StressCase(SOME_OF_GATES, 0.5),
+    SPIKE: StressCase([(one_element, spike)]),
+    FAR_LARGER: StressCase([(everything, scale(1e2, 1e3))], 1.0),
 }
 """All cases: name, in words → the case. Traces and messages have these names."""
 GATES: Final = frozenset({GATES_UP, GATES_DOWN, SOME_GATES})
@@ -518,9 +499,8 @@ class StressPlan:
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
-        traits = self._describe(definition, workload, has_constants)
-        counts = {name: case.calls(traits) if any(self.free) else 0 for name, case in STRESS_CASES.items()}
-        self.names = [name for name, count in counts.items() if count]
+        counts = self._count(definition, workload, has_constants)
+        self.names = list(counts)
         """All cases that the job may have."""
         specs = zip(definition.inputs.values(), shapes.values(), strict=True)
         size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
@@ -531,26 +511,39 @@ class StressPlan:
         self.calls = [name for _, _, name in sorted(found)][: min(affordable, affordable if most is None else most)]
         """The case of each call of the job, in the order in which they come: one of each first, strong ones sooner."""
 
-    def _describe(self, definition: Definition, workload: Workload, has_constants: bool) -> Traits:
+    def _count(self, definition: Definition, workload: Workload, has_constants: bool) -> dict[str, int]:
+        """Return the calls of each case. Cases that differ in a small part have more: a look may miss it in some."""
         free = [one for one in self.free if one is not None]
-        outputs, sizes = _float_outputs(definition), dict[str, int]()
+        outputs, has_few = _float_outputs(definition), False
         with suppress(KeyError, ValueError):
-            shapes = definition.get_output_shapes(workload.axes)
-            sizes = {name: math.prod(shape or ()) for name, shape in zip(definition.outputs, shapes, strict=True)}
-        has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_")) is not None
-        return Traits(
-            self._looks,
-            has_floats=any(one.kind == "float" for one in free),
-            joins_rows=any(
-                one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs.values())
-                for one in free
-                if len(one.axes) > 1
-            ),
-            has_gates=not has_rules and any(map(self._is_gate, free)),
-            has_few_numbers=any(0 < sizes.get(name, 0) < FEW_NUMBERS for name in outputs),
-            has_groups=any(one.groups >= FEW_NUMBERS for one in free),
-            has_constants=has_constants,
+            sizes = (math.prod(shape or ()) for shape in definition.get_output_shapes(workload.axes))
+            named = zip(definition.outputs, sizes, strict=True)
+            has_few = any(0 < size < FEW_NUMBERS for name, size in named if name in outputs)
+        has_floats = any(one.kind == "float" for one in free)
+        # Rows join in one number if an output lacks their axis. Statistics of bytes are of whole images.
+        joins_rows = any(
+            one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs.values())
+            for one in free
+            if len(one.axes) > 1
         )
+        has_gates = any(map(self._is_gate, free)) and not HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
+        counts = dict.fromkeys(STRESS_CASES, 1) | {
+            SHIFTED_ROWS: 4 if has_constants else 1,
+            SMALL: 10 if has_few else 1,
+            FEW_IN_ONE: 3 * has_floats,
+            STRETCH: 6 * has_floats,
+            PART_OF_COLUMNS: 6,
+            PART_OF_ROWS: 6 * joins_rows,
+            ONE_ROW: 9 if has_few else 3 * any(one.groups >= FEW_NUMBERS for one in free),
+            ZEROS: 3 * self._looks.zeros,
+            NOT_FINITE: 9 * bool(self._looks.not_finite),
+            GATES_UP: 3 * has_gates,
+            GATES_DOWN: 3 * has_gates,
+            SOME_GATES: 12 * has_gates,
+            SPIKE: 12 * has_constants,
+            FAR_LARGER: 3 * has_constants,
+        }
+        return {name: count for name, count in counts.items() if count and free}
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a case, in place.
