@@ -36,7 +36,7 @@ INDICES = "import torch\ndef run(x):\n    return (x > 8).any(dim=-1), x.argmax(d
 ROWS = {"y": "float32[n, 256]"}
 OUTPUTS = {
     **{one: {"y": "float32[n]"} for one in (SUMS, OVERFLOWS)},
-    **{one: ROWS for one in (DOUBLES, LOGARITHMS, SOFTMAX)},
+    **dict.fromkeys((DOUBLES, LOGARITHMS, SOFTMAX), ROWS),
     HALF: {"y": "float16[n, 256]"},
     FLAGGED: ROWS | {"flag": "bool[n]"},
     INDICES: {"y": "bool[n]", "at": "int64[n]"},
