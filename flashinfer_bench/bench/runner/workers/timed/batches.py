@@ -26,7 +26,7 @@ import torch
 from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
 from flashinfer_bench.bench.runner.workers.timed.bounds import CREDITED_SHARE, REFUSED_SHARE, Confirmation, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
-from flashinfer_bench.worker.protocol import BurstDone, Collected
+from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
@@ -278,16 +278,17 @@ class BatchTimer:
         trial.reader.look(self._indices, numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
-    def _request(self, verb: str, expected: type[Any], **more: Any) -> Any:
+    def _request(self, verb: str, **more: Any) -> Called:
         fields = {"indices": self._indices, "part": self._trial.part, "together": self._together, **more}
-        return self._ask(verb, expected, "the measurement", **fields)
+        done: Called = self._ask(verb, Called, "the measurement", **fields)
+        return done
 
     def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
         """Make one batch; return the numbers of its calls, and the time that it took."""
         numbers = self._trial.write(self._indices)
         self._calls += len(numbers)
         start = self._now_ns()
-        done = self._request("burst", BurstDone, along=Along(meanwhile=meanwhile), operations=self._operations)
+        done = self._request("burst", along=Along(meanwhile=meanwhile), operations=self._operations)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._run()
@@ -306,7 +307,7 @@ class BatchTimer:
 
     def _collect(self) -> None:
         """Have the worker bring what the calls of a batch gave into their slots."""
-        self._is_strided = self._request("collect", Collected).strided or self._is_strided
+        self._is_strided = self._request("collect").strided or self._is_strided
 
     def _wait_for_gpu(self) -> float:
         """Use the GPU once a request is answered; return what of that counts as the worker's (see SLACK_NS)."""

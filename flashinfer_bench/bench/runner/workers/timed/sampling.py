@@ -28,7 +28,7 @@ from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall, StressSchedule
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Facts, Sample
-from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
+from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
 
 Ask: TypeAlias = Callable[..., Any]
 """Asks the worker within the solution's time: verb, expected answer, what for, **fields → the checked answer. The
@@ -233,7 +233,7 @@ class RemoteClock(Clock):
     ) -> None:
         """Switch the worker's clock off, unless the worker is gone or the solution has failed."""
         if error is None or isinstance(error, (ClockLost, CaptureRefused)):
-            self._ask("stop", Stopped, "the measurement")
+            self._ask("stop", Claim, "the measurement")
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Have the worker make the calls, and hidden ones that are due; no two of a request lie in one place."""
