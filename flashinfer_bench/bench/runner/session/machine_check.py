@@ -107,7 +107,7 @@ class MachineCheck:
         is_full = bool(DISK_FULL.search(failure.message))
         if is_full:  # by the solution's own files, perhaps
             self.end_workers()
-            remove_tree(Path(self.pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+            remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
             is_full = has_no_room(Path(self.hello.cache_root)) or has_no_room(Path(tempfile.gettempdir()))
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
             if program.needs_gpu and self.hello.device != "cuda":
@@ -160,7 +160,7 @@ class MachineCheck:
             kernel.calling_style = CallingStyle("value", "ours")
             kernel.call_once([torch.ones(SHAPE, device=self.tools.arena.device)])
         finally:
-            remove_tree(Path(self.pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+            remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
 
     def _describe(self, program: KnownGood, message: str) -> str:
         said = message.strip().partition("\n")[0] or "it failed"
