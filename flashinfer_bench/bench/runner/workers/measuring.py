@@ -187,7 +187,6 @@ class Measuring:
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations * sets,
             fewest=None if plan.fewest is None else plan.fewest * sets,
-            exact=plan.fewest is not None,
             budget_s=max(0.0, min(plan.budget_s, MEASURED_SHARE * self.kernel.left_s)),
             precision=plan.precision,
             cuda_graphs=plan.timing.cuda_graphs and not self.kernel.worker.has_setup,

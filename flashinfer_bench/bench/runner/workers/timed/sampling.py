@@ -270,9 +270,8 @@ class RemoteClock(Clock):
             self._facts = called.facts.model_dump(exclude_none=True)
         return check_readings(called, len(request.indices), self._traits, wall_ns=wall_ns), wall_ns
 
-    def replays(self, source: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+    def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a source of replays: the worker captures the call of each place once."""
-        del graphs
         if self._trial.has_setup:
             raise CaptureRefused("what setup prepares belongs to the inputs of one call, and a graph would keep it")
         return partial(self._trial.supply, replay=True) if self.sees_operations else source
