@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -211,7 +211,8 @@ class CudaEventClock(Clock):
         return {"empty_pair_ns": self._empty_ns or 0} | ({"fallback": self._reason} if self._reason else {})
 
 
-class Replay(NamedTuple):
+@dataclass(frozen=True)
+class Replay:
     """The replay of one CUDA graph; torch's fills before the graph are no part of the call."""
 
     replay: Launch

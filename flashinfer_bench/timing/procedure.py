@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -243,13 +244,13 @@ class TrialInProgress:
             The latest sample.
         """
         probe_ns = max(PROBE_NS, self.enqueue_ns)
-        for _ in range(tries):
+        while True:
             (behind_delay,) = self.time_calls(1, preambles=[Preamble(probe_ns + self.enqueue_ns)])
             self.waits_inside = behind_delay.enqueue_ns - self.enqueue_ns > probe_ns // 2 and not self.overfills
-            if not self.waits_inside:
-                break
-        self.size_delay()
-        return behind_delay
+            tries -= 1
+            if not tries or not self.waits_inside:
+                self.size_delay()
+                return behind_delay
 
     # Warm-up
 
@@ -394,17 +395,18 @@ class TrialInProgress:
             deadline: late samples are kept if taking others would last until after it.
             first: samples that there are: the sets of inputs go on by turns.
         """
-        for left in reversed(range(RETAKES + 1)):
+        retakes = 0
+        while True:
             skipped = (first - self.calls) % self.procedure.sets
-            samples = self.time_calls(count, source=lambda index, skipped=skipped: source(index + skipped))
+            samples = self.time_calls(count, source=partial(_skipping, source, skipped))
             longer_ns = min(self.preamble.delay_ns * 2, DELAY_CEILING_NS)
             again_s = count * (self.per_call_s + (longer_ns - self.preamble.delay_ns) / 1e9)
             too_late = sum(sample.late for sample in samples) > LATE_SHARE * count and not self.overfills
-            if not left or not too_late or longer_ns == self.preamble.delay_ns or self.now() + again_s > deadline:
-                break
+            has_time = longer_ns > self.preamble.delay_ns and self.now() + again_s <= deadline
+            if not too_late or not has_time or retakes == RETAKES:
+                return samples
             self.preamble = replace(self.preamble, delay_ns=longer_ns)
-            self.retaken += count
-        return samples
+            retakes, self.retaken = retakes + 1, self.retaken + count
 
     def facts(self, reason: str, samples: Sequence[Sample]) -> Facts:
         """Return how the samples came about; facts that do not hold are left out.
@@ -430,6 +432,10 @@ class TrialInProgress:
             "streams": streams if streams > 1 else 0,
         }
         return {**facts, **{name: value for name, value in holding.items() if value}, **self.clock.facts()}
+
+
+def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
+    return source(index + skipped)
 
 
 def rest_ns(call: Sample | None) -> int:
