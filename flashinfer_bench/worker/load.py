@@ -13,10 +13,11 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import sys
-import textwrap
 import types
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -52,12 +53,19 @@ class LoadedEntry(NamedTuple):
 
     function: Function
     """The entry function."""
-    signature: Signature | None
-    """How it is called, where that can be told."""
+    signature: Signature | None = None
+    """How it is called, if that can be told."""
     setup: Function | None = None
     """What is called before it with the same arguments; it returns keyword arguments for the entry function."""
     setup_signature: Signature | None = None
-    """How that is called, where it can be told."""
+    """How that is called, if it can be told."""
+
+    def bind_setup(self, inputs: Sequence[Any], given: Sequence[Any]) -> Callable[[], Any]:
+        """Return the call of `setup` with the arguments of a call, or with its inputs alone if it takes no more."""
+        if self.setup is None:
+            return dict
+        most = None if self.setup_signature is None else self.setup_signature.maximum
+        return partial(self.setup, *(given if most is None or most >= len(given) else inputs))
 
 
 def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> LoadedEntry:
@@ -89,20 +97,17 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
 
 def load_reference(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     """Import a definition's reference. It is called by the names of its inputs, and a `setup` in it is its own."""
-    return LoadedEntry(find_callable(import_file(directory, entry), entry, symbol), None)
+    return LoadedEntry(find_callable(import_file(directory, entry), entry, symbol))
 
 
 def import_file(directory: Path, entry: str) -> types.ModuleType:
-    """Import a Python file as a module of the solution's package."""
-    package = types.ModuleType(PACKAGE)
-    package.__path__ = [str(directory)]
-    sys.modules[PACKAGE] = package
+    """Import a Python file as a module of the solution's package; folders on the way to it are packages."""
     sys.path.insert(0, str(directory))
     parts = Path(entry).with_suffix("").parts
-    for depth in range(1, len(parts)):
-        folder = types.ModuleType(".".join((PACKAGE, *parts[:depth])))
-        folder.__path__ = [str(directory.joinpath(*parts[:depth]))]
-        sys.modules[folder.__name__] = folder
+    for depth in range(len(parts)):
+        package = types.ModuleType(".".join((PACKAGE, *parts[:depth])))
+        package.__path__ = [str(directory.joinpath(*parts[:depth]))]
+        sys.modules[package.__name__] = package
     name = ".".join((PACKAGE, *parts))
     spec = importlib.util.spec_from_file_location(name, directory / entry)
     if spec is None or spec.loader is None:
@@ -133,23 +138,21 @@ def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
 def import_extension(name: str, path: str) -> types.ModuleType:
     """Import a library as an extension module."""
     loader = importlib.machinery.ExtensionFileLoader(name, path)
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None  # the loader was given
-    module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader, origin=path))
     loader.exec_module(module)
     return module
 
 
 def find_operator(symbol: str, known: Container[str]) -> Function | None:
-    """Return torch's operator of that name that was not known before; None where there is none."""
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name not in known]
-    found = next((name for name in names if name.partition("::")[2].partition(".")[0] == symbol), None)
-    if found is None:
-        return None
-    space, _, name = found.partition("::")
-    packet, _, overload = name.partition(".")
-    function: Function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
-    return function
+    """Return torch's operator of that name that was not known before; None if there is none."""
+    for found in torch._C._dispatch_get_all_op_names():
+        space, _, rest = found.partition("::")
+        name, _, overload = rest.partition(".")
+        if found not in known and name == symbol:
+            packet = getattr(getattr(torch.ops, space), name)
+            function: Function = getattr(packet, overload or "default")
+            return function
+    return None
 
 
 def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
@@ -164,10 +167,7 @@ def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     function: Function = module.get_function(symbol)
     metadata = module.get_function_metadata(symbol) or {}
     parameters, returned = read_tvm_schema(metadata.get("type_schema"))
-    signature = None
-    if parameters is not None:
-        text = f"({', '.join(parameters)})"
-        signature = Signature(text=text[:500], minimum=len(parameters), maximum=len(parameters))
+    signature = None if parameters is None else make_signature(parameters, len(parameters), len(parameters))
     if returned == NOTHING:
         return LoadedEntry(function, signature)
     return LoadedEntry(lambda *arguments: to_torch(function(*arguments)), signature)
@@ -218,135 +218,76 @@ def leave_to_setup(signature: Signature | None, setup: Signature | None) -> Sign
 def describe_signature(
     function: Function, *, prepared_for: Signature | None = None, is_prepared: bool = False
 ) -> Signature | None:
-    """Return how the function may be called by position, or None where Python cannot tell.
+    """Return how the function may be called by position, or None if Python cannot tell.
 
     Args:
         function: the entry function, or its `setup`.
-        prepared_for: how its `setup` is called, where that can be told.
+        prepared_for: how its `setup` is called, if that can be told.
         is_prepared: a `setup` gives it arguments by keyword.
 
     Raises:
         KeywordRequired: it has to be given an argument by keyword, and nothing gives it one.
     """
-    target = find_described(function)
+    module = getattr(function, "_orig_mod", function)  # of a module, compiled by torch or not, its `forward` is called
+    target: Any = module.forward if isinstance(module, torch.nn.Module) else function
     schema = getattr(target, "schema", getattr(target, "_schema", None))
     if isinstance(schema, torch._C.FunctionSchema):
-        return describe_schema(schema)
+        arguments = [argument for argument in schema.arguments if argument.name != "self"]
+        required = sum(not argument.has_default_value() for argument in arguments)
+        return make_signature([f"{one.name}: {one.type}" for one in arguments], required, len(arguments))
     try:
-        signature = inspect.signature(target)
+        parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return None
-    parameters = signature.parameters.values()
+    shown = list(map(str, parameters))
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if keywords and not is_prepared:
         what = SETUP if getattr(function, "__name__", "") == SETUP else "the entry function"
         raise KeywordRequired(
-            f"{what} ({', '.join(map(str, parameters))}) needs {', '.join(keywords)} by keyword; "
+            f"{what} ({', '.join(shown)}) needs {', '.join(keywords)} by keyword; "
             "it is called with positional arguments only"
         )
     positional = [p for p in parameters if p.kind in POSITIONAL]
-    required = sum(p.default is inspect.Parameter.empty for p in positional)
-    endless = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-    text = "(" + ", ".join(str(p) for p in parameters) + ")"
-    found = Signature(
-        text=text[:500],
-        minimum=required,
-        maximum=None if endless else len(positional),
-        names=[p.name[:500] for p in positional[:MAX_RETURNED]],
-        returns=returns_value(target) if endless else None,
-    )
-    # Where there are parameters for keywords alone, those are what setup gives.
+    required = sum(p.default is p.empty for p in positional)
+    is_endless = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    found = make_signature(shown, required, None if is_endless else len(positional))
+    found = found.model_copy(update={"names": [p.name[:500] for p in positional[:MAX_RETURNED]]})
+    # If there are parameters for keywords alone, setup gives those.
     return found if keywords else leave_to_setup(found, prepared_for)
 
 
-def find_described(function: Function) -> Any:
-    """Return what tells a callable's parameters: of a module, compiled by torch or not, its `forward`."""
-    module = getattr(function, "_orig_mod", function)
-    return module.forward if isinstance(module, torch.nn.Module) else function
-
-
-def returns_value(function: Any) -> bool | None:
-    """Tell from its text whether a `return` in a function's own body has a value; None where that cannot be told.
-
-    A function that wraps another may return what that one does not, so nothing is told of a wrapped one without any,
-    nor of one that returns only what others make of all its arguments (`return launch(*args)`).
-    """
-    plain = inspect.unwrap(function)
-    target = plain if inspect.isroutine(plain) else type(plain).__call__
-    try:
-        found = ast.parse(textwrap.dedent(inspect.getsource(target))).body
-    except (OSError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    if not found or not isinstance(found[0], ast.FunctionDef):
-        return None
-    left: list[ast.AST] = list(found[0].body)
-    passes_on = False
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.Return) and getattr(node.value, "value", node.value) is not None:
-            if not is_passed_on(node.value, found[0].args.vararg):
-                return True
-            passes_on = True
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            left += ast.iter_child_nodes(node)
-    return False if plain is function and not passes_on else None
-
-
-def is_passed_on(value: ast.expr | None, rest: ast.arg | None) -> bool:
-    """Tell whether a value is that of a call with all arguments `rest` of the function that makes it."""
-    if rest is None or not isinstance(value, ast.Call):
-        return False
-    spread = (argument.value for argument in value.args if isinstance(argument, ast.Starred))
-    return any(isinstance(argument, ast.Name) and argument.id == rest.arg for argument in spread)
-
-
-def describe_schema(schema: torch._C.FunctionSchema) -> Signature:
-    """Return how a function that torch.jit made may be called."""
-    arguments = [argument for argument in schema.arguments if argument.name != "self"]
-    required = sum(not argument.has_default_value() for argument in arguments)
-    text = f"({', '.join(f'{argument.name}: {argument.type}' for argument in arguments)})"
-    return Signature(text=text[:500], minimum=required, maximum=len(arguments))
+def make_signature(parameters: Sequence[str], minimum: int, maximum: int | None) -> Signature:
+    """Return a signature with these parameters."""
+    return Signature(text=f"({', '.join(parameters)})"[:500], minimum=minimum, maximum=maximum)
 
 
 def read_pybind_signature(doc: str) -> Signature | None:
-    """Read how a function bound by pybind11 is called from the first line of its docstring; None where it cannot."""
-    line = doc.strip().partition("\n")[0]
-    opened, closed = line.find("("), line.rfind(") ->")
-    if opened < 0 or closed < opened or "Overloaded function." in doc:
+    """Read how a function bound by pybind11 is called from the first line of its docstring; None if it does not say.
+
+    The line is a definition in Python, but for names of C++ and for values that have no notation.
+    """
+    line = re.sub("<[^>]*>", "_", doc.strip().partition("\n")[0]).replace("::", ".")
+    try:
+        found = ast.parse(f"def {line}: ...").body[0]
+    except (SyntaxError, ValueError):
         return None
-    parameters = list(split_parameters(line[opened + 1 : closed]))
-    endless = any(parameter.startswith("*") for parameter in parameters)
-    positional = [parameter for parameter in parameters if not parameter.startswith("*")]
-    required = sum(" = " not in parameter for parameter in positional)
-    text = f"({', '.join(parameters)})"
-    returns = False if line[closed:] == f") -> {NOTHING}" else None
-    return Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional), returns=returns)
-
-
-def split_parameters(text: str) -> Iterable[str]:
-    """Split a parameter list at the commas that stand in no bracket."""
-    depth, start = 0, 0
-    for place, letter in enumerate(text):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            yield text[start:place].strip()
-            start = place + 1
-    if text[start:].strip():
-        yield text[start:].strip()
+    if not isinstance(found, ast.FunctionDef) or "Overloaded function." in doc:
+        return None
+    count = len(found.args.posonlyargs) + len(found.args.args)
+    maximum = None if found.args.vararg else count
+    return make_signature([ast.unparse(found.args)], count - len(found.args.defaults), maximum)
 
 
 def read_tvm_schema(schema: str | None) -> tuple[list[str] | None, str | None]:
-    """Return a tvm-ffi function's parameter types and its return type from its metadata; None where it has none.
+    """Return a tvm-ffi function's parameter types and its return type from its metadata; None if it has none.
 
     Two forms are in use: `args` with the return type first, and `named_args` with `params` and `return`.
     """
-    if schema is None:
-        return None, None
     try:
-        described = json.loads(schema)
+        described = json.loads(schema or "")
         named = described.get("named_args")
         types_ = [*named["return"], *named["params"]] if named else described["args"]
-        names = [str(one["type"]) for one in types_]
+        returned, *parameters = [str(one["type"]) for one in types_]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None, None
-    return (names[1:], names[0]) if names else (None, None)
+    return parameters, returned

@@ -17,68 +17,64 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.worker.calls import LaidCall, SolutionFunctions
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf
+from flashinfer_bench.worker.errors import describe_error
 from flashinfer_bench.worker.load import load_entry
-from flashinfer_bench.worker.main import describe_error
 
 
 def call_solution(order: Mapping[str, Any]) -> None:
     """Load the solution, and call it as often as the order says; the last call is in the profiler's range."""
     device = torch.device(order["device"])
     arguments = {name: read_argument(one, device) for name, one in order["arguments"].items()}
-    outputs = {
-        str(number): torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]), device=device)
-        for number, one in enumerate(order["outputs"])
-    }
+    outputs = {str(at): make_tensor(one, device) for at, one in enumerate(order["outputs"])}
     loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
-    takes = loaded.setup_signature
-    functions = SolutionFunctions(loaded.function, loaded.setup, None if takes is None else takes.maximum)
-    call = LaidCall(functions, arguments, outputs, order["style"])
-    if not order["style_is_settled"] and not returns_value(call, device, has_setup=loaded.setup is not None):
-        call = LaidCall(functions, arguments, outputs, "dps")
+
+    def lay_out(style: str) -> CallLaunch:
+        return CallLaunch(LaidCall(loaded, arguments, outputs, style), Shelf(0), "both")
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    launch = lay_out(order["style"])
+    if not order["style_is_settled"]:
+        with suppress(Exception):
+            launch()
+            synchronize()
+        if launch.call.result is None:
+            launch = lay_out("dps")
     for _ in range(order["warm_up_calls"]):
-        call_once(call, device, has_setup=loaded.setup is not None)
-    if device.type != "cuda":
-        call_once(call, device, has_setup=loaded.setup is not None)
-        return
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    runtime.cudaProfilerStart()
+        launch()
+        synchronize()
+    runtime: Any = torch.cuda.cudart() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    if runtime is not None:
+        runtime.cudaProfilerStart()
     try:
-        call_once(call, device, has_setup=loaded.setup is not None)
+        launch()
+        synchronize()
     finally:
-        runtime.cudaProfilerStop()
+        if runtime is not None:
+            runtime.cudaProfilerStop()
 
 
-def returns_value(call: LaidCall, device: torch.device, *, has_setup: bool) -> bool:
-    """Tell whether a call with the inputs alone gives something."""
-    with suppress(Exception):
-        call_once(call, device, has_setup=has_setup)
-    return call.result is not None
-
-
-def call_once(call: LaidCall, device: torch.device, *, has_setup: bool) -> None:
-    """Make one call, and wait until the device has done it."""
-    if has_setup:
-        call.prepare()
-    call.result = call.run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def make_tensor(described: Mapping[str, Any], device: torch.device) -> torch.Tensor:
+    """Return a new tensor of a shape and type."""
+    return torch.empty(described["shape"], dtype=getattr(torch, described["dtype"]), device=device)
 
 
 def read_argument(described: Mapping[str, Any], device: torch.device) -> Any:
     """Return a number, or a tensor whose bytes lie in a file; each tensor gets an allocation of its own."""
     if "scalar" in described:
         return described["scalar"]
-    dtype, shape = getattr(torch, described["dtype"]), described["shape"]
-    size = Path(described["file"]).stat().st_size
-    if size == 0:
-        return torch.empty(shape, dtype=dtype, device=device)
-    raw = torch.from_file(described["file"], shared=False, size=size, dtype=torch.uint8)
-    return raw.view(dtype).view(shape).to(device, copy=True)
+    tensor, size = make_tensor(described, device), Path(described["file"]).stat().st_size
+    if size:
+        raw = torch.from_file(described["file"], shared=False, size=size, dtype=torch.uint8)
+        tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
+    return tensor
 
 
 def main(argv: list[str]) -> int:
-    """Call the solution, write what became of it, and return the exit code."""
+    """Call the solution, write the outcome, and return the exit code."""
     order = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     outcome: dict[str, Any] = {"called": True}
     try:

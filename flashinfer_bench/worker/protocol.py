@@ -1,44 +1,38 @@
-"""The words of a worker: a closed list of verbs, and the checks on what it answers.
+"""The protocol of a worker: a closed list of verbs, and the checks on its answers.
 
 The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
 
-    verb      fields                                          answer
-    (none)    sent when the worker can take work              {"id": 0, "ready": true, "launch_gap_ns",
-                                                              "chain_gap_ns", "clock": ClockTraits,
-                                                              "gpu_uuid"}
-    load      directory, entry, symbol, kind, environment     {"id", "signature": Signature or null,
-                                                              "has_setup"}
-    bind      arena: {"kind": "memfd", "size"} + 1 fd, or     {"id", "bound": true}; the arena bound
-              {"kind": "cuda", "size", "handle"}              before is given up
-    lay_out   style, may_return_inputs, outputs: names,
-              arguments, slots, count, stride                 {"id", "laid_out": number of calls}
-    start     fall_back: a reason, or null                    {"id", "clock": ClockTraits, "lost": reason or null}
-    calls     indices, part, lead or null, replay             {"id", "readings": CallReadings or null,
-                                                              "facts": ClockFacts or null,
-                                                              "returned": [[Returned]] or null,
-                                                              "lost", "refused": reason or null}
-    burst     indices, part, together, operations             {"id", "refused": reason or null, "copied", "strided"}
-    relay     indices, part, operations, settles, size,       {"id", "relayed": number of calls, "strided",
-              stride, inputs + 1 fd, of the board             "joined"}
-    collect   indices, part, together                         {"id", "collected": true, "strided"}
-    stop      -                                               {"id", "stopped": true}
-    recover   -                                               {"id", "recovered": true}; after an error: the clock is
-                                                              off, no call is laid out, the device has done its work
+    verb      fields                                          answer, beside "id"
+    (none)    sent when the worker can take work              WorkerReady, with the id 0
+    load      directory, entry, symbol, kind, environment     Loaded
+    bind      arena: {"kind": "memfd", "size"} + 1 fd, or     -; the arena before is given up
+              {"kind": "cuda", "size", "handle"}
+    lay_out   style, may_return_inputs, outputs: names,       -
+              arguments, slots, count, stride
+    start     fall_back: a reason, or null                    Started
+    calls     indices, part, lead or null, replay             Called: readings, facts, returned, lost, refused
+    burst     indices, part, together, operations             Called: refused, copied, strided
+    relay     indices, part, operations, settles, size,       Called: strided, joined
+              stride, inputs + 1 fd, of the control block
+    collect   indices, part, together                         Called: strided
+    stop      -                                               -; the clock is off
+    recover   -                                               -; after an error: the clock is off, no call is laid
+                                                              out, the device has done its work
+    unbind    -                                               -; no memory of the session is mapped, no call laid out
     exit      -                                               none; the process ends
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
-the calls of some places in order, each once, and reads the clock where `lead` has the preamble of each. What a call
-gave lies in its output slots when the answer comes. The session writes other inputs between
-two requests. `burst`, `collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one
-CUDA graph where `together` is true and it holds so many operations of each, and leaves what they gave where it is;
-`collect` brings that into the output slots, likewise. In a `relay` (`gated_chain/`) the inputs of a call lie in its
-place, masked, and the board has its key when the call before has committed to its outputs by a digest.
+the calls of some places in order, each once, and reads the clock where `lead` has the preamble of each. The results of
+a call lie in its output slots when the answer comes. The session writes other inputs between two requests. `burst`,
+`collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one CUDA graph if
+`together` is true and it holds `operations` of each, and leaves their results where they are; `collect` brings those
+into the output slots. In a `relay` (`gated_chain/`) the inputs of a call lie in its place, masked, and the control
+block has its key when the call before has committed to its outputs by a digest.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
 `slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.
-`style` is "dps", "value" or "keyword"; `part` is "setup", "run", "both" (in a burst or relay, one behind the
-other for each call) or, for calls that compute nothing, "nothing". Whatever
-goes wrong in solution code is answered with {"id", "error": WorkerError}.
+`style` is "dps", "value" or "keyword"; `part` is "setup", "run", "both" (for each call one behind the other) or, for
+calls that compute nothing, "nothing". An error of solution code is answered with {"id", "error": WorkerError}.
 
 Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that
 fails is the solution's doing, since nothing else runs there.
@@ -50,7 +44,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.timing.measurement import Count, Nanoseconds, Sample, Words, printable
@@ -66,8 +60,6 @@ MAX_CALLS: Final = 4_096
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
 Style = Literal["dps", "value", "keyword"]
-Series = Annotated[list[Nanoseconds], Field(min_length=1, max_length=MAX_CALLS)]
-Digest = Annotated[str, Field(max_length=16)]
 
 
 class Part(BaseModel):
@@ -77,7 +69,7 @@ class Part(BaseModel):
 
 
 class Claim(Part):
-    """What every answer has."""
+    """An answer: the worker has done what it was asked for. Others say more."""
 
     id: int
 
@@ -88,8 +80,6 @@ class Signature(Part):
     text: ShortText
     names: Annotated[list[ShortText], Field(max_length=MAX_RETURNED)] = []
     """Its positional parameters in order, as far as they are known."""
-    returns: bool | None = None
-    """Whether a `return` in its own body has a value; null where that cannot be told."""
     minimum: Annotated[int, Field(ge=0, le=10_000)]
     maximum: Annotated[int, Field(ge=0, le=10_000)] | None
 
@@ -124,18 +114,6 @@ class Loaded(Claim):
     """The solution exports `setup` beside its entry function."""
 
 
-class Bound(Claim):
-    """The arena is mapped."""
-
-    bound: Literal[True]
-
-
-class LaidOut(Claim):
-    """The calls of a job have their places."""
-
-    laid_out: Count
-
-
 class Started(Claim):
     """The clock is on; or it cannot be used, and `lost` says why."""
 
@@ -155,66 +133,30 @@ class Returned(Part):
     """It lies in the memory of the inputs, where the reference's does not."""
 
 
-class CallReadings(Part):
-    """A reading per call: the fields of `Sample`, one list each; times in nanoseconds."""
+class Reading(Part):
+    """The reading of one call: the fields of `Sample`."""
 
-    span_ns: Series
-    enqueue_ns: Series
-    busy_ns: Series | None
-    operations: Series | None
-    lead_ns: Series | None
-    work_ns: Series
-    streams: Series
-    launched: Annotated[list[Digest], Field(max_length=MAX_CALLS)]
-    """A digest of the names of what each call launched, and of how often."""
-    late: Annotated[list[bool], Field(max_length=MAX_CALLS)]
-    escaped: Annotated[list[bool], Field(max_length=MAX_CALLS)]
+    span_ns: Nanoseconds
+    enqueue_ns: Nanoseconds
+    busy_ns: Nanoseconds | None
+    operations: Count | None
+    lead_ns: Nanoseconds | None
+    work_ns: Nanoseconds
+    streams: Count
+    launched: Annotated[str, Field(max_length=16)]
+    """A digest of the names of what the call launched, and of how often."""
+    late: bool
+    escaped: bool
 
-    @model_validator(mode="after")
-    def _check_lengths(self) -> CallReadings:
-        for name in type(self).model_fields:
-            series = getattr(self, name)
-            if series is not None and len(series) != len(self.span_ns):
-                raise ValueError("the readings differ in number")
-        return self
-
-    def samples(self) -> list[Sample]:
-        """Return the readings one by one."""
-        unseen: list[None] = [None] * len(self.span_ns)
-        columns = (self.busy_ns or unseen, self.operations or unseen, self.lead_ns or unseen)
-        return [
-            Sample(
-                span_ns=self.span_ns[index],
-                enqueue_ns=self.enqueue_ns[index],
-                busy_ns=columns[0][index],
-                operations=columns[1][index],
-                lead_ns=columns[2][index],
-                work_ns=self.work_ns[index],
-                streams=self.streams[index],
-                launched=((self.launched[index], 1),),
-                late=self.late[index],
-                escaped=self.escaped[index],
-            )
-            for index in range(len(self.span_ns))
-        ]
+    def to_sample(self) -> Sample:
+        """Return the reading as a sample of the session's."""
+        return Sample(**{**vars(self), "launched": ((self.launched, 1),)})
 
 
-def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return readings as the fields of a `CallReadings`."""
-    sees = samples[0].busy_ns is not None
-    leads = all(sample.lead_ns is not None for sample in samples)
-    return {
-        "span_ns": [sample.span_ns for sample in samples],
-        "enqueue_ns": [sample.enqueue_ns for sample in samples],
-        "busy_ns": [sample.busy_ns or 0 for sample in samples] if sees else None,
-        "operations": [sample.operations or 0 for sample in samples] if sees else None,
-        "lead_ns": [sample.lead_ns or 0 for sample in samples] if leads else None,
-        "work_ns": [sample.work_ns for sample in samples],
-        "streams": [sample.streams for sample in samples],
-        "launched": [hashlib.sha256(repr(sample.launched).encode()).hexdigest()[:16] for sample in samples],
-        "late": [sample.late for sample in samples],
-        "escaped": [sample.escaped for sample in samples],
-    }
+def answer_readings(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return samples as the fields of a `Reading` each."""
+    digests = [hashlib.sha256(repr(sample.launched).encode()).hexdigest()[:16] for sample in samples]
+    return [{**vars(sample), "launched": digest} for sample, digest in zip(samples, digests, strict=True)]
 
 
 class ClockFacts(Part):
@@ -226,67 +168,26 @@ class ClockFacts(Part):
 
 
 class Called(Claim):
-    """The calls came back, with a reading each where a lead was given; `returned` is null for dps style.
+    """The calls came back. If `lost` says why the clock has no readings, or `refused` why calls are no graph, no call
+    was made."""
 
-    `lost` says why the clock has no readings, `refused` why a call cannot be replayed as a graph; then nothing else
-    is said.
-    """
-
-    readings: CallReadings | None
+    readings: Annotated[list[Reading], Field(min_length=1, max_length=MAX_CALLS)] | None = None
+    """A reading of each call whose request has a lead."""
     facts: ClockFacts | None = None
     """What the clock knows of its readings so far."""
     returned: (
         Annotated[list[Annotated[list[Returned], Field(max_length=MAX_RETURNED)]], Field(max_length=MAX_CALLS)] | None
-    )
+    ) = None
+    """The values of each call; None in dps style."""
     lost: Words | None = None
     refused: Words | None = None
-
-
-class BurstDone(Claim):
-    """The calls of a burst are done; or they cannot be made as one graph, and `refused` says why."""
-
-    refused: Words | None
     copied: bool = False
-    """What each call gave was brought into its slots at once; there is nothing to collect. So it is where the solution
-    returns the same memory each time, and for calls that compute nothing."""
-    strided: bool = False
-    """To copy results changed how they lie in memory: that was a part of the work."""
-
-
-class Relayed(Claim):
-    """The calls of a relay are over."""
-
-    relayed: Count
+    """The results of each call of a burst were brought into its slots at once; there is nothing to collect. So it is if
+    the solution returns the same memory each time, and for calls that compute nothing."""
     strided: bool = False
     """To copy results changed how they lie in memory: that was a part of the work."""
     joined: bool = False
-    """All of them were one graph."""
-
-
-class Collected(Claim):
-    """What the calls gave lies in their output slots."""
-
-    collected: Literal[True]
-    strided: bool = False
-    """To copy results changed how they lie in memory: that was a part of the work."""
-
-
-class Stopped(Claim):
-    """The clock is off."""
-
-    stopped: Literal[True]
-
-
-class Recovered(Claim):
-    """The worker is as it was before a call failed, and its device still works."""
-
-    recovered: Literal[True]
-
-
-class Unbound(Claim):
-    """The worker maps no memory of the session any more, and has forgotten the calls that were laid out in it."""
-
-    unbound: Literal[True]
+    """All calls of a relay were one graph."""
 
 
 class WorkerError(Part):

@@ -31,13 +31,13 @@ BY_CALL = "a call with its inputs alone "
 SHAPES = {
     "mix": {
         "the reference": (DEFINITIONS[0].reference, "PASSED", "value", "the number of its parameters"),
-        "a tensor": (f"{STAR}return a + 2 * b\n", "PASSED", "value", "it returns a value"),
-        "a dict": (f"{STAR}return dict(y=a + 2 * b)\n", "PASSED", "value", "it returns a value"),
+        "a tensor": (f"{STAR}return a + 2 * b\n", "PASSED", "value", f"{BY_CALL}returned a value"),
+        "a dict": (f"{STAR}return dict(y=a + 2 * b)\n", "PASSED", "value", f"{BY_CALL}returned a value"),
         "nothing": (
             "def run(*args, **kwargs):\n    a, b, y = args\n    y.copy_(a + 2 * b)\n",
             "PASSED",
             "dps",
-            "it returns no value",
+            f"{BY_CALL}failed",
         ),
         "by another": (
             "def mix(a, b):\n    return a + 2 * b\nrun = lambda *args: mix(*args)\n",
@@ -69,20 +69,20 @@ SHAPES = {
             "dps",
             f"{BY_CALL}failed",
         ),
-        "a wrong one": (f"{STAR}return a + b\n", "INCORRECT_NUMERICAL", "value", "it returns a value"),
-        "an input": (f"{STAR}a += 2 * b\n    return a\n", "INCORRECT_NUMERICAL", "value", "it returns a value"),
+        "a wrong one": (f"{STAR}return a + b\n", "INCORRECT_NUMERICAL", "value", f"{BY_CALL}returned a value"),
+        "an input": (f"{STAR}a += 2 * b\n    return a\n", "INCORRECT_NUMERICAL", "value", f"{BY_CALL}returned a value"),
     },
     "pair": {
         "the reference": (DEFINITIONS[1].reference, "PASSED", "value", "the number of its parameters"),
-        "a tuple": (f"{STAR}return a + 2 * b, a - b\n", "PASSED", "value", "it returns a value"),
-        "a dict": (f"{STAR}return dict(z=a - b, y=a + 2 * b)\n", "PASSED", "value", "it returns a value"),
+        "a tuple": (f"{STAR}return a + 2 * b, a - b\n", "PASSED", "value", f"{BY_CALL}returned a value"),
+        "a dict": (f"{STAR}return dict(z=a - b, y=a + 2 * b)\n", "PASSED", "value", f"{BY_CALL}returned a value"),
         "named": (
             "def run(a, b, *args, **kwargs):\n    made = {'z': a - b}\n    made['y'] = a + 2 * b\n    return made\n",
             "PASSED",
             "value",
             "its parameters are the inputs",
         ),
-        "other keys": (f"{STAR}return dict(y=a, lse=b)\n", "INCORRECT_SHAPE", "value", "it returns a value"),
+        "other keys": (f"{STAR}return dict(y=a, lse=b)\n", "INCORRECT_SHAPE", "value", f"{BY_CALL}returned a value"),
     },
     "buffered": {
         "the reference": (DEFINITIONS[2].reference, "PASSED", "value", "the number of its parameters"),

@@ -206,6 +206,9 @@ class PlayedCall:
         if what == "copy":
             self.slots[0].copy_(self.made[0])
 
+    def forget(self):
+        self.result = None
+
     def plain_results(self):
         return self.made if self.worker.plain else None
 
@@ -236,7 +239,7 @@ class PlayedWorker:
     def __call__(self, verb, expected, what, *, along, **fields):
         self.asked.append((verb, fields))
         self.gpu.meanwhile = along.meanwhile
-        answer = self.run_chain(along.fds[0], **fields)
+        answer = {"joined": self.run_chain(along.fds[0], **fields)}
         self.then()
         return expected.model_validate({"id": 1, **answer, **self.answer})
 

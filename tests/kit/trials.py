@@ -136,7 +136,7 @@ class ScriptedWorker:
         self._compute(fields)
         seen = {"busy_ns": 1, "operations": 1, "lead_ns": 1} if self.clock.sees_operations else {}
         samples = [Sample(span_ns=spent_ns, enqueue_ns=spent_ns, **seen)] * len(fields["indices"])
-        return {"readings": answer_readings(samples), "facts": {}, "returned": None}
+        return {"readings": answer_readings(samples), "facts": {}}
 
     def _burst(self, fields):
         self.call_ns = next(self.calls_ns, self.call_ns)
@@ -153,10 +153,10 @@ class ScriptedWorker:
             self._compute(fields)
         for index, result in self.kept.items():
             self.trial.places.outputs(index)[0].copy_(result)
-        return {"collected": True}
+        return {}
 
     def _stop(self, fields):
-        return {"stopped": True}
+        return {}
 
     def _spend(self, fields):
         parts = {"setup": self.setup_ns, "both": self.setup_ns + self.call_ns}

@@ -10,11 +10,10 @@ from flashinfer_bench.worker.calls import (
     CallLaunch,
     LaidCall,
     Shelf,
-    SolutionFunctions,
     lay_out_calls,
     share_memory,
 )
-from flashinfer_bench.worker.main import in_turn
+from flashinfer_bench.worker.load import LoadedEntry
 
 pytestmark = pytest.mark.cpu
 
@@ -49,13 +48,13 @@ def pass_keywords(function):
     ],
 )
 def test_arguments_reach_a_reference_by_their_names(function):
-    assert LaidCall(SolutionFunctions(function, None), {"x": 1, "y": 2}, {}, "keyword").run() == (1, 2)
+    assert LaidCall(LoadedEntry(function), {"x": 1, "y": 2}, {}, "keyword").run() == (1, 2)
 
 
 def call_for(given, outputs, *rest):
     """Lay out a call that gives something, run it and bring that into the slots of its outputs."""
-    call = LaidCall(SolutionFunctions(lambda: given, None), {}, outputs, "value", *rest)
-    launch = CallLaunch(call, Shelf(1, 0), "run")
+    call = LaidCall(LoadedEntry(lambda: given), {}, outputs, "value", *rest)
+    launch = CallLaunch(call, Shelf(0), "run")
     launch()
     launch.put_away()
     return call
@@ -98,7 +97,7 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
     slots = [Slot(offset, shape, dtype) for offset in (256, 1024)]
     request = {"style": "dps", "may_return_inputs": True, "outputs": ["y"], "count": 3, "stride": stride}
     where = {"arguments": {"x": slots[0].to_json(), "n": {"scalar": 7}}, "slots": [slots[1].to_json()]}
-    laid = lay_out_calls(SolutionFunctions(lambda *given: given, None), block, request | where)
+    laid = lay_out_calls(LoadedEntry(lambda *given: given), block, request | where)
     assert len(laid) == 3
     for at, call in enumerate(laid):
         x, n, y = call.run()
@@ -122,13 +121,12 @@ def test_a_result_that_lies_otherwise_than_its_slot_is_noticed(result, is_stride
     assert call_for(result, {"y": torch.zeros(3, 4)}).is_strided is is_strided
 
 
-MEMORY, HOST = torch.zeros(64), memoryview(bytearray(64))
+MEMORY = torch.zeros(64)
 SHARED = {
     "own": ([MEMORY[:8], torch.zeros(8)], False),
     "a workspace that the next call may write over": ([MEMORY[:8], MEMORY[32:]], True),
     "parameters": ([torch.nn.Parameter(MEMORY), torch.nn.Parameter(MEMORY)], True),
     "two outputs of one call": ([(MEMORY[:8], MEMORY[8:16]), torch.zeros(8)], False),
-    "foreign memory": ([torch.frombuffer(HOST[at : at + 32], dtype=torch.uint8) for at in (0, 16)], True),
     "no tensors": ([7, None], False),
 }
 
@@ -136,16 +134,7 @@ SHARED = {
 @pytest.mark.parametrize("case", SHARED)
 def test_results_that_share_memory_are_found(case):
     results, shared = SHARED[case]
-    calls = [LaidCall(SolutionFunctions(lambda: None, None), {}, {"y": torch.zeros(8)}, "value") for _ in results]
+    calls = [LaidCall(LoadedEntry(lambda: None), {}, {"y": torch.zeros(8)}, "value") for _ in results]
     for call, result in zip(calls, results, strict=True):
         call.result = result
     assert share_memory(calls) is shared
-
-
-@pytest.mark.parametrize("drop", [False, True])
-def test_calls_of_a_burst_leave_their_results_in_their_slots_also_where_they_are_dropped(drop):
-    slots = [torch.zeros(4) for _ in range(3)]
-    laid = [LaidCall(SolutionFunctions(lambda: torch.ones(4), None), {}, {"y": slot}, "value") for slot in slots]
-    in_turn([CallLaunch(call, Shelf(1, 16), "run") for call in laid], put_away=True, drops=drop)()
-    assert all(bool(slot.all()) for slot in slots)
-    assert all((call.result is None) is drop for call in laid)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.worker.error_location import find_location, message_of
+from flashinfer_bench.worker.errors import find_location, message_of
 from flashinfer_bench.worker.load import load_python
 
 pytestmark = pytest.mark.cpu

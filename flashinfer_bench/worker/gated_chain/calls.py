@@ -35,8 +35,8 @@ class GatedChains:
         self._kernels: ChainKernels | None = None
         self._chain: CallChain | None = None
 
-    def run(self, request: Mapping[str, Any], fd: int, calls: Sequence[CallLaunch], inputs: int) -> dict[str, Any]:
-        """Answer a request for a chain.
+    def run(self, request: Mapping[str, Any], fd: int, calls: Sequence[CallLaunch], inputs: int) -> bool:
+        """Make the calls of a request in a chain; tell whether all of them were one graph.
 
         Args:
             request: its fields.
@@ -72,7 +72,7 @@ class GatedChains:
                 torch.cuda.synchronize(self._device)
             raise
         torch.cuda.synchronize(self._device)
-        return {"relayed": len(calls), "joined": self._chain.is_joined}
+        return self._chain.is_joined
 
     def forget(self) -> bool:
         """Forget the calls and their control block; tell whether there were any."""
@@ -153,4 +153,4 @@ class CallChain:
         self._commits[at]([one.data_ptr() for one in results or call.slots])
         if results is not None:
             call.put_away()
-        call.result = None
+        call.forget()

@@ -66,11 +66,7 @@ def call_once(loaded: LoadedEntry, call: Mapping[str, Any]) -> None:
     takes = loaded.signature
     fills = takes is not None and takes.minimum >= len(inputs) + len(outputs)
     given = [*inputs, *outputs] if fills else inputs
-    prepared = {}
-    if loaded.setup is not None:
-        most = loaded.setup_signature.maximum if loaded.setup_signature is not None else None
-        prepared = loaded.setup(*(given if most is None or most >= len(given) else inputs))
-    loaded.function(*given, **prepared)
+    loaded.function(*given, **loaded.bind_setup(inputs, given)())
 
 
 def make_argument(described: Mapping[str, Any]) -> Any:

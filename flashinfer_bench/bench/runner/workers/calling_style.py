@@ -1,7 +1,7 @@
 """How a solution is called: with inputs alone, and it returns the outputs ("value"), or with outputs to fill ("dps").
 
 A solution may declare it. Else its signature tells it; where that takes any number of arguments, the names of its
-parameters or its `return` statements do. Where nothing tells, it is called once with its inputs alone. Either way its
+parameters do. Where nothing tells, it is called once with its inputs alone. Either way its
 outputs are judged alike, so nothing is trusted here.
 """
 
@@ -90,8 +90,6 @@ def _find_open_style(signature: Signature | None, inputs: list[str], outputs: li
         return CallingStyle("dps", "its parameters are the inputs and outputs")
     if signature is not None and signature.names == inputs:
         return CallingStyle("value", "its parameters are the inputs")
-    if signature is not None and signature.returns is not None:
-        return CallingStyle(*(("value", "it returns a value") if signature.returns else ("dps", "it returns no value")))
     return CallingStyle("value", "nothing yet", is_settled=False)
 
 

@@ -33,11 +33,9 @@ from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.protocol import (
-    Bound,
     Called,
     Claim,
     Failed,
-    LaidOut,
     Loaded,
     Returned,
     Signature,
@@ -283,14 +281,14 @@ class RemoteKernel:
         memory = arena, arena.generation
         if self.worker.mapped != memory:
             description, fds = arena.describe()
-            self.ask("bind", Bound, "mapping its memory", along=Along(fds), arena=description)
+            self.ask("bind", Claim, "mapping its memory", along=Along(fds), arena=description)
             arena.drop_retired()
             self.worker.mapped, self._laid_out = memory, False
         if not self._laid_out:
             where = places.describe(self.task.input_names, inputs)
             names = [output.name for output in self.task.outputs]
             fields = {"style": self.style, "may_return_inputs": self.task.may_return_inputs, "outputs": names, **where}
-            self.ask("lay_out", LaidOut, "mapping its memory", **fields)
+            self.ask("lay_out", Claim, "mapping its memory", **fields)
             self._laid_out = True
         return places
 

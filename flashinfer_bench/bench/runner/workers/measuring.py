@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
@@ -44,9 +47,10 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     count_chain_reads,
     open_chain_tools,
 )
-from flashinfer_bench.bench.runner.workers.timed.reader import Reader, Way
+from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader, Way
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock, RemoteTrial
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressSchedule
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.procedure import Procedure, take_trial
@@ -281,10 +285,21 @@ class Measuring:
             operations=None if claimed.waits_inside else claimed.operations,
             most_ns=most_ns,
             refused_share=REFUSED_SHARE if chain is None else CHAIN_REFUSED_SHARE,
+            meanwhile=None if self.kernel.task.expect is None else partial(self._expect, self.kernel.task.expect),
         )
         found = timer.confirm(claimed.latency_ns, is_believed=chain is not None and chain.why_not is None)
         self._take_reads(remote, "batch")
         return found
+
+    def _expect(self, expect: Callable[[Sequence[Any]], list[torch.Tensor]], is_over: Callable[[], bool]) -> None:
+        """Compute expected outputs of calls that are to be compared, until it is over."""
+        calls: list[StressCall | ReadCall] = [*self.kernel.stress_calls]
+        calls += [call for reads in self.kernel.reads for call in reads if not call.is_base]
+        with suppress(DefinitionFault, WorkloadFault):  # raised again when the call is judged
+            for call in calls:
+                if is_over():
+                    break
+                call.expected = expect(call.inputs)
 
 
 def choose_sets(input_sets: Sequence[list[Any]], most: int | None) -> list[list[Any]]:

@@ -29,13 +29,10 @@ from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, t
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox.processes import descendants, end_tree, hidden_memory, read_process, resident_memory
 from flashinfer_bench.worker.protocol import (
-    BurstDone,
+    Called,
     Claim,
     ClockTraits,
-    Collected,
     Failed,
-    Recovered,
-    Unbound,
     WorkerReady,
     check_answer,
 )
@@ -250,9 +247,9 @@ class WorkerProcess:
             fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
             fields["together"] = self.clock.fills_queue
             start = time.perf_counter_ns()
-            done = self.ask("burst", BurstDone, limit_s, **fields, operations=0)
-            if not (isinstance(done, BurstDone) and done.copied):
-                self.ask("collect", Collected, limit_s, **fields)
+            done = self.ask("burst", Called, limit_s, **fields, operations=0)
+            if not (isinstance(done, Called) and done.copied):
+                self.ask("collect", Called, limit_s, **fields)
             return float(time.perf_counter_ns() - start)
 
         self.overhead = take_overhead(time_burst, touch_device)
@@ -295,16 +292,16 @@ class WorkerProcess:
 
     def recover(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
         """Have the worker forget a call that failed; say whether it can make others."""
-        return self._does("recover", Recovered, limit_s)
+        return self._does("recover", limit_s)
 
     def unbind(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
         """Have the worker give up the session's memory; say whether it has."""
         self.mapped = None
-        return self._does("unbind", Unbound, limit_s)
+        return self._does("unbind", limit_s)
 
-    def _does(self, verb: str, expected: type[Claim], limit_s: float) -> bool:
+    def _does(self, verb: str, limit_s: float) -> bool:
         try:
-            return isinstance(self.ask(verb, expected, limit_s), expected)
+            return not isinstance(self.ask(verb, Claim, limit_s), Failed)
         except (WorkerGone, WorkerLate, WireError):
             return False
 

@@ -10,7 +10,7 @@ import pytest
 
 from flashinfer_bench.bench.runner.workers import process
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.worker.protocol import Recovered
+from flashinfer_bench.worker.protocol import Claim
 from tests.kit.workers import worker_order
 
 pytestmark = pytest.mark.cpu
@@ -44,7 +44,7 @@ def test_a_worker_that_reads_no_request_is_late(template, tmp_path):
         later.start()
         start = time.monotonic()
         with pytest.raises(WorkerLate):
-            worker.ask("recover", Recovered, 0.3, filler="x" * (4 << 20))
+            worker.ask("recover", Claim, 0.3, filler="x" * (4 << 20))
         assert time.monotonic() - start < 5.0
         later.cancel()
 
@@ -56,4 +56,4 @@ def test_a_worker_that_cannot_be_held_still_in_time_is_ended(template, tmp_path,
         with worker.resting(), pytest.raises(WorkerGone):
             worker.rest_all()
             while True:  # it may answer once before its guard gets a core
-                worker.ask("recover", Recovered, 20.0)
+                worker.ask("recover", Claim, 20.0)

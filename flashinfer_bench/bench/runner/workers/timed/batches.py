@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
 from flashinfer_bench.bench.runner.workers.timed.bounds import CREDITED_SHARE, REFUSED_SHARE, Confirmation, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
-from flashinfer_bench.worker.protocol import BurstDone, Collected
+from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
@@ -168,6 +169,7 @@ class BatchTimer:
             call waits for the GPU, so no graph can hold it.
         most_ns: a call does not cost more than this.
         refused_share: a latency below this share of a call's cost is refused.
+        meanwhile: called while the worker makes the first batch, which is not timed.
         now_ns: the session's clock.
     """
 
@@ -180,6 +182,7 @@ class BatchTimer:
         operations: int | None = 0,
         most_ns: float = math.inf,
         refused_share: float = REFUSED_SHARE,
+        meanwhile: Meanwhile | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._ask = ask
@@ -188,6 +191,7 @@ class BatchTimer:
         self._overhead = overhead
         self._most_ns = most_ns
         self._refused_share = refused_share
+        self._meanwhile = meanwhile
         self._now_ns = now_ns
         self.refused: str | None = "the call waits for the GPU" if operations is None else None
         """Why the calls cannot be made as one graph."""
@@ -215,7 +219,7 @@ class BatchTimer:
         """
         resolution_ns = RESOLVED_NS / len(self._places)
         if len(self._places) > 1:
-            self._run()  # it tells the worker whether results share memory; nobody reads it
+            self._run(self._meanwhile)  # it tells the worker whether results share memory; nobody reads it
             if self._was_copied and self._together:
                 self._run()  # the graph that has the copies is made
             elif self._trial.returns and self._together:
@@ -260,16 +264,17 @@ class BatchTimer:
         trial.reader.look(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
-    def _request(self, verb: str, expected: type[Any], **more: Any) -> Any:
+    def _request(self, verb: str, **more: Any) -> Called:
         fields = {"indices": [*range(len(self._places))], "part": self._trial.part, "together": self._together, **more}
-        return self._ask(verb, expected, "the measurement", **fields)
+        done: Called = self._ask(verb, Called, "the measurement", **fields)
+        return done
 
-    def _run(self) -> tuple[list[int], float]:
+    def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
         """Make one batch; return the numbers of its calls, and the time that it took."""
         numbers = self._trial.write(range(len(self._places)))
         self._calls += len(numbers)
         start = self._now_ns()
-        done = self._request("burst", BurstDone, operations=self._operations)
+        done = self._request("burst", along=Along(meanwhile=meanwhile), operations=self._operations)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._run()
@@ -288,7 +293,7 @@ class BatchTimer:
 
     def _collect(self) -> None:
         """Have the worker bring what the calls of a batch gave into their slots."""
-        self._is_strided = self._request("collect", Collected).strided or self._is_strided
+        self._is_strided = self._request("collect").strided or self._is_strided
 
     def _wait_for_gpu(self) -> float:
         """Use the GPU once a request is answered; return what of that counts as the worker's (see SLACK_NS)."""

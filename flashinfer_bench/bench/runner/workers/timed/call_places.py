@@ -139,7 +139,8 @@ class CallPlaces:
         """Slots of the inputs in the first place; None for a value that is no tensor."""
         self._output_slots = list(own)
         self.inputs_end = self._output_slots[0].offset if self._output_slots else size
-        self._inputs = [None if slot is None else self._maker(slot) for slot in self.input_slots]
+        self.input_rows = self._rows_of_inputs(arena.block, self._count, size)
+        """Each input in all places: [places, *shape]; None for a value that is no tensor."""
         self._outputs = [self._maker(slot) for slot in self._output_slots]
         self._written = [slot for slot in self._output_slots if slot.nbytes]
         """Slots of the outputs that have elements."""
@@ -171,24 +172,23 @@ class CallPlaces:
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:
         """Return a place's inputs as views of the arena, in the order of the definition; None for other values."""
-        return [None if make is None else make(index) for make in self._inputs]
+        return [None if held is None else held[index] for held in self.input_rows]
 
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
         return [make(index) for make in self._outputs]
 
-    def input_targets(self, indices: Sequence[int]) -> list[list[torch.Tensor] | None]:
-        """Return each input's tensors in some places; None for a value that is no tensor."""
-        return [None if make is None else list(map(make, indices)) for make in self._inputs]
+    def _rows_of_inputs(self, block: torch.Tensor, count: int, step: int) -> list[torch.Tensor | None]:
+        """Return each input in `count` places of a uint8 block, `step` bytes apart."""
+        return [None if slot is None else slot.rows(block, count, step) for slot in self.input_slots]
 
-    def own_inputs(self, count: int) -> tuple[torch.Tensor, list[list[torch.Tensor] | None]]:
-        """Return memory of this process for the inputs of this many calls: a row of bytes for each call, and tensors.
+    def own_inputs(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Return memory of this process for the inputs of this many calls: a row of bytes for each, and each input.
 
-        The rows are as those of the places' inputs, on the same device. Each input has the tensors of all calls.
+        The first is as `held_inputs`, the second as `input_rows`, on the same device.
         """
         rows = torch.zeros(count, self.inputs_end, dtype=torch.uint8, device=self.arena.device)
-        flat, step = rows.view(-1), self.inputs_end
-        return rows, [None if slot is None else slot.views(flat, count, step) for slot in self.input_slots]
+        return rows, self._rows_of_inputs(rows.view(-1), count, self.inputs_end)
 
     def held_inputs(self) -> torch.Tensor:
         """Return the bytes of all inputs, a row for each place."""

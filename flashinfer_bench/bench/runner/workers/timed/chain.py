@@ -51,7 +51,7 @@ from flashinfer_bench.worker.gated_chain.kernels import (
     count_groups,
     piece_of,
 )
-from flashinfer_bench.worker.protocol import Relayed
+from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
@@ -342,7 +342,7 @@ class ChainTimer:
         found: list[Committed] = []
         groups, launch_ns = count_groups(len(places.outputs(0))), self._launch_ns
         along = Along([fd], lambda is_over: found.extend(hand_out(block, keys, groups, is_over, launch_ns)))
-        done = self._ask("relay", Relayed, "the measurement", along=along, size=size, **self._fields)
+        done = self._ask("relay", Called, "the measurement", along=along, size=size, **self._fields)
         # Outputs are judged as they were committed to: a worker may exchange them behind a check.
         rows = places.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
         if len(found) < self._count or [one.digest for one in found] != self._tools.digests(

@@ -30,7 +30,7 @@ Way = Literal["reading", "chain", "batch"]
 """How a call that is compared was timed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadCall:
     """One call whose outputs are compared."""
 
@@ -43,6 +43,8 @@ class ReadCall:
     and for a call that merely looks odd, which a solution may make."""
     trial: int = 0
     """Number of the evaluator's set of inputs that its own were made of."""
+    expected: list[torch.Tensor] | None = None
+    """The reference's outputs for its inputs, if they were computed ahead."""
 
 
 class LeftCall(NamedTuple):

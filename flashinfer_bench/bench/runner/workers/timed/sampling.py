@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall,
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.timing.settings import TimingSettings
-from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
+from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
 
 Ask: TypeAlias = Callable[..., Any]
 """Asks the worker within the solution's time: verb, expected answer, what for, **fields → the checked answer. The
@@ -94,21 +94,21 @@ class RemoteTrial:
     def write(
         self,
         indices: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None] | None = None,
+        into: Sequence[torch.Tensor | None] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> list[int]:
         """Write new content into some places, and poison their outputs; return the numbers of the calls.
 
         Args:
             indices: the places.
-            into: tensors of each input, one a call, to write to; None for the places themselves.
+            into: each input's memory, [places, *shape]; None for the places themselves.
             numbers: the calls'; None for the next ones on all sets of inputs in turn.
         """
         self.reader.check_unchanged()
         sets = len(self._numbers)
         taken = list(numbers or (next(self._numbers[at % sets]) for at in range(len(indices))))
         writer = open_writer(self.places.arena.device)
-        self.contents.write_all(taken, into or self.places.input_targets(indices), writer)
+        self.contents.write_all(taken, into or self.places.input_rows, indices, writer)
         self.places.poison(indices, writer)
         writer.finish()
         self.places.synchronize()
@@ -222,7 +222,7 @@ class RemoteClock(Clock):
     ) -> None:
         """Switch the worker's clock off, unless the worker is gone or the solution has failed."""
         if error is None or isinstance(error, (ClockLost, CaptureRefused)):
-            self._ask("stop", Stopped, "the measurement")
+            self._ask("stop", Claim, "the measurement")
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Have the worker make the calls, and hidden ones that are due; no two of a request lie in one place."""

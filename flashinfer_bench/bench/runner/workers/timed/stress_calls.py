@@ -23,13 +23,15 @@ FIRST_NUMBER: Final = 1 << 30
 """No usual call has so large a number."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StressCall:
     """A call on inputs of a stress case."""
 
     case: str
     inputs: list[Any]
     outputs: list[torch.Tensor]
+    expected: list[torch.Tensor] | None = None
+    """The reference's outputs for its inputs, if they were computed ahead."""
 
 
 @dataclass

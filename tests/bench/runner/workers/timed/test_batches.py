@@ -41,6 +41,7 @@ def open_timer(arena, monkeypatch):
         may_return=False,
         overhead=OVERHEAD,
         refused_share=0.5,
+        meanwhile=None,
         **worker,
     ):
         trial = make_trial(arena, device_type="cuda", most=CALLS, has_setup=has_setup, wanted=wanted)
@@ -48,7 +49,7 @@ def open_timer(arena, monkeypatch):
         scripted = ScriptedWorker(trial, **{"call_ns": CALL_NS, "request_ns": 50_000, "touch_ns": 30_000, **worker})
         monkeypatch.setattr(batches, "touch", scripted.touch)
         monkeypatch.setattr(batches, "byte_ns", lambda device: byte_ns)
-        limits = {"operations": operations, "most_ns": most_ns, "refused_share": refused_share}
+        limits = {"operations": operations, "most_ns": most_ns, "refused_share": refused_share, "meanwhile": meanwhile}
         return BatchTimer(scripted, trial, overhead, **limits, now_ns=scripted.now_ns), scripted
 
     return opened
@@ -146,6 +147,14 @@ def test_a_batch_that_settles_the_claim_is_the_last_and_the_calls_of_the_best_ar
     numbers = range((1 + best) * CALLS, (2 + best) * CALLS)
     best_sums = {worker.trial.contents.make(number)[0].sum().item() for number in numbers}
     assert {read.inputs[0].sum().item() for read in worker.trial.reader.reads()} <= best_sums
+
+
+def test_only_the_first_batch_which_nobody_reads_leaves_the_session_time_for_other_work(open_timer):
+    batches_asked = []
+    timer, worker = open_timer(meanwhile=lambda _is_over: batches_asked.append(len(worker.fields_of("burst"))))
+    timer.confirm(CALL_NS)
+    assert batches_asked == [1]
+    assert len(worker.fields_of("burst")) > 1
 
 
 def test_the_overhead_follows_from_empty_batches():
