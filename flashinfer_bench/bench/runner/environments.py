@@ -193,11 +193,6 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def solution_folder(cache_root: Path, digest: str) -> Path:
-    """Return a folder that no other solution is given."""
-    return cache_root / "jit" / digest[:2] / digest
-
-
 def solution_environment(own: Path) -> dict[str, str]:
     """Return where a solution's compilers at run time keep what they make, in a folder of its own."""
     return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}

@@ -24,7 +24,7 @@ from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.bench.runner.environments import PACKAGE, solution_environment
+from flashinfer_bench.bench.runner.environments import PACKAGE
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
@@ -62,20 +62,16 @@ class Inspector:
     def __init__(self, order: InspectOrder, template: socket.socket, run_directory: Path) -> None:
         self._order = order
         self._template = template
-        self._policies = PolicyMaker(order.hello, os.environ) if order.hello.has_walls else None
-        if self._policies is not None:
-            self._policies.open_to_workers(run_directory)
+        self._policies = PolicyMaker(order.hello, os.environ)
+        self._policies.open_to_workers(run_directory)
         self._given, self._work = run_directory / "given", run_directory / "work"
         self._homes = (run_directory / f"home-{number}" for number in range(1 << 16))
         self._device = "cuda:0" if order.hello.device == "cuda" else "cpu"
         directory = order.solution.directory
-        self._policy = None
-        if self._policies is not None:
-            self._policy = self._policies.make_policy(
-                order.solution.digest, Path(directory) if directory else None, self._given
-            )
-        else:
-            self._given.mkdir()
+        self._policy = self._policies.make_policy(
+            order.solution.digest, Path(directory) if directory else None, self._given
+        )
+        self._given.mkdir(exist_ok=True)
         self._work.mkdir()
         if self._policy is not None and self._policy.user is not None:
             os.chown(self._work, self._policy.user, self._policy.user)
@@ -88,8 +84,7 @@ class Inspector:
         """
         call = in_a_child(self._make_inputs, self._given / "inputs.json")
         artifact = find_artifact(self._order.solution, lambda: Path(tempfile.mkdtemp(dir=self._given)))
-        if self._policies is not None:
-            artifact = self._policies.hand_over(artifact, self._given)
+        artifact = self._policies.hand_over(artifact, self._given)
         style = self._load(artifact)
         call |= {"style": style.style, "style_is_settled": style.is_settled}
         call |= {"device": self._device, "outcome": str(self._work / OUTCOME_FILE)}
@@ -161,16 +156,13 @@ class Inspector:
         return StepDone(name=step.name, text=ended.text, code=ended.code, ended=words, error=error)
 
     def _solution_environment(self) -> dict[str, str]:
-        digest = self._order.solution.digest
-        if self._policies is not None:
-            return self._policies.environment(digest)
-        return solution_environment(Path(self._order.hello.cache_root) / "jit" / digest[:2] / digest)
+        return self._policies.environment(self._order.solution.digest)
 
     def _worker_order(self, home: Path, for_tool: bool = False) -> dict[str, Any]:
         """Return the order for a worker, or for a program in its place."""
         order = make_order(self._order.hello, home)
         order["timing"]["clock"] = "cuda_events"
-        if self._policies is not None and self._policy is not None:
+        if self._policy is not None:
             order["environment"] |= self._policies.environment(self._order.solution.digest)
             own = [str(home), str(self._work), *self._policy.writable]
             readable = (*self._policy.readable, *self._order.readable)

@@ -13,7 +13,6 @@ from flashinfer_bench.bench.runner.environments import (
     recorded_variables,
     session_environment,
     solution_environment,
-    solution_folder,
     starter_environment,
     tell_withheld,
     worker_environment,
@@ -144,7 +143,7 @@ def test_what_is_compiled_ahead_for_walls_goes_where_workers_only_read():
 
 
 def test_each_solution_has_folders_of_its_own():
-    first, second = (solution_environment(solution_folder(CACHE, digest)) for digest in ("ab12", "ab34"))
+    first, second = (solution_environment(CACHE / digest) for digest in ("ab12", "ab34"))
     assert not {*first.values()} & {*second.values()}
     assert all(Path(folder).is_relative_to(CACHE) for folder in first.values())
 

@@ -59,13 +59,7 @@ from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
-from flashinfer_bench.bench.runner.workers.pool import (
-    MOST_WARM,
-    SlowContext,
-    SolutionFiles,
-    WorkerPool,
-    reference_files,
-)
+from flashinfer_bench.bench.runner.workers.pool import MOST_WARM, SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.compile.farm import BUILD_LIMIT_S
 from flashinfer_bench.data import EvaluationStatus
@@ -311,13 +305,11 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution; once more if its worker's context was slow, or if a signal from outside ended it."""
+        """Judge the solution; once more if a signal from outside ended its worker."""
         kills, killed = count_memory_kills(), None
-        while True:  # each happens once
+        while True:
             try:
                 return self._judge(job)
-            except SlowContext:
-                self._pool.end_slow()
             except WorkerKilled as latest:
                 self._pool.discard()
                 was_loading = self._broken_loads.pop(job.solution.digest, None) is not None
@@ -340,32 +332,31 @@ class DeviceSession:
         if self._timer.forget_slow(job.key):  # the context of its worker is the first fast one
             baseline = self._renew_baseline(job)
             kernel = self._load(job, baseline)
-        with kernel.worker.resting():
-            is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
-            verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
-            measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
-            if isinstance(verdict, Rejected):
-                if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
-                    measure(None, job.config, context=self._context(job))  # for the notes
-                return verdict
-            is_empty = all(0 in output.shape for output in kernel.task.outputs)  # then no speed-up says anything
-            reference_ms = None if is_empty else baseline.mean_latency_ms
-            performance = measure(reference_ms, job.config, context=self._context(job))
-            if not is_each_checked and len(kernel.reads) < len(baseline.inputs):  # the other trials were not timed
-                rest = self._check(job, kernel, baseline, slice(max(1, len(kernel.reads)), None))
-                if isinstance(rest, Rejected):
-                    return rest
-            if baseline.measurement is not None:
-                job.notes["baseline"] = baseline.measurement
-            self._let_go(job)
-            wrong: Rejected | None = None
-            if kernel.is_meaningful:
-                self._say(job, EXPECTED_PHASE)
-                kernel.worker.rest_all()  # on a CPU nothing that it has started slows the reference down
-                wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
-            planned = kernel.planned_stress()
-            wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
-            return wrong or Passed(verdict.correctness, performance)
+        is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
+        verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
+        measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
+        if isinstance(verdict, Rejected):
+            if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
+                measure(None, job.config, context=self._context(job))  # for the notes
+            return verdict
+        is_empty = all(0 in output.shape for output in kernel.task.outputs)  # then no speed-up says anything
+        reference_ms = None if is_empty else baseline.mean_latency_ms
+        performance = measure(reference_ms, job.config, context=self._context(job))
+        if not is_each_checked and len(kernel.reads) < len(baseline.inputs):  # the other trials were not timed
+            rest = self._check(job, kernel, baseline, slice(max(1, len(kernel.reads)), None))
+            if isinstance(rest, Rejected):
+                return rest
+        if baseline.measurement is not None:
+            job.notes["baseline"] = baseline.measurement
+        self._let_go(job)
+        wrong: Rejected | None = None
+        if kernel.is_meaningful:
+            self._say(job, EXPECTED_PHASE)
+            kernel.worker.pause()  # on a CPU nothing that it has started slows the reference down
+            wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
+        planned = kernel.planned_stress()
+        wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
+        return wrong or Passed(verdict.correctness, performance)
 
     def _find_baseline(self, job: JobContext) -> Baseline:
         """Return the job's baseline with its notes: a prepared one, or one that is made now."""
@@ -395,7 +386,6 @@ class DeviceSession:
         self._say(job, "load")
         self._pool.rest_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
-        self._pool.make_room()
         written = block.reference.mutates or frozenset()
         task = KernelTask(
             input_names=list(definition.inputs),
@@ -486,7 +476,7 @@ class DeviceSession:
         is_last = self._hello.isolated or self._comes_next not in ("", job.solution.digest)
         if is_last and self._device.type == "cuda":
             self._take_output()
-            self._pool.let_go()
+            self._pool.discard()
 
     # Small parts.
 

@@ -29,11 +29,10 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.compile.building import has_no_room
 from flashinfer_bench.compile.diagnostics import DISK_FULL
 from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
-from flashinfer_bench.compile.recipe import BuildTarget
 from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFailure
 
 PROGRAM_S: Final = 240.0
@@ -107,7 +106,7 @@ class MachineCheck:
         is_full = bool(DISK_FULL.search(failure.message))
         if is_full:  # by the solution's own files, perhaps
             self.end_workers()
-            remove_tree(Path(self.pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+            remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
             is_full = has_no_room(Path(self.hello.cache_root)) or has_no_room(Path(tempfile.gettempdir()))
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
             if program.needs_gpu and self.hello.device != "cuda":
@@ -160,7 +159,7 @@ class MachineCheck:
             kernel.calling_style = CallingStyle("value", "ours")
             kernel.call_once([torch.ones(SHAPE, device=self.tools.arena.device)])
         finally:
-            remove_tree(Path(self.pool.solution_environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+            remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
 
     def _describe(self, program: KnownGood, message: str) -> str:
         said = message.strip().partition("\n")[0] or "it failed"

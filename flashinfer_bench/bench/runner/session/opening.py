@@ -99,10 +99,8 @@ class Orders:
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
-    directory = Path(solution.directory) if solution.directory else None
-    wants_fast = solution.language == "python"
-    return SolutionFiles(solution.digest, directory, wants_fast=wants_fast)
+    """Return what a worker for a solution is made for."""
+    return SolutionFiles(solution.digest, Path(solution.directory) if solution.directory else None)
 
 
 @dataclass(frozen=True)
@@ -141,18 +139,13 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
     run_directory, _ = hold_folder("run")  # until this process and its forks have ended
     template, precompiling = fork_templates(hello, host, run_directory)
     context = start_context(hello)
-    policies = PolicyMaker(hello, os.environ) if hello.has_walls else None
-    if policies is not None:
-        policies.open_to_workers(run_directory)
+    policies = PolicyMaker(hello, os.environ)
+    policies.open_to_workers(run_directory)
+    if hello.has_walls:
         share_kernels(Path(hello.cache_root))
     readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
-    with WorkerPool(
-        template,
-        run_directory,
-        hello,
-        on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns),
-        policies=policies,
-    ) as pool:
+    told = lambda worker: readout.add_launch_gap(worker.ready.launch_gap_ns)  # noqa: E731 - one line, used once
+    with WorkerPool(template, run_directory, hello, policies, on_ready=told) as pool:
         pool.precompiling = precompiling
         orders = Orders(host, reader)
         orders.look()

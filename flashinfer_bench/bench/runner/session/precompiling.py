@@ -13,7 +13,7 @@ import logging
 import select
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -110,7 +110,6 @@ class Precompiler:
         self._terms: dict[str, Terms | None] = {}
         """Digest of each solution that was seen → its terms; None if it needs nothing any more."""
         self._running: dict[str, UnderWay] = {}
-        self._paused = ExitStack()
 
     def expect(self, coming: Sequence[tuple[BlockContext, BlockJob]], announced: Sequence[Announced] = ()) -> None:
         """Precompile for jobs that come, as far as there is room; wait for nothing.
@@ -149,7 +148,7 @@ class Precompiler:
         """Return how a solution is precompiled; None if it is not, or not any more."""
         if solution.digest not in self._terms:
             kind = what_compiles(solution)
-            is_new = kind in self._kinds and not self._pool.has_compiled(solution.digest, kind)
+            is_new = kind in self._kinds and not self._pool.policies.is_compiled(solution.digest)
             self._terms[solution.digest] = TERMS[kind] if is_new else None
         return self._terms[solution.digest]
 
@@ -192,13 +191,13 @@ class Precompiler:
         for running in self._running.values():
             while running.worker.supervisor_pid is None and not running.worker.has_ended:  # it is being forked
                 select.select([running.worker], [], [], LOOK_S)
-            self._paused.enter_context(running.worker.resting())
-            running.worker.rest_all()
+            running.worker.pause()
         return bool(self._running)
 
     def resume(self) -> None:
         """Let all go on that `pause` has stopped."""
-        self._paused.close()
+        for running in self._running.values():
+            running.worker.resume()
 
     def close(self) -> None:
         """End all that are running."""
@@ -213,8 +212,7 @@ class Precompiler:
             return
         ended = running.worker.end()
         if ended is not None and ended.code == 0:
-            self._pool.note_compiled(digest)
-        self._pool.forget(running.worker)
+            self._pool.policies.mark_compiled(digest)
         if said := running.worker.log.take().strip():
             _log.info("precompiling said: %s", said)
 

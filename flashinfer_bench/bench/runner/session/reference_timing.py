@@ -93,7 +93,7 @@ class ReferenceTimer:
             message = f"reference of {definition.name}, while it was timed: {failure.message}"
             raise DefinitionFault(message) from None
         finally:
-            self.pool.tend_spares()
+            self.pool.tend()
 
     def _open(self, job: JobContext) -> RemoteKernel:
         """Return the reference, loaded in its worker, as a callable for a job's workload."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashinfer_bench.bench.runner.protocol import BlockSolution
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.building import write_files
-from flashinfer_bench.compile.cache import find_change, find_stranger
+from flashinfer_bench.compile.cache import find_change, find_stranger, name_jit_folder
 from flashinfer_bench.errors import BuildFault
 from flashinfer_bench.worker.protocol import Signature
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
-    """Return a solution's artifact. Where somebody changed it, write its sources into a new folder.
+    """Return a solution's artifact. If somebody changed it, write its sources into a new folder.
 
     Args:
         solution: built.
@@ -30,15 +30,16 @@ def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, a
     Raises:
         BuildFault: it was changed, and only a compiler could make it again.
     """
-    directory = Path(solution.directory or "")
-    writes = bool(solution.sources) and (anew or not solution.directory)
-    problem = None if writes else find_change(directory, solution.files)
-    if solution.sources and not writes:
-        problem = problem or find_stranger(directory, solution.sources)
-    if writes or problem is not None:
-        if not solution.sources:
+    directory, problem = Path(solution.directory or ""), None
+    anew = anew or not solution.directory
+    if not (solution.sources and anew):
+        problem = find_change(directory, solution.files)
+        if solution.sources:
+            problem = problem or find_stranger(directory, solution.sources)
+        elif problem is not None:
             message = f"the artifact of {solution.name} was changed while the run used it: {problem} ({directory})"
             raise BuildFault(message)
+    if solution.sources and (anew or problem is not None):
         directory = make_folder()
         write_files(directory, {path: content.encode() for path, content in solution.sources.items()})
     return Artifact(directory, solution.entry, solution.symbol, solution.kind)
@@ -52,12 +53,10 @@ def load_solution(kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolutio
         SolutionFailure: the import failed.
     """
     pool.await_writers()
-    pool.name_folder(solution.digest, solution.name)
-    if solution.kind == "reference":
-        artifact = find_artifact(solution, partial(pool.make_folder, kernel.worker), anew=True)
-    else:
-        artifact = pool.hand_over(find_artifact(solution, pool.make_folder))
-    return kernel.load(artifact, pool.solution_environment(solution.digest))
+    policies, is_reference = pool.policies, solution.kind == "reference"
+    name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` tells it
+    artifact = find_artifact(solution, partial(pool.make_folder, kernel.worker), anew=is_reference)
+    return kernel.load(policies.hand_over(artifact, kernel.worker.given), policies.environment(solution.digest))
 
 
 def place_of(artifact: Artifact) -> dict[str, str]:

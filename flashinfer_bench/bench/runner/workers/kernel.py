@@ -303,7 +303,6 @@ class RemoteKernel:
 
         Raises:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
-            SlowContext: the readings show that the worker's context makes it slower. The job is to be judged again.
         """
         self.tools.quiesce()
         self._arena.come_back()

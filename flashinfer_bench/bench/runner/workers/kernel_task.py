@@ -13,7 +13,6 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
@@ -99,5 +98,3 @@ class SessionTools:
     settle: Callable[[bool], bool] = lambda _host_counts: False
     """Waits until nothing goes on that moves the time of a call, of which the host's time may be part; says whether
     anything did. Nothing of it begins until the job is over."""
-    excess_of: Callable[[WorkerProcess], int] = lambda _worker: 0
-    """Nanoseconds by which each gap between operations is longer in a worker's context than it has to be."""

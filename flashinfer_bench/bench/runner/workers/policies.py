@@ -1,8 +1,9 @@
-"""The sandbox policy of each worker of a session: what all have alike is found once, a solution's own is added to it.
+"""The folders, variables and sandbox policy of each worker of a session.
 
-A worker reads the interpreter with its packages, the system's programs and libraries, the compilers and this package;
-not what lies beside them: the data set, caches, home folders and the folders of running programs stay out, also where
-the interpreter lies below a home folder. It writes to its home and to its solution's folder of compiled code.
+What all workers have alike is found once, a solution's own is added to it. A worker reads the interpreter with its
+packages, the system's programs and libraries, the compilers and this package; not what lies beside them: the data set,
+caches, home folders and the folders of running programs stay out, also if the interpreter lies below a home folder. It
+writes to its home and to its solution's folder of compiled code.
 
 `/dev/shm` is not among what it writes: threads, pipes and memory files do without, and a file there would outlive its
 worker and reach the next one. What breaks is multiprocessing's locks, queues and shared memory; torch.compile, whose
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -50,13 +52,11 @@ DEVICES: Final = (
 )
 LIBRARIES: Final = ("torch", "flashinfer-python", "apache-tvm-ffi", "triton")
 """Modules are compiled for these, and for the GPU."""
-MOST_LENT: Final = 1
-"""Entries of a new Triton cache that `lend_helpers` makes, at the most."""
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
 
 
 class PolicyMaker:
-    """Makes policies.
+    """Makes policies, and says where a solution's compilers at run time keep what they make.
 
     Args:
         hello: the session's settings.
@@ -64,14 +64,24 @@ class PolicyMaker:
     """
 
     def __init__(self, hello: Hello, environment: Mapping[str, str]) -> None:
-        self._has_own_user = hello.sandbox_user == "own"
-        self._reads_all_owners = hello.sandbox_user == "root that reads all files"
+        self._hello, self._environment = hello, environment
+        self._has_own_user = hello.has_walls and hello.sandbox_user == "own"
         self._cache_root = Path(hello.cache_root)
         self.shared_modules = library_folder(environment, self._cache_root)
-        self._readable = find_readable(environment, hidden=hello.hidden)
         self._devices = tuple(find_devices())
-        self._path = keep_reachable(environment.get("PATH", os.defpath), self._readable)
-        self._made_for = _name_libraries(hello.gpu_capability)
+
+    @cached_property
+    def _readable(self) -> list[str]:
+        return find_readable(self._environment, hidden=self._hello.hidden)
+
+    @cached_property
+    def _made_for(self) -> str:
+        """A name for the versions of the libraries that modules are compiled for, and the GPU's compute capability."""
+        versions = {}
+        for package in LIBRARIES:
+            with suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
+        return digest_of({"libraries": versions, "capability": self._hello.gpu_capability})
 
     def open_to_workers(self, run_directory: Path) -> None:
         """Let workers of another user through the session's folder to their own."""
@@ -79,15 +89,17 @@ class PolicyMaker:
             run_directory.chmod(ENTERED_BY_ALL)
 
     def environment(self, digest: str) -> dict[str, str]:
-        """Return the variables of a solution's worker that differ from those of one without a sandbox."""
+        """Return the variables of a solution's worker that differ from those of others."""
         folder = self.folder(digest)
+        if not self._hello.has_walls:
+            return solution_environment(folder)
         return {
             **solution_environment(folder),
             "FLASHINFER_WORKSPACE_BASE": str(folder / "flashinfer"),
             "CUDA_CACHE_PATH": str(folder / "cuda"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of compilers needs locks in /dev/shm
-            "PATH": self._path,
+            "PATH": keep_reachable(self._environment.get("PATH", os.defpath), self._readable),
             "USER": "worker",
             "LOGNAME": "worker",
         }
@@ -97,75 +109,61 @@ class PolicyMaker:
         own = f"{digest}-own" if self._has_own_user else digest  # each belongs to its user
         return self._cache_root / JIT_FOLDER / digest[:2] / own
 
-    def has_kernels(self, digest: str) -> bool:
-        """Tell whether Triton has compiled anything for a solution: more lies in its cache than what was lent."""
-        with suppress(OSError), os.scandir(solution_environment(self.folder(digest))["TRITON_CACHE_DIR"]) as entries:
-            return sum(1 for _ in zip(entries, range(MOST_LENT + 1), strict=False)) > MOST_LENT
-        return False
-
     def mark_compiled(self, digest: str) -> None:
-        """Note that a solution's modules are compiled, beside its folder, where no worker writes."""
+        """Note that a solution's kernels are compiled, beside its folder, where no worker writes."""
         with suppress(OSError):  # then they are looked at once more
             self._mark(digest).touch()
 
-    def is_marked(self, digest: str) -> bool:
+    def is_compiled(self, digest: str) -> bool:
         """Tell whether that was noted, of these versions of the libraries and for such a GPU."""
-        return self._mark(digest).exists() and self.folder(digest).is_dir()
+        return self._hello.has_walls and self._mark(digest).exists() and self.folder(digest).is_dir()
 
     def _mark(self, digest: str) -> Path:
         folder = self.folder(digest)
         return folder.with_name(f"{folder.name}.{self._made_for}")
 
-    def make_policy(self, digest: str, artifact: Path | None, given: Path) -> Policy:
-        """Make a solution's folder, and the policy of a worker for it; its home is to be added.
+    def make_policy(self, digest: str, artifact: Path | None, given: Path) -> Policy | None:
+        """Make a solution's folder, and the policy of a worker for it; None without a sandbox. Its home is to be added.
 
         Args:
             digest: the solution's.
             artifact: its files.
             given: a folder that this worker alone will read.
         """
+        if not self._hello.has_walls:
+            return None
         folder = self.folder(digest)
         is_new = not folder.exists()  # in one that a worker has written to, a name may lead elsewhere
         folder.mkdir(parents=True, exist_ok=True)
         lent = lend_helpers(Path(solution_environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
         given.mkdir(parents=True)
         given.chmod(READ_BY_ALL)
-        readable = [*self._readable, str(given), str(self.shared_modules / LIBRARY)]
-        policy = Policy(
-            readable=(*readable, str(artifact)) if artifact is not None else tuple(readable),
+        own = [str(path) for path in (given, self.shared_modules / LIBRARY, artifact) if path is not None]
+        user = None
+        if self._has_own_user and find_barrier(folder.parent, enters_only=True) is None:
+            user = choose_user(digest)
+            for path in (folder, *lent):
+                os.chown(path, user, user)
+        return Policy(
+            readable=(*self._readable, *own),
             writable=(str(folder),),
             devices=self._devices,
-            reads_all_owners=self._reads_all_owners,
+            user=user,
+            reads_all_owners=self._hello.sandbox_user == "root that reads all files",
         )
-        if not self._has_own_user or find_barrier(folder.parent, enters_only=True) is not None:
-            return policy
-        user = choose_user(digest)
-        for own in (folder, *lent):
-            os.chown(own, user, user)
-        return replace(policy, user=user)
 
-    def hand_over(self, artifact: Artifact, given: Path) -> Artifact:
-        """Return an artifact that a worker can read: a copy, where the worker is of a user that may not read it."""
-        if not self._has_own_user or find_barrier(artifact.directory / artifact.entry) is None:
+    def hand_over(self, artifact: Artifact, given: Path | None) -> Artifact:
+        """Return an artifact that a worker can read: a copy, if the worker is of a user that may not read it."""
+        if not self._has_own_user or given is None or find_barrier(artifact.directory / artifact.entry) is None:
             return artifact
         copy = given / "artifact"
         for path in walk_files(artifact.directory, lambda *_: None):
-            content = read_whole(path, MOST_FILE_BYTES)
             target = copy / path.relative_to(artifact.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-            for made in (target, *target.parents[: len(target.relative_to(copy).parts)]):
-                made.chmod(READ_BY_ALL)
+            target.write_bytes(read_whole(path, MOST_FILE_BYTES))
+        for path in (copy, *copy.rglob("*")):
+            path.chmod(READ_BY_ALL)
         return replace(artifact, directory=copy)
-
-
-def _name_libraries(capability: tuple[int, int] | None) -> str:
-    """Return a name for these versions of the libraries, and a GPU's compute capability."""
-    versions = {}
-    for package in LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return digest_of({"libraries": versions, "capability": capability})
 
 
 def find_readable(

@@ -2,11 +2,13 @@
 
 No worker serves two solutions, and nothing waits for the end of the worker before: it ends in the background. `quiesce`
 waits for what would disturb a measurement. That is what is ending, and on a CPU also what is starting; on a GPU a
-context that is made beside a measurement moves calls of more than a millisecond only, which wait for it (`kernel.py`).
+context that is made beside a measurement moves calls of more than a millisecond only, which wait for it.
 
 A worker costs up to a second to start on a GPU, where it makes a context. So the session tells the pool which solutions
 and references come next (`expect`), and the pool keeps warm workers for these: forked ahead, side by side. Each is made
 for one solution from its start, since a sandbox cannot be changed, and has to stand before a context starts threads.
+A context feeds the GPU fast or slowly from its start to its end, which says nothing about a solution: a warm worker
+whose context is slower than the best so far is replaced.
 """
 
 from __future__ import annotations
@@ -23,26 +25,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.base.wire import WireError
-from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks, recently_free_bytes, total_bytes
-from flashinfer_bench.bench.planning.first_call import FirstCall
-from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
+from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
+from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
 from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.compile import Artifact
-from flashinfer_bench.compile.cache import name_jit_folder
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
@@ -50,10 +47,9 @@ MOST_ENDING: Final = 4
 MOST_CONTEXTS: Final = 4
 """Start at most this many workers to get one with a fast context; then take the last."""
 SLOW_CONTEXT: Final = 1.07
-"""A context is slow where a chain of empty kernels takes more than this times as long as in the session's best one. A
-worker gets another one only where that matters: for a reference, and for a solution with several operations a call."""
+"""A context is slow if a chain of empty kernels takes more than this times as long as in the session's best one."""
 GAPS_SHARE: Final = 0.005
-"""A solution gets a worker with a fast context where the gaps of a slow one add more than this share to its time."""
+"""Longer gaps of a slow context matter if they add more than this share to the time of a call."""
 MOST_WARM: Final = {"cuda": 8, "cpu": 4}
 """Most warm workers: a short job in a worker of its own takes about an eighth of what a context takes to make."""
 MOST_STARTING, FIRST_STARTING = 4, 2
@@ -63,9 +59,8 @@ CORES_PER_START: Final = 4
 """Cores of this machine for each worker that starts: a measurement beside it needs one at once whenever it launches."""
 WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
 """Memory that a warm worker is taken to hold: on a GPU its context, the timing kernels and the L2's flush buffer."""
-WARM_SHARE, FREE_SHARE = 16, 4
-"""All warm workers may hold the memory of their device divided by the first; on a GPU also no more than what is free
-there, and what they hold, divided by the second."""
+WARM_SHARE: Final = 16
+"""All warm workers may hold the memory of their device divided by this."""
 MEMORY_SHARE: Final = 0.6
 """Without a limit in the configuration the workers of all sessions together may hold this share of the machine's
 memory."""
@@ -76,10 +71,6 @@ Precompiled = tuple[Artifact, dict[str, Any]]
 """The artifact of a solution that is precompiled, and what else `worker/jit/precompile.py` wants to know."""
 
 
-class SlowContext(Exception):
-    """The worker's context makes the solution's calls slower, and a faster one can be had."""
-
-
 @dataclass(frozen=True)
 class SolutionFiles:
     """A solution that wants a worker, and where its files are."""
@@ -87,9 +78,7 @@ class SolutionFiles:
     digest: str
     """The solution's."""
     artifact: Path | None = None
-    """The folder of its artifact; None where its sources are still to be written."""
-    wants_fast: bool = False
-    """Its worker is to have a fast context."""
+    """The folder of its artifact; None if its sources are still to be written."""
     is_reference: bool = False
     """It needs nothing of Triton's: its worker may start before that is ready."""
 
@@ -97,21 +86,21 @@ class SolutionFiles:
 def reference_files(definition_digest: str) -> SolutionFiles:
     """Return what the worker of a definition's reference is made for: it has a digest and folders as a solution has."""
     digest = hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
-    return SolutionFiles(digest, wants_fast=True, is_reference=True)
+    return SolutionFiles(digest, is_reference=True)
 
 
 @dataclass(eq=False)
-class Warm:
-    """A worker that has loaded no solution yet."""
+class Made:
+    """A worker, and what it was made for."""
 
     worker: WorkerProcess
     files: SolutionFiles
     deadline: float
     """When it has to be up."""
+    is_awaited: bool = False
+    """It is started because somebody waits for it: if it does not start, that is a fault."""
     attempt: int = 1
     """Workers that were started to get this one with a fast context."""
-    is_awaited: bool = False
-    """It is started because somebody waits for it. Where it fails, that is told."""
 
 
 class WorkerPool:
@@ -121,10 +110,10 @@ class WorkerPool:
         server: the fork server's socket.
         run_directory: each worker gets a folder in it.
         hello: the session's settings.
+        policies: makes the folders and sandbox policies of workers.
         on_ready: told of each worker once it can take work.
-        policies: makes the sandbox policies of workers; None where they have none.
 
-    `timing_image` is the machine code of the timing kernels, which workers then need not assemble. Where workers are to
+    `timing_image` is the machine code of the timing kernels, which workers then need not assemble. If workers are to
     precompile, `precompiling` is the server that these are forked from.
     """
 
@@ -133,28 +122,27 @@ class WorkerPool:
         server: socket.socket,
         run_directory: Path,
         hello: Hello,
+        policies: PolicyMaker,
         *,
         on_ready: Callable[[WorkerProcess], object],
-        policies: PolicyMaker | None = None,
     ) -> None:
         self._server, self._run_directory, self._hello = server, run_directory, hello
-        self._on_ready, self._policies = on_ready, policies
+        self.policies, self._on_ready = policies, on_ready
         self.timing_image: bytes | None = None
         self.precompiling: socket.socket | None = None
         self._precompiles: bool | None = None
         """What `hear_ready` told of that server."""
-        self._numbers, self._cores = itertools.count(1), usable_cores()
+        self._is_gpu = hello.device == "cuda"
         self._gpu_index = hello.gpu_index
-        self._warm: list[Warm] = []
+        self._numbers = itertools.count(1)
+        self._warm: list[Made] = []
         self._wanted: list[SolutionFiles] = []
         self._has_started = self._has_failed = False
         """A worker has started; the latest to start did not. Then none is started ahead until another has started."""
         self._best_gap_ns = 0
-        """Time of a link of a chain of empty kernels in the best context so far; 0 where nobody knows."""
-        self._want_fast: set[str] = set()
-        """Digests of solutions that a slow context would make slower."""
-        self._current: Warm | None = None
-        self._reference: Warm | None = None
+        """Time of a link of a chain of empty kernels in the best context so far; 0 if nobody knows."""
+        self._current: Made | None = None
+        self._reference: Made | None = None
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
         self._ending: list[WorkerProcess] = []
@@ -181,12 +169,11 @@ class WorkerPool:
         Raises:
             DeviceFault: no worker can be started.
         """
-        if self._current is not None:
-            if self._current.files.digest == solution.digest:
-                return self._current.worker, False
-            self.discard()
+        if self._current is not None and self._current.files.digest == solution.digest:
+            return self._current.worker, False
+        self.discard()
         self._current = self._take(solution)
-        self._tend()
+        self.tend()
         return self._current.worker, True
 
     def reference_worker(self, definition_digest: str) -> WorkerProcess:
@@ -200,22 +187,21 @@ class WorkerPool:
             self.end_reference()
         if self._reference is None:
             self._reference = self._take(files)
-            self._tend()
+            self.tend()
         self._has_rested = False
         return self._reference.worker
 
     def rest_reference(self) -> None:
         """Have the worker that holds a reference give up the session's memory: a solution is to get that.
 
-        On a GPU it is kept for the next portion of baselines, since another one would cost a context. One that has no
+        On a GPU it is kept for the next batch of baselines, since another one would cost a context. One that has no
         sandbox, or does not answer, is ended.
         """
-        if self._reference is None or self._has_rested:
-            return
-        may_rest = self._policies is not None and self._hello.device == "cuda"
-        self._has_rested = may_rest and self._reference.worker.unbind()
-        if not self._has_rested:
-            self.end_reference()
+        if self._reference is not None and not self._has_rested:
+            may_rest = self._hello.has_walls and self._is_gpu
+            self._has_rested = may_rest and self._reference.worker.does("unbind")
+            if not self._has_rested:
+                self.end_reference()
 
     def end_reference(self) -> None:
         """End the worker that holds a reference, without waiting for it."""
@@ -224,34 +210,20 @@ class WorkerPool:
             self._reference = None
 
     def discard(self) -> None:
-        """End the current worker and all that it started. One is waited for whose end could disturb the next one."""
+        """Begin to end the current worker and all that it started."""
         if self._current is not None:
-            worker, self._current = self._current.worker, None
-            leave = MOST_ENDING if worker.is_light else 0
-            self._retire(worker)
-            self._reap()
-            self.finish_ending(leave=leave)
-
-    def let_go(self) -> None:
-        """Begin to end the current worker, whose work is done, unless `discard` would wait for it; wait for nothing."""
-        if self._current is not None and self._current.worker.is_light:
             self._retire(self._current.worker)
             self._current = None
+            self._reap()
+            self.finish_ending(leave=MOST_ENDING)
 
     def recover(self) -> bool:
         """Make the current worker fit for its solution's next job after an error; say whether it is."""
-        return self._current is not None and self._current.worker.recover()
+        return self._current is not None and self._current.worker.does("recover")
 
     def take_output(self) -> str:
         """Return what the current worker printed since the last call."""
-        if self._current is None:
-            return ""
-        worker = self._current.worker
-        if worker.exit is None:
-            worker.drain()
-        else:
-            worker.end()
-        return worker.log.take()
+        return "" if self._current is None else self._current.worker.take_output()
 
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
@@ -263,7 +235,7 @@ class WorkerPool:
 
     def quiesce(self) -> None:
         """Wait until earlier workers are gone, and on a CPU until all warm ones are up: a measurement begins."""
-        if self._hello.device != "cuda":
+        if not self._is_gpu:
             self.settle()
         self.finish_ending()
 
@@ -281,29 +253,20 @@ class WorkerPool:
         return any(not warm.worker.is_ready for warm in self._warm)
 
     def await_writers(self) -> None:
-        """Wait for earlier workers where they could change files of others: those that have no sandbox."""
-        if self._policies is None:
+        """Wait for earlier workers if they could change files of others: those that have no sandbox."""
+        if not self._hello.has_walls:
             self.finish_ending()
 
     @property
     def has_readers(self) -> bool:
         """Whether earlier workers that have not ended may use the arena's memory: on a GPU, where they map it."""
         self._reap()
-        return self._hello.device == "cuda" and bool(self._ending)
+        return self._is_gpu and bool(self._ending)
 
     def await_readers(self) -> None:
-        """Wait for earlier workers where the arena's memory is used again: they map it, and their kernels run on."""
-        if self._hello.device == "cuda":
+        """Wait for earlier workers if the arena's memory is used again: they map it, and their kernels run on."""
+        if self._is_gpu:
             self.finish_ending()
-
-    def make_room(self) -> None:
-        """End the warm workers that a GPU has no memory for, now that a solution is to get what it needs."""
-        if self._hello.device == "cuda":
-            before = len(self._ending)
-            forget_looks()
-            self._tend()
-            if len(self._ending) > before:
-                self.finish_ending()
 
     def finish_ending(self, *, leave: int = 0) -> None:
         """Wait until at most `leave` of the ending workers are left."""
@@ -325,27 +288,18 @@ class WorkerPool:
     def expect(self, solutions: Sequence[SolutionFiles]) -> None:
         """Learn which solutions will want workers, the next one first; keep warm ones for them.
 
-        Where nothing is wanted, those that are there stay. A worker that nobody wants, or for which there is no room
-        any more, is ended.
+        If nothing is wanted, those that are there stay. A worker that nobody wants, or for which there is no room any
+        more, is ended.
         """
         held = [one.files.digest for one in (self._current, self._reference) if one is not None]
-        wanted = list(solutions)
-        while wanted and wanted[0].digest in held:
-            held.remove(wanted.pop(0).digest)
-        self._wanted = [self._made_for(one) for one in wanted]
-        self._tend()
+        self._wanted = list(solutions)
+        while self._wanted and self._wanted[0].digest in held:
+            held.remove(self._wanted.pop(0).digest)
+        self.tend()
         self._reap()
 
-    def tend_spares(self) -> None:
-        """Have warm workers that are of no use replaced, and missing ones started, on a GPU; wait for nothing."""
-        if self._hello.device == "cuda":
-            self._tend()
-
-    def _made_for(self, solution: SolutionFiles) -> SolutionFiles:
-        return replace(solution, wants_fast=True) if solution.digest in self._want_fast else solution
-
-    def _tend(self) -> None:
-        """Hear who has started, end who is of no use, start what is missing."""
+    def tend(self) -> None:
+        """Hear who has started, end who is of no use, start what is missing; wait for nothing."""
         self._hear()
         room = self._most_warm()
         missing = self._wanted[:room]
@@ -354,75 +308,64 @@ class WorkerPool:
                 missing.remove(warm.files)
             elif not warm.is_awaited:
                 self._drop(warm)
-        if self._has_failed:
-            return
         starting = sum(not warm.worker.is_ready for warm in self._warm)
-        may_start = max(0, min(self._most_starting() - starting, room - len(self._warm)))
-        for files in missing[:may_start]:
+        may_start = min(self._most_starting(room) - starting, room - len(self._warm))
+        for files in missing[: max(0, may_start)] if not self._has_failed else ():
             self._start(files)
 
-    def _most_starting(self) -> int:
-        if self._hello.device != "cuda":
-            return self._most_warm()
-        most = (MOST_STARTING if self._has_started else FIRST_STARTING) // self._hello.sessions
-        return max(1, min(most, self._cores // CORES_PER_START))
+    def _most_starting(self, room: int) -> int:
+        if not self._is_gpu:
+            return room
+        most = MOST_STARTING if self._has_started else FIRST_STARTING
+        return max(1, min(most // self._hello.sessions, usable_cores() // CORES_PER_START))
 
     def _most_warm(self) -> int:
-        device = self._hello.device
-        if device != "cuda":
-            return max(1, min(MOST_WARM[device], self._cores, usable_memory() // WARM_SHARE // WARM_BYTES[device]))
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        kind = self._hello.device
+        if self._is_gpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return FIRST_STARTING  # a look at the memory would make the session's own context first
-        gpu = torch.device("cuda", torch.cuda.current_device())
-        held = recently_free_bytes(gpu) + len(self._warm) * WARM_BYTES[device]
-        room = min(total_bytes(gpu) // WARM_SHARE, held // FREE_SHARE)
-        return max(1, min(MOST_WARM[device], room // WARM_BYTES[device]))
+        room = total_bytes(torch.device(kind)) // WARM_SHARE // WARM_BYTES[kind]
+        return max(1, min(MOST_WARM[kind], room, MOST_WARM[kind] if self._is_gpu else usable_cores()))
 
-    def _take(self, solution: SolutionFiles) -> Warm:
+    def _take(self, files: SolutionFiles) -> Made:
         """Return a worker that is up and has loaded nothing; one for a GPU is known by what empty bursts take in it."""
-        files = self._made_for(solution)
         while True:
             self._hear()
             found = [warm for warm in self._warm if warm.files == files]
-            ready = [warm for warm in found if warm.worker.is_ready]
-            if ready:
+            taken = next((warm for warm in found if warm.worker.is_ready), None)
+            if taken is not None:
                 break
             if found:
                 self._wait(found)
             else:
                 self._start(files, is_awaited=True)
-        taken = ready[0]
         self._warm.remove(taken)
         if files in self._wanted:
             self._wanted.remove(files)
-        if self._hello.device == "cuda":
-            self._measure_overhead(taken.worker)
+        if self._is_gpu:
+            worker = taken.worker
+            try:
+                worker.time_empty_bursts(partial(touch, torch.device("cuda")), self._least_overhead)
+            except (WorkerGone, WorkerLate, WireError) as error:
+                raise _start_fault(worker, error) from None
+            least = self._least_overhead or worker.overhead
+            self._least_overhead = min(worker.overhead, least, key=lambda one: one.request)
         return taken
 
-    def _measure_overhead(self, worker: WorkerProcess) -> None:
-        try:
-            worker.time_empty_bursts(partial(touch, torch.device(self._hello.device)))
-        except (WorkerGone, WorkerLate, WireError) as error:
-            raise _start_fault(worker, error) from None
-        least = self._least_overhead
-        worker.overhead = worker.overhead.near(least)
-        self._least_overhead = min(worker.overhead, least or worker.overhead, key=lambda one: one.request)
-
-    def _wait(self, starting: Sequence[Warm]) -> None:
+    def _wait(self, starting: Sequence[Made]) -> None:
         """Wait until one of these has something to tell, or is late."""
         limit_s = max(0.0, min(warm.deadline for warm in starting) - time.monotonic())
         select.select([warm.worker for warm in starting], [], [], limit_s)
 
-    def _start(self, files: SolutionFiles, *, attempt: int = 1, is_awaited: bool = False) -> None:
+    def _start(self, files: SolutionFiles, *, is_awaited: bool = False, attempt: int = 1) -> None:
         worker = self._spawn(files)
-        self._warm.append(Warm(worker, files, time.monotonic() + READY_LIMIT_S, attempt, is_awaited))
+        self._warm.append(Made(worker, files, time.monotonic() + READY_LIMIT_S, is_awaited, attempt))
 
-    def _drop(self, warm: Warm) -> None:
+    def _drop(self, warm: Made) -> None:
         self._warm.remove(warm)
         self._retire(warm.worker)
 
     def _hear(self) -> None:
-        """Hear which workers have started; replace those on another GPU, and slow ones that are to be fast.
+        """Hear which workers have started; replace those on another GPU, and those with a slow context.
 
         Raises:
             DeviceFault: one that somebody waits for does not start.
@@ -433,92 +376,80 @@ class WorkerPool:
                 if not worker.look(warm.deadline):
                     continue
             except (WorkerGone, WorkerLate, WireError) as error:
-                self._warm.remove(warm)
                 self._has_failed = True
+                self._drop(warm)
                 if warm.is_awaited:
                     raise _start_fault(worker, error) from None
-                self._retire(worker)
                 continue
             self._has_started, self._has_failed = True, False
             if worker.is_on_another_gpu:
                 self._gpu_index = None  # CUDA counts GPUs in another way here: they are named by UUID from now on
                 self._replace(warm, warm.attempt)
-                continue
-            self._on_ready(worker)
-            self.see_context(worker.chain_gap_ns)
-        for warm in [one for one in self._warm if one.worker.is_ready and one.files.wants_fast]:
-            if self.excess_ns(warm.worker.chain_gap_ns) and warm.attempt < MOST_CONTEXTS:
+            else:
+                self._on_ready(worker)
+                self.see_context(worker.ready.chain_gap_ns)
+        for warm in [one for one in self._warm if one.worker.is_ready]:
+            if self.excess_ns(warm.worker.ready.chain_gap_ns) and warm.attempt < MOST_CONTEXTS:
                 self._replace(warm, warm.attempt + 1)
 
-    def _replace(self, warm: Warm, attempt: int) -> None:
+    def _replace(self, warm: Made, attempt: int) -> None:
         self._drop(warm)
-        self._start(warm.files, attempt=attempt, is_awaited=warm.is_awaited)
-
-    # Slow contexts: one feeds the GPU fast or slowly from its start to its end, which says nothing about a solution.
+        self._start(warm.files, is_awaited=warm.is_awaited, attempt=attempt)
 
     def see_context(self, chain_gap_ns: int) -> None:
-        """Learn how fast a context of this session is; 0 where nobody knows."""
+        """Learn how fast a context of this session is; 0 if nobody knows."""
         if chain_gap_ns > 0:
             self._best_gap_ns = min(self._best_gap_ns or chain_gap_ns, chain_gap_ns)
 
     def excess_ns(self, chain_gap_ns: int) -> int:
-        """Return how much longer a link of a chain takes in a context than in the best; 0 where it is fast.
+        """Return how much longer a link of a chain takes in a context than in the best; 0 if it is fast.
 
         Args:
-            chain_gap_ns: time of a link in the context; 0 where nobody knows.
+            chain_gap_ns: time of a link in the context; 0 if nobody knows.
         """
         is_slow = self._best_gap_ns > 0 and chain_gap_ns > self._best_gap_ns * SLOW_CONTEXT
         return chain_gap_ns - self._best_gap_ns if is_slow else 0
 
-    def excess_of(self, worker: WorkerProcess) -> int:
-        """Return the same of a solution's worker; 0 where a fast context was asked for: no better one is to be had."""
-        if self._current is None or self._current.worker is not worker or self._current.files.wants_fast:
-            return 0
-        return self.excess_ns(worker.chain_gap_ns)
+    # Files of a worker, and how it is started.
 
-    def end_slow(self) -> None:
-        """End the current worker; those of its solution have fast contexts from now on."""
-        if self._current is not None:
-            self._want_fast.add(self._current.files.digest)
-            self.discard()
-
-    # Files of a worker.
-
-    def make_folder(self, worker: WorkerProcess | None = None) -> Path:
-        """Return a new folder, which lasts as long as the session; a worker reads it, by default the current one."""
-        given = self._current.worker.given if worker is None and self._current is not None else worker and worker.given
-        folder = Path(tempfile.mkdtemp(dir=given or self._run_directory))
+    def make_folder(self, worker: WorkerProcess) -> Path:
+        """Return a new folder, which lasts as long as the session; the worker reads it."""
+        folder = Path(tempfile.mkdtemp(dir=worker.given or self._run_directory))
         folder.chmod(0o755)  # a worker may be of another user; nobody else comes through the folders above
         return folder
 
-    def hand_over(self, artifact: Artifact) -> Artifact:
-        """Return an artifact that the current worker can read."""
-        given = None if self._current is None else self._current.worker.given
-        return artifact if self._policies is None or given is None else self._policies.hand_over(artifact, given)
+    def _spawn(self, files: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
+        number = next(self._numbers)
+        home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
+        server = self._server if precompiled is None else self.precompiling or self._server
+        try:
+            order = self._make_order(files, home, given, precompiled)
+            return WorkerProcess(server, order, home, given=given if self._hello.has_walls else None)
+        except OSError as error:
+            message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
+            raise DeviceFault(message) from None
 
-    def solution_environment(self, digest: str) -> dict[str, str]:
-        """Return where a solution's compilers keep what they make, with what else is its own."""
-        if self._policies is not None:
-            return self._policies.environment(digest)
-        return solution_environment(solution_folder(Path(self._hello.cache_root), digest))
-
-    def name_folder(self, digest: str, name: str) -> None:
-        """Note whose folder of compiled code is used now: `cache show` tells it."""
-        folder = solution_folder(Path(self._hello.cache_root), digest)
-        name_jit_folder(folder if self._policies is None else self._policies.folder(digest), name)
+    def _make_order(
+        self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
+    ) -> dict[str, Any]:
+        """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
+        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
+        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
+        policy = self.policies.make_policy(files.digest, files.artifact, given)
+        if policy is None:
+            return order
+        order["environment"] |= self.policies.environment(files.digest)
+        policy = replace(policy, writable=(str(home), *policy.writable))
+        if precompiled is not None:
+            policy = policy.without_gpu()
+            order["precompile"] = {**place_of(self.policies.hand_over(precompiled[0], given)), **precompiled[1]}
+            # Of what it leaves half done, Triton's cache and what ninja makes alone take no harm: ninja knows what is
+            # not finished, and the lock on a module goes with the process, or with the next worker.
+            folders = {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
+            order["environment"] |= {"CUDA_VISIBLE_DEVICES": "", **folders}
+        return order | {"sandbox": policy.to_json(), "shared_modules": str(self.policies.shared_modules)}
 
     # Workers that precompile.
-
-    def has_compiled(self, digest: str, what: FirstCall) -> bool:
-        """Tell whether a solution has compiled Triton's kernels, or modules, on this machine before."""
-        if self._policies is None:
-            return False
-        return self._policies.is_marked(digest) if what is FirstCall.MODULES else self._policies.has_kernels(digest)
-
-    def note_compiled(self, digest: str) -> None:
-        """Keep for later sessions that all modules are compiled that a solution wants."""
-        if self._policies is not None:
-            self._policies.mark_compiled(digest)
 
     def start_precompiling(self, solution: SolutionFiles, artifact: Artifact, words: dict[str, Any]) -> WorkerProcess:
         """Start a worker in a sandbox and without a GPU that compiles a solution's kernels, and then ends.
@@ -549,44 +480,6 @@ class WorkerPool:
             self.precompiling.close()
             self.precompiling = None
 
-    def forget(self, worker: WorkerProcess) -> None:
-        """Remove what such a worker was given to read; it has ended."""
-        if worker.given is not None:
-            remove_tree(worker.given)
-
-    def _spawn(self, files: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
-        number = next(self._numbers)
-        home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
-        server = self._server if precompiled is None else self.precompiling or self._server
-        try:
-            order = self._make_order(files, home, given, precompiled)
-            return WorkerProcess(server, order, home, given=None if self._policies is None else given)
-        except OSError as error:
-            message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
-            raise DeviceFault(message) from None
-
-    def _make_order(
-        self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
-    ) -> dict[str, Any]:
-        """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
-        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
-        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
-        environment = order["environment"]
-        if precompiled is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        if self._policies is None:
-            return order
-        policy = self._policies.make_policy(files.digest, files.artifact, given)
-        policy = replace(policy, writable=(str(home), *policy.writable))
-        environment |= self._policies.environment(files.digest)
-        if precompiled is not None:
-            policy = policy.without_gpu()
-            order["precompile"] = {**place_of(self._policies.hand_over(precompiled[0], given)), **precompiled[1]}
-            # Of what it leaves half done, Triton's cache and what ninja makes alone take no harm: ninja knows what is
-            # not finished, and the lock on a module goes with the process, or with the next worker.
-            environment |= {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
-        return order | {"sandbox": policy.to_json(), "shared_modules": str(self._policies.shared_modules)}
-
 
 def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
     """Return the spawn order of a worker without a sandbox, or of a program in its place.
@@ -616,7 +509,7 @@ def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image:
 
 @cache
 def default_memory_limit(sessions: int = 1) -> int:
-    """Return how many bytes a worker may hold on this machine while so many sessions judge on it."""
+    """Return how many bytes a worker may hold on this machine while this many sessions judge on it."""
     return int(usable_memory() * MEMORY_SHARE / sessions)
 
 
@@ -625,18 +518,6 @@ def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
     worker.end()
     said = worker.log.take().strip()
     return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
-
-
-def check_context(trial: Trial, excess_gap_ns: int) -> None:
-    """Raise SlowContext where another context would make a call faster.
-
-    Args:
-        trial: the call's first.
-        excess_gap_ns: how much longer each gap between its operations is than in the best context.
-    """
-    operations = max((sample.operations or 1 for sample in trial.samples), default=1)
-    if gaps_matter(excess_gap_ns, operations, median(trial.spans_ns)):
-        raise SlowContext
 
 
 def gaps_matter(excess_gap_ns: int, operations: int, call_ns: float) -> bool:

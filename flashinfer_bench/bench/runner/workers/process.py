@@ -7,15 +7,14 @@ a worker has died, and a worker that prints without end fills no memory. A progr
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import math
 import os
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,7 +26,7 @@ from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, send_
 from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.sandbox.processes import descendants, end_tree, hidden_memory, read_process, resident_memory
+from flashinfer_bench.sandbox.processes import descendants, end_tree, hidden_memory, resident_memory
 from flashinfer_bench.worker.protocol import (
     Called,
     Claim,
@@ -48,8 +47,6 @@ END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
 large context on a GPU takes seconds to go."""
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds that a worker may take to be ready again after an error; then another takes its place."""
-LIGHT_THREADS, LIGHT_BYTES = 1024, 2 << 30
-"""A worker with more threads or memory is not light: the next one could miss what it takes of the machine."""
 REST_LIMIT_S, REST_ROUNDS = 5.0, 8
 """Seconds that stopping all may take that a worker has started, and looks for processes that were started meanwhile: it
 takes milliseconds where these are not thousands, new ones all the time."""
@@ -67,7 +64,10 @@ MOST_NOISE_BYTES: drivers and other programs move it, too."""
 REMOVE_LIMIT_S: Final = 20.0
 """Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
+NOT_READY: Final = WorkerReady(id=0, ready=True, launch_gap_ns=0, chain_gap_ns=0, clock=NO_CLOCK)
+"""Stands for what a worker says when it can take work."""
 
+ALONE: Final = Along()
 Answer = TypeVar("Answer", bound=Claim)
 
 
@@ -138,18 +138,13 @@ class WorkerProcess:
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
         self.supervisor_pid: int | None = None
-        self.is_ready = False
-        self.launch_gap_ns = self.chain_gap_ns = 0
-        self.clock = NO_CLOCK
-        """The clock that it uses; known before a solution is loaded."""
-        self._may_rest = False
+        self.ready = NOT_READY
+        """What it said when it could take work, before a solution was loaded."""
         self._stopped: list[int] = []
         """Processes below the supervisor that are stopped."""
         self.overhead = BatchOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
         self._wanted_gpu: str | None = order.get("gpu_uuid")
-        self.gpu_uuid = ""
-        """Of the GPU that it found; empty on a CPU."""
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
@@ -167,6 +162,7 @@ class WorkerProcess:
         self._sock, worker_end = socket.socketpair()
         self._supervisor, supervisor_end = socket.socketpair()
         self._pipe, printed = os.pipe()
+        os.set_blocking(self._pipe, False)
         try:
             ends = [worker_end.fileno(), printed, supervisor_end.fileno()]
             send_frame(server, {"spawn": {**order, "home": str(home)}}, ends)
@@ -179,9 +175,6 @@ class WorkerProcess:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
         self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_report)
-        with contextlib.suppress(OSError, AttributeError):  # fewer switches for a chatty solution
-            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_READ_BYTES)
-        os.set_blocking(self._pipe, False)
         self._selector.register(self._pipe, selectors.EVENT_READ, self._drain)
 
     def __enter__(self) -> WorkerProcess:
@@ -192,15 +185,26 @@ class WorkerProcess:
 
     # Its start.
 
-    def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
-        """Wait until the worker can take work; no solution code has run in it yet.
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can take work."""
+        return self.ready is not NOT_READY
 
-        Raises:
-            WorkerGone, WorkerLate: it cannot; that is our fault or the machine's.
-            WireError: what it sent is no frame of the protocol.
-        """
-        if not self.is_ready:
-            self._take_ready(self._wait(time.monotonic() + limit_s))
+    @property
+    def clock(self) -> ClockTraits:
+        """The clock that it uses; known before a solution is loaded."""
+        return self.ready.clock
+
+    @property
+    def is_on_another_gpu(self) -> bool:
+        """Whether the GPU that it found is not the one that it was to find."""
+        return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
+
+    def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
+        """Wait until the worker can take work; no solution code has run in it yet. For the errors see `look`."""
+        deadline = time.monotonic() + limit_s
+        while not self.look(deadline):
+            self._turn(max(0.0, deadline - time.monotonic()))
 
     def look(self, deadline: float) -> bool:
         """Say whether the worker can take work; wait for nothing.
@@ -214,30 +218,20 @@ class WorkerProcess:
             self.hear()
             message = self._pop()
             if message is not None:
-                self._take_ready(message)
+                ready = check_answer(message, 0, WorkerReady)
+                if isinstance(ready, Failed):
+                    raise WireError("a new worker did not say that it is ready")
+                self.ready = ready
             elif time.monotonic() >= deadline:
                 raise WorkerLate
         return self.is_ready
 
-    def _take_ready(self, message: dict[str, Any]) -> None:
-        ready = check_answer(message, 0, WorkerReady)
-        if isinstance(ready, Failed):
-            raise WireError("a new worker did not say that it is ready")
-        self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns
-        self.gpu_uuid, self.clock = ready.gpu_uuid, ready.clock
-        self.is_ready = True
-
-    @property
-    def is_on_another_gpu(self) -> bool:
-        """Whether the GPU that it found is not the one that it was to find."""
-        return self._wanted_gpu is not None and self.gpu_uuid != self._wanted_gpu
-
-    def time_empty_bursts(self, touch_device: Callable[[], object], limit_s: float = READY_LIMIT_S) -> None:
+    def time_empty_bursts(self, touch_device: Callable[[], object], least: BatchOverhead | None = None) -> None:
         """Time bursts of calls that compute nothing, on a GPU; call it before a solution is loaded.
 
         Args:
             touch_device: uses the device in this process, as writing the inputs of a burst does.
-            limit_s: seconds that each answer may take.
+            least: the least that such bursts took in another worker.
 
         Raises:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
@@ -245,19 +239,16 @@ class WorkerProcess:
 
         def time_burst(calls: int) -> float:
             fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
-            fields["together"] = self.clock.fills_queue
             start = time.perf_counter_ns()
-            done = self.ask("burst", Called, limit_s, **fields, operations=0)
-            if not (isinstance(done, Called) and done.copied):
-                self.ask("collect", Called, limit_s, **fields)
+            self.ask("burst", Called, READY_LIMIT_S, **fields, together=self.clock.fills_queue, operations=0)
             return float(time.perf_counter_ns() - start)
 
-        self.overhead = take_overhead(time_burst, touch_device)
+        self.overhead = take_overhead(time_burst, touch_device).near(least)
 
     # Requests.
 
     def ask(
-        self, verb: str, expected: type[Answer], limit_s: float, *, along: Along | None = None, **fields: Any
+        self, verb: str, expected: type[Answer], limit_s: float, *, along: Along = ALONE, **fields: Any
     ) -> Answer | Failed:
         """Send a request and wait for its answer.
 
@@ -273,11 +264,10 @@ class WorkerProcess:
             WorkerLate: `limit_s` seconds passed first.
             WireError: what came is no answer to this request.
         """
-        self.watch_machine()
-        along = along or Along()
+        self._watch_machine()
         deadline = time.monotonic() + limit_s
         self._request_id += 1
-        self._go_on()
+        self.resume()
         try:
             is_sent = send_frame_by(deadline, self._sock, {"verb": verb, "id": self._request_id, **fields}, along.fds)
         except OSError:
@@ -287,21 +277,20 @@ class WorkerProcess:
             raise WorkerLate
         if along.meanwhile is not None:
             along.meanwhile(lambda: self._is_over(deadline))
-            self.hear()  # an answer that has come is in time, also where that took until after the deadline
-        return check_answer(self._wait(deadline), self._request_id, expected)
+            self.hear()  # an answer that has come is in time, also if that took until after the deadline
+        while (message := self._pop()) is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise WorkerLate
+            self._turn(min(left_s, MACHINE_POLL_S))
+            self._watch_machine()
+        return check_answer(message, self._request_id, expected)
 
-    def recover(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
-        """Have the worker forget a call that failed; say whether it can make others."""
-        return self._does("recover", limit_s)
-
-    def unbind(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
-        """Have the worker give up the session's memory; say whether it has."""
-        self.mapped = None
-        return self._does("unbind", limit_s)
-
-    def _does(self, verb: str, limit_s: float) -> bool:
+    def does(self, verb: str) -> bool:
+        """Ask for `recover` or `unbind`; say whether the worker has done it."""
+        self.mapped = None if verb == "unbind" else self.mapped
         try:
-            return not isinstance(self.ask(verb, Claim, limit_s), Failed)
+            return not isinstance(self.ask(verb, Claim, RECOVER_LIMIT_S), Failed)
         except (WorkerGone, WorkerLate, WireError):
             return False
 
@@ -316,8 +305,16 @@ class WorkerProcess:
         self._sock.shutdown(socket.SHUT_RD)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable where there is something to hear."""
+        """Return a descriptor that is readable if there is something to hear."""
         return self._selector.fileno()
+
+    def take_output(self) -> str:
+        """Return what the worker printed since the last call, without waiting."""
+        if self.exit is None:
+            self.drain()
+        else:
+            self.end()
+        return self.log.take()
 
     def drain(self) -> None:
         """Read what the worker printed so far, without waiting."""
@@ -327,10 +324,10 @@ class WorkerProcess:
 
     # The machine's memory.
 
-    def watch_machine(self) -> None:
+    def _watch_machine(self) -> None:
         """End the worker if memory that no process shows has grown by more than a worker may have since the first look.
 
-        Call it often; it looks every MACHINE_POLL_S seconds.
+        It looks every MACHINE_POLL_S seconds.
 
         Raises:
             WorkerGone: the worker was ended.
@@ -360,26 +357,13 @@ class WorkerProcess:
 
     # Stopping it.
 
-    @contextlib.contextmanager
-    def resting(self) -> Iterator[None]:
-        """Let `rest_all` stop the worker; it goes on at the end, or when something is asked of it.
+    def pause(self) -> None:
+        """Stop every process below the supervisor, those too that are started meanwhile, until the next request.
 
-        One that uses a GPU is not stopped, since its work there would go on.
+        A worker that uses a GPU is not stopped, since its work there would go on. A worker that starts processes
+        without end is ended: then the next request to it fails.
         """
-        before, self._may_rest = self._may_rest, not self.clock.fills_queue
-        try:
-            yield
-        finally:
-            self._may_rest = before
-            if not before:
-                self._go_on()
-
-    def rest_all(self) -> None:
-        """Stop every process below the supervisor, those too that are started meanwhile.
-
-        A worker that starts processes without end is ended: then the next request to it fails.
-        """
-        if not self._may_rest or self._is_ending or self.supervisor_pid is None:
+        if self.clock.fills_queue or self._is_ending or self.supervisor_pid is None:
             return
         start, self._stopped = time.monotonic(), []
         for _ in range(REST_ROUNDS):
@@ -391,14 +375,14 @@ class WorkerProcess:
         if time.monotonic() - start > REST_LIMIT_S:
             self.begin_end()
 
-    def _go_on(self) -> None:
+    def resume(self) -> None:
         """Let what is stopped go on."""
         self._signal_stopped(signal.SIGCONT)
         self._stopped = []
 
     def _signal_stopped(self, number: int) -> None:
         for pid in self._stopped:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
     # Its end.
@@ -407,27 +391,15 @@ class WorkerProcess:
     def has_ended(self) -> bool:
         """Whether the worker and everything that it started are known to be gone: `end` waits for nothing."""
         if self.exit is None:
-            with contextlib.suppress(WorkerGone):
+            with suppress(WorkerGone):
                 self.hear()
         return self.exit is not None
-
-    @property
-    def is_light(self) -> bool:
-        """Whether its end takes next to nothing: one process, with few threads and little memory."""
-        if self.supervisor_pid is None or self.pid is None:
-            return True
-        if any(pid != self.pid for pid in descendants(self.supervisor_pid)):
-            return False
-        process = read_process(self.pid)
-        return (process is None or process.threads <= LIGHT_THREADS) and resident_memory(
-            self.pid
-        ).private <= LIGHT_BYTES
 
     def begin_end(self) -> None:
         """Have the supervisor end the worker and everything it started; return at once. `end` waits."""
         if self.exit is None and not self._is_ending:
             self._is_ending = True
-            with contextlib.suppress(OSError):  # it has ended: what it said last is there to be heard
+            with suppress(OSError):  # it has ended: what it said last is there to be heard
                 self._supervisor.send(b"x")
 
     def end(self) -> WorkerExit | None:
@@ -453,42 +425,32 @@ class WorkerProcess:
             self._sock.close()
             self._supervisor.close()
             os.close(self._pipe)
-            remove_tree(self._home, REMOVE_LIMIT_S)
+            for folder in filter(None, (self._home, self.given)):
+                remove_tree(folder, REMOVE_LIMIT_S)
         return self.exit
 
     # What arrives.
 
     def _pop(self) -> dict[str, Any] | None:
-        """Return the next message of the worker's, also one that it sent before it ended; None where more may come.
+        """Return the next message of the worker's, also one that it sent before it ended; None if more may come.
 
         Raises:
             WorkerGone: it has ended, and nothing more comes.
         """
+        if self.exit is not None:
+            self._sock.setblocking(False)
+            with suppress(BlockingIOError, WireClosed):
+                while not self._reader.has_frame:
+                    self._reader.pump()
         message = self._reader.pop()
-        if message is not None or self.exit is None:
-            return message
-        self._sock.setblocking(False)
-        with contextlib.suppress(BlockingIOError, WireClosed):
-            while True:
-                self._reader.pump()
-        message = self._reader.pop()
-        if message is None:
+        if message is None and self.exit is not None:
             raise WorkerGone(self.exit)
         return message
 
-    def _wait(self, deadline: float) -> dict[str, Any]:
-        while (message := self._pop()) is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise WorkerLate
-            self._turn(min(left_s, MACHINE_POLL_S))
-            self.watch_machine()
-        return message
-
     def _is_over(self, deadline: float) -> bool:
-        """Hear the worker and its supervisor; say whether `_wait` would wait for nothing."""
+        """Hear the worker and its supervisor; say whether `ask` would wait for nothing."""
         self._turn(0)
-        self.watch_machine()
+        self._watch_machine()
         return self._reader.has_frame or self.exit is not None or time.monotonic() >= deadline
 
     def _turn(self, limit_s: float) -> None:
@@ -527,11 +489,10 @@ class WorkerProcess:
 
     def _drain(self, pipe: int) -> bool:
         """Read once what the worker printed; say whether there was something."""
-        try:
+        data = b""
+        with suppress(BlockingIOError):
             data = os.read(pipe, PIPE_READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data and pipe in self._selector.get_map():
-            self._selector.unregister(pipe)
+            if not data and pipe in self._selector.get_map():
+                self._selector.unregister(pipe)
         self.log.add(data)
         return bool(data)

@@ -16,7 +16,7 @@ from flashinfer_bench.bench.runner.session.job import MadeBaseline
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
-from flashinfer_bench.bench.runner.workers.pool import SlowContext, reference_files
+from flashinfer_bench.bench.runner.workers.pool import reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
@@ -251,11 +251,10 @@ TOLD = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=True)
     ("errors", "ends", "said"),
     [
         ([killed(), TOLD], "discard", "as told"),
-        ([SlowContext(), TOLD], "end_slow", "as told"),
         ([killed(), killed()], "discard", "ended by signal 9 twice"),
         ([killed(), killed(signal.SIGTERM)], "discard", "ended by signals [<Signals.SIGKILL"),
     ],
-    ids=["killed", "slow", "twice", "by two signals"],
+    ids=["killed", "twice", "by two signals"],
 )
 def test_a_job_is_judged_once_more_in_another_worker(open_session, errors, ends, said):
     session = open_session()
@@ -333,7 +332,7 @@ def test_on_a_gpu_a_worker_is_let_go_before_the_verdict_if_no_job_is_left_for_it
     session.expect(block, block.order.jobs, make_order(ahead) if ahead else None)
     session.pool.take_output, session._device = (lambda: "said"), torch.device("cuda")
     session._let_go(block.open_job(block.order.jobs[0]))
-    assert (len(session.pool.asked("let_go")), session._printed[1]) == (is_let_go, "said" * is_let_go)
+    assert (len(session.pool.asked("discard")), session._printed[1]) == (is_let_go, "said" * is_let_go)
 
 
 @pytest.mark.parametrize(

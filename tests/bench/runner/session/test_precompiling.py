@@ -30,21 +30,10 @@ class FakeWorker:
         code, self.has_ended = self.code if self.has_ended else None, True
         return SimpleNamespace(code=code)
 
-    def resting(self):
-        return _Rest(self.rests)
-
-    def rest_all(self):
+    def pause(self):
         self.rests.append("stopped")
 
-
-class _Rest:
-    def __init__(self, rests):
-        self.rests = rests
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *_):
+    def resume(self):
         self.rests.append("goes on")
 
 
@@ -53,10 +42,10 @@ class FakePool:
 
     def __init__(self):
         self.is_ready, self.started, self.words, self.compiled, self.noted = True, {}, [], set(), []
-        self.forget = lambda _worker: None
+        self.policies = self
 
-    def has_compiled(self, digest, what):
-        return (digest, what) in self.compiled
+    def is_compiled(self, digest):
+        return digest in self.compiled
 
     def start_precompiling(self, solution, artifact, words):
         self.words.append(words)
@@ -69,7 +58,7 @@ class FakePool:
     def end_precompiling(self):
         self.is_ready = False
 
-    def note_compiled(self, digest):
+    def mark_compiled(self, digest):
         self.noted.append(digest)
 
 
@@ -134,7 +123,7 @@ def test_the_next_block_counts_too_and_no_more_than_a_few_run_at_once(made):
 
 def test_what_has_kernels_or_launches_none_is_left(made):
     pool, precompiler = made
-    pool.compiled = {("d1", FirstCall.TRITON), ("d7", FirstCall.MODULES)}
+    pool.compiled = {"d1", "d7"}
     others = [
         solution(2, language="python"),
         solution(3, build_error="it does not compile"),
@@ -193,7 +182,6 @@ def test_all_of_them_stand_still_from_a_pause_on(made):
     precompiler.expect(jobs(0, 1))
     assert precompiler.pause()
     assert pool.started["d1"].rests == ["stopped"]
-    precompiler.resume()
     precompiler.resume()
     assert pool.started["d1"].rests == ["stopped", "goes on"]
     precompiler.close()

@@ -297,7 +297,7 @@ def test_after_an_exception_or_a_wrong_shape_the_worker_goes_on(open_kernel):
             with pytest.raises(SolutionFailure) as failure:
                 kernel(X)
             assert (failure.value.status, failure.value.is_answer) == (status, True)
-            assert kernel.worker.recover()
+            assert kernel.worker.does("recover")
             kernel.forget_places()  # as a new job's
         assert torch.equal(kernel(X)[0], X * 3)
 
@@ -319,7 +319,7 @@ def test_a_worker_maps_the_memory_once_for_all_its_jobs_until_it_gives_that_up_o
         assert count() == 3
         kernel.tools.arena.renew()  # on a CPU that is other memory
         assert count() == 4
-        assert kernel.worker.unbind()
+        assert kernel.worker.does("unbind")
         assert count() == 5
 
 
@@ -329,9 +329,9 @@ def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
         with pytest.raises(SolutionFailure, match="TIMEOUT") as failure:
             kernel(X)
         assert not failure.value.is_answer
-        assert not kernel.worker.recover(0.1)
+        assert not kernel.worker.does("recover")
         os.kill(kernel.worker.pid, signal.SIGKILL)
-        assert not kernel.worker.recover()
+        assert not kernel.worker.does("recover")
 
 
 def test_a_worker_imports_nothing_before_its_solution_that_its_template_has_not(open_kernel):
@@ -358,10 +358,7 @@ def test_a_worker_that_rests_is_stopped_with_what_it_has_started_until_it_is_ask
                     return True
             return False
 
-        with kernel.worker.resting():
-            kernel.worker.rest_all()
-            assert are_stopped(True)
-            assert torch.equal(kernel(X)[0], X * 2)
-            assert are_stopped(False)
-            kernel.worker.rest_all()
+        kernel.worker.pause()
+        assert are_stopped(True)
+        assert torch.equal(kernel(X)[0], X * 2)
         assert are_stopped(False)

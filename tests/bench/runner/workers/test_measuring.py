@@ -11,11 +11,9 @@ import torch
 from flashinfer_bench.bench.runner.workers import measuring
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
-from flashinfer_bench.bench.runner.workers.pool import SlowContext, check_context
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.call_places import LARGE_SHARE
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.measurement import Sample, Trial
 from tests.kit.trials import vary
 
 pytestmark = pytest.mark.cpu
@@ -274,30 +272,6 @@ def test_of_calls_that_take_much_memory_the_first_few_are_stress_calls(open_kern
         monkeypatch.setattr(measuring, "total_bytes", lambda _device: share * places.stride)
         opened = Measuring(kernel, [[X]] * 3)._open([vary()(at, [X]) for at in range(3)])
         assert opened.schedule.left == list("abcdef")[:wanted]
-
-
-@pytest.mark.parametrize(
-    ("sample", "facts", "excess_ns", "matters"),
-    [
-        ((40_000, 8), {}, 150, True),
-        ((3_000, 1), {}, 150, False),
-        ((3_000, None), {}, 150, False),
-        ((900_000, 8), {}, 150, False),
-        ((40, 8), {}, 0, False),
-    ],
-)
-def test_a_measurement_ends_if_another_context_would_make_the_call_faster(
-    open_kernel, monkeypatch, sample, facts, excess_ns, matters
-):
-    span_ns, operations = sample
-    trial = Trial((Sample(span_ns, 1000, span_ns, operations),) * 5, "count", facts)
-    with pytest.raises(SlowContext) if matters else nullcontext():
-        check_context(trial, excess_ns)
-    if matters:
-        monkeypatch.setattr(Measuring, "_take_samples", lambda *_: trial)
-        with open_kernel(DOUBLE) as kernel, pytest.raises(SlowContext):
-            kernel.tools = replace(kernel.tools, excess_of={kernel.worker: excess_ns}.get)
-            kernel.measure([[X]])
 
 
 @pytest.mark.parametrize(

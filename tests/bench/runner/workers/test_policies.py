@@ -139,13 +139,10 @@ def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place
 def test_what_is_compiled_is_noted_where_no_worker_writes_for_these_versions_alone(place, monkeypatch):
     made = open_maker(place)
     made.mark_compiled(DIGEST)  # there is no folder yet
-    assert not made.is_marked(DIGEST)
+    assert not made.is_compiled(DIGEST)
     folder = Path(made.make_policy(DIGEST, None, place / "given-1").writable[0])
     made.mark_compiled(DIGEST)
-    assert made.is_marked(DIGEST)
+    assert made.is_compiled(DIGEST)
     assert not any(folder.iterdir())
     monkeypatch.setattr(policies.metadata, "version", lambda _package: "99")
-    assert not open_maker(place).is_marked(DIGEST)
-    for name, has_kernels in (("lent", False), ("own", True)):
-        (folder / "triton" / name).mkdir(parents=True)
-        assert made.has_kernels(DIGEST) is has_kernels
+    assert not open_maker(place).is_compiled(DIGEST)

@@ -53,7 +53,7 @@ def test_a_worker_that_cannot_be_held_still_in_time_is_ended(template, tmp_path,
     monkeypatch.setattr(process, "REST_LIMIT_S", -1.0)
     with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
         worker.wait_ready()
-        with worker.resting(), pytest.raises(WorkerGone):
-            worker.rest_all()
+        with pytest.raises(WorkerGone):
+            worker.pause()
             while True:  # it may answer once before its guard gets a core
                 worker.ask("recover", Claim, 20.0)
