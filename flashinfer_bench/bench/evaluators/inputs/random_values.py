@@ -21,8 +21,6 @@ from flashinfer_bench.data.dtypes import DTYPES, POWERS_OF_TWO, Dtype, torch_dty
 
 CHUNK_ELEMENTS: Final = 1 << 22
 """Number of elements that are made at once if torch cannot fill the dtype in place."""
-SPREAD_EVENLY: Final = 1 << 12
-"""Of at most this many numbers one lies in each of equal parts of their range; of more, chance sees to that."""
 EXPONENTS: Final = (125, 130)
 """Codes of exponents: 2 ** -2 to 2 ** 2."""
 _CPU: Final = torch.device("cpu")
@@ -146,17 +144,9 @@ def uniform(blank: Blank, low: float, high: float) -> torch.Tensor:
 
 
 def uniform_logs(blank: Blank, low: float, high: float) -> torch.Tensor:
-    """Make the logarithms of numbers of all magnitudes between two positive numbers, as float64; of many as float32.
-
-    Few of them are spread evenly, so that a tensor of four numbers has small ones and large ones, too.
-    """
-    generator, count = blank.generator(blank.device), math.prod(blank.shape)
-    is_few = count <= SPREAD_EVENLY
-    dtype = torch.float64 if is_few else torch.float32
-    shares = torch.rand(count, generator=generator, device=blank.device, dtype=dtype)
-    if is_few:
-        shares.add_(torch.randperm(count, generator=generator, device=blank.device)).div_(max(count, 1))
-    return shares.mul_(math.log(high / low)).add_(math.log(low)).view(blank.shape)
+    """Make the logarithms of numbers of all magnitudes between two positive numbers, as float32."""
+    shares = torch.rand(blank.shape, generator=blank.generator(blank.device), device=blank.device)
+    return shares.mul_(math.log(high / low)).add_(math.log(low))
 
 
 def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:

@@ -192,30 +192,29 @@ def test_half_of_some_rows_become_zeros(dtype):
 BYTES = torch.empty(400, 400, dtype=torch.uint8).random_(256, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("dtype", "middle"), [(torch.uint8, 127.5), (torch.int8, -0.5)], ids=str)
-def test_bytes_are_bytes_of_another_size_or_side(dtype, middle):
-    usual = BYTES.view(dtype)
-    small, large, cubed = (change(case, usual).float() for case in ("small", "large", "cubed"))
-    sizes = [float(one.abs().mean() / usual.float().abs().mean()) for one in (small, cubed)]
-    assert sizes == pytest.approx([1 / 8, 1 / 2], rel=0.05)
-    assert (large > middle).all() or (large < middle).all()
-    for case, dim in (("columns", 0), ("rows", 1)):
-        means = change(case, usual).float().mean(dim=dim)
-        assert int(((means - middle).abs() > 100).sum()) == pytest.approx(100, abs=2)
+@pytest.mark.parametrize(
+    ("case", "bytes_size", "share"),
+    [("small", 1 / 8, 0.1), ("large", 1, 0.9), ("cubed", 1 / 2, 0.5), ("columns", 1, 0.5), ("rows", 1, 0.5)],
+)
+def test_narrow_inputs_become_small_lie_on_one_side_or_are_true_at_another_rate(case, bytes_size, share):
+    signed = BYTES.view(torch.int8)
+    made = change(case, signed).float()
+    assert float(made.abs().mean() / signed.float().abs().mean()) == pytest.approx(bytes_size, rel=0.25)
+    assert change(case, BYTES > 127).float().mean() == pytest.approx(share, abs=0.15)
+    if case in ("columns", "rows"):
+        sides = made.mean(dim=0 if case == "columns" else 1)
+        assert int((sides.abs() > 100).sum()) == pytest.approx(100, abs=2)
+    wide = change(case, torch.linspace(-3, 3, 512).repeat(64, 1).to(torch.float8_e4m3fn)).float()
+    assert wide.isfinite().all()
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_bools_are_true_rarely_mostly_or_in_each_row_otherwise(tells):
-    reference, usual = f"def run(x):\n    return x.{'any' if tells else 'sum'}()\n", BYTES > 127
-    for case, share in (("small", 0.1), ("large", 0.9)):
-        assert change(case, usual).float().mean() == pytest.approx(share, abs=0.01)
+def test_a_row_of_bools_is_empty_only_if_the_reference_says_what_it_gives(tells):
+    reference = f"def run(x):\n    return x.{'any' if tells else 'sum'}()\n"
     for case in ("shifted", "cubed"):
-        shares = change(case, usual, reference=reference).float().mean(dim=1)
+        shares = change(case, BYTES > 127, reference=reference).float().mean(dim=1)
         assert float(shares.std()) > 0.1
         assert bool((shares == 0).any()) is tells
-    for case, dim in (("columns", 0), ("rows", 1)):
-        means = change(case, usual).float().mean(dim=dim)
-        assert int(((means - 0.5).abs() > 0.35).sum()) == pytest.approx(100, abs=2)
 
 
 @pytest.mark.parametrize("columns", [2, 32])
@@ -227,14 +226,6 @@ def test_no_row_or_column_of_bools_is_empty_or_full_that_was_not(case, columns):
         for dim in (0, 1):
             assert bool((made.any(dim=dim) | ~usual.any(dim=dim)).all())
             assert bool((~made.all(dim=dim) | usual.all(dim=dim)).all())
-
-
-@pytest.mark.parametrize("case", ["few", "large", "far"])
-def test_float8_stays_finite_and_is_changed_as_floats_are(case):
-    usual = torch.linspace(-3, 3, 512).repeat(64, 1).to(torch.float8_e4m3fn)
-    made = change(case, usual).float()
-    assert made.isfinite().all()
-    assert not torch.equal(made, usual.float())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "uint8", "bool"])
