@@ -47,16 +47,11 @@ class Norms:
         floor = FLOOR * (torch.where(is_usual, self.expected, 0).sum() / is_usual.sum()).sqrt()
         return self.error.sqrt() / torch.maximum(self.expected.sqrt(), floor)
 
-    @property
-    def totals(self) -> torch.Tensor:
-        """Squared norms [2] of the whole error and of the whole output."""
-        return torch.stack((self.error.sum(), self.expected.sum()))
-
     @cached_property
     def figures(self) -> tuple[float, float, float]:
         """Squared norms of the error and of what was expected in all, and the worst row's share; one transfer."""
-        error, expected, worst = torch.cat((self.totals, self.shares().max()[None])).tolist()
-        return error, expected, worst
+        figures = torch.stack((self.error.sum(), self.expected.sum(), self.shares().max())).tolist()
+        return figures[0], figures[1], figures[2]
 
     def share(self, left_out: torch.Tensor | None = None) -> float:
         """Return the norm of the whole error as a share of the whole output's, without some rows [rows]."""
@@ -72,8 +67,9 @@ class Norms:
 
     def within(self, limit: float) -> torch.Tensor:
         """Tell whether all rows and the whole are within a limit, as a bool on the device."""
-        error, expected = self.totals
-        return torch.stack(((self.shares() <= limit).all(), error <= expected * limit**2)).all()
+        sizes = torch.maximum(self.expected, self.expected.mean() * FLOOR**2)
+        is_right = [(self.error <= sizes * limit**2).all(), self.error.sum() <= self.expected.sum() * limit**2]
+        return torch.stack(is_right).all()
 
 
 def row_length(expected: torch.Tensor) -> int | None:

@@ -201,6 +201,7 @@ BOOLS = torch.full((64,), 1, dtype=torch.uint8)
         (ROWS.mT, ROWS.mT.contiguous(), USUAL, True),
         (ROWS, ROWS * 1.02, USUAL, False),
         (ROWS, ROWS * 1.02, None, True),
+        (ROWS * 0, ROWS * 0, None, True),
         *((ROWS, ROWS + BOUND * 0.9, replace(USUAL, is_sum=is_sum), is_sum) for is_sum in (False, True)),
         (ROWS, ROWS * 1.005, replace(USUAL, max_absolute_error=1e-3), False),
         (ROWS, ROWS, replace(USUAL, required_matched_ratio=0.9), False),
