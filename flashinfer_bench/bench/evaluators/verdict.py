@@ -26,7 +26,7 @@ from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import USUAL_LIMIT, NormRule
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import LOST_ROWS, NORM, NormRule, find_limit
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
@@ -76,9 +76,16 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
 
 
 def resolve_norm_rule(definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool) -> NormRule:
-    """Return the rule for the norms of errors; without a limit of the user's it depends on the tolerance."""
-    limit = read_parameter(cfg, MAX_ERROR_NORM, USUAL_LIMIT) if MAX_ERROR_NORM in cfg.extra else None
-    return NormRule.of(definition, cfg, by_ratio=by_ratio, limit=limit)
+    """Return the rule for the norms of errors.
+
+    Args:
+        definition: its dtypes say how coarse honest kernels are.
+        cfg: says which rules are on; `extra["max_error_norm"]` is the limit, which else depends on the tolerance.
+        by_ratio: whether some elements may fail.
+    """
+    limit = read_parameter(cfg, MAX_ERROR_NORM, find_limit(definition, cfg.rtol))
+    is_on, row_rule = (cfg.lost_rows_rule, LOST_ROWS) if by_ratio else (cfg.norm_rule, NORM)
+    return NormRule(limit, cfg.norm_rule, row_rule if is_on else None)
 
 
 def check_form(
