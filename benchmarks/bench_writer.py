@@ -48,12 +48,12 @@ def time_calls(call, value: torch.Tensor) -> float:
 
 def time_writing(value: torch.Tensor, deviation: float | None) -> float:
     """Return the nanoseconds of an element of one call's input: varied where no deviation is given, else drawn."""
-    into = torch.empty_like(value)
+    into = torch.empty_like(value)[None]
     contents = Contents([value], [VariedInput("x", "scaled", deviation=deviation)], 3, -1)
 
     def write(number: int) -> None:
         writer = open_writer(value.device)
-        contents.write_all([number], [[into]], writer)
+        contents.write_all([number], [into], [0], writer)
         writer.finish()
 
     return time_calls(write, value)

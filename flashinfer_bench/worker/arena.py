@@ -60,6 +60,14 @@ class Slot:
         """Return `count` tensors inside a uint8 block, this one first; the next one lies `stride` bytes on."""
         return [*map(self.maker(block, stride), range(count))]
 
+    def rows(self, block: torch.Tensor, count: int, stride: int) -> torch.Tensor:
+        """Return `count` such tensors inside a uint8 block as one, [count, *shape]; the next lies `stride` bytes on."""
+        if self.nbytes == 0:
+            return torch.empty((count, *self.shape), dtype=self.dtype, device=block.device)
+        size, first = self.dtype.itemsize, self.view(block)
+        held = block.view(self.dtype)  # a block has whole pages, and slots begin at multiples of ALIGNMENT
+        return held.as_strided((count, *self.shape), (stride // size, *first.stride()), self.offset // size)
+
     def maker(self, block: torch.Tensor, stride: int) -> Callable[[int], torch.Tensor]:
         """Return what makes the tensor of a place inside a uint8 block: place 0 has this one, the next `stride` on."""
         if self.nbytes == 0:

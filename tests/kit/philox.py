@@ -96,9 +96,10 @@ def check_kernel(writer, device, dtype, count, columns, *, is_drawn):
     base = torch.randn(count, generator=torch.Generator().manual_seed(0)).to(dtype)
     held = torch.full((4, count + 4), 9.0, dtype=dtype, device=device)
     keys, by = np.array([KEY, KEY | NEGATED, 5], np.uint64), np.array([count // 3, 0, 0], np.uint64)
-    writer.vary_rows(base.to(device), [row[:count] for row in held[:3]], by, keys, columns)
+    source = base.to(device)  # it has to live until the kernel is launched
+    writer.vary_rows(source, held[:, :count], range(3), by, keys, columns)
     if is_drawn:
-        writer.draw_rows([held[3, :count]], keys[:1], 0.5)
+        writer.draw_rows(held[:, :count], [3], keys[:1], 0.5)
     writer.finish()
     assert (held[:, count:] == 9).all()
     found = held[:, :count].cpu().double()

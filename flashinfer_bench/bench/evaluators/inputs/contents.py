@@ -69,6 +69,10 @@ COUNTED_TOGETHER: Final = 1 << 26
 """Bytes that are counted at a time."""
 LEAST_REACH: Final = 4
 """Whole numbers of both signs count as quantised from this size on. Smaller ones may be codes, such as -1 for none."""
+SECRETS_TOGETHER: Final = 64
+"""Calls whose secrets come from one digest."""
+ALIGNED: Final = 256
+"""Elements of which a multiple lies from one call's input to the next one's."""
 NARROW_FLOATS: Final = {
     torch.float8_e4m3fn: (8, 0x7E, 8),
     torch.float8_e5m2: (8, 0x7B, 4),
@@ -76,6 +80,9 @@ NARROW_FLOATS: Final = {
 """Dtype → bits of a number, code of the largest finite number, and numbers from one power of two to the next."""
 PACKED_FLOATS: Final = (4, 7, 2)
 """The same of two 4-bit floats in a byte."""
+
+Rows = Sequence[torch.Tensor | None]
+"""For each input a tensor [rows, *shape] of its dtype whose rows are contiguous; None if the input is no tensor."""
 
 
 @dataclass(frozen=True)
@@ -147,34 +154,26 @@ class _Calls:
     base: list[Any]
     """The evaluator's inputs, in the order of the definition. They are read and never changed."""
 
-    def write_all(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None],
-        writer: Writer,
-    ) -> None:
+    def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it.
 
         Args:
             numbers: of the calls.
-            into: for each input contiguous tensors of its shape and dtype, one a call; None if it is no tensor.
+            into: where each input's contents lie.
+            rows: those of the calls.
             writer: takes many calls in little more time than one.
         """
         raise NotImplementedError
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Return the inputs of each of some calls; all are written together."""
-        into = [
-            [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in numbers]
-            if isinstance(value, torch.Tensor)
-            else None
-            for value in self.base
-        ]
+        count = len(numbers)
+        into = [make_rows(value, count) if isinstance(value, torch.Tensor) else None for value in self.base]
         writer = open_writer(device_of(self.base))
-        self.write_all(numbers, into, writer)
+        self.write_all(numbers, into, range(count), writer)
         writer.finish()
         pairs = list(zip(self.base, into, strict=True))
-        return [[value if own is None else own[at] for value, own in pairs] for at in range(len(numbers))]
+        return [[value if own is None else own[at] for value, own in pairs] for at in range(count)]
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of one call."""
@@ -203,6 +202,7 @@ class Contents(_Calls):
         self._varied = list(varied)
         self._seed = seed
         self._flips: dict[int, Flips | None] = {}
+        self._secrets: dict[int, Unsigned] = {}
         self._signs: dict[int, bool] = {}
 
     @cached_property
@@ -216,73 +216,66 @@ class Contents(_Calls):
             for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
         )
 
-    def write_all(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None],
-        writer: Writer,
-    ) -> None:
+    def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it."""
         base = [at for at, number in enumerate(numbers) if number == self.base_number]
         own = [at for at, number in enumerate(numbers) if number != self.base_number]
         secrets = self._draw_secrets([numbers[at] for at in own])
-        joint: dict[int, list[torch.Tensor]] = {}
+        as_base, others = [rows[at] for at in base], [rows[at] for at in own]
+        joint: dict[int, torch.Tensor] = {}
         for index, (value, targets) in enumerate(zip(self.base, into, strict=True)):
-            if not isinstance(value, torch.Tensor) or not value.numel() or not targets:
+            if not isinstance(value, torch.Tensor) or targets is None or not value.numel():
                 continue
             is_fixed = self._varied[index].way == "fixed"
-            same = targets if is_fixed else [targets[at] for at in base]
-            others = [] if is_fixed else [targets[at] for at in own]
+            same = rows if is_fixed else as_base
             if same:
-                writer.move_rows(value, same, np.zeros(len(same), np.uint64))
-            if others and self._varied[index].is_joint:
-                joint[index] = others
-            elif others:
-                self._write(index, secrets, others, writer)
-        for at in range(len(own)):  # the definition's function makes all inputs of a call at once
-            for index, others in joint.items():
-                self._write(index, secrets[at : at + 1], others[at : at + 1], writer)
+                writer.move_rows(value, targets, same, np.zeros(len(same), np.uint64))
+            if self._varied[index].is_joint and not is_fixed:
+                joint[index] = targets
+            elif others and not is_fixed:
+                self._write(index, secrets, targets, others, writer)
+        for at, row in enumerate(others):  # the definition's function makes all inputs of a call at once
+            for index, targets in joint.items():
+                self._write(index, secrets[at : at + 1], targets, [row], writer)
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
-        size = len(self.base) + 1
-        texts = ("\x1f".join(map(str, (self._seed, "contents", number))) for number in numbers)
-        drawn = b"".join(hashlib.shake_256(text.encode()).digest(8 * size) for text in texts)
-        secrets: Unsigned = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
-        return secrets.reshape(-1, size)
+        calls = np.asarray(numbers, np.int64)
+        blocks, at = np.unique(calls // SECRETS_TOGETHER, return_inverse=True)
+        drawn = [self._draw_block(block) for block in blocks.tolist()]
+        return np.stack(drawn)[at, calls % SECRETS_TOGETHER] if drawn else np.zeros((0, len(self.base) + 1), np.uint64)
+
+    def _draw_block(self, block: int) -> Unsigned:
+        """Return the secrets of calls whose numbers follow one another: one digest gives all of them."""
+        if block not in self._secrets:
+            columns = len(self.base) + 1
+            text = "\x1f".join(map(str, (self._seed, "contents", block)))
+            drawn = hashlib.shake_256(text.encode()).digest(8 * columns * SECRETS_TOGETHER)
+            secrets = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
+            self._secrets[block] = secrets.reshape(-1, columns)
+        return self._secrets[block]
 
     def _is_drawn(self, index: int) -> bool:
         return self._varied[index].deviation is not None and self.base[index].dtype in DRAWN
 
-    def _write(
-        self,
-        index: int,
-        secrets: Unsigned,
-        into: Sequence[torch.Tensor],
-        writer: Writer,
-    ) -> None:
+    def _write(self, index: int, secrets: Unsigned, into: torch.Tensor, rows: Sequence[int], writer: Writer) -> None:
         """Have one input of some calls written, given the secrets of each."""
         value, varied = self.base[index], self._varied[index]
         keys = secrets[:, -1 if varied.is_joint else index]
         if varied.way == "redrawn":
-            for key, target in zip(keys.tolist(), into, strict=True):
-                target.copy_(self._redraw(index, key))
+            for key, row in zip(keys.tolist(), rows, strict=True):
+                into[row].copy_(self._redraw(index, key))
         elif varied.deviation is not None and self._is_drawn(index):
-            writer.draw_rows(into, keys, varied.deviation)
+            writer.draw_rows(into, rows, keys, varied.deviation)
         elif varied.way == "scaled" and value.dtype in MULTIPLIED:
             is_negated = (keys >> np.uint64(60) & np.uint64(1)) * np.uint64(NEGATED if self._has_signs(index) else 0)
-            writer.vary_rows(
-                value,
-                into,
-                choose_moves(value, keys),
-                keys | is_negated,
-                choose_columns(value),
-            )
+            moves, columns = choose_moves(value, keys), choose_columns(value)
+            writer.vary_rows(value, into, rows, moves, keys | is_negated, columns)
         else:
-            writer.move_rows(value, into, choose_moves(value, keys))
+            writer.move_rows(value, into, rows, choose_moves(value, keys))
             flips = self._find_flips(index)
             if flips is not None:
-                writer.flip_rows(into, keys, flips)
+                writer.flip_rows(into, rows, keys, flips)
 
     def _redraw(self, index: int, key: int) -> torch.Tensor:
         """Return an input made anew."""
@@ -341,18 +334,19 @@ class DealtContents(_Calls):
         """Tell whether a call has the evaluator's own inputs."""
         return number // len(self._each) == self._each[self.set_of(number)].base_number
 
-    def write_all(
-        self,
-        numbers: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None],
-        writer: Writer,
-    ) -> None:
+    def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it."""
-        for number, one in enumerate(self._each):
-            own = [at for at, call in enumerate(numbers) if self.set_of(call) == number]
-            targets = [None if some is None else [some[at] for at in own] for some in into]
+        sets = len(self._each)
+        for at, one in enumerate(self._each):
+            own = [(call // sets, row) for call, row in zip(numbers, rows, strict=True) if call % sets == at]
             if own:
-                one.write_all([numbers[at] // len(self._each) for at in own], targets, writer)
+                one.write_all([call for call, _ in own], into, [row for _, row in own], writer)
+
+
+def make_rows(value: torch.Tensor, count: int) -> torch.Tensor:
+    """Return memory for as many tensors like a contiguous one: [count, *shape], each aligned as a tensor of its own."""
+    step = -(-value.numel() // ALIGNED) * ALIGNED
+    return value.new_empty(count * step).as_strided((count, *value.shape), (step, *value.stride()))
 
 
 def device_of(values: Sequence[Any]) -> torch.device:

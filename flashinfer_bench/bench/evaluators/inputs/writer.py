@@ -91,30 +91,25 @@ class Writer:
             for row in rows:
                 fill(held[row], word)
             return
-        addresses = held.data_ptr() + held.stride(0) * np.asarray(rows, np.uint64)
-        self._add(FILL, word, addresses, held.shape[1])
+        self._add(FILL, word, addresses_of(held, rows), held.shape[1])
 
-    def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
-        """Write a tensor to each target, moved along by a number of elements; the first ones come last.
+    def move_rows(self, value: torch.Tensor, into: torch.Tensor, rows: Sequence[int], by: Unsigned) -> None:
+        """Write a tensor to some rows, moved along by a number of elements; the first ones come last.
 
         Args:
             value: contiguous.
-            into: contiguous targets of its shape and dtype.
-            by: [targets].
+            into: [all rows, *shape] of its dtype; each row is contiguous.
+            rows: those that are written.
+            by: [rows].
         """
         size = value.dtype.itemsize
         if self._launch is not None:
-            self._add(
-                MOVE,
-                value.data_ptr(),
-                into,
-                value.numel() * size,
-                by * np.uint64(size),
-            )
+            addresses = addresses_of(into, rows)
+            self._add(MOVE, value.data_ptr(), addresses, value.numel() * size, by * np.uint64(size))
             return
         source = value.view(-1).view(torch.uint8)
-        for target, move in zip(into, by.tolist(), strict=True):
-            flat = target.view(-1).view(torch.uint8)
+        for row, move in zip(rows, by.tolist(), strict=True):
+            flat = into[row].view(-1).view(torch.uint8)
             left = len(flat) - move * size
             flat[:left].copy_(source[move * size :])
             flat[left:].copy_(source[: move * size])
@@ -122,80 +117,71 @@ class Writer:
     def vary_rows(
         self,
         value: torch.Tensor,
-        into: Sequence[torch.Tensor],
+        into: torch.Tensor,
+        rows: Sequence[int],
         by: Unsigned,
         keys: Unsigned,
         columns: int,
     ) -> None:
-        """Write a tensor to each target, moved along, then shuffled in rows and multiplied by factors.
+        """Write a tensor to some rows, moved along, then shuffled in lines and multiplied by factors.
 
         Args:
             value: contiguous, of a dtype in MULTIPLIED, not empty.
-            into: contiguous targets of its shape and dtype.
-            by: [targets]: elements by which it is moved.
-            keys: [targets]: secrets below 2**63, and NEGATED.
-            columns: elements of a row, below 2**23; the last row may have fewer.
+            into: [all rows, *shape] of its dtype; each row is contiguous.
+            rows: those that are written.
+            by: [rows]: elements by which it is moved.
+            keys: [rows]: secrets below 2**63, and NEGATED.
+            columns: elements of a line, below 2**23; the last line may have fewer.
         """
         if self._launch is not None:
-            self._add(
-                MULTIPLIED[value.dtype],
-                value.data_ptr(),
-                into,
-                value.numel(),
-                by,
-                keys,
-                columns,
-            )
+            addresses = addresses_of(into, rows)
+            self._add(MULTIPLIED[value.dtype], value.data_ptr(), addresses, value.numel(), by, keys, columns)
             return
-        self.move_rows(value, into, by)
+        self.move_rows(value, into, rows, by)
         whole = value.numel() // columns * columns
-        for target, key in zip(into, keys.tolist(), strict=True):
+        for row, key in zip(rows, keys.tolist(), strict=True):
             chance = np.random.Generator(np.random.Philox(key=key % NEGATED))
-            flat = target.view(-1)
-            for rows in (flat[:whole].view(-1, columns), flat[whole:].view(1, -1)):
-                words = rows.view(WORDS[rows.dtype.itemsize]).numpy()
+            flat = into[row].view(-1)
+            for lines in (flat[:whole].view(-1, columns), flat[whole:].view(1, -1)):
+                words = lines.view(WORDS[lines.dtype.itemsize]).numpy()
                 chance.permuted(words, axis=1, out=words)
-                of_rows = _draw_factors(chance, (len(rows), 1)) * (-1.0 if key & NEGATED else 1.0)
-                rows.mul_(_draw_factors(chance, rows.shape).mul_(of_rows))
+                of_lines = _draw_factors(chance, (len(lines), 1)) * (-1.0 if key & NEGATED else 1.0)
+                lines.mul_(_draw_factors(chance, lines.shape).mul_(of_lines))
 
-    def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
-        """Write normal values around zero to each target.
+    def draw_rows(self, into: torch.Tensor, rows: Sequence[int], keys: Unsigned, deviation: float) -> None:
+        """Write normal values around zero to some rows.
 
         Args:
-            into: contiguous targets of one size, and of a dtype in DRAWN.
-            keys: [targets]: secrets below 2**63.
+            into: [all rows, *shape] of a dtype in DRAWN; each row is contiguous.
+            rows: those that are written.
+            keys: [rows]: secrets below 2**63.
             deviation: the values' standard deviation.
         """
         if self._launch is not None:
             bits = int(np.float32(deviation).view(np.uint32))
-            self._add(DRAWN[into[0].dtype], bits, into, into[0].numel(), keys)
+            self._add(DRAWN[into.dtype], bits, addresses_of(into, rows), into[0].numel(), keys)
             return
-        for target, key in zip(into, keys.tolist(), strict=True):
+        for row, key in zip(rows, keys.tolist(), strict=True):
+            target = into[row]
             values = target if target.dtype is torch.float32 else torch.empty(target.shape)
             values.normal_(0.0, deviation, generator=torch.Generator().manual_seed(key))
             if values is not target:
                 target.copy_(values)
 
-    def flip_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, flips: Flips) -> None:
+    def flip_rows(self, into: torch.Tensor, rows: Sequence[int], keys: Unsigned, flips: Flips) -> None:
         """Flip bits at random, once all else is written.
 
         Args:
-            into: contiguous targets.
-            keys: [targets]: secrets below 2**63.
+            into: [all rows, *shape]; each row is contiguous.
+            rows: those that are changed.
+            keys: [rows]: secrets below 2**63.
             flips: the bits.
         """
-        self._flips += [(target, key, flips) for target, key in zip(into, keys.tolist(), strict=True)]
+        self._flips += [(into[row], key, flips) for row, key in zip(rows, keys.tolist(), strict=True)]
 
-    def _add(
-        self,
-        kind: int,
-        source: int,
-        into: Sequence[torch.Tensor] | Unsigned,
-        *fields: int | Unsigned,
-    ) -> None:
-        """Add a piece for each target: kind, source, target, count; then the move, the key, the columns."""
-        addresses = into if isinstance(into, np.ndarray) else np.array([one.data_ptr() for one in into], np.uint64)
-        pieces = np.zeros((len(into), PIECE_FIELDS), np.uint64)
+    def _add(self, kind: int, source: int, addresses: Unsigned, *fields: int | Unsigned) -> None:
+        """Add a piece for each address: kind, source, address, count; then the move, the key, the columns."""
+        pieces = np.zeros((len(addresses), PIECE_FIELDS), np.uint64)
         for column, field in enumerate((kind, source, addresses, *fields), start=1):
             pieces[:, column] = field
         self._pieces.append(pieces)
@@ -213,6 +199,13 @@ class Writer:
             _flip(target, key, flips)
         self._pieces.clear()
         self._flips.clear()
+
+
+def addresses_of(held: torch.Tensor, rows: Sequence[int]) -> Unsigned:
+    """Return where some rows of a tensor begin. A view of each would take longer than all else that is done for it."""
+    step = np.uint64(held.stride(0) * held.dtype.itemsize)
+    addresses: Unsigned = np.asarray(rows, np.uint64) * step + np.uint64(held.data_ptr())
+    return addresses
 
 
 def open_writer(device: torch.device) -> Writer:

@@ -44,6 +44,7 @@ from flashinfer_bench.bench.runner.session.job import (
     JobContext,
     JobResult,
     MadeBaseline,
+    find_expect,
     plan_floor,
     plan_solution,
 )
@@ -395,6 +396,7 @@ class DeviceSession:
             in_out_inputs=written,
             may_return_inputs=block.reference.returns_inputs is not False,
             stress=plan_stress(job, baseline),
+            expect=find_expect(job, baseline),
             floor_ms=plan_floor(definition, job.workload, self._device, self._hello.timing),
         )
         kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.readout import Readout
@@ -75,6 +77,8 @@ class KernelTask:
     """An output may lie in the memory of an input, as one of the reference's does."""
     stress: StressPlan | None = None
     """Stress cases of some calls; None if there are none."""
+    expect: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None
+    """Calls a quick reference: while a worker prepares batches, expected outputs of calls so far are computed."""
     floor_ms: Callable[[float], float] = lambda _claimed_ms: 0.0
     """Gives the least time to read the inputs, for a claimed latency; 0 if that is not more, or unknown."""
 

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
@@ -44,9 +47,10 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
     count_chain_reads,
     open_chain_tools,
 )
-from flashinfer_bench.bench.runner.workers.timed.reader import Reader, Way
+from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader, Way
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock, RemoteTrial
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressInputs, StressSchedule
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.procedure import Procedure, take_trial
@@ -315,10 +319,22 @@ class Measuring:
         timer = BatchTimer(self.kernel.ask, remote, operations=operations, most_ns=most_ns)
         if chain is not None:
             timer.refused_share = CHAIN_REFUSED_SHARE
+        if self.kernel.task.expect is not None:
+            timer.meanwhile = partial(self._expect, self.kernel.task.expect)
         is_believed = chain is not None and chain.why_not is None
         found = timer.confirm(claimed.latency_ns, self.kernel.worker.overhead, is_believed=is_believed)
         self._take_reads(remote, "batch")
         return found
+
+    def _expect(self, expect: Callable[[Sequence[Any]], list[torch.Tensor]], is_over: Callable[[], bool]) -> None:
+        """Compute expected outputs of calls that are to be compared, until it is over."""
+        calls: list[StressCall | ReadCall] = [*self.kernel.stress_calls]
+        calls += [call for reads in self.kernel.reads for call in reads if not call.is_base]
+        with suppress(DefinitionFault, WorkloadFault):  # raised again when the call is judged
+            for call in calls:
+                if is_over():
+                    break
+                call.expected = expect(call.inputs)
 
 
 def _choose(input_sets: Sequence[list[Any]], most: int | None) -> list[list[Any]]:

@@ -88,9 +88,9 @@ def test_it_moves_fills_and_flips_as_torch_does(on_cpu, dtype, told):
     numbers = [5, 0, 1]
     made = []
     for writer in (on_cpu, Writer(CPU)):
-        into = [[torch.zeros(value.shape, dtype=dtype) for _ in numbers] for _ in range(2)]
+        into = [torch.zeros(len(numbers), *value.shape, dtype=dtype) for _ in range(2)]
         held = torch.zeros(4, 3 * TILE + 8, dtype=torch.uint8)
-        contents.write_all(numbers, into, writer)
+        contents.write_all(numbers, into, range(len(numbers)), writer)
         writer.fill_rows(held[:, 8:], [1, 3], 0xF1E2D3C4B5A69788)
         writer.finish()
         made.append([*into[0], *into[1], held])
@@ -104,11 +104,11 @@ def test_calls_together_and_one_by_one_get_the_same(on_cpu):
     base = [torch.randn(6, 40), torch.randn(60), torch.arange(10), torch.randn(3, 8).bfloat16()]
     ways = [VariedInput("x", "scaled"), VariedInput("d", "scaled", deviation=2.0), VariedInput("i", "fixed")]
     contents = Contents(base, [*ways, VariedInput("y", "rolled")], seed=9, base_number=3)
-    together, alone = ([[torch.empty_like(one) for _ in range(5)] for one in base] for _ in range(2))
-    contents.write_all(range(5), together, on_cpu)
+    together, alone = ([one.new_empty(5, *one.shape) for one in base] for _ in range(2))
+    contents.write_all(range(5), together, range(5), on_cpu)
     on_cpu.finish()
     for number in range(5):
-        contents.write_all([number], [own[number : number + 1] for own in alone], on_cpu)
+        contents.write_all([number], alone, [number], on_cpu)
         on_cpu.finish()
     for value, *both in zip(base, together, alone, strict=True):
         assert all(map(torch.equal, *both))

@@ -166,3 +166,11 @@ def test_which_calls_are_needed_nobody_can_tell():
         chosen.update(read.inputs[1] for _, read in needed)
     assert set(chosen) == set(range(12))
     assert 150 < min(chosen.values()) <= max(chosen.values()) < 280  # 225 each
+
+
+def test_what_was_computed_ahead_is_not_computed_again(judge):
+    found = reads_of(readings=2)
+    found[0][1].expected = ahead = [torch.zeros(1)]
+    judged = judge(found)
+    assert len(judged.called) == 2 * TRIALS - 1
+    assert any(call.expected is ahead for call in judged.compared)

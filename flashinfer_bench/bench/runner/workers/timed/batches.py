@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
 from flashinfer_bench.bench.runner.workers.timed.bounds import CREDITED_SHARE, REFUSED_SHARE, Confirmation, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.worker.protocol import Called
@@ -173,7 +174,7 @@ class BatchTimer:
         now_ns: the session's clock.
 
     `overhead` is what batches take of themselves; `refused_share` the share of a call's cost below which a latency is
-    refused.
+    refused; `meanwhile` is called while the worker makes the first batch, which is not timed.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class BatchTimer:
         self._now_ns = now_ns
         self.overhead = BatchOverhead()
         self.refused_share = REFUSED_SHARE
+        self.meanwhile: Meanwhile | None = None
         self.refused: str | None = "the call waits for the GPU" if operations is None else None
         """Why the calls cannot be made as one graph."""
         self._together = not trial.has_setup and operations is not None
@@ -222,7 +224,7 @@ class BatchTimer:
         multiple, least_ns = RESOLVED
         resolution_ns = multiple * max(overhead.noise, least_ns) / len(self._places)
         if len(self._places) > 1:
-            self._run()  # it tells the worker whether results share memory; nobody reads it
+            self._run(self.meanwhile)  # it tells the worker whether results share memory; nobody reads it
             if self._was_copied and self._together:
                 self._run()  # the graph that has the copies is made
             elif self._trial.returns and self._together:
@@ -281,12 +283,12 @@ class BatchTimer:
         done: Called = self._ask(verb, Called, "the measurement", **fields)
         return done
 
-    def _run(self) -> tuple[list[int], float]:
+    def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
         """Make one batch; return the numbers of its calls, and the time that it took."""
         numbers = self._trial.write(self._indices)
         self._calls += len(numbers)
         start = self._now_ns()
-        done = self._request("burst", operations=self._operations)
+        done = self._request("burst", along=Along(meanwhile=meanwhile), operations=self._operations)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._run()

@@ -169,7 +169,8 @@ class CallPlaces:
         self.outputs_end = size
         """Offset of the outputs' end in a place. They lie behind the inputs."""
         self.inputs_end = self._first_outputs[0].offset if self._first_outputs else size
-        self._input_makers = [None if slot is None else self._maker(slot) for slot in self.input_slots]
+        self.input_rows = self._rows_of_inputs(arena.block, self._count, self.stride)
+        """Each input in all places: [places, *shape]; None for a value that is no tensor."""
         self._output_makers = [self._maker(slot) for slot in self._first_outputs]
         self._written = [
             (slot.dtype, self.held_bytes(self._count, slot.offset, slot.offset + slot.nbytes))
@@ -199,28 +200,27 @@ class CallPlaces:
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:
         """Return a place's inputs as views of the arena, in the order of the definition; None for other values."""
-        return [None if make is None else make(index) for make in self._input_makers]
+        return [None if held is None else held[index] for held in self.input_rows]
 
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
         return [make(index) for make in self._output_makers]
 
-    def input_targets(self, indices: Sequence[int]) -> list[list[torch.Tensor] | None]:
-        """Return each input's tensors in some places; None for a value that is no tensor."""
-        return [None if make is None else list(map(make, indices)) for make in self._input_makers]
+    def _rows_of_inputs(self, block: torch.Tensor, count: int, step: int) -> list[torch.Tensor | None]:
+        """Return each input in `count` places of a uint8 block, `step` bytes apart."""
+        return [None if slot is None else slot.rows(block, count, step) for slot in self.input_slots]
 
     def input_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all inputs in the first places, a row for each; the outputs lie behind them."""
         return self.held_bytes(count, 0, self.inputs_end)
 
-    def own_inputs(self, count: int) -> tuple[torch.Tensor, list[list[torch.Tensor] | None]]:
-        """Return memory of this process for the inputs of this many calls: a row of bytes for each call, and tensors.
+    def own_inputs(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Return memory of this process for the inputs of this many calls: a row of bytes for each, and each input.
 
-        The rows are as those of `input_bytes`, on the same device. Each input has the tensors of all calls.
+        The first is as `input_bytes`, the second as `input_rows`, on the same device.
         """
         rows = torch.zeros(count, self.inputs_end, dtype=torch.uint8, device=self.arena.device)
-        flat, step = rows.view(-1), self.inputs_end
-        return rows, [None if slot is None else slot.views(flat, count, step) for slot in self.input_slots]
+        return rows, self._rows_of_inputs(rows.view(-1), count, self.inputs_end)
 
     def output_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all output slots in the first places, a row for each."""

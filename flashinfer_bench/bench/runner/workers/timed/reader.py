@@ -37,7 +37,7 @@ Way = Literal["reading", "chain", "batch"]
 """How a call that is compared was timed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadCall:
     """One call whose outputs are compared."""
 
@@ -50,6 +50,8 @@ class ReadCall:
     and for a call that merely looks odd, which a solution may make."""
     trial: int = 0
     """Number of the evaluator's set of inputs that its own were made of."""
+    expected: list[torch.Tensor] | None = None
+    """The reference's outputs for its inputs, if they were computed ahead."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class Reader:
         numbers = sorted(left, key=lambda number: left[number].inputs is None)
         rows, views = places.own_inputs(len(numbers))
         writer = open_writer(rows.device)
-        self.contents.write_all(numbers, views, writer)
+        self.contents.write_all(numbers, views, range(len(numbers)), writer)
         writer.finish()
         given = {
             number: [value if own is None else own[at] for value, own in zip(base, views, strict=True)]

@@ -100,21 +100,21 @@ class RemoteTrial:
     def write(
         self,
         indices: Sequence[int],
-        into: Sequence[Sequence[torch.Tensor] | None] | None = None,
+        into: Sequence[torch.Tensor | None] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> list[int]:
         """Write new content into some places, and poison their outputs; return the numbers of the calls.
 
         Args:
             indices: the places.
-            into: tensors of each input, one a call, to write to; None for the places themselves.
+            into: each input's memory, [places, *shape]; None for the places themselves.
             numbers: the calls'; None for the next ones on all sets of inputs in turn.
         """
         self.reader.check_unchanged()
         sets = len(self._numbers)
         taken = list(numbers or (next(self._numbers[at % sets]) for at in range(len(indices))))
         writer = open_writer(self.places.arena.device)
-        self.contents.write_all(taken, into or self.places.input_targets(indices), writer)
+        self.contents.write_all(taken, into or self.places.input_rows, indices, writer)
         self.places.poison(indices, writer)
         writer.finish()
         self.places.synchronize()

@@ -26,13 +26,15 @@ AHEAD_BYTES: Final = 1 << 26
 """Most bytes of inputs that are made ahead."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StressCall:
     """A call on inputs of a stress case."""
 
     case: str
     inputs: list[Any]
     outputs: list[torch.Tensor]
+    expected: list[torch.Tensor] | None = None
+    """The reference's outputs for its inputs, if they were computed ahead."""
 
 
 class StressInputs:

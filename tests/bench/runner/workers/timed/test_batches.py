@@ -158,3 +158,12 @@ def test_the_overhead_follows_from_empty_batches_that_a_busy_gpu_makes_again():
 
     found = take_overhead(time_batch, lambda: None)
     assert (len(asked), found.request, found.call) == (30, pytest.approx(300_000.0), pytest.approx(1_000.0))
+
+
+def test_only_the_first_batch_which_nobody_reads_leaves_the_session_time_for_other_work(open_timer):
+    timer, worker = open_timer()
+    batches_asked = []
+    timer.meanwhile = lambda is_over: batches_asked.append(len(worker.fields_of("burst")))
+    timer.confirm(CALL_NS, OVERHEAD)
+    assert batches_asked == [1]
+    assert len(worker.fields_of("burst")) > 1
