@@ -1,7 +1,7 @@
 """What the supervisor answers when the kernel asks about a worker's call (seccomp user notification).
 
 A call that names a process is free below the supervisor, and refused everywhere else. Modes of the worker's own files
-are set here, since a call that went on could be deceived: its path lies in memory that changes. So the supervisor opens
+(and the present time) are set here, since a call that went on could be deceived: its path lies in memory that changes. So the supervisor opens
 the file, looks where it lies, and changes it. In the same way it connects a tool's socket, to names and addresses of
 the tool's own network alone; a path would lead to every service of the machine.
 """
@@ -31,7 +31,7 @@ ANSWER: Final = struct.Struct("=QqiI")
 """What the kernel is answered: id, value, error, flags."""
 RECEIVE, SEND, GO_ON = 0xC0502100, 0xC0182101, 1
 PIDFD_OPEN, PIDFD_GETFD = 434, 438
-AT_FDCWD: Final = -100
+AT_FDCWD, AT_SYMLINK_NOFOLLOW = -100, 0x100
 MOST_PATH_BYTES, MOST_ADDRESS_BYTES = 4096, 128
 MODE_BITS: Final = 0o777
 
@@ -77,9 +77,9 @@ class Notifications:
         if name == "connect":
             error = _error_of(connect_socket, arguments, pid)
         elif verdict == "own-file":
-            error = _error_of(change_mode, name, arguments, pid, self._folders)
+            error = _error_of(change_file, name, arguments, pid, self._folders)
         else:
-            aim = _signed(arguments[int(verdict.rpartition(":")[2])])
+            aim = ctypes.c_int(arguments[int(verdict.rpartition(":")[2])] & 0xFFFFFFFF).value
             error, flags = _error_of(judge_aim, aim, os.getpid()), GO_ON
         fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(number, 0, -error, 0 if error else flags)))
 
@@ -108,11 +108,11 @@ def judge_aim(aim: int, supervisor: int) -> None:
         raise PermissionError(errno.EPERM, "a process of others")
 
 
-def change_mode(name: str, arguments: Sequence[int], pid: int, folders: Sequence[str]) -> None:
-    """Set the mode of a file below some folders, as a process's call asks.
+def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence[str]) -> None:
+    """Set the mode of a file below some folders as a process's call asks, or the present time.
 
     Args:
-        name: chmod, fchmod or fchmodat.
+        name: chmod, fchmod, fchmodat or utimensat.
         arguments: the call's.
         pid: the thread that asks.
         folders: real paths.
@@ -120,22 +120,29 @@ def change_mode(name: str, arguments: Sequence[int], pid: int, folders: Sequence
     Raises:
         OSError: there is no such file, or it lies elsewhere.
     """
-    folder = AT_FDCWD if name == "chmod" else _signed(arguments[0])
-    *_, path_at, mode = arguments[: 3 if name == "fchmodat" else 2]
-    path = "."
-    if name != "fchmod":
+    folder, path_at, mode = arguments[0], arguments[1], arguments[2]
+    if name == "chmod":
+        folder, path_at, mode = AT_FDCWD, *arguments[:2]
+    elif name == "fchmod":
+        path_at, mode = 0, arguments[1]
+    elif name == "utimensat" and arguments[3] & AT_SYMLINK_NOFOLLOW:
+        return  # nobody reads a link's times
+    number = ctypes.c_int(folder & 0xFFFFFFFF).value
+    start = Path(f"/proc/{pid}", "cwd" if number == AT_FDCWD else f"fd/{number}")
+    if path_at or name not in ("fchmod", "utimensat"):
         path, end, _ = os.fsdecode(read_memory(pid, path_at, MOST_PATH_BYTES)).partition("\0")
         if not path or not end:
             raise OSError(errno.ENAMETOOLONG if path else errno.ENOENT, "path")
-    start = f"/proc/{pid}/" + ("cwd" if folder == AT_FDCWD else f"fd/{folder}")
-    own = re.sub("^/proc/(thread-)?self/", f"/proc/{pid}/", path)
-    # Opened without its content. Of a descriptor alone the file itself.
-    fd = os.open(start if name == "fchmod" else os.path.join(start, own), os.O_PATH | os.O_CLOEXEC)
+        start /= re.sub("^/proc/(thread-)?self/", f"/proc/{pid}/", path)
+    fd = os.open(start, os.O_PATH | os.O_CLOEXEC)  # without its content
     try:
         opened = Path(f"/proc/self/fd/{fd}")
-        if not any(opened.readlink().is_relative_to(folder) for folder in folders):
+        if not any(opened.readlink().is_relative_to(own) for own in folders):
             raise PermissionError(errno.EPERM, "a file of others")
-        opened.chmod(mode & MODE_BITS)
+        if name == "utimensat":
+            os.utime(opened)
+        else:
+            opened.chmod(mode & MODE_BITS)
     finally:
         os.close(fd)
 
@@ -195,8 +202,3 @@ def _check(result: int) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), "call")
     return result
-
-
-def _signed(value: int) -> int:
-    number: int = ctypes.c_int(value & 0xFFFFFFFF).value
-    return number
