@@ -127,7 +127,7 @@ fanotify_init            300     262     sealed
 """Verdicts: `refuse` with EPERM; `process:N` asks unless argument N is the caller. In a sandbox only: `sealed` is
 refused with EPERM, `missing` answered as by a kernel without the call (clone3's flags lie in memory; libraries then
 take an older one), `own-file` done by the supervisor, `done` answered as if it were, `attribute` answered as by a file
-system without any; `stream` allows sockets that have to connect before they can send, `address` is refused with an address,
+system without any; `stream` allows sockets that have to connect before they can send, `address` is refused with one,
 `connect` altogether. Of `refuse` and `sealed` those of an argument's lower half that are listed (`N=`), all others
 (`N!`), or those with any of some bits (`N&`). The kernel reads ids and flags from that half."""
 MACHINES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
