@@ -1,9 +1,10 @@
 """What the supervisor answers when the kernel asks about a worker's call (seccomp user notification).
 
-A call that names a process is free below the supervisor, and refused everywhere else. Modes of the worker's own files
-(and the present time) are set here, since a call that went on could be deceived: its path lies in memory that changes. So the supervisor opens
-the file, looks where it lies, and changes it. In the same way it connects a tool's socket, to names and addresses of
-the tool's own network alone; a path would lead to every service of the machine.
+A call that names a process is free below the supervisor, and refused everywhere else. Modes and times of the worker's
+own files are set here, since a call that went on could be deceived: its path lies in memory that changes. So the
+supervisor opens the file, looks where it lies, and changes it; of times it sets the present one. In the same way it
+connects a tool's socket, to names and addresses of the tool's own network alone; a path would lead to every service of
+the machine.
 """
 
 from __future__ import annotations
