@@ -1,12 +1,19 @@
-"""What a build leaves: a folder from which a worker loads the entry function, or the reason why there is none."""
+"""What the parts of a build hand to one another: the target, the recipe, the artifact, and the outcome.
+
+A recipe has the sources, commands and products of one build, and the digest of everything that decides the products.
+Equal recipes have equal digests, and the digest is the name of the artifact. Making a recipe starts no process.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 from flashinfer_bench.data import Solution
+from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import BuildFault
 
 Kind = Literal["python", "reference", "tvm-ffi", "torch", "header"]
@@ -14,11 +21,88 @@ Kind = Literal["python", "reference", "tvm-ffi", "torch", "header"]
 extension module of torch's.
 
 A precompiled header is for compilers; no worker loads it."""
+FORMAT: Final = 2
+"""A part of every digest. Raise it when builders make something else of the same sources."""
+PRODUCTS: Final = "../artifact/files"
+"""The folder of the products, seen from the folder of the sources."""
+HEADERS: Final = "../headers"
+"""The folder of precompiled headers, seen from there. If it is missing, compilers read the headers themselves."""
+LINK: Final = "link"
+"""Name of the step that makes the library."""
+
+
+@dataclass(frozen=True)
+class BuildTarget:
+    """The GPUs that artifacts are built for."""
+
+    architectures: tuple[str, ...] = ("90a",)
+    """Architectures as nvcc writes them. The default is for a machine without a GPU."""
+
+    @classmethod
+    def of(cls, capabilities: list[tuple[int, int]]) -> BuildTarget:
+        """Return the target for GPUs of these compute capabilities; the default for an empty list.
+
+        From Hopper on, an architecture's name ends in "a": code for that chip alone.
+        """
+        found = sorted(set(capabilities))
+        return cls(tuple(f"{major}{minor}{'a' * (major >= 9)}" for major, minor in found)) if found else cls()
+
+
+@dataclass(frozen=True)
+class BuildStep:
+    """One command, run in the folder of the sources."""
+
+    name: str
+    """For people: "compile kernel.cu"."""
+    argv: tuple[str, ...]
+
+
+Stages = tuple[tuple[BuildStep, ...], ...]
+"""Steps of one stage may run at once. Stages follow one another."""
+
+
+@dataclass(frozen=True)
+class BuildRecipe:
+    """How one solution is built."""
+
+    kind: Kind
+    entry: str
+    symbol: str
+    sources: Mapping[str, bytes]
+    """Path → content. They are written before the first step."""
+    made_from: Mapping[str, Any]
+    """Everything that decides the product, as JSON-able values. The digest is made of it."""
+    products: tuple[str, ...]
+    """The files that make the artifact, relative to its folder."""
+    stages: Stages = ()
+    """Without a stage, the sources are the artifact."""
+    readable: tuple[Path, ...] = ()
+    """Folders that the compilers may read beside the system's and the sources."""
+    probe: Stages = ()
+    """Steps that compile a source of one line. If they fail too, the machine is at fault and not the solution."""
+    probe_sources: Mapping[str, bytes] = field(default_factory=dict)
+    main_header: str | None = None
+    """The header that solutions with its binding include. The probe does so too for errors in headers of others."""
+    needs_symbol: str | None = None
+    """The symbol that the library must export. Without it the entry point is wrong."""
+    header: BuildRecipe | None = None
+    """The header that its compilers would take precompiled. It decides their duration and nothing else."""
+    note: str | None = None
+    """A line for the log about how it is built."""
+    toolkit: tuple[int, int] | None = None
+    """The version of the CUDA toolkit that it uses; None if it uses none."""
+    guessed_seconds: float = 0.0
+    """Expected seconds of compiling. They decide the order of builds and nothing else."""
+
+    @cached_property
+    def digest(self) -> str:
+        """The artifact's name."""
+        return digest_of({"format": FORMAT, "kind": self.kind, **self.made_from})
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The files of one built solution."""
+    """The files of one built solution, from which a worker loads the entry function."""
 
     directory: Path
     entry: str
@@ -36,18 +120,18 @@ class BuildFailure(Exception):
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one solution: an artifact, or the reason why there is none."""
+    """The outcome for one solution: an artifact, or the reason why there is none."""
 
     solution: Solution
     artifact: Artifact | None
     error: BuildFailure | BuildFault | None
     seconds: float
-    """Seconds that the compilers took. For an artifact from the cache: seconds of the build that made it."""
+    """Seconds of the compilers. For an artifact from the cache: seconds of the build that made it."""
     was_cached: bool
 
 
 def mark_of(path: Path) -> tuple[int, ...]:
-    """Return facts of a file that change whenever somebody writes to it; none where it is gone."""
+    """Return facts of a file that change whenever somebody writes to it; empty for a missing file."""
     try:
         facts = path.stat()
     except OSError:

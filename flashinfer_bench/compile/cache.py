@@ -4,52 +4,55 @@
                                                             /files/…           what a worker loads
                    /jit/<first two>/<digest>/  what compilers of a solution made when it ran; the digest is its own
                                    .solution   beside it: the solution's name; its time is that of the latest use
-                   /staging/<digest>/          a build under way; a later build removes what a killed one left
-                   /locks/<digest>             held while an artifact is looked up, built or removed; a staging folder
-                                               whose lock is free belongs to a dead build
-                   /leases/<random>            held by a run; nobody removes an artifact that was used since it began
+                   /staging/<digest>/          a build under way, or one that was killed
+                   /locks/<digest>             locked while an artifact is built
+                   /in_use                     locked by each run (shared), and by each process that removes something
 
 A build takes the lock, looks again, stages, checks and moves in place. `kill -9` and a full disk leave no more than a
-staging folder.
+staging folder. Nothing is removed while a run uses the cache; a run that begins waits until the removal has ended.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, FileLock
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_file, try_lock, wait_for_lock
 from flashinfer_bench.base.files.reading import open_stream, read_whole
 from flashinfer_bench.base.files.trees import remove_tree, walk_files
+from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.env import CACHE_VARIABLE
 from flashinfer_bench.errors import ConfigError
 
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
 DEFAULT_SIZE_GB: Final = 20.0
-"""Gigabytes of artifacts that are kept where $FIB_CACHE_GB says nothing."""
+"""Gigabytes of artifacts that are kept if $FIB_CACHE_GB is not set."""
 MANIFEST: Final = "manifest.json"
 FILES: Final = "files"
+IN_USE: Final = "in_use"
 JIT_FOLDER: Final = "jit"
 NAME_SUFFIX: Final = ".solution"
 MOST_NAME_BYTES: Final = 4096
-MOST_FAILURES: Final = 2000
-"""Failures that are kept at most, each of some kilobytes; the oldest are forgotten."""
 MOST_MANIFEST_BYTES: Final = 16 << 20
 """A manifest of more bytes cannot be read: its artifact is damaged."""
 MOST_FILE_BYTES: Final = 4 << 30
 """A built file of more bytes is damaged. It is not read to its end, which would take the judge's time."""
+LOCK_POLL_S: Final = 0.05
+"""Seconds between two looks at whether a build that waits for another process was cancelled."""
 
 
 class Manifest(BaseModel):
-    """What is written beside an artifact's files."""
+    """The description beside an artifact's files."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -69,21 +72,34 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder of the cache: an artifact, or what a solution's compilers made when it ran (`is_jit`)."""
+    """One folder of the cache: an artifact, or the files that a solution's compilers made when it ran (`is_jit`)."""
 
-    digest: str
-    """Name of the artifact, or digest of the solution."""
     path: Path
     size_bytes: int
     last_used_s: float
     """Seconds since the epoch."""
-    solution: str | None
-    """None if it is not known."""
-    manifest: Manifest | None = None
-    """None if it cannot be read, or there is none."""
-    is_jit: bool = False
-    is_whole: bool = True
+    is_jit: bool
+    is_whole: bool
     """All of it could be counted."""
+
+    @property
+    def digest(self) -> str:
+        """Name of the artifact, or digest of the solution."""
+        return self.path.name
+
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        """The artifact's manifest; None if it cannot be read, or there is none."""
+        return None if self.is_jit else read_manifest(self.path)
+
+    @property
+    def solution(self) -> str | None:
+        """The solution's name; None if it is not known."""
+        if not self.is_jit:
+            return self.manifest.solution if self.manifest is not None else None
+        with suppress(OSError):
+            return read_whole(_note_of(self.path), 4 * MOST_NAME_BYTES).decode("utf-8", "replace")
+        return None
 
     @property
     def has_failed(self) -> bool:
@@ -110,11 +126,63 @@ class ArtifactCache:
         """Return where an artifact lies, or would lie."""
         return self.root / "artifacts" / digest[:2] / digest
 
-    def lock(self, digest: str) -> FileLock:
-        """Return the lock under which an artifact is made or removed."""
-        return FileLock(self.root / "locks" / digest)
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Use the cache for a block: nothing is removed meanwhile.
 
-    def read(self, digest: str, *, expected: Mapping[str, str] | None = None) -> Manifest | None:
+        Raises:
+            ConfigError: the folder cannot be made or written to.
+        """
+        try:
+            fd = self._open_in_use()
+            wait_for_lock(fd, self.root / IN_USE, USUAL_LIMIT_S, is_shared=True)
+        except OSError as error:
+            advice = f"name another folder in {CACHE_VARIABLE}"
+            raise ConfigError(f"the cache cannot be written to: {error}; {advice}") from None
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def unused(self) -> Iterator[bool]:
+        """Keep runs from using the cache for a block; yield False, and keep nobody, if one uses it already."""
+        fd = self._open_in_use()
+        try:
+            yield try_lock(fd)
+        finally:
+            os.close(fd)
+
+    def _open_in_use(self) -> int:
+        with open_folder(self.root) as folder:
+            return folder.open(IN_USE, os.O_RDWR | os.O_CREAT, 0o600)
+
+    @contextmanager
+    def building(self, digest: str, limit_s: float, check: Callable[[], object]) -> Iterator[None]:
+        """Hold the lock under which an artifact is made.
+
+        Args:
+            digest: the artifact's name.
+            limit_s: seconds to wait for another process that builds it.
+            check: called now and then; it may raise.
+
+        Raises:
+            TimeoutError: another process held the lock all the time.
+        """
+        deadline = time.monotonic() + limit_s
+        with ExitStack() as held:
+            folder = held.enter_context(open_folder(self.root / "locks"))
+            while True:
+                check()
+                try:
+                    held.enter_context(locked_file(folder, digest, LOCK_POLL_S, needs_flock=True))
+                    break
+                except TimeoutError:
+                    if time.monotonic() > deadline:
+                        raise
+            yield
+
+    def read(self, digest: str, expected: Mapping[str, str]) -> Manifest | None:
         """Return an artifact's manifest if every file is as it was made, else None. This counts as a use.
 
         Args:
@@ -123,16 +191,15 @@ class ArtifactCache:
         """
         place = self.place(digest)
         manifest = read_manifest(place)
-        if manifest is None or find_change(place / FILES, {**manifest.files, **(expected or {})}) is not None:
+        if manifest is None or find_change(place / FILES, {**manifest.files, **expected}) is not None:
             return None
-        with contextlib.suppress(OSError):  # a cache that cannot be written to can still be read
+        with suppress(OSError):  # a cache that cannot be written to can still be read
             os.utime(place / MANIFEST)
         return manifest
 
-    @contextlib.contextmanager
+    @contextmanager
     def staging(self, digest: str) -> Iterator[Path]:
         """Make an empty folder for a build whose lock the caller holds, and remove it at the end."""
-        self.sweep()
         folder = self.root / "staging" / digest
         remove_tree(folder)
         folder.mkdir(0o700, parents=True)
@@ -150,148 +217,75 @@ class ArtifactCache:
             manifest: written into it last; its digests are those of the files as they lie there.
 
         Raises:
-            OSError: the disk is full, or what was written cannot be read back.
+            OSError: the disk is full.
         """
         (content / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
-        if read_manifest(content) != manifest:
-            raise OSError(f"the manifest of {manifest.solution} was not written whole")
         place = self.place(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
         remove_tree(place)  # the artifact that stands there failed its check
         os.rename(content, place)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
 
-    def sweep(self) -> None:
-        """Remove the staging folders whose builder has ended."""
-        for folder in (self.root / "staging").glob("*"):
-            lock = self.lock(folder.name)
-            if _take(lock):
-                remove_tree(folder)
-                lock.release()
-
     def entries(self) -> list[Entry]:
         """Return every artifact; the one with the latest use comes first."""
-        found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*")]
-        return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.last_used_s)
+        return _read_entries(self.root / "artifacts", is_jit=False)
+
+    def jit_folders(self) -> list[Entry]:
+        """Return the files that each solution's compilers made when it ran; the latest use comes first."""
+        found = _read_entries(self.root / JIT_FOLDER, is_jit=True)
+        return [one for one in found if one.size_bytes or not one.is_whole]
 
     def verify(self) -> list[tuple[Entry, str]]:
         """Compare every artifact with its manifest, and return those that differ, each with the reason."""
         problems = []
         for entry in self.entries():
-            files = entry.manifest.files if entry.manifest else {}
-            problem = find_change(entry.path / FILES, files) if entry.manifest else "its manifest is unreadable"
+            manifest = entry.manifest
+            problem = find_change(entry.path / FILES, manifest.files) if manifest else "its manifest is unreadable"
             if problem is not None:
                 problems.append((entry, problem))
         return problems
 
-    def remove(self, entry: Entry) -> bool:
-        """Remove an entry, unless a run may use it or another process holds it; tell whether it was removed."""
-        if entry.is_jit:
-            for note in entry.path.parent.glob(f"{entry.path.name}.*"):
-                with contextlib.suppress(OSError):
-                    note.unlink()
-        if entry.path != self.place(entry.digest):  # no artifact would be looked for there
-            return remove_tree(entry.path)
-        lock = self.lock(entry.digest)
-        if not _take(lock):
-            return False
-        try:
-            now = _read_entry(entry.path)
-            is_used = now is not None and any(now.last_used_s >= since for since in lease_times(self.root))
-            return not is_used and remove_tree(entry.path)
-        finally:
-            lock.release()
+    def remove(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Remove entries, unless a run uses the cache; return those that were removed."""
+        with self.unused() as is_unused:
+            return [entry for entry in entries if is_unused and _remove(entry)]
 
-    def forget_failures(self, kept: int = 0) -> int:
-        """Remove the memory of failed builds, but for the latest; return how many were removed."""
-        failed = [entry for entry in self.entries() if entry.has_failed]
-        return sum(self.remove(entry) for entry in failed[kept:])
+    def forget_failures(self) -> int:
+        """Remove the memory of failed builds; return how many were removed."""
+        return len(self.remove(entry for entry in self.entries() if entry.has_failed))
 
-    def clear(self) -> tuple[int, int]:
-        """Remove every artifact that no run uses, and what dead builds left; return how many were removed and kept."""
-        self.sweep()
-        removed = [self.remove(entry) for entry in self.entries()]
-        for path in (self.root / "locks").glob("*"):
-            lock = FileLock(path)
-            if _take(lock):  # its holder was killed
-                lock.release()
-        return sum(removed), len(removed) - sum(removed)
-
-    def jit_folders(self) -> list[Entry]:
-        """Return what each solution's compilers made when it ran, but empty folders; the latest use comes first."""
-        found = [_read_jit_folder(place) for place in (self.root / JIT_FOLDER).glob("??/*") if _is_folder(place)]
-        filled = (one for one in found if one is not None and (one.size_bytes or not one.is_whole))
-        return sorted(filled, key=lambda one: -one.last_used_s)
-
-    def is_over(self, limit_bytes: int) -> bool:
-        """Tell whether artifacts and JIT folders hold more than a limit; what cannot be counted is more."""
-        left_out: list[Path] = []
-        folders = [self.root / "artifacts", *(self.root / JIT_FOLDER).glob("??")]
-        sizes = [size_of_folder(folder, left_out) for folder in folders]
-        return bool(left_out) or sum(sizes) > limit_bytes
+    def clear(self, *others: str) -> bool:
+        """Remove all artifacts, everything that was compiled at run, and other folders; False if a run uses them."""
+        with self.unused() as is_unused:
+            for name in ("staging", "locks", "artifacts", JIT_FOLDER, *others) if is_unused else ():
+                remove_tree(self.root / name)
+            return is_unused
 
     def evict(self, limit_bytes: float) -> int:
         """Remove what was not used for longest until `limit_bytes` are left at most; return the bytes freed.
 
-        JIT folders stay while any run uses the cache. Those that cannot be counted are removed first.
+        Nothing is removed while a run uses the cache. JIT folders that cannot be counted are removed first.
         """
-        self.forget_failures(MOST_FAILURES)
-        found = [*self.entries(), *([] if lease_times(self.root) else self.jit_folders())]
-        excess, freed = sum(one.size_bytes for one in found) - limit_bytes, 0
-        for one in sorted(found, key=lambda one: one.last_used_s):
-            if (freed < excess or not one.is_whole) and self.remove(one):
-                freed += one.size_bytes
+        freed = 0
+        with self.unused() as is_unused:
+            if is_unused:
+                remove_tree(self.root / "staging")  # left by killed builds
+                found = [*self.entries(), *self.jit_folders()]
+                excess = sum(one.size_bytes for one in found) - limit_bytes
+                for one in sorted(found, key=lambda one: one.last_used_s):
+                    if (freed < excess or not one.is_whole) and _remove(one):
+                        freed += one.size_bytes
         return freed
 
 
-class Lease:
-    """A sign that a run uses the cache. While it is held, nobody removes what was used since. A context manager.
-
-    Args:
-        root: the cache's folder.
-
-    Raises:
-        ConfigError: the folder cannot be made or written to.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._lock = FileLock(root / "leases" / f"{os.getpid()}-{os.urandom(6).hex()}")
-        try:
-            self._lock.wait(USUAL_LIMIT_S)
-        except OSError as error:
-            raise ConfigError(
-                f"the cache cannot be written to: {error}; name another folder in {CACHE_VARIABLE}"
-            ) from None
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
-
-
-def lease_times(root: Path) -> list[float]:
-    """Return when each run began that uses the cache now, in seconds since the epoch. Dead leases are removed."""
-    living = []
-    for path in (root / "leases").glob("*"):
-        lock = FileLock(path)
-        if _take(lock):
-            lock.release()
-        else:
-            with contextlib.suppress(OSError):  # its run ended at this moment
-                living.append(path.lstat().st_mtime)
-    return living
-
-
-def _take(lock: FileLock) -> bool:
-    """Take a lock if it is free; False also where something else stands in its place."""
-    try:
-        return lock.take()
-    except OSError:
-        return False
+def _remove(entry: Entry) -> bool:
+    if entry.is_jit:
+        for note in entry.path.parent.glob(f"{entry.path.name}.*"):
+            remove_tree(note)
+    return remove_tree(entry.path)
 
 
 def read_manifest(place: Path) -> Manifest | None:
-    """Return an artifact's manifest; None where it is missing or cannot be read."""
+    """Return an artifact's manifest; None if it is missing or cannot be read."""
     try:
         return Manifest.model_validate_json(read_whole(place / MANIFEST, MOST_MANIFEST_BYTES))
     except (OSError, ValidationError):
@@ -312,16 +306,11 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
 def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
     """Return a file or link of a folder that is not one of these, else None. Python could import such a stranger.
 
-    Where a part of the folder cannot be walked, that part is the stranger.
+    A part of the folder that cannot be walked is a stranger.
     """
-    known = {folder / path for path in files}
-    strange: list[str] = []
-    for path in walk_files(folder, lambda path, _: strange.append(str(path))):
-        if path not in known:
-            return str(path)
-        if strange:
-            break
-    return strange[0] if strange else None
+    known, left_out = {folder / path for path in files}, list[Path]()
+    strange = (path for path in walk_files(folder, lambda path, _: left_out.append(path)) if path not in known)
+    return next((str(path) for path in (*strange, *left_out)), None)
 
 
 def digest_file(path: Path) -> str:
@@ -338,53 +327,42 @@ def digest_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_entry(place: Path) -> Entry | None:
-    size = size_of_folder(place)
-    try:
-        manifest = place / MANIFEST
-        used = (manifest if manifest.is_file() else place).lstat().st_mtime
-    except OSError:
-        return None  # it is being removed
-    found = read_manifest(place) if _is_folder(place) else None
-    return Entry(place.name, place, size, used, found.solution if found is not None else None, found)
-
-
 def name_jit_folder(folder: Path, solution: str) -> None:
-    """Note whose JIT folder this is, and that it is used now."""
-    with contextlib.suppress(OSError):  # then nobody knows its name
+    """Note the solution that a JIT folder belongs to, and that it is used now."""
+    with suppress(OSError):  # then its name is not known
         folder.parent.mkdir(parents=True, exist_ok=True)
-        note = folder.with_name(folder.name + NAME_SUFFIX)
-        with os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "w") as handle:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(_note_of(folder), flags, 0o644), "w") as handle:
             handle.write(solution[:MOST_NAME_BYTES])
 
 
-def _read_jit_folder(place: Path) -> Entry | None:
-    left_out: list[Path] = []
-    size = size_of_folder(place, left_out)
-    file, name = place.with_name(place.name + NAME_SUFFIX), None
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            name = read_whole(file, 4 * MOST_NAME_BYTES).decode("utf-8", "replace")
-        used = (place if name is None else file).lstat().st_mtime
-    except OSError:
-        return None  # it is being removed
-    return Entry(place.name, place, size, used, name, is_jit=True, is_whole=not left_out)
+def _note_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + NAME_SUFFIX)
+
+
+def _read_entries(top: Path, *, is_jit: bool) -> list[Entry]:
+    found: list[Entry] = []
+    for place in top.glob("??/*"):
+        if is_jit and not place.is_dir():
+            continue
+        note, left_out = _note_of(place) if is_jit else place / MANIFEST, list[Path]()
+        size = size_of_folder(place, left_out)
+        with suppress(OSError):  # it is being removed
+            used = (note if note.is_file() else place).lstat().st_mtime
+            found.append(Entry(place, size, used, is_jit, not left_out))
+    return sorted(found, key=lambda entry: -entry.last_used_s)
 
 
 def size_of_folder(folder: Path, left_out: list[Path] | None = None) -> int:
-    """Return the bytes of the files below a folder; 0 where it is none.
+    """Return the bytes of the files below a folder; 0 for anything else.
 
     Args:
         folder: the top.
-        left_out: takes what cannot be counted.
+        left_out: takes the paths that cannot be counted.
     """
-    sizes: list[int] = []
-    tell = [] if left_out is None else left_out
-    for path in walk_files(folder, lambda path, _: tell.append(path)) if _is_folder(folder) else ():
-        with contextlib.suppress(OSError):  # it is being removed
-            sizes.append(path.lstat().st_size)
+    sizes, strange = list[int](), [] if left_out is None else left_out
+    if folder.is_dir() and not folder.is_symlink():
+        for path in walk_files(folder, lambda path, _: strange.append(path)):
+            with suppress(OSError):  # it is being removed
+                sizes.append(path.lstat().st_size)
     return sum(sizes)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()

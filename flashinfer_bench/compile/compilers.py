@@ -1,6 +1,7 @@
-"""Runs the steps of one build in a throw-away process (`step_runner.py`), with limits, a hold and an end.
+"""Runs compilers for all builds of a farm: a bounded number at once, each confined in a process of its own.
 
-The thread of a build calls `Compilers.run` and waits. Any other thread may hold its compilers still, or cancel them.
+`Compilers.run` is called in the thread of a build, and waits. Any other thread may hold further compilers back, or
+cancel all of them. The process is `step_runner.py`.
 """
 
 from __future__ import annotations
@@ -8,15 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.base.isolated import Isolated, IsolatedFailure
-from flashinfer_bench.compile.flags import limit_threads
-from flashinfer_bench.compile.recipe import BuildStep
+from flashinfer_bench.compile.artifact import BuildFailure, BuildStep
 from flashinfer_bench.errors import BuildFault
 
 RUNNER: Final = Path(__file__).with_name("step_runner.py")
@@ -29,14 +29,14 @@ PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The time, memory and disk that one build may take."""
+    """The time, memory and disk that one compiler may take."""
 
     seconds: float
-    """Wall time of all its steps together. A build that takes longer is ended."""
+    """Wall time. A compiler that takes longer is ended."""
     memory_bytes: int
-    """Address space of each compiler."""
+    """Address space."""
     file_bytes: int = 4 << 30
-    """Size of each file that a compiler writes."""
+    """Size of each file that it writes."""
 
 
 @dataclass(frozen=True)
@@ -51,108 +51,88 @@ class StepReport:
 
 
 class Compilers:
-    """The compilers of one build."""
+    """The compilers of a farm.
 
-    def __init__(self, limits: StepLimits) -> None:
-        self.limits = limits
-        self.seconds = 0.0
-        """Seconds that they have run, without those for which they were held still."""
+    Args:
+        most: number of compilers at once.
+        limits: of each compiler.
+    """
+
+    def __init__(self, most: int, limits: StepLimits) -> None:
+        self.limits: Final = limits
+        self._most = most
         self._changed = threading.Condition()
-        self._process: Isolated | None = None
+        self._running: set[Isolated] = set()
+        self.may_start = True
+        """Whether compilers may start. `allow` changes it."""
         self._is_cancelled = False
-        self._held_since: float | None = None
-        self._held_s = 0.0
 
-    def run(
-        self,
-        stages: Sequence[Sequence[BuildStep]],
-        folder: Path,
-        seconds: float,
-        *,
-        parallel: int = 1,
-        readable: Sequence[Path] = (),
-    ) -> list[StepReport] | None:
-        """Run steps, and return how each ended that was begun; None if they took too long. After a failure none begins.
-
-        Args:
-            stages: the commands. Those of one stage may run at once.
-            folder: the build's own folder with `src`, `obj`, `files`, `tmp`; commands run in `src`.
-            seconds: the wall time that they may take.
-            parallel: number of steps of a stage at once. Flags that ask for more cores are cut to that, too.
-            readable: folders that compilers may read beside the system's.
-
-        Raises:
-            BuildFault: the process that runs them failed, or they were cancelled.
-        """
-        private = str(folder / "tmp")
-        order = {
-            "parallel": parallel,
-            "memory_bytes": self.limits.memory_bytes,
-            "file_bytes": self.limits.file_bytes,
-            "cpu_s": int(seconds) + 1,
-            "readable": [*SYSTEM_FOLDERS, *SYSTEM_FILES, *map(str, readable)],
-            "writable": [str(folder)],
-            "stages": [_describe(stage, max(1, parallel // max(1, len(stage)))) for stage in stages],
-        }
-        environment = {name: value for name in PASSED_ON if (value := os.environ.get(name))}
-        environment |= {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": private, "TMPDIR": private}
+    def allow(self, *, start: bool) -> None:
+        """Let compilers start, or start none from now on."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_cancelled or self._held_since is None)
-            self.check()
-            started = self._now()
-            process = self._process = Isolated(RUNNER, order, environment=environment, folder=folder / "src")
-        try:
-            return [StepReport(**step) for step in process.wait(seconds, self._now)]
-        except IsolatedFailure as failure:
-            self.check()
-            if failure.code is None:
-                return None
-            raise BuildFault(f"the process that runs the compilers failed:\n{failure.log}") from None
-        finally:
-            with self._changed:
-                self._process = None
-                process.end()
-                self.seconds += self._now() - started
+            self.may_start = start
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Kill all compilers, and let none start."""
+        with self._changed:
+            self._is_cancelled = True
+            for process in self._running:
+                process.signal(signal.SIGKILL)
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raise BuildFault if they were cancelled."""
         if self._is_cancelled:
             raise BuildFault("its build was cancelled")
 
-    def hold(self) -> None:
-        """Stop the compilers, not the process that runs them: that one has to hear when this process ends.
+    def run(self, step: BuildStep, folder: Path, readable: Iterable[Path]) -> StepReport:
+        """Run a command once a core is free, and return how it ended.
 
-        Call it again from time to time: the process may have started another one meanwhile.
+        Args:
+            step: the command.
+            folder: the build's own folder with `src`, `obj`, `tmp`; commands run in `src`.
+            readable: folders that compilers may read beside the system's.
+
+        Raises:
+            BuildFailure: it took too long.
+            BuildFault: the process that runs it failed, or it was cancelled.
         """
-        with self._changed:
-            self._held_since = self._held_since or time.monotonic()
-            if self._process is not None:
-                self._process.signal(signal.SIGSTOP)
-                os.kill(self._process.pid, signal.SIGCONT)
+        private, limits = str(folder / "tmp"), self.limits
+        request = {
+            "argv": step.argv,
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": limits.file_bytes,
+            "cpu_s": int(limits.seconds) + 1,
+            "readable": [*SYSTEM_FOLDERS, *SYSTEM_FILES, *map(str, readable)],
+            "writable": [str(folder)],
+        }
+        environment = {name: value for name in PASSED_ON if (value := os.environ.get(name))}
+        environment |= {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": private, "TMPDIR": private}
+        with self._start(request, environment, folder / "src") as process:
+            try:
+                return StepReport(step.name, **process.wait(limits.seconds))
+            except IsolatedFailure as failure:
+                self.check()
+                if failure.code is None:
+                    message = f"error: compiling was still going on after {limits.seconds:g} s, and was ended"
+                    raise BuildFailure(message) from None
+                raise BuildFault(f"the process that runs the compilers failed:\n{failure.log}") from None
 
-    def release(self) -> None:
-        """Let the compilers go on."""
+    @contextmanager
+    def _start(self, request: object, environment: dict[str, str], folder: Path) -> Iterator[Isolated]:
         with self._changed:
-            if self._held_since is not None:
-                self._held_s += time.monotonic() - self._held_since
-                self._held_since = None
-                if self._process is not None:
-                    self._process.signal(signal.SIGCONT)
+            self._changed.wait_for(self._is_free)
+            self.check()
+            process = Isolated(RUNNER, request, environment=environment, folder=folder)
+            self._running.add(process)
+        try:
+            yield process
+        finally:
+            with self._changed:
+                process.end()
+                self._running.discard(process)
                 self._changed.notify_all()
 
-    def cancel(self) -> None:
-        """End the compilers, and let none start."""
-        with self._changed:
-            self._is_cancelled = True
-            if self._process is not None:
-                self._process.signal(signal.SIGKILL)
-            self._changed.notify_all()
-
-    def _now(self) -> float:
-        """Return the seconds of a clock that stands still while they do."""
-        return (time.monotonic() if self._held_since is None else self._held_since) - self._held_s
-
-
-def _describe(stage: Sequence[BuildStep], cores: int) -> list[dict[str, Any]]:
-    """Return a stage's commands, each for at most this number of cores."""
-    return [{"name": step.name, "argv": limit_threads(step.argv, cores)} for step in stage]
+    def _is_free(self) -> bool:
+        return self._is_cancelled or (self.may_start and len(self._running) < self._most)

@@ -58,7 +58,7 @@ def describe_failure(step: StepReport, note: str | None = None) -> str:
 
 
 def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> str | None:
-    """Return the first error as `file:line: error: what`; None where no line reads like one."""
+    """Return the first error as `file:line: error: what`; None if no line reads like one."""
     for pattern in patterns:
         found = pattern.search(output)
         if found:
@@ -85,11 +85,6 @@ def bound_log(text: str, limit: int = MAX_LOG) -> str:
     return f"{text[:head]}\n[... {len(text) - limit} characters cut ...]\n{text[-tail:]}"
 
 
-def ran_out_of_memory(step: StepReport) -> bool:
-    """Tell whether the step failed because it took more memory than a compiler may."""
-    return bool(OUT_OF_MEMORY.search(step.output))
-
-
 def is_no_plain_error(step: StepReport) -> bool:
     """Tell whether a step may have failed by something else than an error in its source."""
     return step.code < 0 or bool(NOT_PLAIN.search(step.output)) or first_error(step.output) is None
@@ -105,7 +100,7 @@ def fails_everywhere(step: StepReport) -> bool:
 
 
 def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> str | None:
-    """Return why the machine, and not the solution, is to blame; None where the machine is not.
+    """Return why the machine, and not the solution, is to blame; None if it is not.
 
     Args:
         step: that failed.
@@ -120,7 +115,7 @@ def why_machine(step: StepReport, *, disk_is_full: bool, memory_kills: int) -> s
 
 
 def other_architecture(step: StepReport) -> str | None:
-    """Return the line in which a compiler says that the code needs another GPU; None where it does not say so."""
+    """Return the line in which a compiler says that the code needs another GPU; None if it does not say so."""
     if first_error(step.output, ERRORS[:2]) is not None:  # the source is wrong, whatever else it has printed
         return None
     found = WRONG_ARCHITECTURE.search(step.output)

@@ -1,41 +1,37 @@
 """Compiles the solutions of a run before their jobs begin: several at once, the longest first.
 
 Each build runs in a thread, which waits for its compilers. Everything else is the owner's: it waits for `wakers`, then
-calls `poll`, which starts builds and returns those that ended. Solutions in Python need no compiler; they are laid out
-when they are asked for. Failures are kept too, so that a run builds nothing twice.
+calls `poll`, which returns the builds that ended. Solutions in Python need no compiler; they are laid out when they are
+asked for. Failures are kept too, so that a run builds nothing twice.
 
-A header that many builds read is precompiled by a build of its own, one at a time, beside them. Those that begin when
-it is there take it; the others read its text. If it cannot be compiled, all read the text, and nobody is told.
-
-The order follows a guess (`BuildRecipe.guessed_seconds`), not a history: what was built before is in the cache.
+The shortest build begins first, so that a GPU has work, then the longest ones. The order follows a guess
+(`BuildRecipe.guessed_seconds`). A header that many builds read is precompiled by a build of its own. Builds that begin
+when it is in the cache take it; the others read its text. If it cannot be compiled, all read the text.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import selectors
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
-from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildRecipe, BuildTarget, Built
 from flashinfer_bench.compile.building import GIB, Build, Outcome
-from flashinfer_bench.compile.cache import ArtifactCache, Lease, size_limit
-from flashinfer_bench.compile.compilers import StepLimits
-from flashinfer_bench.compile.flags import count_threads
-from flashinfer_bench.compile.headers import Header
-from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
-from flashinfer_bench.compile.table import make_recipe
+from flashinfer_bench.compile.cache import ArtifactCache, size_limit
+from flashinfer_bench.compile.compilers import Compilers, StepLimits
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 
 BUILD_LIMIT_S: Final = 900.0
-"""Seconds that all commands of one build may take together. A build that takes longer has failed."""
+"""Seconds that each compiler may take. A build with one that takes longer has failed."""
 MEMORY_SHARE: Final = 0.8
 """The share of the machine's memory that all compilers together may take."""
 LEAST_MEMORY: Final = 4 * GIB
@@ -51,10 +47,15 @@ def default_jobs(*, spared_cores: int = 1) -> int:
     return max(1, usable_cores() - spared_cores)
 
 
-def default_limits(jobs: int) -> StepLimits:
-    """Return the time and memory for one build where `jobs` compilers run at once."""
-    memory = usable_memory() * MEMORY_SHARE / jobs
-    return StepLimits(BUILD_LIMIT_S, int(min(MOST_MEMORY, max(LEAST_MEMORY, memory))))
+def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
+    """Return how a solution is built: by the module in `builders/` that the record of its language names.
+
+    Raises:
+        BuildFailure: the solution is at fault.
+    """
+    builder = importlib.import_module(f"{__package__}.builders.{solution.spec.language.record.builder}")
+    recipe: BuildRecipe = builder.make_recipe(solution, toolchain, target)
+    return recipe
 
 
 class BuildFarm:
@@ -65,7 +66,7 @@ class BuildFarm:
         jobs: how many compilers run at once; None for one less than there are cores.
         target: what to build for.
         toolchain: what to build with; None looks for it.
-        limits: the time and memory for one build; None derives them from the machine.
+        limits: the time and memory for one compiler; None derives them from the machine.
     """
 
     def __init__(
@@ -78,72 +79,96 @@ class BuildFarm:
         limits: StepLimits | None = None,
     ) -> None:
         self._cache = ArtifactCache(root)
+        self._in_use = ExitStack()
+        self._in_use.enter_context(self._cache.used())
         self.jobs: Final = jobs or default_jobs()
-        """How many compilers run at once."""
+        """Most compilers at once."""
         self._target = target or BuildTarget()
         self._toolchain = toolchain or find_toolchain()
-        self._limits = limits or default_limits(self.jobs)
-        self._lease = Lease(root)
+        memory = min(MOST_MEMORY, max(LEAST_MEMORY, usable_memory() * MEMORY_SHARE / self.jobs))
+        self._compilers = Compilers(self.jobs, limits or StepLimits(BUILD_LIMIT_S, int(memory)))
         self._built: dict[str, Built] = {}
         """Digest of a compiled solution → its artifact or error."""
-        self._headers: dict[str, Header | None] = {}
-        """Digest → the precompiled header, or None if it cannot be compiled."""
-        self._waiting: list[Build] = []
-        """Builds to come, the longest last."""
-        self._running: dict[Build, Future[Outcome]] = {}
+        self._running: dict[Future[Outcome], Build] = {}
+        self._headers: set[str] = set()
+        """Digests of the headers that this farm has precompiled, or tried to."""
         self._threads = ThreadPoolExecutor(self.jobs, "build")
         self._woken, self._wake = socket.socketpair()
         """The first can be read when a build has ended."""
         self._woken.setblocking(False)
         self._wake.setblocking(False)
-        self._has_grown = False
-        self.is_held = False
-        """Whether compilers are held still, and none is started."""
 
     def __enter__(self) -> BuildFarm:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for build in self._running:
-            build.compilers.cancel()
-        self._threads.shutdown()
-        self._running, self._waiting = {}, []
+        self._compilers.cancel()
+        self._threads.shutdown(cancel_futures=True)
+        self._running = {}
         self._woken.close()
         self._wake.close()
-        self._lease.__exit__()
-        with contextlib.suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
-            if self._has_grown or self._cache.is_over(size_limit()):
-                self._cache.evict(size_limit())
+        self._in_use.close()
+        with suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
+            self._cache.evict(size_limit())
 
     @property
     def open_builds(self) -> int:
-        """Return how many solutions are still to be built."""
-        return len(self._waiting) + sum(build.solution is not None for build in self._running)
+        """Number of solutions still to be built."""
+        return sum(build.solution is not None for build in self._running.values())
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no compiler may start."""
+        return not self._compilers.may_start
+
+    def hold(self) -> None:
+        """Start no further compiler until `release`: something is measured on the cores that they need."""
+        self._compilers.allow(start=False)
+
+    def release(self) -> None:
+        """Let compilers start again."""
+        self._compilers.allow(start=True)
 
     def wakers(self) -> list[socket.socket]:
         """Return what to wait on. When it can be read, call `poll`."""
         return [self._woken]
 
     def add(self, solutions: Iterable[Solution]) -> None:
-        """Take solutions. Those in the cache are ready at once, the others are queued. Starts no compiler."""
-        listed = (*self._waiting, *self._running)
-        queued = {build.solution.digest() for build in listed if build.solution is not None}
+        """Take solutions. Those in the cache are ready at once, the others are queued."""
+        known = {build.solution.digest() for build in self._running.values() if build.solution is not None}
+        new: list[Build] = []
         for solution in solutions:
             digest = solution.digest()
-            if is_compiled(solution) and digest not in queued and digest not in self._built:
-                build = self._make(solution)
-                if isinstance(build, Built):
-                    self._built[digest] = build
-                elif (found := build.look_up()) is not None:
-                    self._keep(build, found)
-                else:
-                    queued.add(digest)
-                    self._waiting.append(build)
-                    self._find_header(build.recipe.header)
-        self._waiting.sort(key=lambda build: build.recipe.guessed_seconds)
+            if not is_compiled(solution) or digest in known or digest in self._built:
+                continue
+            build = self._make(solution)
+            if isinstance(build, Built):
+                self._built[digest] = build
+            elif (found := build.find()) is not None:
+                self._keep(build, found)
+            else:
+                known.add(digest)
+                new.append(build)
+        new.sort(key=lambda build: -build.recipe.guessed_seconds)
+        for build in [*self._precompile(new), *new[-1:], *new[:-1]]:
+            future = self._threads.submit(build.run)
+            self._running[future] = build
+            future.add_done_callback(self._tell)
+
+    def _precompile(self, builds: Sequence[Build]) -> list[Build]:
+        """Return the builds of the headers that are precompiled for these builds."""
+        headers = [build.recipe.header for build in builds if build.recipe.header is not None]
+        counts = Counter(header.digest for header in headers)
+        wanted = {
+            header.digest: Build(None, header, self._cache, self._compilers)
+            for header in headers
+            if counts[header.digest] - self.jobs >= LEAST_BUILDS and header.digest not in self._headers
+        }
+        self._headers.update(wanted)
+        return list(wanted.values())
 
     def forget(self, solution: Solution) -> None:
-        """Forget what came of a solution; where it comes again, it is in the cache."""
+        """Forget the outcome of a solution; if it comes again, it is in the cache."""
         self._built.pop(solution.digest(), None)
 
     def is_ready(self, solution: Solution) -> bool:
@@ -157,89 +182,12 @@ class BuildFarm:
         build = self._make(solution)
         return build if isinstance(build, Built) else describe(solution, build, build.run())
 
-    def hold(self) -> None:
-        """Hold all compilers still until `release`: something is measured on the cores that they need."""
-        self.is_held = True
-        for build in self._running:
-            build.compilers.hold()
-
-    def release(self) -> None:
-        """Let the compilers go on."""
-        self.is_held = False
-        for build in self._running:
-            build.compilers.release()
-
     def poll(self) -> list[Built]:
-        """Start what can be started, and return the builds that ended. Never waits for a compiler."""
-        if self.is_held:
-            self.hold()
-        with contextlib.suppress(BlockingIOError):
+        """Return the builds that ended. Never waits for a compiler."""
+        with suppress(BlockingIOError):
             self._woken.recv(1 << 12)
-        finished: list[Built] = []
-        for ended in [build for build, future in self._running.items() if future.done()]:
-            outcome = self._running.pop(ended).result()
-            if ended.solution is None:
-                self._keep_header(ended, outcome)
-            else:
-                finished.append(self._keep(ended, outcome))
-        self._begin_header()
-        while (build := self._choose()) is not None:
-            self._waiting.remove(build)
-            header = self._headers.get(build.recipe.header.digest) if build.recipe.header is not None else None
-            self._start(build, header if header is not None and header.fits(build.recipe) else None)
-        if not self.open_builds:  # nothing that is measured from now on has a compiler beside it
-            for one in self._running:
-                one.compilers.cancel()
-            wait(self._running.values())
-            self._running.clear()
-        return finished
-
-    def _choose(self) -> Build | None:
-        """Return the build that is started next: the longest, but first of all the shortest, so that a GPU has work."""
-        if self._free <= 0:
-            return None
-        begun = {build.recipe.digest for build in self._running}
-        ready = [build for build in self._waiting if build.recipe.digest not in begun]
-        is_first = not self._built and self.open_builds == len(self._waiting) and len(ready) > self._free > 1
-        return ready[0 if is_first else -1] if ready else None
-
-    def _start(self, build: Build, header: Header | None = None) -> None:
-        parallel = max(1, self._free // (len(self._waiting) + 1))
-        wanted = (sum(count_threads(step.argv, parallel) for step in stage) for stage in build.recipe.stages)
-        build.parallel = min(parallel, max(wanted))
-        self._running[build] = future = self._threads.submit(build.run, header)
-        future.add_done_callback(self._tell)
-
-    def _tell(self, _: object) -> None:
-        with contextlib.suppress(BlockingIOError):  # then it can be read already
-            self._wake.send(b"\0")
-
-    def _begin_header(self) -> None:
-        """Start compiling the header that most builds wait for, if enough of them find no core free."""
-        if self._free <= 0 or any(build.solution is None for build in self._running):
-            return
-        headers = [build.recipe.header for build in self._waiting if build.recipe.header is not None]
-        wanted = Counter(header.digest for header in headers if header.digest not in self._headers)
-        for digest, count in wanted.most_common(1):
-            if count - self._free >= LEAST_BUILDS:
-                recipe = next(header for header in headers if header.digest == digest)
-                self._start(Build(None, recipe, self._cache, self._limits))
-
-    def _find_header(self, recipe: BuildRecipe | None) -> None:
-        """Find a precompiled header in the cache."""
-        if recipe is not None and recipe.digest not in self._headers:
-            build = Build(None, recipe, self._cache, self._limits)
-            outcome = build.look_up()
-            if outcome is not None:
-                self._keep_header(build, outcome)
-
-    def _keep_header(self, build: Build, outcome: Outcome) -> None:
-        recipe = build.recipe
-        self._headers[recipe.digest] = None
-        if isinstance(outcome, Artifact):
-            self._has_grown = self._has_grown or not build.was_cached
-            with contextlib.suppress(OSError):
-                self._headers[recipe.digest] = Header.of(outcome, recipe)
+        ended = {future: self._running.pop(future) for future in list(self._running) if future.done()}
+        return [self._keep(build, future.result()) for future, build in ended.items() if build.solution is not None]
 
     def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
         """Build solutions, and yield each with its artifact or error when it is known. Ready ones come first."""
@@ -251,12 +199,11 @@ class BuildFarm:
                 yield self.built(solution)
             else:
                 waited.setdefault(solution.digest(), []).append(solution)
-        while self.open_builds:
+        while waited:
+            self.wait()
             for built in self.poll():
                 for solution in waited.pop(built.solution.digest(), []):
                     yield replace(built, solution=solution)
-            if self.open_builds:
-                self.wait()
 
     def wait(self) -> None:
         """Sleep until a build has ended."""
@@ -264,22 +211,21 @@ class BuildFarm:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.select()
 
-    @property
-    def _free(self) -> int:
-        return 0 if self.is_held else self.jobs - sum(build.parallel for build in self._running)
+    def _tell(self, *_: object) -> None:
+        with suppress(OSError):  # it can be read already, or nobody waits any more
+            self._wake.send(b"\0")
 
     def _make(self, solution: Solution) -> Build | Built:
         try:
             recipe = make_recipe(solution, self._toolchain, self._target)
         except BuildFailure as failure:
             return Built(solution, None, failure, 0.0, was_cached=False)
-        return Build(solution, recipe, self._cache, self._limits)
+        return Build(solution, recipe, self._cache, self._compilers)
 
     def _keep(self, build: Build, outcome: Outcome) -> Built:
         solution = build.solution
-        assert solution is not None  # headers are kept apart
+        assert solution is not None  # nobody asks for a header
         self._built[solution.digest()] = built = describe(solution, build, outcome)
-        self._has_grown = self._has_grown or not built.was_cached
         return built
 
 
@@ -300,7 +246,7 @@ def build_solution(
     """Build one solution, or find it built.
 
     Args:
-        solution: what to build.
+        solution: what is to be built.
         root: the cache's folder.
         target: what to build for; None for the default of a machine without a GPU.
         toolchain: what to build with; None looks for it.

@@ -21,6 +21,10 @@ from flashinfer_bench.data.solution import CompileOptions
 MACRO: Final = re.compile(r"[A-Za-z_]\w*(\([\w, ]*\))?(=[^$`\\'\n\r]*)?")
 FILE_AFTER_COMMA: Final = re.compile(r",.*@", re.DOTALL)
 LIBRARY: Final = re.compile(r":?[\w+.\-]+")
+RPATH: Final = re.compile(r"-Wl,(?:-rpath|-rpath-link)[,=](.+)")
+SHARED: Final = ("-isystem", "-D", "-U", "-I")
+LINKED: Final = ("-l", "-L")
+"""Flags of compilers, and of the linker, whose value follows in the same word or the next one."""
 
 CXX_FLAGS: Final = (
     r"-O([0-3sg]|fast)?",
@@ -79,8 +83,18 @@ NVCC_NAMES: Final = {
 }
 """Flags of nvcc whose value may be the next word → their spelling with `=`."""
 
+KINDS: Final = {"cflags": ("cxx", CXX_FLAGS), "cuda_cflags": ("nvcc", NVCC_FLAGS), "ld_flags": ("link", LINK_FLAGS)}
+"""Field of a solution's options → the list that it becomes, and patterns of the flags that are allowed there."""
+FORWARDED: Final = {
+    "-Xcompiler": ("-Xcompiler", CXX_FLAGS),
+    "--compiler-options": ("-Xcompiler", CXX_FLAGS),
+    "-Xptxas": ("-Xptxas", PTXAS_FLAGS),
+    "--ptxas-options": ("-Xptxas", PTXAS_FLAGS),
+    "-Xcudafe": ("-Xcudafe", CUDAFE_FLAGS),
+}
+"""Flag of nvcc that hands flags on to another tool → its usual spelling, and patterns of these flags."""
 THREADS: Final = re.compile(r"(-flto=|-flto-jobs=|--?(?:threads|split-compile|t)=?)(\d+|auto|jobserver)")
-"""Flags by which one compiler takes several cores: the flag, and how many. 0 and words leave that to the compiler."""
+"""Flags by which one compiler takes several cores: the flag, and their number. They are set to one core."""
 
 
 @dataclass(frozen=True)
@@ -105,137 +119,77 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
     if options is None:
         return Flags()
     refused: list[str] = []
-    checked: list[tuple[str, ...]] = []
-    lists = (
-        ("cflags", options.cflags, _cxx),
-        ("cuda_cflags", options.cuda_cflags, _nvcc),
-        ("ld_flags", options.ld_flags, _link),
-    )
-    for name, entries, check in lists:
+    checked: dict[str, tuple[str, ...]] = {}
+    for name, (kind, patterns) in KINDS.items():
         try:
-            words = [word for entry in entries for word in shlex.split(entry)]
-            checked.append(tuple(check(_Words(words, readable))))
+            words = [word for entry in getattr(options, name) for word in shlex.split(entry)]
+            checked[kind] = tuple(_check(kind, patterns, iter(words), readable))
         except (_Refused, ValueError) as error:
             refused.append(f"compile_options.{name}: {error}\n")
     if refused:
-        told = "".join(refused)
-        raise BuildFailure(f"{told}Flags that may read or write outside the build are refused; see docs/building.md")
-    return Flags(*checked)
-
-
-def count_threads(argv: Iterable[str], most: int) -> int:
-    """Return on how many cores a command asks to compile, `most` at most."""
-    found = [match[2] for word in argv if (match := THREADS.fullmatch(word))]
-    return max([1, *(min(most, int(text) if text.isdigit() else 0) or most for text in found)])
-
-
-def limit_threads(argv: Iterable[str], most: int) -> list[str]:
-    """Return a command whose flags ask for no more cores than this."""
-    matches = [(word, THREADS.fullmatch(word)) for word in argv]
-    return [f"{match[1]}{count_threads([word], most)}" if match else word for word, match in matches]
+        found = "".join(refused)
+        raise BuildFailure(f"{found}Flags that may read or write outside the build are refused; see docs/building.md")
+    return Flags(**checked)
 
 
 class _Refused(Exception):
     """A flag is not allowed."""
 
 
-@dataclass
-class _Words:
-    """The words of one list, read from the front."""
+def _check(kind: str, patterns: Sequence[str], words: Iterator[str], readable: Sequence[Path]) -> Iterator[str]:
+    """Yield the words of one list for its tool, each flag in its usual spelling."""
+    for word in words:
+        name, separator, text = word.partition("=")
+        flag = next((flag for flag in (LINKED if kind == "link" else SHARED) if word.startswith(flag)), "")
+        if flag:
+            text = word.removeprefix(flag) or _value(flag, words)
+            if flag in ("-D", "-U") and (not MACRO.fullmatch(text) or FILE_AFTER_COMMA.search(text)):
+                raise _Refused(f"{flag} {text!r} is no plain macro")
+            if flag == "-l" and not LIBRARY.fullmatch(text):
+                raise _Refused(f"-l {text!r} is no name of a library")
+            text = _path(flag, text, readable) if flag in ("-I", "-isystem", "-L") else text
+            yield from [flag, text] if flag == "-isystem" else [f"{flag}{text}"]
+        elif kind == "nvcc" and name in FORWARDED:
+            flag, allowed = FORWARDED[name]
+            value = text if separator else _value(name, words)
+            items = [item for item in re.split(r",(?=-)|\s+", value) if item]
+            wrong = [item for item in items if not _matches(item, allowed)]
+            if wrong or not items:
+                raise _Refused(f"{name} {', '.join(map(repr, wrong)) or repr(value)} is not allowed")
+            yield from (part for item in items for part in (flag, _on_one_core(item)))
+        elif kind == "link" and (found := RPATH.fullmatch(word)):
+            _path("-rpath", found[1], readable)
+            yield word
+        else:
+            whole = f"{NVCC_NAMES[word]}={_value(word, words)}" if kind == "nvcc" and word in NVCC_NAMES else word
+            if not _matches(whole, patterns):
+                raise _Refused(f"{whole!r} is not allowed")
+            yield _on_one_core(whole)
 
-    words: list[str]
-    readable: Sequence[Path]
 
-    def __iter__(self) -> Iterator[str]:
-        while self.words:
-            yield self.words.pop(0)
-
-    def value(self, flag: str) -> str:
-        if not self.words:
-            raise _Refused(f"{flag!r} has no value")
-        return self.words.pop(0)
-
-    def path(self, flag: str, text: str) -> str:
-        """Return the path of a folder that may be read: one among the sources as "./…", or one of the toolkit."""
-        path = PurePosixPath(text)
-        if not text or ".." in path.parts or re.search(r"^[@\-]|[$`\\'\"\s,]", text):
-            raise _Refused(f"{flag} {text!r} leaves the sources")
-        if path.is_absolute() and not any(_is_below(path, folder) for folder in self.readable):
-            raise _Refused(f"{flag} {text!r} is outside the sources; the toolkit's own folders are searched anyway")
-        return text if path.is_absolute() else f"./{path}"
+def _value(flag: str, words: Iterator[str]) -> str:
+    """Return the next word, the value of a flag."""
+    for word in words:
+        return word
+    raise _Refused(f"{flag!r} has no value")
 
 
-def _is_below(path: PurePosixPath, folder: Path) -> bool:
-    return any(path.is_relative_to(root) for root in (folder, folder.resolve()))
+def _path(flag: str, text: str, readable: Sequence[Path]) -> str:
+    """Return the path of a folder that may be read: one among the sources as "./…", or one of the toolkit."""
+    path = PurePosixPath(text)
+    if not text or ".." in path.parts or re.search(r"^[@\-]|[$`\\'\"\s,]", text):
+        raise _Refused(f"{flag} {text!r} leaves the sources")
+    if not path.is_absolute():
+        return f"./{path}"
+    if not any(path.is_relative_to(root) for folder in readable for root in (folder, folder.resolve())):
+        raise _Refused(f"{flag} {text!r} is outside the sources; the toolkit's own folders are searched anyway")
+    return text
 
 
 def _matches(word: str, patterns: Iterable[str]) -> bool:
     return any(re.fullmatch(pattern, word) for pattern in patterns)
 
 
-def _allowed(word: str, patterns: Iterable[str]) -> str:
-    if not _matches(word, patterns):
-        raise _Refused(f"{word!r} is not allowed")
-    return word
-
-
-def _shared(word: str, words: _Words) -> list[str]:
-    """Return the words for -D, -U, -I or -isystem, written as one word or two; none for any other flag."""
-    for flag in ("-isystem", "-D", "-U", "-I"):
-        if word.startswith(flag):
-            text = word.removeprefix(flag) or words.value(flag)
-            if flag in ("-I", "-isystem"):
-                path = words.path(flag, text)
-                return [f"-I{path}"] if flag == "-I" else [flag, path]
-            if not MACRO.fullmatch(text) or FILE_AFTER_COMMA.search(text):
-                raise _Refused(f"{flag} {text!r} is no plain macro")
-            return [f"{flag}{text}"]
-    return []
-
-
-def _cxx(words: _Words) -> Iterator[str]:
-    for word in words:
-        yield from _shared(word, words) or [_allowed(word, CXX_FLAGS)]
-
-
-FORWARDED: Final = {
-    "-Xcompiler": ("-Xcompiler", CXX_FLAGS),
-    "--compiler-options": ("-Xcompiler", CXX_FLAGS),
-    "-Xptxas": ("-Xptxas", PTXAS_FLAGS),
-    "--ptxas-options": ("-Xptxas", PTXAS_FLAGS),
-    "-Xcudafe": ("-Xcudafe", CUDAFE_FLAGS),
-}
-"""Flag of nvcc that hands flags on to another tool → its usual spelling, and patterns of these flags."""
-
-
-def _nvcc(words: _Words) -> Iterator[str]:
-    for word in words:
-        name, separator, text = word.partition("=")
-        if name in FORWARDED:
-            flag, patterns = FORWARDED[name]
-            value = text if separator else words.value(name)
-            flags = [item for item in re.split(r",(?=-)|\s+", value) if item]
-            refused = [item for item in flags if not _matches(item, patterns)]
-            if refused or not flags:
-                raise _Refused(f"{name} {', '.join(map(repr, refused)) or repr(value)} is not allowed")
-            yield from (part for item in flags for part in (flag, item))
-        else:
-            whole = f"{NVCC_NAMES[word]}={words.value(word)}" if word in NVCC_NAMES else word
-            yield from _shared(word, words) or [_allowed(whole, NVCC_FLAGS)]
-
-
-def _link(words: _Words) -> Iterator[str]:
-    for word in words:
-        rpath = re.fullmatch(r"-Wl,(?:-rpath|-rpath-link)[,=](.+)", word)
-        if word.startswith("-l"):
-            library = word.removeprefix("-l") or words.value("-l")
-            if not LIBRARY.fullmatch(library):
-                raise _Refused(f"-l {library!r} is no name of a library")
-            yield f"-l{library}"
-        elif word.startswith("-L"):
-            yield "-L" + words.path("-L", word.removeprefix("-L") or words.value("-L"))
-        elif rpath:
-            words.path("-rpath", rpath[1])
-            yield word
-        else:
-            yield _allowed(word, LINK_FLAGS)
+def _on_one_core(word: str) -> str:
+    found = THREADS.fullmatch(word)
+    return f"{found[1]}1" if found else word

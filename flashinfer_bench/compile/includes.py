@@ -1,7 +1,7 @@
 """Checks that all included files lie among the sources or belong to the toolchain, before and after compiling.
 
 Before: it reads the directives in the text, which gives a clear message. After: it reads the compiler's own list of
-files, from which no macro hides. Where the kernel has Landlock, the compiler cannot read other files at all.
+files, from which no macro hides. If the kernel has Landlock, the compiler cannot read other files at all.
 """
 
 from __future__ import annotations
@@ -20,9 +20,19 @@ DIRECTIVE: Final = re.compile(
 )
 BLOCK_COMMENT: Final = re.compile(rb"/\*.*?(?:\*/|\Z)", re.DOTALL)
 """A comment without an end goes to the end of the file: looking for the end of each would take quadratic time."""
+LIST: Final = "read.d"
+"""The product of a precompiled header that lists the files of which it was made."""
+BLANK: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
+"""A character of white space, or a comment."""
 MOST_LIST_BYTES: Final = 16 << 20
-"""A compiler's list of the files that it read is refused where it has more bytes."""
+"""A compiler's list of the files that it read with more bytes is refused."""
 INCBIN: Final = re.compile(rb"\.incbin\b")
+
+
+def begins_with(source: bytes, header: str) -> bool:
+    """Tell whether the first thing in a source, but for comments, is the include of a header."""
+    name = re.escape(header.encode())
+    return re.match(rb"(?:%b)*#[ \t]*include[ \t]*(?:<%b>|\"%b\")" % (BLANK, name, name), source) is not None
 
 
 def check_directives(sources: Mapping[str, bytes]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.cli.entry import run_command_line
 from flashinfer_bench.cli.machine.build import choose_target
-from flashinfer_bench.compile.cache import Lease
+from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.data import save_json_file
 from flashinfer_bench.errors import Misuse
 from tests.bench.runner.test_baseline_cache import make_kept
@@ -155,7 +155,7 @@ def test_what_solutions_compiled_when_they_ran_is_cleared_but_not_under_a_run(he
     made = here / "cache" / "jit" / "ab" / "abcd" / "triton" / "kernel.cubin"
     made.parent.mkdir(parents=True)
     made.write_bytes(b"code")
-    with Lease(here / "cache"):
+    with ArtifactCache(here / "cache").used():
         assert call(capsys, "cache", "clear")[1]["compiled_at_run_left"] is True
         assert run_command_line(["cache", "clear"]) == 0
         assert "what solutions compile when they run stays: a run uses it" in capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_what_solutions_compiled_when_they_ran_counts_in_the_cache_and_its_limit
     ]
     run_command_line(["cache", "show"])
     assert "old one" in capsys.readouterr().out
-    with Lease(here / "cache"):
+    with ArtifactCache(here / "cache").used():
         assert call(capsys, "cache", "clear", "--keep-gb", "0.000004")[1]["jit_removed_bytes"] == 0
     assert call(capsys, "cache", "clear", "--keep-gb", "0.000004")[1]["jit_removed_bytes"] == 3000
     assert [path.name for path in sorted((here / "cache" / "jit" / "ab").iterdir())] == ["abnew", "abnew.solution"]
@@ -194,7 +194,7 @@ def test_the_kernels_that_judge_are_shown_and_cleared_but_not_under_a_run(here, 
     assert call(capsys, "cache", "show")[1]["judge_bytes"] == 1500
     assert run_command_line(["cache", "show"]) == 0
     assert "kernels that judge: 1.5 kB" in capsys.readouterr().out
-    with Lease(here / "cache"):
+    with ArtifactCache(here / "cache").used():
         assert call(capsys, "cache", "clear")[1]["judge_kept_bytes"] == 1500
         assert run_command_line(["cache", "clear"]) == 0
         assert "the kernels that judge stay (1.5 kB): a run uses them" in capsys.readouterr().out

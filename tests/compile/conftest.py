@@ -1,50 +1,48 @@
-"""What the tests of builds share: which steps were run."""
+"""What the tests of builds share: which compilers were run."""
 
-from contextlib import contextmanager
+import time
 from dataclasses import dataclass, field
 from threading import Lock
 
 import pytest
 
 from flashinfer_bench.compile.compilers import Compilers
+from tests.kit.native import processes_in
 
 
 @dataclass
 class Runs:
-    """The processes that ran compilers, in the order of their starts."""
+    """The compilers that were asked for, in the order of their starts."""
 
     steps: list = field(default_factory=list)
-    """Names of the steps of each."""
+    """The name of each command, and whether there was a precompiled header."""
     sources: list = field(default_factory=list)
-    """The second word of `main.cpp` of each."""
-    takes_header: list = field(default_factory=list)
-    most: int = 0
-    """How many compilers could run at once."""
-    _now: int = 0
-    _lock: Lock = field(default_factory=Lock)
-
-    @contextmanager
-    def note(self, stages, folder, parallel):
-        main = folder / "src" / "main.cpp"
-        with self._lock:
-            self.steps.append([step.name for stage in stages for step in stage])
-            self.sources.append(main.read_text().split()[1] if main.exists() else "")
-            self.takes_header.append((folder / "headers").exists())
-            self._now += parallel
-            self.most = max(self.most, self._now)
-        yield
-        with self._lock:
-            self._now -= parallel
+    """The second word of each `main.cpp` that was compiled."""
 
 
 @pytest.fixture
 def runs(monkeypatch):
     """What the builds of a test have run."""
-    seen, run = Runs(), Compilers.run
+    seen, run, lock = Runs(), Compilers.run, Lock()
 
-    def observed(self, stages, folder, seconds, *, parallel=1, readable=()):
-        with seen.note(stages, folder, parallel):
-            return run(self, stages, folder, seconds, parallel=parallel, readable=readable)
+    def observed(self, step, folder, readable):
+        main = folder / "src" / "main.cpp"
+        with lock:
+            seen.steps.append((step.name, (folder / "headers").exists()))
+            seen.sources += [main.read_text().split()[1]] if step.name == "compile main.cpp" else []
+        return run(self, step, folder, readable)
 
     monkeypatch.setattr(Compilers, "run", observed)
     return seen
+
+
+def wait_for(condition, limit_s=60.0):
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def is_quiet(folder):
+    """Whether no process works below a folder, or none does soon: killed ones end a little later."""
+    return wait_for(lambda: not processes_in(folder))

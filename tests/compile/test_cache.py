@@ -1,4 +1,4 @@
-"""The folder of artifacts: content is whole, what a run uses stays, dead builds go, strange files hold nothing up."""
+"""The folder of artifacts: content is whole, nothing goes under a run, strange files hold nothing up."""
 
 import os
 import sys
@@ -8,8 +8,7 @@ import pytest
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildFault, build_solution
 from flashinfer_bench.compile import building as building_module
-from flashinfer_bench.compile import cache as cache_module
-from flashinfer_bench.compile.cache import ArtifactCache, Lease, lease_times, size_limit
+from flashinfer_bench.compile.cache import ArtifactCache, Manifest, size_limit
 from flashinfer_bench.env import cache_root
 from tests.kit.make import make_solution
 from tests.kit.native import make_native, pretend_compiler
@@ -34,17 +33,16 @@ def test_sources_are_written_where_the_entry_point_says_and_none_is_run(tmp_path
 
 
 UNPARSED = {
-    "syntax": ("x = 1\n  y = 2", r"IndentationError: .*, at main\.py:2"),
-    "null": ("a\0b", r"null bytes, at main\.py"),
-    "nested": ("(" * 5000, r"main\.py"),
-    "large": ("#" * (5 << 20), "the limit for a source file"),
+    "x = 1\n  y = 2": r"IndentationError: .*, at main\.py:2",
+    "a\0b": r"null bytes, at main\.py",
+    "(" * 5000: r"main\.py",
+    "#" * (5 << 20): "the limit for a source file",
 }
 
 
-@pytest.mark.parametrize("case", UNPARSED)
-def test_a_file_that_does_not_parse_is_named(tmp_path, case):
-    source, message = UNPARSED[case]
-    with pytest.raises(BuildFailure, match=message):
+@pytest.mark.parametrize("source", UNPARSED, ids=["syntax", "null", "nested", "large"])
+def test_a_file_that_does_not_parse_is_named(tmp_path, source):
+    with pytest.raises(BuildFailure, match=UNPARSED[source]):
         build_solution(make_solution(source=source), tmp_path)
 
 
@@ -78,41 +76,29 @@ def test_a_full_disk_is_the_machines_fault_and_leaves_nothing(tmp_path, monkeypa
     def is_full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_module, "read_manifest", is_full)
+    monkeypatch.setattr(Manifest, "model_dump_json", is_full)
     with pytest.raises(BuildFault, match="No space left on device; free some"):
         build(tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def test_folders_of_dead_builds_are_swept_and_those_of_living_ones_left(tmp_path):
-    cache = ArtifactCache(tmp_path)
-    lock = cache.lock("living")
-    assert lock.take()
-    with cache.staging("living") as living:
-        (tmp_path / "staging" / "dead").mkdir()
-        cache.sweep()
-        assert [path.name for path in (tmp_path / "staging").iterdir()] == [living.name]
-    lock.release()
-
-
-def test_the_oldest_use_is_evicted_first_and_what_a_run_uses_never(tmp_path):
+def test_the_oldest_use_is_evicted_first_and_nothing_while_a_run_uses_the_cache(tmp_path):
     cache, made = ArtifactCache(tmp_path), [build(tmp_path, factor) for factor in range(3)]
     for age, folder in enumerate(made):
         os.utime(folder / "manifest.json", (1000 + age, 1000 + age))
     build(tmp_path, 0)  # a use
-    assert cache.evict(2 * cache.entries()[0].size_bytes) > 0
+    (tmp_path / "staging" / "dead").mkdir(parents=True)
+    limit = 2 * cache.entries()[0].size_bytes
+    with BuildFarm(tmp_path), BuildFarm(tmp_path):
+        assert (cache.evict(limit), cache.clear(), cache.remove(cache.entries())) == (0, False, [])
+        assert len(entries(tmp_path)) == 3
+    assert not (tmp_path / "staging").exists()  # left by a build that was killed
+    assert cache.evict(limit) > 0
     assert entries(tmp_path) == {made[0].name, made[2].name}
-    os.utime(made[0] / "manifest.json", (1000, 1000))
-    with BuildFarm(tmp_path) as farm:
-        assert len(lease_times(tmp_path)) == 1
-        used = farm.built(make_solution(source="def run(x):\n    return x * 2\n")).artifact.directory.parent
-        assert cache.clear() == (1, 1)
-        assert cache.evict(0) == 0
-        assert entries(tmp_path) == {used.name}
-    assert cache.evict(0) > 0
-    (tmp_path / "leases" / "1-dead").write_text("")  # nobody holds its lock
-    assert lease_times(tmp_path) == []
-    assert not list((tmp_path / "leases").iterdir())
+    with cache.unused(), cache.unused() as is_unused:
+        assert not is_unused
+    assert cache.clear()
+    assert not entries(tmp_path)
 
 
 def test_root_and_size_follow_the_environment(tmp_path):
@@ -122,15 +108,16 @@ def test_root_and_size_follow_the_environment(tmp_path):
     assert size_limit({"FIB_CACHE_GB": "much"}) == size_limit({}) == 20_000_000_000
 
 
-def test_every_command_of_the_cache_ends_although_folders_are_deep_and_clear_removes_them(
-    tmp_path, monkeypatch, capsys
-):
+def test_deep_folders_and_strange_files_hold_no_command_of_the_cache_up(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
     with deep_folder(build(tmp_path) / "files" / "deep"):
-        (tmp_path / "artifacts" / "00" / "stray").mkdir(parents=True)
+        for number, put in enumerate(STRANGE.values()):
+            for folder in ("locks", "staging", f"artifacts/0{number}"):
+                (tmp_path / folder).mkdir(exist_ok=True)
+                put(tmp_path / folder / f"strange{number}")
         assert [main(["cache", command]) for command in ("show", "verify", "clear")] == [0, 1, 0]
-    assert "removed 2 artifacts" in capsys.readouterr().out
-    assert list((tmp_path / "artifacts").glob("*/*")) == []
+    assert f"removed {1 + len(STRANGE)} artifacts" in capsys.readouterr().out
+    assert not (tmp_path / "artifacts").exists()
 
 
 def test_what_a_jit_compiler_made_too_deep_to_be_counted_goes_first_and_not_while_a_run_lives(tmp_path):
@@ -138,44 +125,22 @@ def test_what_a_jit_compiler_made_too_deep_to_be_counted_goes_first_and_not_whil
     (deep / "/".join("d" * 40)).mkdir(parents=True)
     deep.with_name("abdeep.solution").write_text("")
     cache = ArtifactCache(tmp_path)
-    with Lease(tmp_path):
-        assert cache.is_over(1 << 30)
+    with cache.used():
         cache.evict(1 << 30)
         assert deep.exists()  # a worker may write there
     cache.evict(1 << 30)
-    assert (deep.exists(), cache.is_over(1 << 30)) == (False, False)
-
-
-def test_strange_files_among_artifacts_locks_and_leases_do_not_hold_clear_up(tmp_path):
-    build(tmp_path)
-    for number, put in enumerate(STRANGE.values()):
-        for folder in ("locks", "leases", "staging", f"artifacts/0{number}"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            put(tmp_path / folder / f"strange{number}")
-    cache = ArtifactCache(tmp_path)
-    assert len(cache.entries()) == 1 + len(STRANGE)
-    assert cache.clear() == (1 + len(STRANGE), 0)
-    assert list((tmp_path / "artifacts").glob("*/*")) == []
-
-
-def test_only_the_latest_failures_are_remembered(tmp_path, monkeypatch):
-    action = 'case "$*" in *main.cpp*) echo "main.cpp:1:1: error: no"; exit 1;; esac'
-    monkeypatch.setattr(cache_module, "MOST_FAILURES", 2)
-    for number in range(4):
-        with BuildFarm(tmp_path, toolchain=pretend_compiler(tmp_path, action=action)) as farm:
-            assert next(farm.build_all([make_native(main=f"// {number}\n")])).error
-    assert len(entries(tmp_path)) == 2
+    assert list(deep.parent.iterdir()) == []
 
 
 def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(building_module, "USUAL_LIMIT_S", 0.02)
-    monkeypatch.setattr(building_module, "PROBE_LIMIT_S", -1e9)
+    for name in ("USUAL_LIMIT_S", "LOCK_LIMIT_S"):
+        monkeypatch.setattr(building_module, name, 0.02)
+    cache = ArtifactCache(tmp_path / "cache")
     with BuildFarm(tmp_path / "cache", toolchain=pretend_compiler(tmp_path)) as farm:
         for solution in (make_solution(), make_native("s")):
-            held = ArtifactCache(tmp_path / "cache").lock(farm._make(solution).recipe.digest)
-            held.wait(0.0)
-            (found,) = farm.build_all([solution])
-            held.release()
+            digest = farm._make(solution).recipe.digest
+            with cache.building(digest, 0.0, lambda: None):
+                (found,) = farm.build_all([solution])
             assert isinstance(found.error, BuildFault)
-            assert "held" in str(found.error)
-            assert str(held.path) in str(found.error)
+            assert f"held by process {os.getpid()}" in str(found.error)
+            assert digest in str(found.error)

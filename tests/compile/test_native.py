@@ -17,11 +17,12 @@ from flashinfer_bench.compile import (
 )
 from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.compile.compilers import StepLimits
-from flashinfer_bench.compile.table import make_recipe
-from flashinfer_bench.compile.toolkit import LIBRARIES, is_in, toolkit_includes
+from flashinfer_bench.compile.farm import make_recipe
+from flashinfer_bench.compile.requirements import LIBRARIES, is_in, toolkit_includes
+from tests.compile.conftest import is_quiet
+from tests.kit.building_guide import read_forms
 from tests.kit.make import make_solution
-from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
-from tests.kit.processes import wait_until_gone
+from tests.kit.native import EXPORT, make_native, pretend_compiler, pretend_torch
 
 GIB = 1 << 30
 TOOLCHAIN = find_toolchain()
@@ -39,7 +40,7 @@ def build(root, solution=None, *, action=None, **settings):
 
 def left_behind(root):
     """Return what a build that failed may not leave."""
-    folders = [root / name for name in ("staging", "locks", "leases", "artifacts")]
+    folders = [root / name for name in ("staging", "artifacts")]
     return {path.name for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
@@ -55,7 +56,7 @@ def says(*words):
 def test_a_library_is_compiled_once_and_the_second_time_no_compiler_is_started(tmp_path, runs):
     first, again = build(tmp_path), build(tmp_path, make_native("other_name", description="other words"))
     assert (first.artifact.kind, first.artifact.entry, first.artifact.symbol) == ("tvm-ffi", "solution.so", "run")
-    assert runs.steps == [["compile main.cpp", "link"]]
+    assert [name for name, _ in runs.steps] == ["compile main.cpp", "link"]
     assert (first.was_cached, again.was_cached) == (False, True)
     assert again.artifact == first.artifact
 
@@ -188,7 +189,7 @@ def test_a_cuda_solution_has_cpp_files_with_the_toolkits_headers_and_features_of
 @needs_nvcc
 def test_a_missing_header_of_the_toolkit_is_the_machines_fault_and_words_of_it_are_not(tmp_path):
     folders = toolkit_includes(TOOLCHAIN.cuda, TOOLCHAIN.nvidia_packages)
-    for library in LIBRARIES:
+    for library in LIBRARIES.values():
         words = f"#error fatal error: {library.header}: No such file or directory\n{EXPORT}"
         is_there = is_in(library.header, folders)
         main = words if is_there else f"#include <{library.header}>\n{EXPORT}"
@@ -236,7 +237,7 @@ def test_who_is_to_blame_and_nothing_is_left(tmp_path, case):
     assert type(built.error) is error
     assert message in str(built.error)
     assert len(str(built.error)) < 15_000
-    assert wait_until_gone(lambda: processes_in(tmp_path)) == []  # killed; those in a system call end a little later
+    assert is_quiet(tmp_path)
     assert left_behind(tmp_path / "cache") == ({"manifest.json"} if case == "template" else set())
 
 
@@ -288,3 +289,41 @@ def test_a_failure_that_is_not_the_sources_is_forgotten(tmp_path, case):
     action = on_main(FORGOTTEN[case]) if FORGOTTEN[case] else link
     assert build(tmp_path, action=action, limits=StepLimits(20.0, 4 << 30)).error is not None
     assert ArtifactCache(tmp_path / "cache").entries() == []
+
+
+FOLLOW_NOT, FOLLOW = "-fno-devirtualize", "-fdevirtualize"
+
+
+def test_over_torchs_headers_gpp_follows_no_virtual_calls_unless_a_solution_wants_it_and_clang_gets_no_such_flag(
+    tmp_path,
+):
+    gpp = pretend_torch(tmp_path, "")
+    clang = replace(gpp, cxx=replace(gpp.cxx, path=gpp.cxx.path.with_name("clang++")))
+    found = []
+    for toolchain in (gpp, clang):
+        solution = make_native(binding="torch", compile_options={"cflags": [FOLLOW]})
+        argv = make_recipe(solution, toolchain, BuildTarget()).stages[0][0].argv
+        found.append([word for word in argv if word in (FOLLOW_NOT, FOLLOW)])
+    assert found == [[FOLLOW_NOT, FOLLOW], [FOLLOW]]
+
+
+FORMS = read_forms()
+
+
+def test_the_guide_has_each_language_with_each_binding():
+    assert {*FORMS} == {(one, other) for one in ("cpp", "cuda") for other in ("tvm-ffi", "torch")}
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.cpu
+def test_the_cuda_files_of_the_guide_compile(tmp_path):
+    solutions = []
+    for binding in ("tvm-ffi", "torch"):
+        sources = FORMS["cuda", binding]
+        parts = {"language": "cuda", "binding": binding, "entry_point": f"{next(iter(sources))}::run"}
+        parts["compile_options"] = {"cflags": ["-O0"]} if binding == "torch" else {}  # torch's headers take long
+        solutions.append(make_solution(f"cuda_{binding}", sources=sources, **parts))
+    with BuildFarm(tmp_path, jobs=2, target=BuildTarget.of([(9, 0)])) as farm:
+        assert [built.error for built in farm.build_all(solutions)] == [None, None]

@@ -39,10 +39,10 @@ class NoFlock(OSError):
     """The file system does not have flock."""
 
 
-def try_lock(fd: int) -> bool:
-    """Lock an open file if nobody holds it; False where somebody does."""
+def try_lock(fd: int, *, is_shared: bool = False) -> bool:
+    """Lock an open file if nobody holds it; False if somebody does. Shared locks stand beside one another."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
     except BlockingIOError:
         return False
     except OSError as error:
@@ -52,14 +52,14 @@ def try_lock(fd: int) -> bool:
     return True
 
 
-def wait_for_lock(fd: int, path: Path, limit_s: float) -> None:
+def wait_for_lock(fd: int, path: Path, limit_s: float, *, is_shared: bool = False) -> None:
     """Lock an open file, or an open folder, that has this path.
 
     Raises:
         TimeoutError: another process held the lock all the time.
     """
     deadline = time.monotonic() + limit_s
-    while not try_lock(fd):
+    while not try_lock(fd, is_shared=is_shared):
         if time.monotonic() >= deadline:
             raise TimeoutError(errno.ETIMEDOUT, f"its lock is held by {_find_holder(fd)}", str(path))
         time.sleep(POLL_S)

@@ -31,7 +31,7 @@ from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
-from flashinfer_bench.compile.architectures import FIRST_TOOLKIT, NAMED
+from flashinfer_bench.compile.requirements import FIRST_TOOLKIT, NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import COMPILED, check_entry
 from flashinfer_bench.data.names import did_you_mean

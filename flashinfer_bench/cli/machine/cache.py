@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
 from flashinfer_bench.cli.screen.output import write_out
@@ -21,7 +20,6 @@ from flashinfer_bench.compile.cache import (
     JIT_FOLDER,
     ArtifactCache,
     Entry,
-    lease_times,
     size_limit,
     size_of_folder,
 )
@@ -78,10 +76,7 @@ def execute_clear(args: argparse.Namespace) -> int:
     if args.failed:
         cache.forget_failures()
     elif args.keep_gb is None:
-        cache.clear()
-        if not lease_times(cache.root):
-            remove_tree(judge)
-            remove_tree(cache.root / JIT_FOLDER)
+        cache.clear(JUDGE_FOLDER)
         compiled_left = (cache.root / JIT_FOLDER).exists()
     else:
         cache.evict(max(0.0, args.keep_gb) * GIGABYTE)
@@ -115,7 +110,7 @@ def execute_verify(args: argparse.Namespace) -> int:
     """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
     cache = _open()
     checked, problems = len(cache.entries()), cache.verify()
-    removed = {entry.digest for entry, _ in problems if args.remove and cache.remove(entry)}
+    removed = {entry.digest for entry in cache.remove(entry for entry, _ in problems if args.remove)}
     if args.format == "json":
         found = [
             {

@@ -1,1 +1,1 @@
-"""One module for each way to build. `compile/table.py` says which language takes which."""
+"""One module for each way to build. The record of a language names its module."""

@@ -10,21 +10,27 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from flashinfer_bench.compile.artifact import BuildFailure
-from flashinfer_bench.compile.dependencies import cutlass_includes, wants_cutlass
+from flashinfer_bench.compile.artifact import (
+    HEADERS,
+    LINK,
+    PRODUCTS,
+    BuildFailure,
+    BuildRecipe,
+    BuildStep,
+    BuildTarget,
+    Kind,
+    Stages,
+)
 from flashinfer_bench.compile.flags import Flags, check_flags
-from flashinfer_bench.compile.headers import LIST, begins_with
-from flashinfer_bench.compile.includes import check_directives
-from flashinfer_bench.compile.recipe import HEADERS, LINK, PRODUCTS, BuildRecipe, BuildStep, BuildTarget, Stages
+from flashinfer_bench.compile.includes import LIST, begins_with, check_directives
+from flashinfer_bench.compile.requirements import cutlass_includes, toolkit_includes, wants_cutlass
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
-from flashinfer_bench.compile.toolkit import toolkit_includes
-from flashinfer_bench.data import Solution
+from flashinfer_bench.data import Solution, SupportedBindings
 from flashinfer_bench.data.entry import find_binding, registers_operators
 
 MODULE: Final = "solution"
@@ -40,12 +46,11 @@ DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-
 """Flags of nvcc after which device code needs a link of its own."""
 GCC_FLAGS: Final = ("-fmax-errors=20", "-fdiagnostics-color=never")
 """Flags of g++ that keep logs short."""
-SELDOM_COLLECTS: Final = "--param=ggc-min-expand=200"
-"""Flag of g++: free memory less often, since little of torch's header could be freed. The object stays the same."""
-SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0, "kilobyte": 0.1}
-"""Guessed seconds of compiling: for each file the headers of its binding, and more for a .cu file, CUTLASS and length.
+SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0}
+"""Guessed seconds of compiling: for each file the headers of its binding, and more for a .cu file and CUTLASS.
 
 The guess decides the order of builds and nothing else."""
+SECONDS_A_BYTE: Final = 1e-4
 HOST_PROBE: Final = b"#include <vector>\nint probe(int x) { return std::vector<int>(x).size(); }\n"
 DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\nvoid probe() { kernel<<<1, 1>>>(); }\n"
 """Sources that every working compiler accepts. If one fails, the machine is at fault and not the solution."""
@@ -55,17 +60,18 @@ DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\n
 class Binding:
     """One way to make a library callable from Python."""
 
-    kind: Literal["tvm-ffi", "torch"]
+    kind: Kind
     standard: int
     """C++ standard unless the solution's flags name one."""
+    home: Path
     includes: tuple[Path, ...]
     macros: tuple[str, ...]
     link: tuple[str, ...]
     """Flags of the linker."""
     exports: str
     """Symbol that the library exports; {} stands for the entry function."""
-    versions: Mapping[str, str]
-    """Package → version. A new version gives the artifact another digest."""
+    version: str
+    """A new version gives the artifact another digest."""
     main_header: str
     """The header that solutions with this binding include."""
     cuda_link: tuple[str, ...] = ()
@@ -73,64 +79,53 @@ class Binding:
     nvcc_macros: tuple[str, ...] = ()
     gcc_flags: tuple[str, ...] = ()
     """Flags that g++ alone knows, with which it takes less time."""
-    links_whole: bool = False
-    """Linking fails if a symbol stays undefined."""
-    precompiles: bool = False
-    """The main header is worth precompiling."""
 
 
-def tvm_ffi_binding(toolchain: Toolchain) -> Binding:
-    """Return the binding of apache-tvm-ffi; why_not_buildable has said that it is there."""
-    files = toolchain.tvm_ffi
-    assert files is not None  # asked before
-    return Binding(
-        kind="tvm-ffi",
-        standard=17,
-        includes=tuple(files.includes()),
-        macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker how many arguments the entry takes
-        link=(f"-L{files.home / 'lib'}", "-ltvm_ffi"),
-        exports="__tvm_ffi_{}",
-        versions={"tvm_ffi": files.version},
-        main_header="tvm/ffi/tvm_ffi.h",
-        links_whole=True,
-    )
-
-
-def torch_binding(toolchain: Toolchain) -> Binding:
-    """Return the binding of torch's C++ extensions; why_not_buildable has said that it is there."""
-    files, python = toolchain.torch, toolchain.python_include
-    assert files is not None  # asked before
+def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
+    """Return a binding of this machine; `why_not_buildable` has said that it is there."""
+    if binding is SupportedBindings.TVM_FFI:
+        tvm_ffi = toolchain.tvm_ffi
+        assert tvm_ffi is not None  # asked before
+        return Binding(
+            kind="tvm-ffi",
+            standard=17,
+            home=tvm_ffi.home,
+            includes=tuple(tvm_ffi.includes()),
+            macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker how many arguments the entry takes
+            link=(f"-L{tvm_ffi.home / 'lib'}", "-ltvm_ffi"),
+            exports="__tvm_ffi_{}",
+            version=tvm_ffi.version,
+            main_header="tvm/ffi/tvm_ffi.h",
+        )
+    torch, python = toolchain.torch, toolchain.python_include
+    assert torch is not None  # asked before
     assert python is not None  # asked before
     return Binding(
         kind="torch",
-        standard=files.standard,
-        includes=(*files.includes(), python),
+        standard=torch.standard,
+        home=torch.home,
+        includes=(*torch.includes(), python),
         macros=(
             f"-DTORCH_EXTENSION_NAME={MODULE}",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(files.has_new_abi)}",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}",
             # A CPU build of torch lacks the one header that its own CUDA headers include; this leaves it out.
-            *(() if files.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)),
+            *(() if torch.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)),
         ),
-        link=(f"-L{files.home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+        link=(f"-L{torch.home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
         exports=f"PyInit_{MODULE}",
-        versions={"torch": files.version},
+        version=torch.version,
         main_header="torch/extension.h",
-        cuda_link=("-lc10_cuda", "-ltorch_cuda") if files.has_cuda else (),
+        cuda_link=("-lc10_cuda", "-ltorch_cuda") if torch.has_cuda else (),
         # As torch's own extension builder defines them; solutions that were written against it expect them.
-        nvcc_macros=(
-            "-D__CUDA_NO_HALF_OPERATORS__",
-            "-D__CUDA_NO_HALF_CONVERSIONS__",
-            "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
-            "-D__CUDA_NO_HALF2_OPERATORS__",
+        nvcc_macros=tuple(
+            f"-D__CUDA_NO_{name}__"
+            for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
         ),
-        # Else g++ optimises all virtual functions of torch's headers, and drops them again.
-        gcc_flags=("-fno-devirtualize",),
-        precompiles=True,
+        # Else g++ optimises all virtual functions of torch's headers, and drops them again; and it frees memory
+        # more often, though little of these headers could be freed.
+        gcc_flags=("-fno-devirtualize", "--param=ggc-min-expand=200"),
     )
-
-
-BINDINGS: Final[dict[str, Callable[[Toolchain], Binding]]] = {"tvm-ffi": tvm_ffi_binding, "torch": torch_binding}
 
 
 @dataclass(frozen=True)
@@ -147,53 +142,55 @@ class Commands:
     packages: tuple[Path, ...]
     """NVIDIA's pip packages, for libraries that the toolkit lacks."""
 
-    @cached_property
-    def _is_clang(self) -> bool:
-        return "clang" in self.cxx.path.resolve().name
+    @property
+    def gcc_flags(self) -> tuple[str, ...]:
+        """Flags of the binding for g++; empty for clang."""
+        return () if self._is_clang else self.binding.gcc_flags
 
     @property
     def can_precompile(self) -> bool:
         """Whether this compiler takes a precompiled main header; clang takes none from an include folder."""
-        return self.binding.precompiles and not self._is_clang
+        return self.binding.kind == "torch" and not self._is_clang
 
     @property
-    def links_device_code(self) -> bool:
-        """Whether device code is relocatable."""
+    def _is_clang(self) -> bool:
+        return "clang" in self.cxx.path.resolve().name
+
+    @property
+    def _links_device_code(self) -> bool:
         return self.cuda is not None and not DEVICE_LINK_FLAGS.isdisjoint(self.flags.nvcc)
 
     def stages(self, units: Sequence[str]) -> Stages:
         """Return the commands that make the objects, link relocatable device code, and link the library."""
         objects = [f"../obj/{index}.o" for index in range(len(units))]
-        stages = [tuple(self._compile(unit, made) for unit, made in zip(units, objects, strict=True))]
-        if self.links_device_code:
+        steps = []
+        for unit, made in zip(units, objects, strict=True):
+            command = self._device() if unit.endswith(DEVICE_SUFFIX) else self.host()
+            argv = (*command, "-MD", "-MF", f"{made.removesuffix('.o')}.d", "-c", unit, "-o", made)
+            steps.append(BuildStep(f"compile {unit}", argv))
+        stages = [tuple(steps)]
+        if self._links_device_code:
             command = [*self._nvcc(), "-Xcompiler", "-fPIC", *self._architectures(), "-dlink", *objects]
             objects = [*objects, "../obj/device.o"]
             stages.append((BuildStep("link device code", (*command, "-o", objects[-1])),))
         return (*stages, (BuildStep(LINK, (*self._link(objects), "-o", f"{PRODUCTS}/{LIBRARY}")),))
 
-    def _compile(self, unit: str, output: str) -> BuildStep:
-        command = self._device() if unit.endswith(DEVICE_SUFFIX) else self.host()
-        dependencies = ("-MD", "-MF", output.removesuffix(".o") + ".d")
-        return BuildStep(f"compile {unit}", (*command, *dependencies, "-c", unit, "-o", output))
-
     def host(self) -> list[str]:
         """Return the command that compiles C++, without its input and output."""
-        own = ["-O3", f"-std=c++{self.binding.standard}", "-fPIC"]
-        own += [] if self._is_clang else [*GCC_FLAGS, *self.binding.gcc_flags]
-        own += [SELDOM_COLLECTS] if self.can_precompile else []
+        own = ["-O3", f"-std=c++{self.binding.standard}", "-fPIC", *(() if self._is_clang else GCC_FLAGS)]
         headers = ["-isystem", HEADERS] if self.can_precompile else []
-        command = [str(self.cxx.path), *own, *self.binding.macros, *self.flags.cxx, "-I."]
-        return [*command, *headers, *self._search()]
+        command = [str(self.cxx.path), *own, *self.gcc_flags, *self.binding.macros, *self.flags.cxx, "-I."]
+        return [*command, *headers, *_search(self.includes)]
 
     def _device(self) -> list[str]:
-        given, gcc_flags = self.flags.nvcc, () if self._is_clang else self.binding.gcc_flags
+        given = self.flags.nvcc
         own = ["--expt-relaxed-constexpr"]
         own += [] if _has(given, "-O") else ["-O3"]
         own += [] if _has(given, "-std", "--std") else [f"-std=c++{self.binding.standard}"]
-        host = [*([] if "-fPIC" in given else ["-fPIC"]), *gcc_flags]
+        host = [*([] if "-fPIC" in given else ["-fPIC"]), *self.gcc_flags]
         own += [word for flag in host for word in ("-Xcompiler", flag)]
-        macros = [*self.binding.macros, *self.binding.nvcc_macros]
-        return [*self._nvcc(), *own, *macros, *self._architectures(), *given, "-I.", *self._search()]
+        own += [*self.binding.macros, *self.binding.nvcc_macros, *self._architectures()]
+        return [*self._nvcc(), *own, *given, "-I.", *_search(self.includes)]
 
     def _nvcc(self) -> list[str]:
         assert self.cuda is not None  # there is a .cu file
@@ -207,22 +204,21 @@ class Commands:
             return []
         return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in self.target.architectures]
 
-    def _search(self) -> list[str]:
-        return [word for folder in self.includes for word in ("-isystem", str(folder))]
-
     def _link(self, objects: Sequence[str]) -> list[str]:
-        folders = self.cuda.library_folders() if self.cuda is not None else []
+        cuda, flags, binding = self.cuda, self.flags, self.binding
+        folders = cuda.library_folders() if cuda is not None else []
         has_driver = any((folder / "libcuda.so").exists() for folder in folders)
         command = [str(self.cxx.path), "-shared", "-fPIC", *objects]
-        command += [self._locate(flag, folders) for flag in self.flags.link]
-        command += ["-fopenmp"] if "-fopenmp" in (*self.flags.cxx, *self.flags.nvcc, *self.flags.link) else []
-        command += self.binding.link
-        if self.cuda is not None:
-            command += [*self.binding.cuda_link, *(f"-L{folder}" for folder in folders)]
-            command += ["-lcudart", f"-Wl,-rpath,{self.cuda.home / 'lib64'}"]
-            command += ["-lcudadevrt"] if self.links_device_code else []
+        command += [self._locate(flag, folders) for flag in flags.link]
+        command += ["-fopenmp"] if "-fopenmp" in (*flags.cxx, *flags.nvcc, *flags.link) else []
+        command += binding.link
+        if cuda is not None:
+            command += [*binding.cuda_link, *(f"-L{folder}" for folder in folders)]
+            command += ["-lcudart", f"-Wl,-rpath,{cuda.home / 'lib64'}"]
+            command += ["-lcudadevrt"] if self._links_device_code else []
             command += ["-Wl,--as-needed", "-lcuda"] if has_driver else []
-        return [*command, *(["-Wl,-z,defs"] if self.binding.links_whole and (has_driver or not self.cuda) else [])]
+        # torch's own libraries leave symbols to Python.
+        return [*command, *(["-Wl,-z,defs"] if binding.kind == "tvm-ffi" and (has_driver or cuda is None) else [])]
 
     def _locate(self, flag: str, folders: Sequence[Path]) -> str:
         """Return a flag for the linker. A library that only a pip package has is named by its path."""
@@ -233,14 +229,22 @@ class Commands:
         return str(next(packaged, flag))
 
 
+def _has(flags: Sequence[str], *starts: str) -> bool:
+    return any(flag.startswith(starts) for flag in flags)
+
+
+def _search(folders: Iterable[Path]) -> list[str]:
+    return [word for folder in folders for word in ("-isystem", str(folder))]
+
+
 def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
     """Return how a cpp or cuda solution is built; `why_not_buildable` has said that the toolchain is there.
 
     Raises:
         BuildFailure: the solution asks for something that cannot or must not be.
     """
-    cuda = toolchain.cuda if solution.spec.language.record.requires_cuda else None
-    assert toolchain.cxx is not None  # asked before
+    cxx, cuda = toolchain.cxx, toolchain.cuda if solution.spec.language.record.requires_cuda else None
+    assert cxx is not None  # asked before
     sources = {source.path: source.content.encode() for source in solution.sources}
     units = choose_units(list(sources), is_cuda=cuda is not None)
     symbol = solution.get_entry_symbol()
@@ -248,18 +252,16 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
     check_directives(sources)
     found = find_binding(solution)
-    binding = BINDINGS[found.binding.value](toolchain)
-    libraries = _library_includes(solution, toolchain, cuda)
-    readable = _readable(toolchain, cuda, binding, libraries)
-    commands = Commands(
-        cxx=toolchain.cxx,
-        cuda=cuda,
-        binding=binding,
-        flags=check_flags(solution.spec.compile_options, readable),
-        includes=(*binding.includes, *libraries),
-        target=target,
-        packages=toolchain.nvidia_packages if cuda else (),
-    )
+    binding, packages = read_binding(found.binding, toolchain), toolchain.nvidia_packages if cuda else ()
+    libraries = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
+    readable = [*binding.includes, binding.home, *cxx.files()]
+    if cuda is not None:
+        libraries += toolkit_includes(cuda, packages)
+        readable += [cuda.home, *cuda.library_folders(), *packages]
+    readable += [Path(folder) for folder in os.environ.get(READABLE_VARIABLE, "").split(os.pathsep) if folder]
+    may_read = tuple(dict.fromkeys([*readable, *libraries]))
+    flags = check_flags(solution.spec.compile_options, may_read)
+    commands = Commands(cxx, cuda, binding, flags, (*binding.includes, *libraries), target, packages)
     stages = commands.stages(units)
     probe_unit, probe_content = ("probe.cu", DEVICE_PROBE) if cuda else ("probe.cpp", HOST_PROBE)
     hosts = [sources[unit] for unit in units if not unit.endswith(DEVICE_SUFFIX)]
@@ -272,15 +274,15 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         made_from=_made_from(commands, sources, stages),
         products=(LIBRARY,),
         stages=stages,
-        readable=readable,
+        readable=may_read,
         probe=replace(commands, flags=Flags()).stages([probe_unit]),
         probe_sources={probe_unit: probe_content},
         main_header=binding.main_header,
         needs_symbol=None if registers_operators(solution) else binding.exports.format(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,
-        header=_header_recipe(commands, readable) if takes_header else None,
-        guessed_seconds=_guess_seconds(binding, units, sources),
+        header=_header_recipe(commands, may_read) if takes_header else None,
+        guessed_seconds=_guess_seconds(binding, units, b"".join(sources.values())),
     )
 
 
@@ -309,13 +311,8 @@ def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecip
 
     g++ itself refuses a precompiled header if a macro differs that the header knows.
     """
-    header, kept = commands.binding.main_header, list[str]()
-    words = iter(commands.flags.cxx)
-    for word in words:
-        if word == "-isystem":
-            next(words)
-        elif not word.startswith(("-D", "-U", "-I")):
-            kept.append(word)
+    header, given = commands.binding.main_header, commands.flags.cxx
+    kept = [word for word in given if word.startswith("-") and not word.startswith(("-D", "-U", "-I", "-isystem"))]
     commands = replace(commands, flags=Flags(cxx=tuple(kept)))
     product, source = f"{header}.gch", f"{PRODUCTS}/{header}"  # the source stays: files may include it a second time
     output = ("-MD", "-MF", f"{PRODUCTS}/{LIST}", "-x", "c++-header", source, "-o", f"{PRODUCTS}/{product}")
@@ -330,35 +327,12 @@ def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecip
         products=(product, header, LIST),
         stages=stages,
         readable=readable,
-        include_folders=tuple(str(folder) for folder in commands.includes),
     )
-
-
-def _has(flags: Sequence[str], *starts: str) -> bool:
-    return any(flag.startswith(starts) for flag in flags)
-
-
-def _library_includes(solution: Solution, toolchain: Toolchain, cuda: CudaToolkit | None) -> tuple[Path, ...]:
-    """Return the folders of headers: those of the solution's dependencies, then the toolkit's, for .cpp files too."""
-    folders = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
-    folders += toolkit_includes(cuda, toolchain.nvidia_packages) if cuda else []
-    return tuple(folder for folder in folders if folder.is_dir())
-
-
-def _readable(
-    toolchain: Toolchain, cuda: CudaToolkit | None, binding: Binding, libraries: Sequence[Path]
-) -> tuple[Path, ...]:
-    folders = [*binding.includes, *libraries, *(toolchain.cxx.files() if toolchain.cxx else [])]
-    folders += [cuda.home, *cuda.library_folders(), *toolchain.nvidia_packages] if cuda else []
-    folders += [Path(folder) for folder in os.environ.get(READABLE_VARIABLE, "").split(os.pathsep) if folder]
-    for package in (toolchain.torch if binding.kind == "torch" else None, toolchain.tvm_ffi):
-        folders += [package.home] if package is not None else []
-    return tuple(dict.fromkeys(folders))
 
 
 def _made_from(commands: Commands, sources: Mapping[str, bytes], stages: Stages) -> dict[str, Any]:
     """Return everything that decides the library: sources, commands, compilers, versions, ABI."""
-    cuda, is_torch = commands.cuda, commands.binding.kind == "torch"
+    cuda, binding = commands.cuda, commands.binding
     cutlass = [folder / "cutlass" / "version.h" for folder in commands.includes]
     native = any("native" in flag for flag in (*commands.flags.cxx, *commands.flags.nvcc))
     return {
@@ -366,11 +340,11 @@ def _made_from(commands: Commands, sources: Mapping[str, bytes], stages: Stages)
         "commands": [list(step.argv) for stage in stages for step in stage],
         "compilers": {"cxx": commands.cxx.identity, "nvcc": cuda.nvcc.identity if cuda else None},
         "versions": {
-            **commands.binding.versions,
+            binding.kind: binding.version,
             "cuda": list(cuda.version) if cuda else None,
             "cutlass": [hashlib.sha256(path.read_bytes()).hexdigest() for path in cutlass if path.is_file()],
         },
-        "abi": sysconfig.get_config_var("SOABI") if is_torch else sysconfig.get_platform(),
+        "abi": sysconfig.get_config_var("SOABI") if binding.kind == "torch" else sysconfig.get_platform(),
         "processor": _processor() if native else None,
     }
 
@@ -384,9 +358,7 @@ def _processor() -> str:
     return "\n".join(sorted(set(re.findall(r"^(?:model name|flags|Features)\s*:.*$", text, re.MULTILINE))))
 
 
-def _guess_seconds(binding: Binding, units: Sequence[str], sources: Mapping[str, bytes]) -> float:
-    text = b"".join(sources.values())
-    device_units = sum(unit.endswith(DEVICE_SUFFIX) for unit in units)
+def _guess_seconds(binding: Binding, units: Sequence[str], text: bytes) -> float:
     heavy = SECONDS["cutlass"] if b"cutlass/" in text or b"cute/" in text else 0.0
-    compiling = len(units) * SECONDS[binding.kind] + device_units * SECONDS["cuda"]
-    return compiling + heavy + len(text) / 1000 * SECONDS["kilobyte"]
+    device = SECONDS["cuda"] * sum(unit.endswith(DEVICE_SUFFIX) for unit in units)
+    return len(units) * SECONDS[binding.kind] + device + heavy + len(text) * SECONDS_A_BYTE

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from flashinfer_bench.compile.artifact import BuildFailure
-from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
+from flashinfer_bench.compile.artifact import BuildFailure, BuildRecipe, BuildTarget
 from flashinfer_bench.compile.toolchain import Toolchain
 from flashinfer_bench.data import Solution
 

@@ -98,7 +98,7 @@ def look(
     with ExitStack() as stack:
         for line in lock_device(site.device, stack):
             tell(line)
-        with BuildFarm(cache, target=_target(site.device)) as farm:  # it leases the artifact
+        with BuildFarm(cache, target=_target(site.device)) as farm:  # it keeps the artifact
             built = describe_solution(_build(subject.solution, farm, site.device))
             # What it compiles while it runs is kept apart from that of runs: it has other flags.
             own = hashlib.sha256(f"inspect {built.digest}".encode()).hexdigest()

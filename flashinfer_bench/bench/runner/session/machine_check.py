@@ -29,11 +29,10 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.compile.building import has_no_room
 from flashinfer_bench.compile.diagnostics import DISK_FULL
 from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
-from flashinfer_bench.compile.recipe import BuildTarget
 from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFailure
 
 PROGRAM_S: Final = 240.0

@@ -4,7 +4,6 @@ import pytest
 
 from flashinfer_bench.compile import Toolchain, find_unavailable_languages
 from flashinfer_bench.compile.compilers import StepReport
-from flashinfer_bench.compile.dependencies import cutlass_includes, find_missing, installed_version, wants_cutlass
 from flashinfer_bench.compile.diagnostics import (
     bound_log,
     describe_failure,
@@ -13,8 +12,16 @@ from flashinfer_bench.compile.diagnostics import (
     other_architecture,
     why_machine,
 )
+from flashinfer_bench.compile.requirements import (
+    LIBRARIES,
+    cutlass_includes,
+    find_lacked,
+    find_missing,
+    installed_version,
+    toolkit_includes,
+    wants_cutlass,
+)
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
-from flashinfer_bench.compile.toolkit import LIBRARIES, describe_missing, find_lacked, toolkit_includes
 from tests.kit.scratch import copy_package, run_with
 
 NOTHING = Toolchain(None, None, None, None, None)
@@ -102,9 +109,10 @@ def test_what_a_compiler_lacked_is_read_off_its_output(output, lacks):
 
 
 def test_each_library_has_its_packages_and_pip_packages_stand_in_for_the_toolkit(tmp_path):
-    for library in LIBRARIES:
-        assert f"pip install {library.pip.format('')}," in describe_missing(library.header, (13, 0))
-        assert library.apt.format("-13-0") in describe_missing(library.name, (13, 0))
+    for name, library in LIBRARIES.items():
+        for lacks in (f"fatal error: {library.header}: No such file", f"ld: cannot find -l{name}"):
+            words = find_lacked(lacks, (13, 0))[1]
+            assert f"pip install nvidia-{library.package}, or apt-get install {library.apt}-13-0" in words
     cuda, package = CudaToolkit(tmp_path, Compiler(tmp_path, "1"), (12, 8)), tmp_path / "nvidia"
     for folder in (cuda.include, package / "include"):
         folder.mkdir(parents=True)

@@ -1,0 +1,323 @@
+"""What a solution needs of a machine, and what this machine lacks of it, with what to install. Nothing is run here.
+
+A solution is not blamed for what a machine lacks: a compiler, a package, a library of the CUDA toolkit, or a toolkit
+and GPU for its architecture. `why_not_buildable` looks before a build, `find_lacked` reads a failed compiler's output.
+A dependency that names no package ("any recent driver") is ignored: in doubt a solution runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion
+
+from flashinfer_bench.compile.artifact import BuildFailure, BuildTarget
+from flashinfer_bench.compile.flags import check_flags
+from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain, find_package
+from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
+from flashinfer_bench.data.entry import find_binding
+
+DISTRIBUTIONS: Final = {
+    "pytorch": "torch",
+    "flashinfer": "flashinfer-python",
+    "tvm-ffi": "apache-tvm-ffi",
+    **dict.fromkeys(("cutlass", "cute", "cute-dsl", "cutedsl"), "nvidia-cutlass-dsl"),
+    "cutile": "cuda-tile",
+    "cudnn": "nvidia-cudnn-frontend",
+    "cupti": "cupti-python",
+}
+"""A name that people write → the package that has it."""
+MODULES: Final = {"nvidia-cutlass-dsl": "cutlass", "nvidia-cudnn-frontend": "cudnn", "flashinfer-python": "flashinfer"}
+CUTLASS: Final = ("cutlass", "cute", "nvidia-cutlass")
+TOOLKIT: Final = ("cuda", "cudatoolkit", "cuda-toolkit", "nvcc")
+COMPILERS: Final = ("gcc", "clang", "cpp", "cmake", "ninja", "make")
+"""Words for a compiler. They are not looked up: the solution's language says already which compiler it needs."""
+
+
+class ToolkitLibrary(NamedTuple):
+    """A library of the CUDA toolkit that a machine may lack though it has nvcc."""
+
+    header: str
+    """A header that it always has."""
+    headers: str
+    """Pattern of all its headers, as they are included."""
+    package: str
+    """NVIDIA's package: on PyPI after "nvidia-", for Debian and Ubuntu before the toolkit's version."""
+    apt: str
+
+
+LIBRARIES: Final = {
+    "cublas": ToolkitLibrary("cublas_v2.h", r"cublas(_v2|_api|Lt|Xt)?\.h", "cublas", "libcublas-dev"),
+    "cusparse": ToolkitLibrary("cusparse.h", r"cusparse(_v2)?\.h", "cusparse", "libcusparse-dev"),
+    "cusolver": ToolkitLibrary("cusolverDn.h", r"cusolver(Dn|_common|Sp|Rf|Mg)\.h", "cusolver", "libcusolver-dev"),
+    "curand": ToolkitLibrary("curand.h", r"curand(_kernel)?\.h", "curand", "libcurand-dev"),
+    "cufft": ToolkitLibrary("cufft.h", r"cufft(Xt|w)?\.h", "cufft", "libcufft-dev"),
+    "nvrtc": ToolkitLibrary("nvrtc.h", r"nvrtc\.h", "cuda-nvrtc", "cuda-nvrtc-dev"),
+    "nvJitLink": ToolkitLibrary("nvJitLink.h", r"nvJitLink\.h", "nvjitlink", "libnvjitlink-dev"),
+    "cccl": ToolkitLibrary("cub/cub.cuh", r"(cub|thrust)/.+", "cuda-cccl", "cuda-cccl"),
+    "nvtx": ToolkitLibrary("nvtx3/nvToolsExt.h", r"(nvtx3/)?nvToolsExt\.h", "nvtx", "cuda-nvtx"),
+}
+"""Name without `lib` → library."""
+FURTHER_HEADERS: Final = {
+    "cublaslt": "cublasLt.h",
+    "cudnn": "cudnn.h",
+    "cub": "cub/cub.cuh",
+    "thrust": "thrust/version.h",
+}
+"""Further libraries that a dependency may name → a header."""
+PIP_SUFFIX: Final = {11: "-cu11", 12: "-cu12"}
+LACKS: Final = (
+    re.compile(r"fatal error: ([\w./+\-]+): No such file"),
+    re.compile(r"(?:cannot|could not) open source file \"([\w./+\-]+)\""),
+    re.compile(r"^\S*ld(?:\.\w+)?: cannot find -l(\w+)", re.MULTILINE),
+)
+"""How g++, nvcc and ld report a file that they lack."""
+FIRST_TOOLKIT: Final = {
+    "80": (11, 0),
+    "86": (11, 1),
+    "87": (11, 4),
+    "89": (11, 8),
+    "90": (11, 8),
+    "90a": (12, 0),
+    **dict.fromkeys(("100a", "101a", "120a"), (12, 8)),
+    **dict.fromkeys(("103a", "121a"), (12, 9)),
+}
+"""Architecture → the first CUDA toolkit that compiles for it (NVIDIA's release notes)."""
+OLDEST_OF_CUDA_13: Final = 75
+"""CUDA 13 does not compile for GPUs of a lower compute capability than this (7.5)."""
+NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
+
+Versions = Callable[[str], str | None]
+"""Returns the version of a distribution: "" for an unknown version, None if it is not installed."""
+
+
+def is_installed(package: str) -> bool:
+    """Tell whether a Python package is there, without importing it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def find_unavailable_languages(
+    toolchain: Toolchain, *, installed: Callable[[str], bool] = is_installed
+) -> dict[str, str | None]:
+    """Return each language that solutions may name → why it cannot be built here, or None if it can."""
+    return {language.value: _why_unavailable(language, toolchain, installed) for language in SupportedLanguages}
+
+
+def _why_unavailable(
+    language: SupportedLanguages, toolchain: Toolchain, installed: Callable[[str], bool]
+) -> str | None:
+    record = language.record
+    if record.package is not None and not installed(record.package):
+        return f"{record.package} is not installed; try: pip install {record.package}"
+    if record.requires_cuda and toolchain.cuda is None:
+        return "there is no nvcc; install the CUDA toolkit, or set CUDA_HOME to it"
+    if record.is_compiled and toolchain.cxx is None:
+        return "there is no C++ compiler; install g++ (apt-get install g++), or name one in CXX"
+    return None
+
+
+def why_not_buildable(
+    solution: Solution, toolchain: Toolchain, target: BuildTarget, capabilities: Sequence[tuple[int, int]] = ()
+) -> str | None:
+    """Return what this machine lacks for a solution, with what to install; None if nothing is missing.
+
+    Args:
+        solution: what is to be built.
+        toolchain: the compilers and libraries of this machine.
+        target: the GPUs that it is built for.
+        capabilities: the compute capabilities of the GPUs that are to run it; empty if it is only compiled.
+    """
+    record = solution.spec.language.record
+    reason = _why_unavailable(solution.spec.language, toolchain, is_installed)
+    if reason is not None:
+        return reason
+    missing = find_missing(solution.spec.dependencies, toolchain, is_compiled=record.is_compiled)
+    if missing or not record.is_compiled:
+        return "; ".join(missing) or None
+    if find_binding(solution).binding is SupportedBindings.TVM_FFI:
+        if toolchain.tvm_ffi is None:
+            return "binding tvm-ffi: apache-tvm-ffi is not installed; try: pip install apache-tvm-ffi"
+    elif toolchain.torch is None:
+        return "binding torch: the installed torch brings no C++ headers; install it from PyPI"
+    elif toolchain.python_include is None:
+        return "binding torch: Python's own headers are missing; install them (apt-get install python3-dev)"
+    cuda = toolchain.cuda if record.requires_cuda else None
+    return _why_wrong_architecture(solution, cuda, target, capabilities) if cuda else None
+
+
+def _why_wrong_architecture(
+    solution: Solution, cuda: CudaToolkit, target: BuildTarget, capabilities: Sequence[tuple[int, int]]
+) -> str | None:
+    try:
+        chosen = chosen_targets(check_flags(solution.spec.compile_options, [cuda.home]).nvcc)
+    except BuildFailure:
+        return None  # the build will say what is wrong with its flags
+    if chosen:
+        unfit = [one for one in capabilities if not any(runs_on(name, one) for name in chosen)]
+        there = " and ".join(f"sm_{major}{minor}" for major, minor in unfit)
+        return f"it is compiled for {', '.join(chosen)} alone; the GPU here is {there}" if unfit else None
+    version = ".".join(map(str, cuda.version))
+    for name in target.architectures:
+        first = FIRST_TOOLKIT.get(name, (0, 0))
+        if cuda.version < first:
+            return f"CUDA {version} cannot compile for sm_{name}; install CUDA {first[0]}.{first[1]} or newer"
+        if cuda.version >= (13, 0) and int(name.rstrip("af")) < OLDEST_OF_CUDA_13:
+            return f"CUDA {version} no longer compiles for sm_{name}; install CUDA 12"
+    return None
+
+
+def chosen_targets(flags: Iterable[str]) -> list[str]:
+    """Return the targets that a solution's own nvcc flags name ("sm_90a", "compute_80"); empty if they name none.
+
+    `-arch=sm_80` alone makes machine code and PTX, which the driver finishes for the GPU. So it stands for both.
+    """
+    targets: list[str] = []
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if name == "-gencode":
+            targets += [found[0] for found in NAMED.finditer(value.partition("code=")[2])]
+        elif name in ("-arch", "--gpu-architecture") and NAMED.fullmatch(value):
+            targets += [value, value.replace("sm_", "compute_")]
+    return list(dict.fromkeys(targets))
+
+
+def runs_on(target: str, capability: tuple[int, int]) -> bool:
+    """Tell whether code for a target runs on a GPU of this compute capability."""
+    found = NAMED.fullmatch(target)
+    if found is None:
+        return True
+    kind, number, suffix = found.groups()
+    compiled = int(number[:-1]), int(number[-1])
+    if suffix == "a":
+        return compiled == capability
+    return compiled <= capability and (compiled[0] == capability[0] or (kind != "sm" and not suffix))
+
+
+def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
+    """Return the folders of the toolkit's headers; if it lacks a library, with those of NVIDIA's pip packages."""
+    own = [folder for folder in (cuda.include, cuda.include / "cccl") if folder.is_dir()]
+    if all(is_in(library.header, own) for library in LIBRARIES.values()):
+        return own
+    return [*own, *(package / "include" for package in packages if (package / "include").is_dir())]
+
+
+def is_in(header: str, folders: Iterable[Path]) -> bool:
+    """Tell whether a header lies in one of some folders."""
+    return any((folder / header).is_file() for folder in folders)
+
+
+def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None:
+    """Return the header or library of the toolkit that a failed step did not find, and what to say of it; or None.
+
+    A source can have the same words printed. The caller has to check whether the header is really missing.
+
+    Args:
+        output: the step's.
+        version: the toolkit's.
+    """
+    found = next((found for pattern in LACKS if (found := pattern.search(output))), None)
+    for name, library in LIBRARIES.items() if found else ():
+        if found and (found[1] in (name, f"{name}Lt") or re.fullmatch(library.headers, found[1])):
+            pip = f"nvidia-{library.package}{PIP_SUFFIX.get(version[0], '')}"
+            apt = f"{library.apt}-{version[0]}-{version[1]}"
+            what = f"{found[1]} of the CUDA toolkit's {name} is not installed"
+            return found[1], f"{what}; try: pip install {pip}, or apt-get install {apt}"
+    return None
+
+
+def cutlass_includes(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the folders of CUTLASS's headers: from $CUTLASS_PATH, else nvidia-cutlass, else FlashInfer's copy."""
+    homes = [Path(environment["CUTLASS_PATH"])] if environment.get("CUTLASS_PATH") else []
+    for package, inner in (("cutlass_library", "source"), ("flashinfer", "data/cutlass")):
+        folder = find_package(package)
+        homes += [folder / inner] if folder is not None else []
+    for home in homes:
+        if (home / "include" / "cutlass" / "cutlass.h").is_file():
+            return [folder for folder in (home / "include", home / "tools" / "util" / "include") if folder.is_dir()]
+    return []
+
+
+def wants_cutlass(dependencies: Iterable[str]) -> bool:
+    """Tell whether a compiled solution names CUTLASS."""
+    parsed = map(_parse, dependencies)
+    return any(requirement is not None and canonicalize_name(requirement.name) in CUTLASS for requirement in parsed)
+
+
+def find_missing(
+    dependencies: Iterable[str],
+    toolchain: Toolchain,
+    *,
+    is_compiled: bool,
+    versions: Versions | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Return a line for each dependency that is not met. It says what is there, and what to install."""
+    lines: list[str] = []
+    for requirement in map(_parse, dependencies):
+        if requirement is None or (requirement.marker is not None and not requirement.marker.evaluate()):
+            continue
+        name = canonicalize_name(requirement.name)
+        header = LIBRARIES[name].header if name in LIBRARIES else FURTHER_HEADERS.get(name)
+        if name in COMPILERS:
+            continue
+        there: str | None
+        if name == "python":
+            there, remedy = platform.python_version(), "run it with that Python"
+        elif name in TOOLKIT:
+            there = ".".join(map(str, toolchain.cuda.version)) if toolchain.cuda else None
+            remedy = "install the CUDA toolkit, or set CUDA_HOME to it"
+        elif is_compiled and name in CUTLASS:
+            there = "" if cutlass_includes(environment) else None
+            remedy = "pip install nvidia-cutlass, or set CUTLASS_PATH to its sources"
+        elif is_compiled and header is not None:
+            there = "" if _has_header(toolchain, header) else None
+            remedy = "it comes with the CUDA toolkit, or with NVIDIA's pip packages"
+        else:
+            distribution = DISTRIBUTIONS.get(name, name)
+            there = (versions or installed_version)(distribution)
+            remedy = f"pip install '{distribution}{requirement.specifier}'"
+        if there is None:
+            lines.append(f"it needs {requirement}, which is not installed; try: {remedy}")
+        elif not _fits(requirement, there):
+            lines.append(f"it needs {requirement}, and {there} is installed; try: {remedy}")
+    return lines
+
+
+def _parse(text: str) -> Requirement | None:
+    try:
+        return Requirement(text.strip())
+    except InvalidRequirement:
+        return None
+
+
+def _fits(requirement: Requirement, version: str) -> bool:
+    try:
+        return version == "" or requirement.specifier.contains(version, prereleases=True)
+    except InvalidVersion:
+        return True
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed package; "" if it has none to tell; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        module = MODULES.get(distribution, distribution.replace("-", "_"))
+    try:
+        return "" if importlib.util.find_spec(module) is not None else None
+    except (ImportError, ValueError):
+        return None
+
+
+def _has_header(toolchain: Toolchain, header: str) -> bool:
+    folders = [toolchain.cuda.include, toolchain.cuda.include / "cccl"] if toolchain.cuda else []
+    return is_in(header, [*folders, *(package / "include" for package in toolchain.nvidia_packages)])
