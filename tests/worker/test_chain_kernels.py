@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -111,11 +110,6 @@ extern "C" void play(bool backwards, u64 key, u64* slot, u64 after_ns) {
   is_backwards = backwards, late_key = key, late_slot = slot, key_at_ns = clock_ns + after_ns;
 }
 extern "C" u64 tell_time() { return clock_ns; }
-extern "C" void absorb_word(u32* state, const u32* word, u32 place, u32 segment) {
-  Four next = absorb(Four{state[0], state[1], state[2], state[3]}, uint4{word[0], word[1], word[2], word[3]},
-                     place, segment);
-  memcpy(state, &next, sizeof next);
-}
 extern "C" bool launch(const char* name, unsigned blocks, unsigned threads, const u64* a) {
   typedef const uint4* Data;
   typedef volatile u64* Told;
@@ -246,28 +240,6 @@ def test_a_digest_changes_with_any_bit_byte_or_piece_and_not_with_the_place(on_c
     assert take_digest(on_cpu, moved) == take_digest(on_cpu, own, held[:0]) == usual
     of_four, of_two = take_digest(on_cpu, *[own, other] * 2), take_digest(on_cpu, own, other)
     assert take_digest(on_cpu, *[own, other] * 3) == of_four + of_two
-
-
-@pytest.mark.parametrize("changed", [[0, 1, 2, 3], [0], [1, 2]], ids=str)
-def test_what_an_earlier_word_changes_no_later_one_takes_back(library, changed):
-    """The state that follows differs by no number that somebody knows who has not all of what came before."""
-
-    def absorb(state, word, place=5, segment=1):
-        held, word = np.array(state, np.uint32), np.array(word, np.uint32)
-        library.absorb_word(held.ctypes, word.ctypes, place, segment)
-        return held
-
-    draws, differences = np.random.default_rng(len(changed)), []
-    for _ in range(50):
-        state, word, change = draws.integers(1 << 32, size=(3, 4), dtype=np.uint32)
-        change *= np.isin(range(4), changed).astype(np.uint32)
-        for other_word in (word, word ^ change, word - change):
-            other, usual = absorb(state ^ change, other_word), absorb(state, word)
-            differences += [tuple(other ^ usual), tuple(other - usual)]
-            assert not {tuple(change), tuple(-change)} & {*differences}
-    assert len({*differences} - {(0, 0, 0, 0)}) == 6 * 50
-    found = [absorb(state, word, place, segment) for place in (0, 1 << 31) for segment in range(4)]
-    assert len(np.unique(found)) == 4 * 2 * 4  # where a word lies counts
 
 
 @pytest.mark.parametrize("blocks", [0, 2, PROCESSORS])
