@@ -216,7 +216,6 @@ def test_a_worker_that_does_not_end_or_has_lost_its_supervisor_is_a_fault(start,
     ("source", "said"),
     [
         ("import sys\nsys.stdout.write('out ')\nsys.stderr.write('err ')", "out err "),
-        ("import sys\nprint('out', flush=True)\nsys.stdout = None\nsys.stderr.close()", "out\n"),
         ("import os\nprint('last words')\nos.kill(os.getpid(), 9)", "last words\n"),
     ],
 )
@@ -392,12 +391,6 @@ def test_a_worker_is_over_its_limit_without_the_session_s_arena(monkeypatch, ses
     monkeypatch.setattr(supervisor, "descendants", lambda _: [2])
     monkeypatch.setattr(supervisor, "proportional_memory", held.get)
     assert supervisor.Watch(2, 100, Notifications(None)).is_over_memory() is is_over
-
-
-def test_a_supervisor_that_cannot_see_the_session_watches_all_the_same(monkeypatch):
-    monkeypatch.setattr(supervisor, "ancestors", lambda pid: [pid - 1])
-    over = [supervisor.Watch(os.getpid(), limit, Notifications(None)).is_over_memory() for limit in (1, 1 << 50)]
-    assert over == [True, False]
 
 
 FAILS = """

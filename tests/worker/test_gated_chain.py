@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, open_memory_file
-from flashinfer_bench.worker.gated_chain import calls as calls_module
 from flashinfer_bench.worker.gated_chain.kernels import BLOCK_BYTES, MOST_CALLS, ControlBlock
 from tests.kit.chain_on_cpu import CALLS, CODE, PlayedGpu, PlayedWorker
 from tests.kit.trials import make_trial
@@ -131,17 +130,3 @@ def test_where_a_call_raises_no_kernel_waits_for_a_key_any_more(
     assert read_keys(fd, CALLS + 1) == [*given, *[1] * (CALLS - len(given)), 0]
     calls = [at for what, at in gpu.log if what == "call"]
     assert calls == list(range(raises)) * (synchronize is None)  # the device was waited for
-
-
-def test_a_settled_call_does_not_wait_for_its_key_for_ever(gpu, fd, open_worker, monkeypatch):
-    monkeypatch.setattr(calls_module, "LIMIT_S", 0.01)
-    run_chain(open_worker(), fd, (), **SETTLED)
-    assert gpu.keys == [0] * CALLS
-
-
-def test_where_the_board_cannot_be_mapped_its_memory_is_given_up(fd, open_worker, monkeypatch):
-    monkeypatch.setattr(calls_module, "ControlBlock", fail)
-    worker = open_worker()
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        run_chain(worker, fd)
-    assert not worker.chains.forget()
