@@ -68,7 +68,7 @@ def run_chain(worker, fd, keys=KEYS, **changes):
     ControlBlock(fd).clear()
     worker.gpu.ahead, places = iter(keys), worker.trial.places
     fields = {"size": SIZE, "indices": range(CALLS), "operations": 5, "settles": False, **changes}
-    return worker.run_chain(fd, stride=places.stride, inputs=places.input_bytes(1).shape[1], **fields)
+    return worker.run_chain(fd, stride=places.stride, inputs=places.inputs_end, **fields)
 
 
 BY_HOST, SETTLED = {"operations": None}, {"settles": True}
