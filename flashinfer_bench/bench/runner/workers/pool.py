@@ -141,8 +141,8 @@ class WorkerPool:
         """A worker has started; the latest to start did not. Then none is started ahead until another has started."""
         self._best_gap_ns = 0
         """Time of a link of a chain of empty kernels in the best context so far; 0 if nobody knows."""
-        self._current: Made | None = None
-        self._reference: Made | None = None
+        self._held: dict[bool, Made] = {}
+        """The worker that holds a solution (False), and that of a reference (True)."""
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
         self._ending: list[WorkerProcess] = []
@@ -163,33 +163,20 @@ class WorkerPool:
 
     # Whose worker it is now.
 
-    def worker_for(self, solution: SolutionFiles) -> tuple[WorkerProcess, bool]:
-        """Return the solution's worker, ready, and whether it is a fresh one that has loaded nothing yet.
+    def worker_for(self, files: SolutionFiles) -> tuple[WorkerProcess, bool]:
+        """Return the worker of a solution or a reference, ready, and whether it is a fresh one that has loaded nothing.
 
         Raises:
             DeviceFault: no worker can be started.
         """
-        if self._current is not None and self._current.files.digest == solution.digest:
-            return self._current.worker, False
-        self.discard()
-        self._current = self._take(solution)
-        self.tend()
-        return self._current.worker, True
-
-    def reference_worker(self, definition_digest: str) -> WorkerProcess:
-        """Return a ready worker for a definition's reference. No solution is loaded in it.
-
-        Raises:
-            DeviceFault: no worker can be started.
-        """
-        files = reference_files(definition_digest)
-        if self._reference is not None and (self._reference.files != files or self._reference.worker.has_ended):
-            self.end_reference()
-        if self._reference is None:
-            self._reference = self._take(files)
+        held = self._held.get(files.is_reference)
+        is_fresh = held is None or held.files.digest != files.digest or held.worker.has_ended
+        if held is None or is_fresh:
+            self._end(is_reference=files.is_reference)
+            held = self._held[files.is_reference] = self._take(files)
             self.tend()
-        self._has_rested = False
-        return self._reference.worker
+        self._has_rested = self._has_rested and not files.is_reference
+        return held.worker, is_fresh
 
     def rest_reference(self) -> None:
         """Have the worker that holds a reference give up the session's memory: a solution is to get that.
@@ -197,38 +184,39 @@ class WorkerPool:
         On a GPU it is kept for the next batch of baselines, since another one would cost a context. One that has no
         sandbox, or does not answer, is ended.
         """
-        if self._reference is not None and not self._has_rested:
+        if True in self._held and not self._has_rested:
             may_rest = self._hello.has_walls and self._is_gpu
-            self._has_rested = may_rest and self._reference.worker.does("unbind")
+            self._has_rested = may_rest and self._held[True].worker.does("unbind")
             if not self._has_rested:
                 self.end_reference()
 
     def end_reference(self) -> None:
-        """End the worker that holds a reference, without waiting for it."""
-        if self._reference is not None:
-            self._retire(self._reference.worker)
-            self._reference = None
+        """Begin to end the worker that holds a reference."""
+        self._end(is_reference=True)
 
     def discard(self) -> None:
         """Begin to end the current worker and all that it started."""
-        if self._current is not None:
-            self._retire(self._current.worker)
-            self._current = None
+        self._end(is_reference=False)
+
+    def _end(self, *, is_reference: bool) -> None:
+        held = self._held.pop(is_reference, None)
+        if held is not None:
+            self._retire(held.worker)
             self._reap()
             self.finish_ending(leave=MOST_ENDING)
 
     def recover(self) -> bool:
         """Make the current worker fit for its solution's next job after an error; say whether it is."""
-        return self._current is not None and self._current.worker.does("recover")
+        return False in self._held and self._held[False].worker.does("recover")
 
     def take_output(self) -> str:
         """Return what the current worker printed since the last call."""
-        return "" if self._current is None else self._current.worker.take_output()
+        return self._held[False].worker.take_output() if False in self._held else ""
 
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
         self._hear()
-        held = [one.worker for one in (self._current, self._reference, *self._warm) if one is not None]
+        held = [one.worker for one in (*self._held.values(), *self._warm)]
         return [worker.pid for worker in (*self._ending, *held) if worker.pid is not None]
 
     # Waiting for what starts and ends.
@@ -291,7 +279,7 @@ class WorkerPool:
         If nothing is wanted, those that are there stay. A worker that nobody wants, or for which there is no room any
         more, is ended.
         """
-        held = [one.files.digest for one in (self._current, self._reference) if one is not None]
+        held = [one.files.digest for one in self._held.values()]
         self._wanted = list(solutions)
         while self._wanted and self._wanted[0].digest in held:
             held.remove(self._wanted.pop(0).digest)

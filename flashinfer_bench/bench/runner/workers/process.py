@@ -149,8 +149,6 @@ class WorkerProcess:
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
         self._next_look = -math.inf
-        self.is_loaded = False
-        """A reference was loaded."""
         self.has_setup = False
         """The solution that was loaded exports `setup`."""
         self.mapped: tuple[object, int] | None = None

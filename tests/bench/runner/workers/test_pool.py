@@ -10,7 +10,7 @@ import torch
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
-from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
 from flashinfer_bench.compile import Artifact
@@ -84,8 +84,8 @@ class Bench:
         for verb, *words in map(str.split, script.split(",")):
             if verb == "expect":
                 self.pool.expect([FILES[word] for word in words])
-            elif verb == "take":
-                self.pool.worker_for(FILES[words[0]])
+            elif verb in ("take", "reference_worker"):
+                self.pool.worker_for(FILES.get(words[0]) or reference_files(words[0]))
             elif verb in ("deaf", "gone"):
                 fields = {"deaf": ("is_deaf", True), "gone": ("has_ended", True)}
                 setattr(self.made[int(words[0])], *fields[verb])
