@@ -28,19 +28,6 @@ def read_keys(fd, calls=MOST_CALLS):
     return [int.from_bytes(os.pread(fd, 8, ControlBlock(fd).key_at(at)), "little") for at in range(calls)]
 
 
-@pytest.mark.parametrize("call", [0, MOST_CALLS - 1])
-def test_a_key_is_for_one_call_and_none_takes_the_place_of_another(fd, call):
-    ours, theirs = ControlBlock(fd), ControlBlock(fd, SIZE)
-    ours.give(call, LARGEST)
-    assert [at for at in range(MOST_CALLS) if theirs.has_key(at)] == [call]
-    for at in (call, 3):
-        theirs.give_if_missing(at)
-    assert read_keys(fd) == [LARGEST if at == call else int(at == 3) for at in range(MOST_CALLS)]
-    ours.clear()
-    assert os.pread(fd, BLOCK_BYTES, 0) == bytes(BLOCK_BYTES)
-    assert theirs.text(BLOCK_BYTES, SIZE).rstrip(b"\0") == CODE
-
-
 @pytest.mark.parametrize(("call", "groups"), [(0, 1), (MOST_CALLS - 1, 4)])
 def test_a_call_is_over_when_all_that_it_commits_to_is_there(fd, call, groups):
     board, words = ControlBlock(fd), [LARGEST - at for at in range(2 * groups)]

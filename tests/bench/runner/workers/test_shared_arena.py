@@ -6,8 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import arena as arena_module
-from flashinfer_bench.bench.runner.workers.arena import PAGE_BYTES, SMALLEST_BYTES, SharedArena, copy_of
+from flashinfer_bench.bench.runner.workers.arena import SMALLEST_BYTES, SharedArena, copy_of
 from flashinfer_bench.timing import driver
 from flashinfer_bench.worker import arena as shared
 
@@ -27,22 +26,6 @@ def test_an_arena_that_grows_keeps_the_old_memory_until_it_is_dropped():
         arena.drop_retired()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(before)
-
-
-@pytest.mark.parametrize(("has_room", "sizes"), [(True, [16, 32, 32, 64]), (False, [16, 18, 24, 40])])
-def test_a_large_arena_that_grows_doubles_where_there_is_room(monkeypatch, has_room, sizes):
-    monkeypatch.setattr(arena_module, "LARGE_BYTES", 0)
-    with SharedArena(torch.device("cpu")) as arena:
-        assert not arena._has_room(1)  # memory of the host is not doubled
-        monkeypatch.setattr(SharedArena, "_has_room", lambda *_: has_room)
-        seen = []
-        for pages in (16, 18, 24, 40):
-            arena.reserve(pages * PAGE_BYTES)
-            seen.append(arena.size // PAGE_BYTES)
-        assert seen == sizes
-        arena.release()
-        arena.reserve(5 * PAGE_BYTES - 1)
-        assert arena.size == 5 * PAGE_BYTES
 
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
