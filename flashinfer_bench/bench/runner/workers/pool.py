@@ -133,7 +133,6 @@ class WorkerPool:
         self._precompiles: bool | None = None
         """What `hear_ready` told of that server."""
         self._is_gpu = hello.device == "cuda"
-        self._gpu_index = hello.gpu_index
         self._numbers = itertools.count(1)
         self._warm: list[Made] = []
         self._wanted: list[SolutionFiles] = []
@@ -353,7 +352,7 @@ class WorkerPool:
         self._retire(warm.worker)
 
     def _hear(self) -> None:
-        """Hear which workers have started; replace those on another GPU, and those with a slow context.
+        """Hear which workers have started; replace those with a slow context.
 
         Raises:
             DeviceFault: one that somebody waits for does not start.
@@ -370,19 +369,12 @@ class WorkerPool:
                     raise _start_fault(worker, error) from None
                 continue
             self._has_started, self._has_failed = True, False
-            if worker.is_on_another_gpu:
-                self._gpu_index = None  # CUDA counts GPUs in another way here: they are named by UUID from now on
-                self._replace(warm, warm.attempt)
-            else:
-                self._on_ready(worker)
-                self.see_context(worker.ready.chain_gap_ns)
+            self._on_ready(worker)
+            self.see_context(worker.ready.chain_gap_ns)
         for warm in [one for one in self._warm if one.worker.is_ready]:
             if self.excess_ns(warm.worker.ready.chain_gap_ns) and warm.attempt < MOST_CONTEXTS:
-                self._replace(warm, warm.attempt + 1)
-
-    def _replace(self, warm: Made, attempt: int) -> None:
-        self._drop(warm)
-        self._start(warm.files, is_awaited=warm.is_awaited, attempt=attempt)
+                self._drop(warm)
+                self._start(warm.files, is_awaited=warm.is_awaited, attempt=warm.attempt + 1)
 
     def see_context(self, chain_gap_ns: int) -> None:
         """Learn how fast a context of this session is; 0 if nobody knows."""
@@ -421,8 +413,8 @@ class WorkerPool:
         self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
     ) -> dict[str, Any]:
         """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
-        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
-        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
+        image = self.timing_image if precompiled is None else None
+        order = make_order(self._hello, home, image) | {"is_reference": files.is_reference}
         policy = self.policies.make_policy(files.digest, files.artifact, given)
         if policy is None:
             return order
@@ -469,21 +461,17 @@ class WorkerPool:
             self.precompiling = None
 
 
-def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
+def make_order(hello: Hello, home: Path, image: bytes | None = None) -> dict[str, Any]:
     """Return the spawn order of a worker without a sandbox, or of a program in its place.
 
     Args:
         hello: the session's settings.
         home: the worker's folder.
-        gpu_index: its GPU's number as CUDA counts; None to go by what the session sees.
         image: machine code of the timing kernels, which it then need not assemble.
     """
-    environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
-    if gpu_index is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
+    environment = worker_environment(os.environ, Path(hello.cache_root))
     return {
-        "environment": environment,
-        "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
+        "environment": environment | {"HOME": str(home), "TMPDIR": str(home)},
         "device": "cuda:0" if hello.device == "cuda" else "cpu",
         "threads": usable_cores(),
         "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),

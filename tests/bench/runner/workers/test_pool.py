@@ -15,19 +15,18 @@ from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.fork_server import READY
 
 pytestmark = pytest.mark.cpu
-FAST, GAPS = 1600, {"fast": 1600, "slow": 1750, "unknown": 0, "dead": -1, "coming": -2, "elsewhere": -3}
+FAST, GAPS = 1600, {"fast": 1600, "slow": 1750, "unknown": 0, "dead": -1, "coming": -2}
 FILES = {name: SolutionFiles(name) for name in ("one", "two", "three", "four")}
 
 
 class FakeWorker:
-    """A worker that starts with a given chain gap, late, on another GPU, or not at all."""
+    """A worker that starts with a given chain gap, late, or not at all."""
 
     def __init__(self, kind, name):
         self.kind, self.name = kind, name
         self.ready = SimpleNamespace(chain_gap_ns=max(0, GAPS[kind]))
         self.pid = self.given = None
         self.is_ready = self.is_ended = self.is_reaped = self.has_ended = self.is_deaf = False
-        self.is_on_another_gpu = kind == "elsewhere"
         self.log, self.overhead = BoundedLog(), BatchOverhead()
 
     def __str__(self):
@@ -72,7 +71,7 @@ class Bench:
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: self.room)
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed)
+        self.pool = open_pool(device, on_ready=self.heard.append, has_walls=sandboxed)
         self.pool.see_context(best)
 
     def run(self, script):
@@ -92,8 +91,8 @@ class Bench:
         return " ".join(map(str, self.made))
 
 
-def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, has_walls=False):
-    hello = SimpleNamespace(device=device, gpu_index=index, sessions=sessions, has_walls=has_walls)
+def open_pool(device, sessions=1, on_ready=lambda _: None, has_walls=False):
+    hello = SimpleNamespace(device=device, sessions=sessions, has_walls=has_walls)
     return WorkerPool(None, None, hello, None, on_ready=on_ready)
 
 
@@ -110,7 +109,6 @@ SCRIPTS = [
     ("", {"room": 3}, "expect one two, take one, take one, take two", "one- two"),
     # one that does not start is no warm one, and none is started ahead until another has started
     ("fast dead fast", {"room": 2}, "expect one two three, take one, expect two three", "one two-"),
-    ("elsewhere fast", GPU, "take one", "one- one"),
     # the worker of a reference rests on a GPU while solutions run
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
     ("", GPU, "reference_worker a, rest_reference, reference_worker b", "reference- reference"),
@@ -130,7 +128,7 @@ SCRIPTS = [
 def test_what_is_started_and_ended(monkeypatch, kinds, given, script, workers):
     bench = Bench(monkeypatch, kinds, **given)
     assert bench.run(script) == workers
-    assert set(bench.heard) == {one for one in bench.made if one.is_ready and one.kind != "elsewhere"}
+    assert set(bench.heard) == {one for one in bench.made if one.is_ready}
 
 
 def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_what_it_said(monkeypatch):
