@@ -41,6 +41,7 @@ def local(address):
     return client
 """
 REFUSED = {"EPERM", "EACCES"}
+MODE = read_calls(platform.machine())["fchmodat"][0] if HAS_SANDBOX else 0
 
 
 @pytest.fixture(scope="module", params=[TESTS_USER, ORDINARY_USER, OWN_USER])
@@ -198,6 +199,8 @@ OWN_FILES = {
     "touch": ("(__import__('pathlib').Path('new').touch(), os.path.exists('new'))[1]", "True"),
     "owner": ("os.chown('kept', os.getuid(), -1)", "None"),
     "a file that is not there": ("os.chmod('nothing', 0o600)", "ENOENT"),
+    "a path that is nowhere": (f"call({MODE}, -100, 8, 0o600)", "EFAULT"),
+    "a path too long to read": ("os.chmod('x' * 5000, 0o600)", "ENAMETOOLONG"),
     "moves": ("(os.makedirs('a/b'), os.rename('kept', 'a/b/kept'), os.replace('a/b/kept', f'{jit}/moved'))[2]", "None"),
     "links": ("os.link(f'{jit}/moved', 'linked')", "None"),
     "temporary folder": ("tempfile.mkdtemp().startswith(os.environ['HOME'])", "True"),
