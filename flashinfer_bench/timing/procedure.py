@@ -313,10 +313,11 @@ class TrialInProgress:
         others: list[Sample] = []
         try:
             (first,) = self.time_calls(1, source=replays)
-            if first.launched == eager.launched and does_less(first, eager.work_ns):
+            if first.launched == eager.launched and first.work_ns < WORK_SHARE * eager.work_ns:
                 (eager,) = self.time_calls(1)  # the GPU may have been slow then
+            least_ns = WORK_SHARE * eager.work_ns
             each_s, fresh = max(self.now() - start, known_s), self.clock.fresh_graphs
-            if first.launched == eager.launched and not does_less(first, eager.work_ns):
+            if first.launched == eager.launched and first.work_ns >= least_ns:
                 if fresh is None:  # this takes longer if each call is captured before it is timed
                     others = self.time_calls(1, source=replays)
                     known_s = self.per_call_s
@@ -331,7 +332,7 @@ class TrialInProgress:
         if any(one.launched != eager.launched for one in (first, *others)):
             return self.source, OTHER
         # The content of a call may change its work, so the middle one of the others counts.
-        if does_less(first, eager.work_ns) or (others and median(map(work_of, others)) < WORK_SHARE * first.work_ns):
+        if first.work_ns < least_ns or median([one.work_ns for one in others or [first]]) < WORK_SHARE * first.work_ns:
             return self.source, LESS
         self.size_delay(enqueue_ns=first.enqueue_ns)
         return replays, ""
@@ -443,13 +444,3 @@ def rest_ns(call: Sample | None) -> int:
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
     least_ns, most_ns = REST_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)
-
-
-def work_of(sample: Sample) -> int:
-    """Return the sum of the times of a call's operations."""
-    return sample.work_ns
-
-
-def does_less(replay: Sample, work_ns: int) -> bool:
-    """Tell whether a replay does too little to stand for a call of this much work."""
-    return replay.work_ns < WORK_SHARE * work_ns

@@ -23,7 +23,7 @@ class FakeDevice:
     """A GPU with a cache: a kernel is fast on data that few other bytes were touched since."""
 
     device, l2_bytes, launch_gap_ns, refusal = torch.device("cpu"), L2_BYTES, 1_000, ""
-    active, evict, free_bytes = nullcontext, lambda self: self.touched.clear(), lambda self: 10**9
+    active, free_bytes = nullcontext, lambda self: 10**9
 
     def __init__(self):
         self.gpus = {state: FakeGpu(l2_cache=state) for state in ("cold", "warm")}

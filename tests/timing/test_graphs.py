@@ -1,7 +1,5 @@
 """What making a graph does without a GPU, with torch's own captures replaced; and what the driver is told ahead."""
 
-import ctypes
-import os
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 
 from flashinfer_bench.timing import driver, graphs
-from flashinfer_bench.timing.driver import CONNECTIONS, set_connections
 from flashinfer_bench.timing.graphs import CaptureRefused, capture, see_operations
 
 pytestmark = pytest.mark.cpu
@@ -56,16 +53,3 @@ def test_a_call_that_raises_ends_its_capture_and_says_why_in_a_line(log):
     with pytest.raises(CaptureRefused, match=r"^the call cannot be captured: a line$"):
         capture(Mock(side_effect=ValueError("a line\nmore")))
     assert log == ["waits", "begin", "end", "synchronize"]
-
-
-@pytest.mark.parametrize("given", [None, "4"])
-def test_the_driver_is_told_of_connections_and_other_processes_are_not_unless_the_user_says(monkeypatch, given):
-    library = ctypes.CDLL(None)
-    library.getenv.restype = ctypes.c_char_p
-    monkeypatch.delenv(CONNECTIONS, raising=False)
-    if given:
-        monkeypatch.setenv(CONNECTIONS, given)
-    for count in (1, None):
-        set_connections(count)
-        assert library.getenv(CONNECTIONS.encode()) == (b"4" if given else count and b"1")
-        assert os.environ.get(CONNECTIONS) == given

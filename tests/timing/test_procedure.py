@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.timing.clocks import CaptureRefused, WallClock
-from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.procedure import Procedure, rest_ns, take_trial
+from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.summary import summarise
 from tests.kit.fake_gpu import LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 
@@ -144,41 +143,6 @@ def test_what_is_found_of_a_call(gpu, row):
     assert row.samples is None or len(trial.samples) == row.samples
 
 
-@pytest.mark.parametrize(
-    ("span_ns", "busy_ns", "wanted_ns"),
-    [
-        (5 * MS, MS, 1_100_000),
-        (5 * MS, None, 7_500_000),
-        (1, 20 * MS, 40 * MS),
-        (1, 100 * MS, 50 * MS),
-    ],
-)
-def test_the_gpu_rests_as_long_as_a_call_keeps_it_busy_and_longer_before_long_ones(span_ns, busy_ns, wanted_ns):
-    assert rest_ns(Sample(span_ns=span_ns, enqueue_ns=1, busy_ns=busy_ns)) == wanted_ns
-
-
-def test_checks_count_as_warm_up_and_each_call_is_supplied_once_in_order(gpu):
-    gpu.l2_cache, asked, called = "warm", [], []  # no look for persisting lines
-
-    def source(index):
-        asked.append(index)
-        return lambda: (called.append(index), gpu.kernel())
-
-    take(gpu, procedure=Procedure(33, 5, 10.0), source=source)
-    assert asked == called == [*range(38)]
-
-
-def test_a_look_aside_that_was_held_up_is_repeated(gpu):
-    clock, waits = fake_event_clock(gpu), iter([0] * 10 + [0, 80_000])  # empty pairs, the first call, the look aside
-
-    def synchronize(wait=gpu.synchronize):
-        gpu.now_ns += next(waits, 0)
-        wait()
-
-    gpu.synchronize = synchronize
-    assert "side_stream" not in take(gpu, gpu.call(), clock=clock).facts
-
-
 # Lost records
 
 
@@ -256,21 +220,10 @@ def test_slow_calls_stop_at_their_precision_or_budget(gpu, traits, procedure, st
     assert gpu.seconds() - start < 10.6 + 2 * longest_s
 
 
-def test_slow_calls_that_scatter_keep_to_the_budget(gpu):
-    trial = take(gpu, source=lambda at: gpu.call(length_ns=SECOND // (8 if at % 2 else 4)))
-    assert (trial.stop, len(trial.samples) > 20, gpu.seconds() < 10.3) == ("budget", True, True)
-
-
 @pytest.mark.parametrize("lost_at", [None, 4])
 def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, lost_at):
     trial = take(gpu, source=lambda at: gpu.call(host_ns=700 * SECOND * (at == 0)), lost_at=lost_at)
     assert (trial.stop, len(trial.samples), max(trial.spans_ns) < 20_000) == ("count", 50, True)
-
-
-def test_a_first_call_that_compiles_on_a_cpu_does_not_become_the_measurement(gpu):
-    source = lambda at: gpu.call(operations=0, host_ns=3 * SECOND // 2 if at == 0 else MS)  # noqa: E731
-    trial = take(gpu, procedure=replace(USUAL, budget_s=2.0), source=source, clock=WallClock())
-    assert (trial.stop, set(trial.spans_ns), len(trial.samples)) == ("count", {MS}, 50)
 
 
 @given(st.integers(0, 12), st.integers(1, 20), st.floats(0.001, 5), st.integers(1, 10**9), st.integers(0, 10**9))
@@ -279,35 +232,6 @@ def test_any_trial_ends_with_a_sample_and_at_most_two_calls_past_its_budget(warm
     trial = take(gpu, gpu.call(length_ns=gpu_ns, host_ns=host_ns), Procedure(warmup, wanted, budget_s))
     assert 1 <= len(trial.samples) <= wanted
     assert gpu.seconds() <= budget_s + 2 * (gpu_ns + host_ns + 53 * MS) / 1e9 + 0.01
-
-
-def costly(gpu, call_ms, graphs):
-    """Return a clock whose samples take time beside the calls."""
-    clock = fake_cupti_clock(gpu)[0]
-    sample, clock.fresh_graphs = clock.sample, graphs or None
-
-    def ask(launches, preambles):
-        gpu.now_ns += call_ms * len(launches) * MS
-        return sample(launches, preambles)
-
-    clock.sample = ask
-    return clock
-
-
-@pytest.mark.parametrize(
-    ("call_ms", "graphs", "operations"),
-    [
-        (100, 0, 1),
-        (3, 4, 3),
-    ],
-)
-def test_the_cost_of_a_sample_beside_its_call_counts_as_its_time(gpu, call_ms, graphs, operations):
-    """A slow `setup`, or inputs that are made anew for each call."""
-    calls, start = [gpu.call(operations=operations) for _ in range(4)], gpu.seconds()
-    procedure = Procedure(10, 1000, 0.67, was_called=True, stops_early=operations == 1)
-    trial = take(gpu, procedure=procedure, source=lambda at: calls[at % 4], clock=costly(gpu, call_ms, graphs))
-    assert gpu.seconds() - start < 0.8
-    assert (trial.facts["launch"] == "graph") == (operations == 3)
 
 
 # Replays of graphs
@@ -399,12 +323,6 @@ def test_replays_are_trusted_if_they_launch_what_the_call_does(gpu, honest, chan
     trial = take(gpu, source=lambda at: calls[at % 4], clock=clock)
     assert trial.facts["launch"] == ("stream" if reason else "graph")
     assert (reason or "") in trial.facts.get("launch_reason", "")
-
-
-def test_a_gpu_that_was_slow_at_first_is_no_reason_against_a_graph(gpu):
-    slow, quick = gpu.call(operations=3, length_ns=50_000), gpu.call(operations=3)
-    trial = take(gpu, lambda: (slow if gpu.log.count("call") < 2 else quick)())
-    assert (trial.facts["launch"], set(trial.spans_ns)) == ("graph", {31_000})
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,6 @@ def test_the_interval_covers_the_median_of_samples_that_depend_on_their_neighbou
     assert covers(draw, 0.85)
 
 
-@pytest.mark.parametrize(("between", "count"), [(0.0, 2), (1.0, 2), (1.0, 12)])
-def test_the_interval_covers_the_mean_of_trials_whether_they_agree_or_not(count, between):
-    source = random.Random(1)
-
-    def draw():
-        places = [source.gauss(1_000, between) for _ in range(count)]
-        return [[source.gauss(place, 0.3) for _ in range(50)] for place in places]
-
-    assert covers(draw, 0.92)
-
-
 STEADY, NOISY = [1_000_000] * 20, [1_000_000, 3_000_000] * 10
 SCATTERED = random.Random(3).choices([1_120, 1_312], k=60)
 STEPPED = random.Random(3).choices([1_440, 1_472], k=50)

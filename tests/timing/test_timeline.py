@@ -81,12 +81,6 @@ def test_work_on_the_delays_stream_has_not_escaped_and_a_host_that_ends_behind_i
     assert (sample.span_ns, sample.lead_ns, sample.escaped, sample.late) == found
 
 
-def test_delays_are_in_the_order_of_their_launches_not_of_their_times():
-    records = [Operation(DELAY, 200, 240, 1), Operation("a", 241, 251, 2)]
-    records += [Operation(DELAY, 100, 140, 3), Operation("b", 141, 191, 4)]  # on a stream that was free before
-    assert [sample.span_ns for sample in read(records, [HostCall(5, 9)] * 2, flushes=False)] == [10, 50]
-
-
 def test_what_comes_behind_the_mark_is_no_part_of_the_call():
     """The first call launches a mark itself."""
     records = [Operation(DELAY, 40, 100, 1), Operation("a", 101, 111, 2), Operation(MARK, 112, 132, 3)]

@@ -122,22 +122,6 @@ def test_a_flag_stands_where_it_holds_and_nowhere_else(flag, case, control):
     assert found([trial()]) == []
 
 
-def test_a_record_with_everything_in_it_is_short_unless_every_sample_is_kept():
-    facts = {
-        **dict.fromkeys(("launch_reason", "fallback"), "x" * 80),
-        **dict.fromkeys(("waits_inside", "side_stream", "lines_reset"), True),
-        **dict.fromkeys(("spin_ns", "lead_ns", "calls", "retaken", "empty_pair_ns", "enqueue_ns"), 12_345_678),
-    }
-    trials = [trial(*range(123_456_789, 987_654_321, 17_283_951), facts=facts, stop="precision", late=True)] * 3
-    crowded = GpuState(1755, 3201, 699.9, 71, ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal"), 3)
-    options = {"launch_gap_ns": 1_150, "before": COOL, "after": crowded}
-    record, kept = record_of(*trials, **options), record_of(*trials, **options, keep_samples=True)
-    assert len(json.dumps(record)) < 1_200
-    assert (record["gpu"]["sm_mhz"], record["gpu"]["slowed_by"]) == ([1980, 1755], sorted(crowded.slowed_by))
-    assert {name: kept[name] for name in kept if name != "samples_ns"} == record
-    assert [len(series) for series in kept["samples_ns"]["span"]] == [50] * 3
-
-
 CLOCKS = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
 UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 

@@ -105,7 +105,7 @@ class Measuring:
 
     def _run_once(self, attempt: int) -> Measured:
         kernel, plan, sets = self.kernel, self.plan, len(self.sets)
-        before, was_starting = self.tools.readout.look_before(), self.tools.is_starting()
+        before, was_starting = self.tools.readout.look(), self.tools.is_starting()
         remote = self._open([kernel.task.vary(attempt * sets + at, inputs) for at, inputs in enumerate(self.sets)])
         taken = self._take_samples(remote)
         low_ns, high_ns = SWITCH_NS

@@ -10,7 +10,6 @@ from flashinfer_bench.bench.runner.workers.timed import chain
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTools,
-    count_chain_calls,
 )
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.gated_chain.kernels import Piece
@@ -66,19 +65,6 @@ def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena):
     assert check_reads(worker, CALLS) == sorted(worker.sums[2 * CALLS :][:CALLS])
     assert len({*worker.sums}) == 4 * CALLS
     assert len({*gpu.keys} - {0}) == 5 * CALLS  # no key and no input comes again; empty chains have keys of their own
-
-
-@pytest.mark.parametrize("share", [0.5, 2])
-@pytest.mark.parametrize(
-    ("how", "part", "launch_ns"),
-    [({}, "run", 50_000_000), ({"has_setup": True}, "both", 300_000)],
-)
-def test_a_call_gets_its_key_when_it_is_launched_or_after_a_while(gpu, arena, how, part, launch_ns, share):
-    timer, worker = open_timer(gpu, arena, **how)
-    begin, gpu.tick_ns, gpu.launched_at = gpu.now, launch_ns // 1_000, gpu.now + share * launch_ns
-    timer.confirm(1e9)
-    assert gpu.given_at[-CALLS] - begin == pytest.approx(min(share, 1) * launch_ns, abs=6 * gpu.tick_ns)
-    assert worker.asked[0][1]["part"] == part
 
 
 @pytest.mark.parametrize("how", ["late", "lost", "changed", "just in time", "digests", "look"])
@@ -152,8 +138,3 @@ def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_call
     first = find_empty(7_000)
     gpu.lost = ()
     assert (first, find_empty(8_000)) == ((0, 8_000) if lost else (7_000, 7_000))
-
-
-@pytest.mark.parametrize(("size", "calls"), [(1_000, 6), (8 * GIB // 5 + 1, 4), (4 * GIB + 1, 0)])
-def test_a_chain_of_large_calls_has_as_many_as_memory_allows(size, calls):
-    assert count_chain_calls(3_000_000, size, 1) == calls
