@@ -16,9 +16,9 @@ from tests.kit.fake_gpu import LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_
 
 pytestmark = pytest.mark.cpu
 USUAL = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
-REFERENCE = replace(USUAL, was_called=True, stops_early=True)
+REFERENCE = replace(USUAL, stops_early=True)
 SECOND, MS = 10**9, 10**6
-CHECKS, LOOK = 3, 10
+CHECKS, LOOK = 2, 10
 """Calls of the check, and of the first look for persisting lines, which warm up."""
 FIRST = CHECKS + LOOK
 """Number of the first call that is timed."""
@@ -220,12 +220,6 @@ def test_slow_calls_stop_at_their_precision_or_budget(gpu, traits, procedure, st
     assert gpu.seconds() - start < 10.6 + 2 * longest_s
 
 
-@pytest.mark.parametrize("lost_at", [None, 4])
-def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, lost_at):
-    trial = take(gpu, source=lambda at: gpu.call(host_ns=700 * SECOND * (at == 0)), lost_at=lost_at)
-    assert (trial.stop, len(trial.samples), max(trial.spans_ns) < 20_000) == ("count", 50, True)
-
-
 @given(st.integers(0, 12), st.integers(1, 20), st.floats(0.001, 5), st.integers(1, 10**9), st.integers(0, 10**9))
 def test_any_trial_ends_with_a_sample_and_at_most_two_calls_past_its_budget(warmup, wanted, budget_s, gpu_ns, host_ns):
     gpu = FakeGpu()
@@ -285,7 +279,7 @@ def slow_at_first(gpu):
 
 @pytest.mark.parametrize(
     ("procedure", "is_first"),
-    [(replace(USUAL, was_called=True), False), (Procedure(0, 50, 0.04), True)],
+    [(USUAL, False), (Procedure(0, 50, 0.04), True)],
     ids=["solution", "no time"],
 )
 def test_no_sample_is_the_first_replay_of_a_graph_if_there_is_time(gpu, procedure, is_first):

@@ -169,7 +169,6 @@ class Measuring:
             precision=plan.precision,
             cuda_graphs=plan.timing.cuda_graphs and not self.kernel.worker.has_setup,
             sets=sets,
-            was_called=True,  # to be checked
             stops_early=plan.stops_early,
         )
         return check_trial(take_trial(remote.supply, self._clock(remote), procedure))
