@@ -76,19 +76,6 @@ def test_a_replay_takes_the_same_whatever_was_captured_before_it():
     assert median(ratios) == pytest.approx(1, rel=0.08)
 
 
-def test_several_kernels_are_timed_as_a_graphs_replay(clock, tensors):
-    def chain():
-        for _ in range(9):
-            torch.add(tensors[0], 1, out=tensors[1])
-
-    trial, record = measure(chain, clock)
-    assert (record["launch"], record["operations"]) == ("graph", 9)
-    _, streamed = measure(chain, clock, Procedure(10, 50, 10.0, cuda_graphs=False))
-    assert (streamed["launch"], streamed["operations"]) == ("stream", 9)
-    assert record["busy_ms"] == pytest.approx(streamed["busy_ms"], rel=0.2)
-    assert not any(sample.late for sample in trial.samples)
-
-
 def test_a_call_that_waits_inside_is_flagged_and_still_timed(clock, tensors):
     _, record = measure(lambda: float(tensors[0].sum()) + float(tensors[1].sum()), clock)
     assert {"waits_inside", "host_bound"} <= set(record["flags"])
@@ -119,16 +106,6 @@ def test_more_launches_than_the_queue_holds_are_no_wait(clock, tensors, cuda_gra
     _, record = measure(many, clock, Procedure(3, 5, 10.0, cuda_graphs=cuda_graphs))
     assert record["operations"] == 2000
     assert "waits_inside" not in record.get("flags", [])
-
-
-def test_a_graph_of_the_solutions_own_is_read_node_by_node(clock, tensors):
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(5):
-            torch.add(tensors[0], 1, out=tensors[1])
-    _, record = measure(graph.replay, clock)
-    assert record["operations"] == 5
-    assert record["launch"] == "stream"  # a replay cannot be captured
 
 
 def test_a_capture_that_launches_less_is_refused(clock, tensors):

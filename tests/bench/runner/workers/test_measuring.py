@@ -196,9 +196,8 @@ SLEEP = "import time\ndef run(x):\n    time.sleep({})\n    return x * 2"
         (DOUBLE, {"plan": MeasurePlan(0, 1, 1.0, trials=1, facts={"meaningful": False})}, 2, {"meaningful": False}),
         (DOUBLE, {"plan": replace(READ, fewest=9, precision=9.0)}, 1, {"iterations_taken": 9}),
         (DOUBLE, {"vary": vary(way="fixed")}, 1, {"flags": ["same_inputs"]}),
-        (DOUBLE, {"vary": vary(way="scaled")}, 1, {"flags": None}),
     ],
-    ids=["as asked", "longer than the budget", "no meaning", "until it is known", "the same inputs", "varied"],
+    ids=["as asked", "longer than the budget", "no meaning", "until it is known", "the same inputs"],
 )
 def test_the_record_tells_how_the_time_was_taken(open_kernel, source, task, sets, expected):
     with open_kernel(source, **task) as kernel:

@@ -6,13 +6,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed import chain
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTools,
 )
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.worker.gated_chain.kernels import Piece
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, PlayedGpu, open_timer
 
 pytestmark = pytest.mark.cpu
@@ -121,20 +119,3 @@ def test_batches_follow_where_a_chain_leaves_more_open_than_it_tells(gpu, arena)
     timer.confirm(COST_NS)
     most_ns = 0.79 * (COST_NS + EMPTY_NS)
     assert (timer.leaves_open(most_ns - 1), timer.leaves_open(most_ns + 1)) == (True, False)
-
-
-@pytest.mark.parametrize("lost", [(), [4]])
-def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_calls_of_a_size(gpu, monkeypatch, lost):
-    """Where a worker holds the GPU up nothing is taken off or kept."""
-    tools = ChainTools(torch.device("cpu"))
-    monkeypatch.setattr(chain, "LONGEST_NS", 1_000 if lost else 10**9)
-
-    def find_empty(least_ns):
-        gpu.empties = iter([least_ns, least_ns + 1_000] * 10)
-        held, outputs = torch.zeros(CALLS, 1_024).byte(), [[torch.zeros(8)] for _ in range(CALLS)]
-        return tools.find_empty_ns([Piece(row.data_ptr(), 1_024) for row in held], outputs)
-
-    gpu.lost = lost
-    first = find_empty(7_000)
-    gpu.lost = ()
-    assert (first, find_empty(8_000)) == ((0, 8_000) if lost else (7_000, 7_000))

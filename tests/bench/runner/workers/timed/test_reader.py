@@ -72,16 +72,6 @@ def test_every_call_is_kept_as_often_as_any_other(arena):
     assert 60 < min(kept.values()) <= max(kept.values()) < 140  # 100 each
 
 
-def test_what_chance_chose_since_it_began_anew_is_told_from_the_base_and_from_what_looks_odd(arena):
-    trial = make_trial(arena, base_number=0, wanted=2)
-    run_each(trial, [right, *[zeros] * 3], 1)
-    trial.reader.begin()
-    run_each(trial, [right] * 4, 1)
-    reads = trial.reader.reads("chain")
-    assert kinds_of(reads) == {"right": 2, "base right": 1, "wrong": 2}
-    assert kinds_of(read for read in reads if read.way == "chain") == {"right": 2}
-
-
 @pytest.mark.parametrize("is_last", [True, False])
 def test_an_output_that_is_written_after_its_call_is_refused(arena, is_last):
     trial = make_trial(arena, wanted=0)
