@@ -142,5 +142,5 @@ def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):
             with cache.building(digest, 0.0, lambda: None):
                 (found,) = farm.build_all([solution])
             assert isinstance(found.error, BuildFault)
-            assert f"held by process {os.getpid()}" in str(found.error)
+            assert "held by another process" in str(found.error)
             assert digest in str(found.error)
