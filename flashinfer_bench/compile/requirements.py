@@ -20,7 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
-from flashinfer_bench.compile.artifact import BuildFailure, BuildTarget
+from flashinfer_bench.compile.artifact import BuildFailure
 from flashinfer_bench.compile.flags import check_flags
 from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain, find_package
 from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
@@ -81,19 +81,6 @@ LACKS: Final = (
     re.compile(r"^\S*ld(?:\.\w+)?: cannot find -l(\w+)", re.MULTILINE),
 )
 """How g++, nvcc and ld report a file that they lack."""
-FIRST_TOOLKIT: Final = {
-    "80": (11, 0),
-    "86": (11, 1),
-    "87": (11, 4),
-    "89": (11, 8),
-    "90": (11, 8),
-    "90a": (12, 0),
-    **dict.fromkeys(("100a", "101a", "120a"), (12, 8)),
-    **dict.fromkeys(("103a", "121a"), (12, 9)),
-}
-"""Architecture → the first CUDA toolkit that compiles for it (NVIDIA's release notes)."""
-OLDEST_OF_CUDA_13: Final = 75
-"""CUDA 13 does not compile for GPUs of a lower compute capability than this (7.5)."""
 NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
 
 Versions = Callable[[str], str | None]
@@ -126,14 +113,13 @@ def _why_unavailable(
 
 
 def why_not_buildable(
-    solution: Solution, toolchain: Toolchain, target: BuildTarget, capabilities: Sequence[tuple[int, int]] = ()
+    solution: Solution, toolchain: Toolchain, capabilities: Sequence[tuple[int, int]] = ()
 ) -> str | None:
     """Return what this machine lacks for a solution, with what to install; None if nothing is missing.
 
     Args:
         solution: what is to be built.
         toolchain: the compilers and libraries of this machine.
-        target: the GPUs that it is built for.
         capabilities: the compute capabilities of the GPUs that are to run it; empty if it is only compiled.
     """
     record = solution.spec.language.record
@@ -151,28 +137,19 @@ def why_not_buildable(
     elif toolchain.python_include is None:
         return "binding torch: Python's own headers are missing; install them (apt-get install python3-dev)"
     cuda = toolchain.cuda if record.requires_cuda else None
-    return _why_wrong_architecture(solution, cuda, target, capabilities) if cuda else None
+    return _why_wrong_architecture(solution, cuda, capabilities) if cuda else None
 
 
 def _why_wrong_architecture(
-    solution: Solution, cuda: CudaToolkit, target: BuildTarget, capabilities: Sequence[tuple[int, int]]
+    solution: Solution, cuda: CudaToolkit, capabilities: Sequence[tuple[int, int]]
 ) -> str | None:
     try:
         chosen = chosen_targets(check_flags(solution.spec.compile_options, [cuda.home]).nvcc)
     except BuildFailure:
         return None  # the build will say what is wrong with its flags
-    if chosen:
-        unfit = [one for one in capabilities if not any(runs_on(name, one) for name in chosen)]
-        there = " and ".join(f"sm_{major}{minor}" for major, minor in unfit)
-        return f"it is compiled for {', '.join(chosen)} alone; the GPU here is {there}" if unfit else None
-    version = ".".join(map(str, cuda.version))
-    for name in target.architectures:
-        first = FIRST_TOOLKIT.get(name, (0, 0))
-        if cuda.version < first:
-            return f"CUDA {version} cannot compile for sm_{name}; install CUDA {first[0]}.{first[1]} or newer"
-        if cuda.version >= (13, 0) and int(name.rstrip("af")) < OLDEST_OF_CUDA_13:
-            return f"CUDA {version} no longer compiles for sm_{name}; install CUDA 12"
-    return None
+    unfit = [one for one in capabilities if chosen and not any(runs_on(name, one) for name in chosen)]
+    there = " and ".join(f"sm_{major}{minor}" for major, minor in unfit)
+    return f"it is compiled for {', '.join(chosen)} alone; the GPU here is {there}" if unfit else None
 
 
 def chosen_targets(flags: Iterable[str]) -> list[str]:

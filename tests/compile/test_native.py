@@ -210,7 +210,7 @@ def test_a_missing_header_of_the_toolkit_is_the_machines_fault_and_words_of_it_a
 )
 def test_a_solution_that_is_compiled_for_other_gpus_alone_cannot_run_here(flags, reason):
     solution = make_native(language="cuda", compile_options={"cuda_cflags": flags})
-    assert why_not_buildable(solution, TOOLCHAIN, BuildTarget.of([(9, 0)]), [(9, 0)]) == reason
+    assert why_not_buildable(solution, TOOLCHAIN, [(9, 0)]) == reason
 
 
 BINDING_ERROR = says("/opt/tvm/ffi/any.h:1:1: error: no")

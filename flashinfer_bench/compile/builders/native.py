@@ -27,7 +27,7 @@ from flashinfer_bench.compile.artifact import (
     Stages,
 )
 from flashinfer_bench.compile.flags import Flags, check_flags
-from flashinfer_bench.compile.includes import LIST, begins_with, check_directives
+from flashinfer_bench.compile.includes import LIST, begins_with
 from flashinfer_bench.compile.requirements import cutlass_includes, toolkit_includes, wants_cutlass
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
@@ -69,7 +69,9 @@ class Binding:
     link: tuple[str, ...]
     """Flags of the linker."""
     exports: str
-    """Symbol that the library exports; {} stands for the entry function."""
+    """Symbol that the library exports; {0} stands for the entry function."""
+    lacks: str
+    """What the author has to change if it does not."""
     version: str
     """A new version gives the artifact another digest."""
     main_header: str
@@ -93,7 +95,8 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
             includes=tuple(tvm_ffi.includes()),
             macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker how many arguments the entry takes
             link=(f"-L{tvm_ffi.home / 'lib'}", "-ltvm_ffi"),
-            exports="__tvm_ffi_{}",
+            exports="__tvm_ffi_{0}",
+            lacks="no function {0!r} is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, your_function)",
             version=tvm_ffi.version,
             main_header="tvm/ffi/tvm_ffi.h",
         )
@@ -114,6 +117,7 @@ def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
         ),
         link=(f"-L{torch.home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
         exports=f"PyInit_{MODULE}",
+        lacks="no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)",
         version=torch.version,
         main_header="torch/extension.h",
         cuda_link=("-lc10_cuda", "-ltorch_cuda") if torch.has_cuda else (),
@@ -250,7 +254,6 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
     symbol = solution.get_entry_symbol()
     if not symbol.isidentifier() or not symbol.isascii():
         raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
-    check_directives(sources)
     found = find_binding(solution)
     binding, packages = read_binding(found.binding, toolchain), toolchain.nvidia_packages if cuda else ()
     libraries = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
@@ -279,6 +282,7 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         probe_sources={probe_unit: probe_content},
         main_header=binding.main_header,
         needs_symbol=None if registers_operators(solution) else binding.exports.format(symbol),
+        lacks_symbol=binding.lacks.format(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,
         header=_header_recipe(commands, may_read) if takes_header else None,

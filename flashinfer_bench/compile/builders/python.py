@@ -26,14 +26,8 @@ def make_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget)
     for path, content in files.items():
         if path.endswith(".py"):
             check_syntax(path, content)
-    return BuildRecipe(
-        kind="python",
-        entry=str(solution.get_entry_path()),
-        symbol=solution.get_entry_symbol(),
-        sources=files,
-        made_from={"solution": solution.digest()},
-        products=tuple(files),
-    )
+    digest, entry, symbol = solution.digest(), str(solution.get_entry_path()), solution.get_entry_symbol()
+    return BuildRecipe("python", entry, symbol, files, made_from={"solution": digest}, products=tuple(files))
 
 
 def check_syntax(path: str, content: bytes) -> None:
