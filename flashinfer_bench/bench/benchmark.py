@@ -10,20 +10,21 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice, RunStarted
-from flashinfer_bench.bench.harness import Harness
-from flashinfer_bench.bench.plan_run import PlanRun
+from flashinfer_bench.bench.harness import Harness, Result, Submission
+from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
-from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, find_resumed, make_plan
+from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
@@ -31,16 +32,19 @@ from flashinfer_bench.bench.reserve import Reservation
 from flashinfer_bench.bench.runner.environments import tell_withheld
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.scheduler import Rules
-from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data import Evaluation, Performance, Trace, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
-from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.timing.between_workers import NOISY, told_of_workers
 
 MOST_WORKERS: Final = 1000
 """Workers of one job, at most: a higher number is a slip."""
 IDLE_S: Final = 600.0
 """Seconds without a run after which kept sessions end."""
+RETRY_S: Final = 60.0
+"""Seconds after which a run with kept sessions tries a device again that was given up."""
 
 
 class Benchmark:
@@ -133,7 +137,7 @@ class Benchmark:
         """
         recorded = None
         if resume:
-            recorded = RecordedJobs.from_traces(self._saved_traces(), retry_timeouts=retry_timeouts)
+            recorded = RecordedJobs(self._saved_traces(), retry_timeouts=retry_timeouts)
         asked = list(select(self._trace_set, self.config))
         evaluators = self.context.fingerprint_evaluators([item.definition for item in asked])
         self.context.survey(solution for item in asked for solution in item.solutions)
@@ -142,7 +146,7 @@ class Benchmark:
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded trace of each job that a plan with `resume` leaves out."""
-        return find_resumed(plan.recorded, self._saved_traces())
+        return list(map(to_trace, plan.recorded))
 
     def reserve(self, plan: Plan) -> Plan:
         """Return the plan of a resumed run without the jobs that other runs of the set judge now.
@@ -150,21 +154,18 @@ class Benchmark:
         The others are reserved for the next `run`, until it ends or `close` is called.
         """
         self._release()
-        by_root: dict[Path, list[Job]] = {}
+        by_root: defaultdict[Path | None, list[Job]] = defaultdict(list)
         for job in plan.jobs:
-            root = self.context.root_of(job.solution)
-            if root is not None:
-                by_root.setdefault(root, []).append(job)
-        self._reservations = [Reservation(root, jobs) for root, jobs in by_root.items()]
+            by_root[self.context.root_of(job.solution)].append(job)
+        self._reservations = [Reservation(root, jobs) for root, jobs in by_root.items() if root is not None]
         taken = {index: process for one in self._reservations for index, process in one.taken.items()}
         if not taken:
             return plan
-        left_out = Counter(
-            (job.definition.name, job.solution.name, taken[job.index]) for job in plan.jobs if job.index in taken
-        )
+        left_out = [(job.definition.name, job.solution.name, taken.get(job.index, "")) for job in plan.jobs]
         skips = [
             Skip(definition, solution, None, f"process {process} judges it now")
-            for definition, solution, process in left_out
+            for definition, solution, process in dict.fromkeys(left_out)
+            if process
         ]
         left = plan.with_jobs(job for job in plan.jobs if job.index not in taken)
         return replace(left, skips=(*plan.skips, *skips))
@@ -192,21 +193,24 @@ class Benchmark:
         self.faults = []
         if not plan.jobs:
             return
-        harness = self._take_harness(plan)
-        run = PlanRun(plan.jobs, self._repeat, is_saved=save_results)
+        harness = self._keep(None) or Harness(
+            self.context,
+            self._seeds.anew(),
+            make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
+            needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
+        )
+        run = PlanRun(harness, plan.jobs, self._repeat, is_saved=save_results)
         try:
             if save_results:
                 for job in {id(job.solution): job for job in plan.jobs}.values():
                     harness.recorder.check(job.definition, job.solution)
             yield RunStarted(self.machine.devices, len(plan.jobs))
             yield from map(Notice, tell_withheld(os.environ))
-            harness.submit(run, run.jobs)
+            run.begin()
             while run.open:
                 for event in harness.step():
                     self._note(event, is_saved=save_results)
                     yield event
-                    if self._repeat > 1 and isinstance(event, JobFinished | JobFaulted):
-                        harness.withdraw(run, event.job)  # its other workers
             if self._repeat > 1:
                 self.context.learn_spread(run.latencies())
             if self._keeps_sessions:
@@ -223,33 +227,20 @@ class Benchmark:
         elif isinstance(event, JobFaulted):
             self.faults.append(event)
 
-    def _take_harness(self, plan: Plan) -> Harness:
-        """Return the harness of the run before, if its sessions stay, else a new one."""
+    def _keep(self, harness: Harness | None) -> Harness | None:
+        """Keep the sessions of a harness for the next run, or until none comes for long; return those kept before."""
         with self._keeping:
-            kept, self._kept = self._kept, None
+            kept, self._kept = self._kept, harness
             if self._idle is not None:
                 self._idle.cancel()
-        return kept or Harness(
-            self.context,
-            self._seeds.anew(),
-            make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
-            needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
-        )
-
-    def _keep(self, harness: Harness) -> None:
-        """Keep sessions for the next run, and end them if none comes for long."""
-        with self._keeping:
-            self._kept = harness
-            self._idle = threading.Timer(IDLE_S, self._end_kept)
-            self._idle.daemon = True
-            self._idle.start()
+            if harness is not None:
+                self._idle = threading.Timer(IDLE_S, self._end_kept)
+                self._idle.daemon = True
+                self._idle.start()
+        return kept
 
     def _end_kept(self) -> None:
-        with self._keeping:
-            kept, self._kept = self._kept, None
-            if self._idle is not None:
-                self._idle.cancel()
-        if kept is not None:
+        if (kept := self._keep(None)) is not None:
             kept.release()
 
     def run_all(
@@ -327,9 +318,92 @@ class Benchmark:
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
     """Return the rules of a run: modules that first calls would compile are compiled ahead, if that is possible."""
     if keeps_sessions:
-        return Rules.resident()
+        return Rules(retry_device_s=RETRY_S)
+    solutions = [job.solution for job in plan.jobs]
     if repeats:
         return Rules(one_worker_a_job=True)
-    solutions = {job.solution_key: job.solution for job in plan.jobs}
-    compiles = any(find_first_call(one) is FirstCall.MODULES for one in solutions.values())
+    compiles = any(find_first_call(one) is FirstCall.MODULES for one in {id(it): it for it in solutions}.values())
     return Rules(compiles_ahead=compiles and context.may_compile_ahead())
+
+
+class PlanRun(Submission):
+    """The jobs of a plan: each once, or in several workers that are interleaved between solutions.
+
+    With several workers the latency is the mean over them; its interval comes from the spread between them. The first
+    worker that does not pass decides the verdict: a solution has to be right each time.
+
+    Args:
+        harness: judges them.
+        jobs: by their index.
+        times: workers of each job.
+        is_saved: each trace is appended to the set on disk before it is told.
+    """
+
+    def __init__(self, harness: Harness, jobs: Sequence[Job], times: int, *, is_saved: bool) -> None:
+        self._harness = harness
+        self._jobs = tuple(jobs)
+        self._times = times
+        self.lane = Lane(in_order=times > 1)
+        self.is_saved = is_saved
+        self.open = len(jobs)
+        """Jobs without a result."""
+        self._begun: set[int] = set()
+        self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
+        self._ended: set[int] = set()
+
+    def begin(self) -> None:
+        """Submit the jobs in rounds: each job once, then each again."""
+        self._harness.submit(self, self._jobs * self._times)
+
+    def note_start(self, job: Job) -> bool:
+        """Return whether no worker of the job was told before."""
+        is_first = job.index not in self._begun
+        self._begun.add(job.index)
+        return is_first
+
+    def join(self, job: Job, result: Result) -> Result | None:
+        """Return the result of a job with its last worker, or with the first that does not pass."""
+        if job.index in self._ended:
+            return None
+        if isinstance(result, Evaluation) and self._times > 1:
+            found = self._found[job.index]
+            found.append(result)
+            if result.performance is not None and len(found) < self._times:
+                return None
+            result = join_workers(found) if result.performance is not None else result
+        self._ended.add(job.index)
+        self.open -= 1
+        return result
+
+    def note(self, job: Job, result: Trace | JobFaulted) -> None:
+        """Take a job's other workers out."""
+        del result
+        if self._times > 1:
+            self._harness.withdraw(self, job)
+
+    def latencies(self) -> list[list[float]]:
+        """Return the latencies of each job's workers."""
+        return [_latencies(found) for found in self._found.values()]
+
+
+def join_workers(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Return one evaluation of several workers that passed, at least two. What it does not join is the last one's."""
+    last = evaluations[-1]
+    latencies = _latencies(evaluations)
+    references = [one.performance.reference_latency_ms for one in evaluations if one.performance is not None]
+    latency, reference = fmean(latencies), fmean(references) if min(references) > 0 else 0.0
+    records = [dict((one.extra or {}).get("measurement", {})) for one in evaluations]
+    record = told_of_workers(records[-1], latencies)
+    raised = dict.fromkeys(flag for one in records for flag in one.get("flags", []))
+    flags = [flag for flag in raised if flag != NOISY]  # how far workers differ stands in the interval
+    record = {key: value for key, value in record.items() if key != "flags"} | ({"flags": flags} if flags else {})
+    performance = Performance(
+        latency_ms=latency,
+        reference_latency_ms=reference,
+        speedup_factor=reference / latency if reference > 0 and latency > 0 else 0.0,
+    )
+    return last.model_copy(update={"performance": performance, "extra": {**(last.extra or {}), "measurement": record}})
+
+
+def _latencies(evaluations: Sequence[Evaluation]) -> list[float]:
+    return [one.performance.latency_ms for one in evaluations if one.performance is not None]

@@ -1,6 +1,6 @@
 """Configuration of a run: its fields, and how a file, overrides and a trace set make one configuration.
 
-A `BenchmarkConfig` is a list of sources (`config_sources.py`) and their merged values. `default()` and `from_yaml()`
+A `BenchmarkConfig` is a list of levels (`config_sources.py`) and their merged values. `default()` and `from_yaml()`
 read one file and lay overrides on top; the constructor reads no file. `for_set()` adds what a trace set says of its own
 definitions. Wrong keys and values of all sources are reported together. Names of definitions, op types and so on are
 checked by the plan, which knows the set.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import (
     AfterValidator,
@@ -24,10 +24,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.bench.config_file import (
-    ConfigFile,
     as_validation_error,
     describe_problems,
     list_problems,
@@ -41,11 +40,12 @@ from flashinfer_bench.bench.config_sources import (
     EvalConfig,
     EvalSettings,
     Gigabytes,
+    Level,
+    Levels,
     NotBool,
     PositiveNumber,
     ResolvedEvalConfig,
     Seconds,
-    Source,
     by_owner,
     cascade,
     flatten,
@@ -109,16 +109,6 @@ class NamedDefinition(Protocol):
     @property
     def op_type(self) -> str:
         """Its op type, a key of op_type_config."""
-
-
-class Layer(NamedTuple):
-    """Values to be validated, with their origin."""
-
-    origin: str
-    file: ConfigFile
-    place: str
-    """Start of the places of its problems."""
-    owner: Literal["bundled", "user"] = "user"
 
 
 class BenchmarkConfig(EvalSettings):
@@ -196,8 +186,7 @@ class BenchmarkConfig(EvalSettings):
     definition_config: Sections = Field(default_factory=dict)
     """Eval fields by definition; they beat op_type_config."""
 
-    _sources: tuple[Source, ...] = PrivateAttr(default=())
-    """From the lowest to the highest."""
+    _levels: Levels = PrivateAttr(default=())
 
     @model_validator(mode="before")
     @classmethod
@@ -218,13 +207,12 @@ class BenchmarkConfig(EvalSettings):
     def model_post_init(self, context: Any, /) -> None:
         """Record the given values as one source."""
         super().model_post_init(context)
-        self._sources = (self._as_source(type(self).__name__),)
+        self._levels = self._as_levels(type(self).__name__)
 
     @classmethod
     def default(cls, **overrides: Any) -> BenchmarkConfig:
         """Load the bundled eval_config.yaml with overrides on top."""
-        file = Layer(BUNDLED_FILE.name, read_config_file(BUNDLED_FILE), str(BUNDLED_FILE), "bundled")
-        return cls._read([file, *_as_layers(overrides)])
+        return cls._read(cls._read_file(BUNDLED_FILE, "bundled"), overrides)
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> BenchmarkConfig:
@@ -234,12 +222,11 @@ class BenchmarkConfig(EvalSettings):
             ConfigError: the file cannot be read as a mapping.
             ValidationError: keys or values of the file or the overrides are wrong; all at once, each with its place.
         """
-        file = Layer(Path(path).name, read_config_file(Path(path)), str(Path(path)))
-        return cls._read([file, *_as_layers(overrides)])
+        return cls._read(cls._read_file(Path(path), "user"), overrides)
 
     def with_overrides(self, **overrides: Any) -> BenchmarkConfig:
         """Return a configuration with overrides on top of everything in this one."""
-        return self._read(_as_layers(overrides), self._sources)
+        return self._read(self._levels, overrides)
 
     def with_defaults(self, origin: str, **values: Any) -> BenchmarkConfig:
         """Return this configuration with other defaults of eval fields: whatever a source gives beats them.
@@ -248,7 +235,7 @@ class BenchmarkConfig(EvalSettings):
             origin: their origin.
             **values: by field.
         """
-        return self._merge([Source(origin, {(): EvalConfig(**values).flat()}, "bundled"), *self._sources])
+        return self._merge((Level(origin, EvalConfig(**values).flat(), "bundled"), *self._levels))
 
     def for_set(self, trace_set: FiledDefinitions) -> BenchmarkConfig:
         """Return this configuration with what a trace set says of its definitions (`tolerances.py`), and no other set.
@@ -257,10 +244,11 @@ class BenchmarkConfig(EvalSettings):
             ConfigError: a tolerances file cannot be used.
         """
         found = [
-            Source(str(one.file), {(DEFINITIONS, name): it.flat() for name, it in one.sections.items()}, "set")
+            Level(str(one.file), section.flat(), "set", DEFINITIONS, name)
             for one in find_tolerances(trace_set)
+            for name, section in one.sections.items()
         ]
-        return self._merge([*(source for source in self._sources if source.owner != "set"), *found])
+        return self._merge((*(level for level in self._levels if level.owner != "set"), *found))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
         """Return a copy. `update` is checked and counts as overrides; pydantic's own would miss the cascade."""
@@ -279,21 +267,21 @@ class BenchmarkConfig(EvalSettings):
         self, definition: NamedDefinition, tolerance: EvalConfig | None = None
     ) -> ResolvedEvalConfig:
         """Return the complete eval settings of a definition; with a workload's own tolerance, those of the workload."""
-        sources = self._sources
+        levels = self._levels
         if tolerance is not None:
-            sources = (*sources, Source("the workload's tolerance", {(): tolerance.flat()}, "set"))
-        return resolve(sources, definition.name, definition.op_type, profile_baseline=self.profile_baseline)
+            levels = by_owner((*levels, Level("the workload's tolerance", tolerance.flat(), "set")))
+        return resolve(levels, definition.name, definition.op_type, profile_baseline=self.profile_baseline)
 
     def origins(self) -> dict[str, str]:
         """Return the origin of each top-level field, by field name or "extra.<key>"."""
         found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in (*SECTIONS, "extra")}
-        return found | {name: given.origin for name, given in cascade(self._sources).items()}
+        return found | {name: origin for name, (_, origin) in cascade(self._levels).items()}
 
     def section_places(self, section: str, *, users_only: bool = False) -> Iterator[tuple[str, str]]:
         """Yield place and name of each section of op_type_config or definition_config, in all sources or the user's."""
-        for source in self._sources:
-            if source.owner == "user" or not users_only:
-                yield from ((place, name) for place, name, _ in source.sections(section))
+        for level in self._levels:
+            if level.section == section and (level.owner == "user" or not users_only):
+                yield level.place, level.name
 
     def timing_mark(self) -> str | None:
         """Return how this run's timing differs from the usual one, for a job's fingerprint; None if it does not."""
@@ -306,36 +294,41 @@ class BenchmarkConfig(EvalSettings):
         return ", ".join(filter(None, marks)) or None
 
     @classmethod
-    def _read(cls, layers: Sequence[Layer], below: Sequence[Source] = ()) -> BenchmarkConfig:
-        """Validate layers, and lay them on sources. All problems are raised at once."""
-        sources, problems = list(below), []
-        for layer in layers:
-            try:
-                given = cls.model_validate(layer.file.values)
-                sources.append(given._as_source(layer.origin, layer.owner))
-            except ValidationError as error:
-                problems += list_problems(error, source=layer.place, lines=layer.file.lines)
-        if problems:
-            raise as_validation_error(cls.__name__, problems)
-        return cls._merge(sources)
+    def _read_file(cls, path: Path, owner: Literal["bundled", "user"]) -> Levels | list[InitErrorDetails]:
+        """Return what a file gives, or its problems."""
+        file = read_config_file(path)
+        try:
+            return cls.model_validate(file.values)._as_levels(path.name, owner)
+        except ValidationError as error:
+            return list_problems(error, source=str(path), lines=file.lines)
 
     @classmethod
-    def _merge(cls, sources: Sequence[Source]) -> BenchmarkConfig:
-        ordered = by_owner(sources)
-        merged = nest({name: value for source in ordered for name, value in source.top.items()})
-        sections = {section: merge_sections(ordered, section) for section in SECTIONS}
-        config = cls(**merged, **{section: configs for section, configs in sections.items() if configs})
-        config._sources = tuple(ordered)
+    def _read(cls, below: Levels | list[InitErrorDetails], overrides: Mapping[str, Any]) -> BenchmarkConfig:
+        """Lay overrides on levels. All problems, those of the file below among them, are raised at once."""
+        problems = below if isinstance(below, list) else []
+        above: Levels = ()
+        try:
+            above = cls.model_validate(dict(overrides))._as_levels(OVERRIDE_ORIGIN) if overrides else ()
+        except ValidationError as error:
+            problems += list_problems(error, source=OVERRIDE_ORIGIN)
+        if problems or isinstance(below, list):
+            raise as_validation_error(cls.__name__, problems)
+        return cls._merge((*below, *above))
+
+    @classmethod
+    def _merge(cls, levels: Levels) -> BenchmarkConfig:
+        levels = by_owner(levels)
+        top = nest({name: value for level in levels if not level.section for name, value in level.values.items()})
+        sections = {section: merge_sections(levels, section) for section in SECTIONS}
+        config = cls(**top, **{section: configs for section, configs in sections.items() if configs})
+        config._levels = levels
         return config
 
-    def _as_source(self, origin: str, owner: Literal["bundled", "user"] = "user") -> Source:
+    def _as_levels(self, origin: str, owner: Literal["bundled", "user"] = "user") -> Levels:
         given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-        configs = {(section, key): it for section in SECTIONS for key, it in given.pop(section, {}).items()}
-        return Source(origin, {(): flatten(given), **{path: it.flat() for path, it in configs.items()}}, owner)
-
-
-def _as_layers(overrides: Mapping[str, Any]) -> list[Layer]:
-    return [Layer(OVERRIDE_ORIGIN, ConfigFile(dict(overrides)), OVERRIDE_ORIGIN)] if overrides else []
+        sections = [(section, name, one) for section in SECTIONS for name, one in given.pop(section, {}).items()]
+        top = Level(origin, flatten(given), owner)
+        return (top, *(Level(origin, one.flat(), owner, section, name) for section, name, one in sections))
 
 
 def _without_old_names(data: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -1,7 +1,7 @@
 """Evaluation settings, the sources that give them, and the cascade over these sources. Nothing here touches the disk.
 
 `EvalConfig` is partial: the fields that one section gives. `ResolvedEvalConfig` is complete: the settings of one
-definition, each with its origin. A `Source` is one giver at its three levels: top level, op types, definitions.
+definition, each with its origin. A `Level` is what one source gives at its top level, or in one section.
 `cascade` is the only place that decides which value wins:
 
     package defaults < eval_config.yaml < tolerances.yaml of the set < workload's tolerance < user's file < overrides
@@ -11,8 +11,7 @@ Within one source a definition's section beats its op type's, which beats the to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import (
@@ -174,19 +173,16 @@ class EvalConfig(StrictModel):
         nested = nest(values)
         return cls.model_construct({*nested}, **nested)
 
-    def given(self) -> dict[str, Any]:
-        """Return the given fields by name, without `extra`."""
-        values = {name: getattr(self, name) for name in EVAL_FIELDS if name in self.model_fields_set}
-        return {name: value for name, value in values.items() if value is not None or name == "required_matched_ratio"}
-
     def flat(self) -> dict[str, Any]:
         """Return all that is given: fields by name, and `extra` by "extra.<key>"."""
-        return flatten({**self.given(), "extra": self.extra})
+        given = {name: getattr(self, name) for name in EVAL_FIELDS if name in self.model_fields_set}
+        asked = {name: it for name, it in given.items() if it is not None or name == "required_matched_ratio"}
+        return flatten({**asked, "extra": self.extra})
 
     @model_serializer(mode="wrap")
     def _dump_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A dumped None would read back as a required_matched_ratio given as None.
-        given = {*self.given(), *(["extra"] if self.extra else [])}
+        given = nest(self.flat())
         return {name: value for name, value in handler(self).items() if name in given}
 
 
@@ -237,87 +233,79 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "extra": extra} if extra else values
 
 
-@dataclass(frozen=True)
-class Source:
-    """Values of one giver: the bundled file, a set, a user's file, the overrides, the constructor."""
+class Level(NamedTuple):
+    """Flat values that one source gives at its top level, or in one section. The source may be the bundled file, a set,
+    a user's file, the overrides, the constructor."""
 
     origin: str
-    levels: Mapping[tuple[str, ...], Mapping[str, Any]]
-    """Flat values of the top level, (); and of each section, such as ("op_type_config", "moe")."""
+    """The source."""
+    values: Mapping[str, Any]
     owner: Literal["bundled", "set", "user"] = "user"
     """Names in a user's sections have to exist in the set. Names in other sections need not."""
+    section: str = ""
+    """"op_type_config", "definition_config", or empty at the top level."""
+    name: str = ""
+    """Of the section's op type or definition."""
 
     @property
-    def top(self) -> Mapping[str, Any]:
-        """Values of the top level."""
-        return self.levels.get((), {})
+    def place(self) -> str:
+        """The place, as origins name it. A set's file has definitions alone, and no sections."""
+        path = [] if self.owner == "set" else [self.section]
+        return ": ".join(filter(None, [self.origin, ".".join(filter(None, [*path, self.name]))]))
 
-    def place(self, path: tuple[str, ...]) -> str:
-        """Return the place of a level, as origins name it. A set's file has definitions alone, and no sections."""
-        return ": ".join(filter(None, [self.origin, ".".join(path[self.owner == "set" :])]))
-
-    def sections(self, section: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-        """Yield place, name and values of each section of op_type_config or definition_config."""
-        for path, values in self.levels.items():
-            if path[:1] == (section,):
-                yield self.place(path), path[1], values
+    def is_of(self, definition: str, op_type: str) -> bool:
+        """Tell whether it holds for a definition."""
+        if self.section == OP_TYPES:
+            return normalise_op_type(self.name) == normalise_op_type(op_type)
+        return not self.section or self.name == definition
 
 
-class Given(NamedTuple):
-    """One value and its origin."""
-
-    value: Any
-    origin: str
-
-
-QUICK: Final = Source("quick", {(): {"warmup_runs": 3, "iterations": 10, "num_trials": 1, "precision": 0.05}})
+Levels = tuple[Level, ...]
+"""From the lowest to the highest source; of one source the top level, then op types, then definitions."""
+Given = tuple[Any, str]
+"""A value and its origin."""
+QUICK: Final = Level("quick", {"warmup_runs": 3, "iterations": 10, "num_trials": 1, "precision": 0.05})
 """Values of a quick run. They lie just below the source that asks for it."""
 
 
-def by_owner(sources: Iterable[Source]) -> list[Source]:
-    """Return sources from the lowest to the highest owner. Those of one owner keep their order."""
-    return sorted(sources, key=lambda source: OWNERS.index(source.owner))
+def by_owner(levels: Iterable[Level]) -> Levels:
+    """Return levels from the lowest to the highest owner. Those of one owner keep their order."""
+    return tuple(sorted(levels, key=lambda level: OWNERS.index(level.owner)))
 
 
-def cascade(sources: Iterable[Source], definition: str = "", op_type: str = "") -> dict[str, Given]:
+def cascade(levels: Levels, definition: str = "", op_type: str = "") -> dict[str, Given]:
     """Return every value that is given for a definition, with its origin, by field or "extra.<key>"."""
-    ordered = by_owner(sources)
-    asking = [index for index, source in enumerate(ordered) if "quick" in source.top]
-    if asking and ordered[asking[-1]].top["quick"]:
-        ordered.insert(asking[-1], QUICK)
+    asking = [index for index, level in enumerate(levels) if "quick" in level.values]
+    if asking and levels[asking[-1]].values["quick"]:
+        levels = (*levels[: asking[-1]], QUICK, *levels[asking[-1] :])
     found: dict[str, Given] = {}
-    wanted = normalise_op_type(op_type)
-    for source in ordered:
-        layers = [(source.origin, source.top)]
-        layers += [(place, it) for place, key, it in source.sections(OP_TYPES) if normalise_op_type(key) == wanted]
-        layers += [(place, it) for place, key, it in source.sections(DEFINITIONS) if key == definition]
-        found |= {name: Given(value, place) for place, values in layers for name, value in values.items()}
+    for level in levels:
+        if level.is_of(definition, op_type):
+            found |= {name: (value, level.place) for name, value in level.values.items()}
     return found
 
 
-def merge_sections(sources: Iterable[Source], section: str) -> dict[str, EvalConfig]:
+def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:
     """Return the sections of all sources as one source would write them.
 
     A value is left out if the top level of a higher source beats it. Two spellings of an op type are one section.
     """
     merged: dict[str, tuple[str, dict[str, Any]]] = {}
-    for source in sources:
-        for _, values in merged.values():
-            for name in source.top.keys() & values.keys():
-                del values[name]
-        for _, key, given in source.sections(section):
-            identity = normalise_op_type(key) if section == OP_TYPES else key
-            merged.setdefault(identity, (key, {}))[1].update(given)
+    for level in levels:
+        if not level.section:
+            for _, values in merged.values():
+                for name in level.values.keys() & values.keys():
+                    del values[name]
+        elif level.section == section:
+            identity = normalise_op_type(level.name) if section == OP_TYPES else level.name
+            merged.setdefault(identity, (level.name, {}))[1].update(level.values)
     return {key: EvalConfig.of_flat(values) for key, values in merged.values()}
 
 
-def resolve(sources: Iterable[Source], definition: str, op_type: str, *, profile_baseline: bool) -> ResolvedEvalConfig:
+def resolve(levels: Levels, definition: str, op_type: str, *, profile_baseline: bool) -> ResolvedEvalConfig:
     """Return the complete settings of a definition."""
-    found = {
-        name: given
-        for name, given in cascade(sources, definition, op_type).items()
-        if name in EVAL_FIELDS or name.startswith("extra.")
-    }
-    origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: given.origin for name, given in found.items()}
-    values = nest({name: given.value for name, given in found.items()})
+    given = cascade(levels, definition, op_type)
+    found = {name: one for name, one in given.items() if name in EVAL_FIELDS or name.startswith("extra.")}
+    origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: origin for name, (_, origin) in found.items()}
+    values = nest({name: value for name, (value, _) in found.items()})
     return ResolvedEvalConfig(**values, origins=origins, profile_baseline=profile_baseline)

@@ -40,7 +40,6 @@ from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SERVED, SOLUTI
 from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.timing.between_workers import WorkerSpread
 from flashinfer_bench.timing.settings import TimingSettings
 
 GIB: Final = 1 << 30
@@ -86,9 +85,7 @@ class HarnessContext:
         else:
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
-        self._evaluators: dict[str, str] = {}
         self._lookup = EvaluatorLookup()
-        self._spreads: dict[str, WorkerSpread] = {}
 
     def fingerprint_evaluators(
         self, definitions: Sequence[Definition], others: Iterable[Definition] = ()
@@ -102,19 +99,16 @@ class HarnessContext:
         Raises:
             ConfigError: a plug-in cannot be used, or `extra` has what it does not take.
         """
-        unknown = [one for one in definitions if one.name not in self._evaluators]
         if not self._plug_ins:
-            self._evaluators |= {definition.name: mark_built_in(definition) for definition in unknown}
-            return self._evaluators
-        if not self._lookup.has_all(unknown):
-            asked = {one.name: one for one in (*others, *unknown)}
+            return {definition.name: mark_built_in(definition) for definition in definitions}
+        if not self._lookup.has_all(definitions):
+            asked = {one.name: one for one in (*others, *definitions)}
             stays = self._cluster is None and not others
             self._lookup = look_up_evaluators(
                 asked.values(), self._plug_ins, kind=self.machine.kind, keeps_starter=stays
             )
-        self._lookup.check(unknown, self.config)
-        self._evaluators |= {one.name: self._lookup.choices[one.name].fingerprint for one in unknown}
-        return self._evaluators
+        self._lookup.check(definitions, self.config)
+        return {one.name: self._lookup.choices[one.name].fingerprint for one in definitions}
 
     @property
     def plug_in_keys(self) -> frozenset[str]:
@@ -210,21 +204,13 @@ class HarnessContext:
             hidden=CACHE_FOLDERS,
         )
 
-    def spread_on(self, device: Device) -> WorkerSpread:
-        """Return what is known of the spread between workers on a device; what this process learns counts at once."""
-        key = f"{device.name} {device.uuid}"
-        if key not in self._spreads:
-            self._spreads[key] = SpreadFile(self.cache, device).read()
-        return self._spreads[key]
-
     def learn_spread(self, groups: Sequence[Sequence[float]]) -> None:
         """Keep what latencies of the same code in several workers tell of the spread between them.
 
         Where a run has several devices, which worker was on which is not known, and nothing is kept.
         """
         if len(self.machine.devices) == 1:
-            device = self.machine.devices[0]
-            self._spreads[f"{device.name} {device.uuid}"] = SpreadFile(self.cache, device).add(groups)
+            SpreadFile(self.cache, self.machine.devices[0]).add(groups)
 
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
         """Say whether times of references are kept between runs.

@@ -34,13 +34,19 @@ from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine_state import DeviceState, EngineLimits, EngineState, describe_slot
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
-from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare
+from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
+from flashinfer_bench.bench.planning.selection import Selected
+from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.launcher import end_launchers_of_thread
 from flashinfer_bench.bench.scheduler import POLL_S, Rules
-from flashinfer_bench.bench.solution_jobs import SolutionJobs
 from flashinfer_bench.bench.task import Task
-from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data import Solution, Trace, TraceSet
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.sets.latest import in_order_of_time
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
+from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError, EngineClosed, FlashInferBenchError, QueueFull, TaskCancelled
 
 LOG: Final = logging.getLogger(__name__)
@@ -48,6 +54,10 @@ RESTART_S: Final = 1.0
 """Seconds after which the loop over the devices is started anew if it failed."""
 RATE_S: Final = 60.0
 """Seconds before now over which verdicts are counted for the rate."""
+MOST_KEPT: Final = 10_000
+"""Jobs whose latest trace the engine answers from, of those that it has recorded. A line has some 6 KB."""
+Recorded = dict[tuple[str, str], list[AnyTrace]]
+"""Uuid of a workload and digest of a solution → traces, the latest last."""
 
 
 class Engine:
@@ -79,11 +89,12 @@ class Engine:
         self.limits = limits or EngineLimits()
         self.context = HarnessContext(trace_set, config, cache)
         self._jobs = SolutionJobs(self.context)
-        rules = Rules.resident(retry_device_s=self.limits.retry_device_s, build_turn_s=self.limits.build_turn_s)
-        needs_triton = self.context.machine.languages.get("triton", "none") is None
-        seeds = JobSeeds(self.context.config.seed)
-        self._harness = Harness(self.context, seeds, rules, needs_triton=needs_triton)
-        self._harness.on_saved = self._jobs.keep
+        self._harness = Harness(
+            self.context,
+            JobSeeds(self.context.config.seed),
+            Rules(retry_device_s=self.limits.retry_device_s),
+            needs_triton=self.context.machine.languages.get("triton", "none") is None,
+        )
         self._lock = self._harness.lock
         self._tasks: dict[str, Task] = {}
         """Open tasks by their id."""
@@ -142,9 +153,15 @@ class Engine:
         jobs = self._jobs.make_jobs(found, workloads)
         if save_results and jobs:
             self._harness.recorder.check(jobs[0].definition, found)
-        uuids = [job.workload.uuid for job in jobs]
-        hooks = {"cancel": self._cancel, "on_end": self._forget}
-        task = Task(found, uuids, priority=priority, submitter=submitter, is_saved=save_results, **hooks)
+        task = Task(
+            found,
+            [job.workload.uuid for job in jobs],
+            cancel=self._cancel,
+            on_trace=self._jobs.keep,
+            priority=priority,
+            submitter=submitter,
+            is_saved=save_results,
+        )
         recorded = self._jobs.find_recorded(jobs) if use_recorded else {}
         left = [job for job in jobs if job.workload.uuid not in recorded]
         with self._lock:
@@ -152,6 +169,7 @@ class Engine:
             if left:
                 self._tasks[task.id] = task
             self._harness.submit(task, left)
+        task.add_done_callback(lambda one: self._tasks.pop(one.id, None))
         for job in jobs:
             if job.workload.uuid in recorded:
                 task.note(job, recorded[job.workload.uuid])
@@ -222,16 +240,12 @@ class Engine:
 
     def _count_tasks(self) -> dict[str, int]:
         """Return how many tasks each submitter has open."""
-        return dict(Counter(task.lane.submitter for task in self._tasks.values()))
+        return dict(Counter(task.lane.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:
         self._harness.withdraw(task)
-        task.end("cancelled", TaskCancelled(f"task {task.id} was cancelled"))
+        task.end(TaskCancelled(f"task {task.id} was cancelled"))
         self._wake_up()
-
-    def _forget(self, task: Task) -> None:
-        with self._lock:
-            self._tasks.pop(task.id, None)
 
     def _wake_up(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):  # it is awake
@@ -242,7 +256,7 @@ class Engine:
 
     def _drive(self) -> None:
         try:
-            while self._sleep():
+            while not self._is_stopping.is_set():
                 try:
                     self._serve()
                 except Exception as error:  # round one device loop: what is open has no verdict, the engine goes on
@@ -250,47 +264,38 @@ class Engine:
                     self._release()
                     self._tell(self._harness.fail(f"the engine failed: {type(error).__name__}: {error}"))
                     self._is_stopping.wait(RESTART_S)
-                self._release()
         finally:
             self._release()
             with self._lock:
                 self._is_closed = True
                 tasks = list(self._tasks.values())
             for task in tasks:
-                task.end("failed", EngineClosed("the engine was closed before the task was complete"))
+                task.end(EngineClosed("the engine was closed before the task was complete"))
             with self._lock:
                 for fd in (self._woken, self._wake):
                     os.close(fd)
                 self._woken = self._wake = -1
 
-    def _release(self) -> None:
-        self._harness.release()
-        end_launchers_of_thread()
-        self._look()
-
-    def _sleep(self) -> bool:
-        """Wait, holding no device, until there is something to do; return whether the engine goes on."""
-        while not self._harness.has_notes and not self._is_stopping.is_set():
-            wait([self._woken])
-            self._empty_pipe()
-        return not self._is_stopping.is_set()
-
-    def _empty_pipe(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-
     def _serve(self) -> None:
-        """Drive the loop over the devices until the engine is closed, or had no job for a while."""
-        busy_at = time.monotonic()
+        """Drive the loop over the devices; hold no device after a while without a job."""
+        busy_at = float("-inf")
         while not self._is_stopping.is_set():
             if self._harness.open_jobs or self._harness.has_notes:
                 busy_at = time.monotonic()
             left_s = busy_at + self.limits.idle_s - time.monotonic()
             if left_s <= 0 and not self._harness.open_jobs:
-                return
-            self._tell(self._harness.step(self._woken, min(POLL_S, max(0.0, left_s)) or POLL_S))
-            self._empty_pipe()
+                self._release()
+                wait([self._woken])
+            else:
+                self._tell(self._harness.step(self._woken, min(POLL_S, max(0.0, left_s)) or POLL_S))
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 4096)
             self._look()
+
+    def _release(self) -> None:
+        self._harness.release()
+        end_launchers_of_thread()
+        self._look()
 
     def _look(self) -> None:
         """Note what each device does, and which verdicts there are."""
@@ -309,3 +314,112 @@ class Engine:
                     callback(event)
                 except Exception:  # round one callback: it is not ours, and stops nothing
                     LOG.exception("a subscriber of the engine failed")
+
+
+class SolutionJobs:
+    """Makes jobs of solutions that come in one by one; usable from any thread.
+
+    Args:
+        context: the trace set, the settings and the machine.
+    """
+
+    def __init__(self, context: HarnessContext) -> None:
+        self._context = context
+        self._makers: dict[str, JobMaker] = {}
+        self._recorded: dict[str, Recorded] = {}
+        """By definition, as the set has them."""
+        self._own: dict[tuple[str, str], str] = {}
+        """The latest lines that the engine has recorded, the oldest first."""
+        self._lock = threading.RLock()
+
+    def find(self, solution: Solution | str) -> Solution:
+        """Return a solution, which may be given by its name in the set.
+
+        Raises:
+            ConfigError: the set has none of that name.
+        """
+        if isinstance(solution, Solution):
+            return solution
+        found = self._context.trace_set.get_solution(solution)
+        if found is None:
+            names = [one.name for listed in self._context.trace_set.solutions.values() for one in listed]
+            raise ConfigError(f"the trace set has no solution {solution!r}{did_you_mean(solution, names)}")
+        return found
+
+    def make_jobs(self, solution: Solution, workloads: Sequence[str] | None) -> list[Job]:
+        """Return the jobs of a solution, not numbered yet.
+
+        Args:
+            solution: what is judged.
+            workloads: uuids of workloads of its definition; None for all.
+
+        Raises:
+            ConfigError: there is no such definition or workload, or the solution cannot run on this machine.
+        """
+        name = solution.definition
+        with self._lock:
+            if name not in self._makers:
+                self._makers[name] = self._open(name)
+            maker = self._makers[name]
+        reason = why_not_here(solution, self._context.machine, interpret=self._context.config.interpret)
+        if reason is not None:
+            raise ConfigError(f"{solution.name} cannot run here: {reason}")
+        jobs = maker.jobs_of(solution)
+        if workloads is None:
+            return jobs
+        if not workloads:
+            raise ConfigError("workloads: none is asked for; None means all")
+        known = [job.workload.uuid for job in jobs]
+        unknown = next((uuid for uuid in workloads if uuid not in known), None)
+        if unknown is not None:
+            raise ConfigError(f"{name} has no workload {unknown!r}{did_you_mean(unknown, known)}")
+        return [job for job in jobs if job.workload.uuid in set(workloads)]
+
+    def find_recorded(self, jobs: Sequence[Job]) -> dict[str, Trace]:
+        """Return the traces that the set has of equal jobs, by the uuid of their workload.
+
+        A job is equal if a resumed run would not do it again; under which name a solution was judged does not matter.
+        """
+        found: dict[str, Trace] = {}
+        for job in jobs:
+            mark = (job.workload.uuid, job.fingerprint["solution"])
+            with self._lock:
+                traces = list(self._recorded_of(job.definition.name).get(mark, []))
+                if (own := self._own.get(mark)) is not None:
+                    traces.append(Trace.model_validate_json(own))
+            recorded = decide(job, self._context.config, traces).trace
+            if recorded is not None:
+                found[job.workload.uuid] = to_trace(recorded).model_copy(update={"solution": job.solution.name})
+        return found
+
+    def keep(self, job: Job, trace: Trace) -> None:
+        """Note a trace that the engine has recorded."""
+        mark = (job.workload.uuid, job.fingerprint["solution"])
+        with self._lock:
+            self._own.pop(mark, None)
+            self._own[mark] = trace.to_json()
+            while len(self._own) > MOST_KEPT:
+                del self._own[next(iter(self._own))]
+
+    def _recorded_of(self, definition: str) -> Recorded:
+        if definition not in self._recorded:
+            known: Recorded = {}
+            for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
+                marks = read_fingerprint(trace.evaluation) if trace.evaluation is not None else None
+                if marks is not None and "solution" in marks:
+                    known.setdefault((trace.workload.uuid, marks["solution"]), []).append(trace)
+            self._recorded[definition] = known
+        return self._recorded[definition]
+
+    def _open(self, name: str) -> JobMaker:
+        context, trace_set = self._context, self._context.trace_set
+        definition = trace_set.definitions.get(name)
+        if definition is None:
+            raise ConfigError(f"the trace set has no definition {name!r}{did_you_mean(name, trace_set.definitions)}")
+        check_extras([definition], context.config)
+        workloads = tuple(trace.workload for trace in trace_set.workloads.get(name, []))
+        kept, lacks = prepare(Selected(definition, (), workloads), trace_set, context.config, needs_solutions=False)
+        if kept is None:
+            raise ConfigError(f"{name}: {lacks[-1].reason}")
+        evaluators = context.fingerprint_evaluators([definition], trace_set.definitions.values())
+        return JobMaker(kept, context.config, context.machine, trace_set, evaluators)

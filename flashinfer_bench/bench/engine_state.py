@@ -28,9 +28,6 @@ class EngineLimits:
     retry_device_s: float = 60.0
     """A device that was lost for good is tried again after this many seconds, and with the next task where none is
     left."""
-    build_turn_s: float = 10.0
-    """On a CPU, where compilers would disturb a measurement: compilers and jobs have the machine in turns of this many
-    seconds while both have work."""
 
 
 class Shown(BaseModel):

@@ -13,23 +13,31 @@ Equal jobs of submissions that share are one job: equal is the definition, the w
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice
 from flashinfer_bench.bench.job_queue import Lane
+from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.recorder import TraceRecorder
+from flashinfer_bench.bench.runner.environments import recorded_variables
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Happening, Judged, Rules, Scheduler
-from flashinfer_bench.data import Evaluation, Trace
-from flashinfer_bench.errors import FlashInferBenchError
+from flashinfer_bench.bench.scheduler import POLL_S, DeviceSlot, Judged, Rules, Scheduler
+from flashinfer_bench.bench.spread_file import SpreadFile
+from flashinfer_bench.data import Definition, Evaluation, Solution, Trace
+from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.errors import DataSetError, Fault, FlashInferBenchError
+from flashinfer_bench.roofline.peaks import describe_time
+from flashinfer_bench.roofline.workloads import cost_of_workload
+from flashinfer_bench.timing.between_workers import WORKERS, told_with_spread
 
 CANCELLED: Final = "CANCELLED"
 Result = Evaluation | JobFaulted
@@ -40,11 +48,10 @@ class Submission:
 
     lane: Lane = Lane()
     is_shared = False
-    """Its jobs may be those of other submissions, too."""
+    """Its jobs may be those of other submissions, too. A trace that cannot be saved is then a fault of its job, and
+    otherwise an error."""
     is_saved = False
     """Each trace is appended to the set on disk before it is told."""
-    outlives_faults = False
-    """A trace that cannot be saved is a fault of its job; otherwise the error is raised."""
 
     def note_start(self, job: Job) -> bool:
         """Note that a device took a job up; return whether others are told."""
@@ -85,17 +92,13 @@ class Harness:
         self._make_scheduler = partial(context.make_scheduler, seeds, rules, needs_triton=needs_triton)
         self._seeds = seeds
         self.recorder = TraceRecorder(context)
-        self.on_saved: Callable[[Job, Trace], object] = lambda _job, _trace: None
-        """Told of each trace that is on disk."""
         self.lock = threading.RLock()
         self._numbers = itertools.count()
         self._open: dict[int, OpenJob] = {}
         self._equal: dict[object, OpenJob] = {}
         """What equal jobs have in common → the open job that others may share."""
         self._of_solution: Counter[str] = Counter()
-        """Solution's key → how many of its jobs are open."""
-        self._gone: dict[str, Job] = {}
-        """Solution's key → the last of its jobs, which has ended."""
+        """Mark of a solution → how many of its jobs are open, under whatever names."""
         self._notes: deque[Callable[[Scheduler], object]] = deque()
         """What is to be done between two steps of the loop."""
         self._scheduler: Scheduler | None = None
@@ -121,30 +124,29 @@ class Harness:
 
     def count_new(self, jobs: Iterable[Job]) -> int:
         """Return how many of these jobs are equal to no open one."""
-        return sum(_mark(job) not in self._equal for job in jobs)
+        return sum(_identity(job) not in self._equal for job in jobs)
 
     def submit(self, submission: Submission, jobs: Iterable[Job]) -> None:
         """Take jobs of a submission."""
         new: list[Job] = []
-        raised: list[Job] = []
-        lane = submission.lane
+        raised: list[int] = []
+        lane, shares = submission.lane, submission.is_shared
         with self.lock:
             for job in jobs:
-                entry = self._equal.get(_mark(job)) if submission.is_shared else None
+                entry = self._equal.get(_identity(job)) if shares else None
                 if entry is None:
                     entry = OpenJob(replace(job, index=next(self._numbers)), lane)
                     self._open[entry.job.index] = entry
-                    self._of_solution[job.solution_key] += 1
-                    if submission.is_shared:
-                        self._equal[_mark(job)] = entry
+                    self._of_solution[_mark(job)] += 1
+                    if shares:
+                        self._equal[_identity(job)] = entry
                     new.append(entry.job)
                 elif lane.priority > entry.lane.priority:
                     entry.lane = lane
-                    raised.append(entry.job)
-                own = replace(job, index=entry.job.index) if submission.is_shared else job
-                entry.waiting.append((submission, own))
+                    raised.append(entry.job.index)
+                entry.waiting.append((submission, replace(job, index=entry.job.index) if shares else job))
             if new or raised:
-                self._notes.append(lambda scheduler: self._deal(scheduler, lane, new, raised))
+                self._notes.append(lambda scheduler: _deal(scheduler, lane, new, raised))
 
     def withdraw(self, submission: Submission, job: Job | None = None) -> None:
         """Take out a job of a submission, or all of them. One that runs may end; its verdict is told to nobody."""
@@ -174,18 +176,21 @@ class Harness:
         while self._notes:
             self._notes.popleft()(self._scheduler)
         for happening in self._scheduler.step(wake, limit_s):
-            yield from self._hear(happening)
-        with self.lock:
-            gone = [job for key, job in self._gone.items() if key not in self._of_solution]
-            self._gone.clear()
-        for job in gone:
-            self._scheduler.forget_solution(job)
+            if isinstance(happening, Notice):
+                yield happening
+            elif isinstance(happening, JobStarted):
+                with self.lock:
+                    waiting = list(self._open[happening.job.index].waiting)
+                told = [job for submission, job in waiting if submission.note_start(job)]
+                yield from (replace(happening, job=job) for job in told[:1])
+            else:
+                yield from self._settle(happening)
 
     def release(self) -> None:
         """End all sessions; the next step starts others."""
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
-            scheduler.__exit__()
+            scheduler.close()
 
     def fail(self, reason: str) -> Iterator[Event]:
         """Fail every open job: the loop that had them is gone."""
@@ -193,57 +198,37 @@ class Harness:
             self._notes.clear()
             jobs = [entry.job for entry in self._open.values()]
         for job in jobs:
-            yield from self._hear(JobFaulted(job, reason))
-
-    def _deal(self, scheduler: Scheduler, lane: Lane, new: list[Job], raised: list[Job]) -> None:
-        """Give jobs to the loop, in place of what it would have begun next."""
-        scheduler.recall()
-        scheduler.add([*new, *scheduler.remove(job.index for job in raised)], lane)
+            yield from self._settle(JobFaulted(job, reason))
 
     def _drop(self, scheduler: Scheduler, unwanted: list[int]) -> None:
         """Take jobs out of the loop that nobody wants any more; one that runs may end."""
         removed = scheduler.remove(unwanted)
         for job in removed:
-            self._seeds.forget(self._close(job).job)
+            self._close(job)
         self.ended.update([CANCELLED] * len(removed))
-
-    def _hear(self, happening: Happening) -> Iterator[Event]:
-        """Pass on what the loop tells, to those who wait for it. The one place at which results arrive."""
-        if isinstance(happening, Notice):
-            yield happening
-        elif isinstance(happening, JobStarted):
-            with self.lock:
-                waiting = list(self._open[happening.job.index].waiting)
-            told = [job for submission, job in waiting if submission.note_start(job)]
-            yield from (replace(happening, job=job) for job in told[:1])
-        else:
-            yield from self._settle(happening)
 
     def _settle(self, ended: Judged | JobFaulted) -> Iterator[Event]:
         """Give a job's result to each submission that waits for it, and yield it once for each solution."""
+        seed = self._seeds.describe(self._open[ended.job.index].job)
         entry = self._close(ended.job)
-        seed = self._seeds.describe(entry.job)
-        self._seeds.forget(entry.job)
         if isinstance(ended, JobFaulted):
             self.ended["LEFT_OUT" if ended.is_left_out else "FAULT"] += 1
         else:
             self.ended[ended.evaluation.status.value if entry.waiting else CANCELLED] += 1
             self.verdicts.append((time.monotonic(), ended.device.label))
-        told: Trace | JobFaulted
         made: dict[tuple[str, str], Trace | JobFaulted] = {}
         for submission, job in sorted(entry.waiting, key=lambda pair: not pair[0].is_saved):
             name = (job.solution.name, job.solution.author)
             if name not in made:
                 result = submission.join(job, ended if isinstance(ended, JobFaulted) else ended.evaluation)
+                if result is None:
+                    continue
                 if isinstance(result, Evaluation) and isinstance(ended, Judged):
-                    told = self._record(submission, replace(ended, job=job, evaluation=result), seed)
+                    made[name] = told = self._record(submission, replace(ended, job=job, evaluation=result), seed)
                     yield JobFinished(job, told, ended.device, ended.seconds) if isinstance(told, Trace) else told
                 elif isinstance(result, JobFaulted):
-                    told = replace(result, job=job)
-                    yield told
-                else:
-                    continue
-                made[name] = told
+                    made[name] = fault = replace(result, job=job)
+                    yield fault
             told = made[name]
             submission.note(job, replace(told, job=job) if isinstance(told, JobFaulted) else told)
 
@@ -254,9 +239,8 @@ class Harness:
         try:
             if submission.is_saved:
                 self.recorder.save(job, trace)
-                self.on_saved(job, trace)
         except (FlashInferBenchError, OSError) as error:
-            if not submission.outlives_faults:
+            if not submission.is_shared:
                 raise
             return JobFaulted(job, f"it has a verdict, which could not be saved: {error}")
         return trace
@@ -266,17 +250,121 @@ class Harness:
         with self.lock:
             entry = self._open.pop(job.index)
             self._unshare(entry)
-            self._of_solution[job.solution_key] -= 1
-            if not self._of_solution[job.solution_key]:
-                del self._of_solution[job.solution_key]
-                self._gone[job.solution_key] = job
+            self._seeds.forget(entry.job)
+            self._of_solution[_mark(job)] -= 1
+            if not self._of_solution[_mark(job)]:
+                del self._of_solution[_mark(job)]
+                if self._scheduler is not None:
+                    self._scheduler.forget_solution(job)
         return entry
 
     def _unshare(self, entry: OpenJob) -> None:
         """Share an open job with no later one: an equal one begins anew."""
-        if self._equal.get(_mark(entry.job)) is entry:
-            del self._equal[_mark(entry.job)]
+        if self._equal.get(_identity(entry.job)) is entry:
+            del self._equal[_identity(entry.job)]
 
 
-def _mark(job: Job) -> object:
+def _deal(scheduler: Scheduler, lane: Lane, new: list[Job], raised: list[int]) -> None:
+    """Give jobs to the loop, in place of what it would have begun next."""
+    scheduler.recall()
+    scheduler.add([*new, *scheduler.remove(raised)], lane)
+
+
+def _identity(job: Job) -> object:
+    """Return what equal jobs have in common."""
     return job.definition.name, job.workload.uuid, tuple(sorted(job.fingerprint.items()))
+
+
+def _mark(job: Job) -> str:
+    return job.fingerprint.get("solution", job.solution.name)
+
+
+class TraceRecorder:
+    """Makes traces of verdicts, and appends them to the set that the solution came from.
+
+    Args:
+        context: under which settings the verdicts are reached.
+    """
+
+    def __init__(self, context: HarnessContext) -> None:
+        self._context = context
+        self._writers: dict[Path, TraceWriter] = {}
+
+    def make_trace(self, job: Job, device: Device, evaluation: Evaluation, seed: Mapping[str, Any]) -> Trace:
+        """Return a trace: the verdict and what it was reached under.
+
+        Args:
+            job: what was judged.
+            device: the device that it ran on.
+            evaluation: the verdict.
+            seed: the seed of its inputs, as a trace has it.
+        """
+        config = self._context.config
+        variables = recorded_variables(os.environ) if device.node is None else {}  # a node has others
+        on_node = {"node": device.node} if device.node is not None else {}
+        run: dict[str, Any] = {
+            "fingerprint": dict(job.fingerprint),
+            "config": job.config.values(),
+            "timeout_seconds": config.timeout_seconds,
+            "worker_memory_gb": config.worker_memory_gb,
+            **seed,
+            "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid, **on_node},
+            "sandbox": self._context.sandbox_of(device).record(),
+            **({"quick": True} if config.quick else {}),
+            **({"variables": variables} if variables else {}),
+            "runner": "isolated" if config.use_isolated_runner else "persistent",
+        }
+        extra = {**(evaluation.extra or {}), **self._measured(job, device, evaluation), "run": run}
+        return Trace(
+            definition=job.definition.name,
+            workload=job.workload,
+            solution=job.solution.name,
+            evaluation=evaluation.model_copy(update={"extra": extra}),
+        )
+
+    def save(self, job: Job, trace: Trace) -> None:
+        """Append a trace to the set that the solution came from.
+
+        Raises:
+            Fault: it cannot be written.
+        """
+        try:
+            self._writer(job.solution).append(trace, author=job.solution.author, op_type=job.definition.op_type)
+        except Fault as fault:
+            verdict = trace.evaluation.status.value if trace.evaluation is not None else "none"
+            lost = f"the verdict {verdict} of {job.solution.name} on workload {job.workload.uuid} is lost"
+            raise Fault(f"{fault}; {lost}") from fault
+
+    def check(self, definition: Definition, solution: Solution) -> None:
+        """Refuse a solution whose traces could not be saved.
+
+        Raises:
+            DataSetError: the set has no folder, a link in it stands in the way, or it cannot be written.
+        """
+        names = {"op_type": definition.op_type, "definition": definition.name}
+        self._writer(solution).check(author=solution.author, **names)
+
+    def _writer(self, solution: Solution) -> TraceWriter:
+        root = self._context.root_of(solution)
+        if root is None:
+            raise DataSetError(
+                "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
+            )
+        return self._writers.setdefault(root, TraceWriter(root))
+
+    def _measured(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
+        """Return the records of times, with intervals that hold for the next worker, and the share of the roofline."""
+        performance, found = evaluation.performance, dict[str, Any]()
+        if performance is None:
+            return found
+        spread, extra = SpreadFile(self._context.cache, device).read(), evaluation.extra or {}
+        times = {"measurement": performance.latency_ms, "baseline": performance.reference_latency_ms}
+        for name, latency_ms in times.items():
+            record = extra.get(name)
+            if isinstance(record, dict) and record.get("interval") != WORKERS:
+                found[name] = told_with_spread(record, latency_ms, spread)
+        cost = None
+        if device.kind != "cpu":
+            cost = cost_of_workload(job.definition, job.workload, self._context.blob_root_for(job))
+        facts = None if cost is None else describe_time(cost, device.name, performance.latency_ms)
+        return found if facts is None else {**found, "roofline": facts}

@@ -4,7 +4,8 @@
 
 A session is sent its next batch early, so that it prepares workers, and begins it when it is told to. A batch that was
 not begun is taken back if another device would idle, or if the order of the queue has changed. A job whose session was
-lost runs once more on a fresh session; the second time it is a fault. Compilers run meanwhile (`compile/farm.py`).
+lost runs once more on a fresh session; the second time it is a fault. Compilers run meanwhile (`compile/farm.py`); on
+the CPU of a run they end before the first job begins.
 
 One thread drives the loop with one select. Nothing here judges, makes traces, or knows who wants a job: `harness.py`.
 """
@@ -16,13 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
-from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, JobTimes, Lane
+from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, Lane
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
@@ -34,13 +35,10 @@ from flashinfer_bench.data import Evaluation, Solution
 from flashinfer_bench.errors import DeviceFault
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.places import Builds, Places, Session
+    from flashinfer_bench.bench.runner.places import Places, Session
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller says otherwise."""
-NEARLY_DONE: Final = 2
-"""A device of a run with this many jobs left may take a part of a solution ahead: a worker for it takes as long to
-start as two short jobs do."""
 FAILED_STARTS: Final = 2
 """A device is given up after this many sessions that did not start."""
 
@@ -62,13 +60,9 @@ Happening = JobStarted | Judged | JobFaulted | Notice
 class Rules:
     """What differs between loops. The defaults are those of a run of one plan."""
 
-    turn_s: float = float("inf")
-    """Seconds of work in a batch; see `JobQueue`."""
     retry_device_s: float | None = None
-    """A device that was given up is tried again after this many seconds. None: never, and a lock that another run holds
-    for too long is an error if no other device is left."""
-    build_turn_s: float | None = None
-    """On a CPU compilers and jobs have turns of this many seconds. None: all builds end before the first job."""
+    """Solutions keep coming, and a device that was given up is tried again after this many seconds. None: never, and a
+    lock that another run holds for too long is an error if no other device is left."""
     compiles_ahead: bool = False
     """The session of the only device compiles ahead what would take minutes at a first call."""
     one_worker_a_job: bool = False
@@ -78,11 +72,6 @@ class Rules:
     def is_resident(self) -> bool:
         """Whether solutions keep coming, and sessions stay for them."""
         return self.retry_device_s is not None
-
-    @classmethod
-    def resident(cls, *, retry_device_s: float = 60.0, build_turn_s: float = 10.0) -> Rules:
-        """Return the rules of a loop whose sessions stay."""
-        return cls(turn_s=TURN_S, retry_device_s=retry_device_s, build_turn_s=build_turn_s)
 
 
 @dataclass(eq=False)
@@ -130,7 +119,7 @@ class DeviceSlot:
 
 
 class Scheduler:
-    """Runs jobs on devices; a context manager that leaves no process behind.
+    """Runs jobs on devices. `close` ends its processes.
 
     Args:
         places: where sessions run; devices are places of this machine.
@@ -145,25 +134,21 @@ class Scheduler:
         *,
         hello_for: Callable[[Device], Hello],
         orders: OrderMaker,
-        rules: Rules | None = None,
+        rules: Rules = Rules(),
     ) -> None:
         self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
         self.slots = [DeviceSlot(device) for device in self._places.devices]
         self._hello_for = hello_for
         self._orders = orders
         self._farm = orders.farm
-        self._rules = rules or Rules()
-        self._times = JobTimes()
-        self.queue = JobQueue(self._times.estimate, self._rules.turn_s)
+        self._rules = rules
+        self._queue = JobQueue(TURN_S) if rules.is_resident else JobQueue()
         self._known = KnownFailures()
-        self._turns = BuildTurns(self._farm, self._rules.build_turn_s)
         self._notices: list[Notice] = []
         self._last_words = "no device could be used"
 
-    def __enter__(self) -> Scheduler:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
+        """End every session and compiler, and give the devices back."""
         for slot in self.slots:
             slot.end_session()
         self._farm.__exit__()
@@ -174,7 +159,7 @@ class Scheduler:
     @property
     def has_open_jobs(self) -> bool:
         """Whether any job has no answer yet."""
-        return bool(self.queue.remaining or any(slot.jobs for slot in self.slots))
+        return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
         """Run jobs; yield what becomes of each when it is known."""
@@ -184,19 +169,21 @@ class Scheduler:
 
     def add(self, jobs: list[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
         """Take further jobs. If no device is left, each is tried again; so is a solution that ran out of time."""
-        for key in {job.solution_key for job in jobs}:
-            self._known.hung.forget(key)
+        solutions = {job.solution_key: job.solution for job in jobs}
         before = self._farm.open_builds
-        self._turns.begin_builds(is_busy=any(slot.begun for slot in self._on_cpu))
-        self._farm.add({job.solution_key: job.solution for job in jobs}.values())
+        for key in solutions:
+            self._known.hung.forget(key)
+        self._farm.add(solutions.values())
         self._farm.poll()
-        self.queue.add(jobs, lane)
         if self._rules.compiles_ahead:
             self._orders.expect(jobs)
+            slow = {key for key, solution in solutions.items() if find_first_call(solution).is_long}
+            jobs = sorted(jobs, key=lambda job: job.solution_key in slow)
+        self._queue.add(jobs, lane)
         count = self._farm.open_builds
         if count > before:
-            solutions = "solution" if count == 1 else "solutions"
-            self._notices.append(Notice(f"compiling {count} {solutions}, {self._farm.jobs} at once"))
+            solutions_of = "solution" if count == 1 else "solutions"
+            self._notices.append(Notice(f"compiling {count} {solutions_of}, {self._farm.jobs} at once"))
         if self._rules.is_resident and not self._has_device:
             for slot in self.slots:
                 slot.given_up_at, slot.failed_starts = None, 0
@@ -204,22 +191,22 @@ class Scheduler:
     def remove(self, indices: Iterable[int]) -> list[Job]:
         """Take out jobs that no session has begun; return those. The others go on, and are answered."""
         wanted = set(indices)
-        self.recall(lambda job: job.index in wanted)
-        removed = self.queue.remove(wanted)
+        for slot in self.slots:
+            if not wanted.isdisjoint(slot.ahead):
+                self._take_back(slot)
+        removed = self._queue.remove(wanted)
         self._known.forget(job.index for job in removed)
         return removed
 
     def forget_solution(self, job: Job) -> None:
         """Forget what is known of a job's solution, of which no job is open."""
         self._farm.forget(job.solution)
-        self._times.forget(job)
         self._known.hung.forget(job.solution_key)
 
-    def recall(self, is_meant: Callable[[Job], bool] = lambda _job: True) -> None:
-        """Take back batches that have such a job and were not begun: the order of the queue changes."""
+    def recall(self) -> None:
+        """Take back batches that were not begun: the order of the queue changes."""
         for slot in self.slots:
-            if any(map(is_meant, slot.ahead.values())):
-                self._take_back(slot)
+            self._take_back(slot)
 
     def step(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Happening]:
         """Go once round the loop: give every device work, then wait until something happens.
@@ -236,34 +223,18 @@ class Scheduler:
         yield from self._welcome()
         yield from self._open_sessions()
         if self.has_open_jobs and not self._has_device and not self._places.expects_more:
-            while jobs := self.queue.take():
+            while jobs := self._queue.take():
                 for job in jobs:
                     yield self._fault(job, f"no device is left to run it: {self._last_words}")
             return
-        self._share_processor()
         for slot in self.slots:
             yield from self._keep_busy(slot)
         yield from self._listen(wake, limit_s)
         self._farm.poll()
 
     @property
-    def _on_cpu(self) -> list[DeviceSlot]:
-        return [slot for slot in self.slots if slot.device.kind == "cpu"]
-
-    @property
     def _has_device(self) -> bool:
         return any(slot.given_up_at is None for slot in self.slots)
-
-    def _share_processor(self) -> None:
-        """Give the processors of a CPU device to compilers or to jobs."""
-        slots = self._on_cpu
-        is_waiting = any(slot.ahead for slot in slots) or (
-            bool(slots and self._farm.open_builds) and self.queue.has_ready(self._farm.is_ready)
-        )
-        self._turns.update(is_busy=any(slot.begun for slot in slots), is_waiting=is_waiting)
-        if slots and not self._turns.may_measure:
-            for slot in slots:
-                self._take_back(slot)
 
     def _welcome(self) -> Iterator[Notice]:
         """Take up the places that have come meanwhile."""
@@ -278,8 +249,7 @@ class Scheduler:
     def _open_sessions(self) -> Iterator[Happening]:
         """Start the sessions that the open jobs need: as many as jobs, at most one for each device."""
         retry_s = self._rules.retry_device_s
-        needed = self.queue.remaining + sum(len(slot.jobs) for slot in self.slots)
-        needed -= sum(slot.session is not None for slot in self.slots)
+        needed = self._queue.remaining + sum(len(slot.jobs) - (slot.session is not None) for slot in self.slots)
         for slot in [slot for slot in self.slots if slot.session is None]:
             if needed <= 0:
                 if slot.asking is not None:
@@ -343,25 +313,32 @@ class Scheduler:
     def _send(self, slot: DeviceSlot, session: Session) -> Iterator[JobFaulted]:
         """Send a session the next batch, if there is one.
 
-        A session of a run that is nearly done may split a solution. One that has nothing to do takes what another has
-        not begun, too.
+        One that has nothing to do may split a solution, and takes what another has not begun, too.
         """
-        splits = len(slot.begun) <= (0 if self._rules.is_resident else NEARLY_DONE)
-        is_ready = partial(self._may_run, slot.device)
+        waits = slot.device.kind == "cpu" and not self._rules.is_resident and bool(self._farm.open_builds)
+
+        def is_ready(solution: Solution) -> bool:
+            return not waits and self._farm.is_ready(solution)
+
         while not slot.ahead:
-            devices = max(sum(other.session is not None for other in self.slots), self._places.least_shares)
-            jobs = self.queue.take(slot.device.label, devices=devices, is_ready=is_ready, splits=splits)
+            used = [other for other in self.slots if other.session is not None]
+            devices = max(len(used), self._places.least_shares)
+            idle = 0 if slot.begun else devices - sum(bool(other.jobs) for other in used)
+            jobs = self._queue.take(slot.device.label, devices=devices, is_ready=is_ready, idle=idle)
             if not jobs:
                 others = [other for other in self.slots if other is not slot and other.ahead]
                 if slot.begun or not others:
                     return
                 self._take_back(max(others, key=lambda other: len(other.ahead)))
                 continue
-            known = {job.index: fault for job in jobs if (fault := self._known.find(job)) is not None}
-            for fault in known.values():
-                self._forget(fault.job)
-                yield fault
-            if left := [job for job in jobs if job.index not in known]:
+            left = []
+            for job in jobs:
+                if (fault := self._known.find(job)) is None:
+                    left.append(job)
+                else:
+                    self._end(job)
+                    yield fault
+            if left:
                 order, broken = self._orders.make(left)
                 yield from (self._fault(job, message) for job, message in broken)
                 sent = {job.index for job in order.jobs}
@@ -373,22 +350,18 @@ class Scheduler:
         """Take back the batch that a session has not begun: it begins none that it is not told to."""
         jobs, slot.ahead = list(slot.ahead.values()), {}
         if jobs:
-            self.queue.give_back(jobs)
+            self._queue.give_back(jobs)
             if slot.session is not None:
                 slot.session.drop()
 
-    def _may_run(self, device: Device, solution: Solution) -> bool:
-        """Return whether a solution is built; on a CPU, whether jobs may be measured now."""
-        return self._farm.is_ready(solution) and (device.kind != "cpu" or self._turns.may_measure)
-
     def _fault(self, job: Job, message: str) -> JobFaulted:
-        self._forget(job)
+        self._end(job)
         return self._known.fault(job, message)
 
-    def _forget(self, job: Job) -> None:
+    def _end(self, job: Job, seconds: float | None = None) -> None:
         """Forget a job that has its answer."""
         self._known.forget([job.index])
-        self.queue.forget([job.index])
+        self._queue.end(job, seconds)
 
     def _listen(self, wake: int | None, limit_s: float) -> Iterator[Happening]:
         with selectors.DefaultSelector() as selector:
@@ -396,10 +369,8 @@ class Scheduler:
             for slot, session in sessions:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.has_unsent else 0)
                 selector.register(session, events, slot)
-            for waker in self._farm.wakers():
+            for waker in [*self._farm.wakers(), *([] if wake is None else [wake])]:
                 selector.register(waker, selectors.EVENT_READ)
-            if wake is not None:
-                selector.register(wake, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
             limits += [LOCK_POLL_S] if any(slot.asking for slot in self.slots) else []
             found = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
@@ -429,16 +400,15 @@ class Scheduler:
         elif "verdict" in message:
             verdict = JobVerdict.model_validate(message["verdict"])
             job, slot.current = slot.begun.pop(verdict.job), None
-            self._times.add(job, verdict.seconds)
             self._known.hung.note(job.solution_key, job.solution.name, job.workload.uuid, verdict.ran_out)
-            self._forget(job)
+            self._end(job, verdict.seconds)
             yield Judged(job, slot.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
         elif "fault" in message:
             fault = JobFault.model_validate(message["fault"])
             job, slot.current = slot.begun.pop(fault.job), None
             slot.is_blamed = fault.retry
             if fault.is_left_out:
-                self._forget(job)
+                self._end(job)
                 yield JobFaulted(job, fault.message, is_left_out=True)
             else:
                 yield from self._retry_or_fault(job, fault.message, session.phase, retry=fault.retry)
@@ -447,18 +417,18 @@ class Scheduler:
 
     def _retry_or_fault(self, job: Job, message: str, phase: str, *, retry: bool = True) -> Iterator[Happening]:
         if retry and self._known.may_retry(job, message, phase):
-            self.queue.give_back([job])
+            self._queue.give_back([job])
         else:
             yield self._fault(job, message)
 
     def _replace(self, slot: DeviceSlot, session: Session, lost: SessionLost) -> Iterator[Happening]:
         """Give a lost session's jobs back; the next step starts another, unless its device lets none start."""
-        reason, jobs, current = str(lost), slot.jobs, slot.current
-        suspect = slot.begun.get(current) if current is not None else None
+        reason, jobs = str(lost), slot.jobs
+        suspect = None if slot.current is None else slot.begun.get(slot.current)
         if suspect is None and session.is_ready and not slot.is_blamed:
             suspect = next(iter(slot.begun.values()), None)
         slot.end_session()
-        self.queue.give_back([job for job in jobs if job is not suspect])
+        self._queue.give_back([job for job in jobs if job is not suspect])
         yield Notice(f"{reason}; {len(jobs)} of its jobs go back to the queue")
         if suspect is not None and isinstance(lost, SessionTimedOut) and session.phase == REFERENCE_PHASE:
             yield self._fault(suspect, self._known.note_hung_reference(suspect, reason))
@@ -470,55 +440,3 @@ class Scheduler:
             self._last_words = reason
         elif slot.failed_starts >= FAILED_STARTS:
             yield self._drop_device(slot, "its session does not start", reason)
-
-
-class BuildTurns:
-    """Whether jobs may begin on a CPU, which compilers would disturb. A GPU's jobs run beside compilers.
-
-    In a run every solution is built before the first job. A resident engine cannot wait for that: there compilers and
-    jobs have turns while both have work, and no compiler begins while jobs run.
-
-    Args:
-        farm: runs the compilers.
-        turn_s: seconds of a turn; None: no job begins before everything is built.
-    """
-
-    def __init__(self, farm: Builds, turn_s: float | None) -> None:
-        self._farm = farm
-        self._turn_s = turn_s
-        self._since = time.monotonic()
-
-    @property
-    def may_measure(self) -> bool:
-        """Whether a job may begin."""
-        return not self._farm.open_builds or (self._farm.is_held and not self._is_over)
-
-    def begin_builds(self, *, is_busy: bool) -> None:
-        """Builds are about to be added: while a job runs on the CPU, they wait for their turn."""
-        if self._turn_s is not None and is_busy and not self._farm.open_builds:
-            self._give(to_jobs=True)
-
-    def update(self, *, is_busy: bool, is_waiting: bool) -> None:
-        """Give the turn to the other side if it is over.
-
-        Args:
-            is_busy: a job runs on the CPU.
-            is_waiting: a job could begin there.
-        """
-        if self._turn_s is None:
-            return
-        if not self._farm.open_builds or (self._farm.is_held and not is_busy and (self._is_over or not is_waiting)):
-            self._give(to_jobs=False)
-        elif not self._farm.is_held and is_waiting and self._is_over:
-            self._give(to_jobs=True)
-
-    def _give(self, *, to_jobs: bool) -> None:
-        self._since = time.monotonic()
-        if to_jobs:
-            self._farm.hold()
-        else:
-            self._farm.release()
-
-    @property
-    def _is_over(self) -> bool:
-        return self._turn_s is not None and time.monotonic() - self._since >= self._turn_s

@@ -42,22 +42,19 @@ class SpreadFile:
         """Return what is known."""
         return learned_spread(self._device.kind, *self._numbers())
 
-    def add(self, groups: Sequence[Sequence[float]]) -> WorkerSpread:
-        """Learn from latencies of the same code in several workers, and return what is known then.
+    def add(self, groups: Sequence[Sequence[float]]) -> None:
+        """Learn from latencies of the same code in several workers.
 
         Args:
             groups: each of one solution on one workload: the latencies of its workers.
         """
-        squares, freedom = sum_squares(groups)
-        if freedom <= 0:
-            return self.read()
-        before = self._numbers()
-        squares, freedom = squares + before[0], freedom + before[1]
-        kept = min(1.0, MOST_FREEDOM / freedom)  # the oldest counts for less and less
-        document = {"device": self._device.name, "squares": squares * kept, "freedom": freedom * kept}
-        with contextlib.suppress(OSError, Fault):  # a cache that cannot be written to is no reason to fail
-            write_whole(self.path, json.dumps(document) + "\n")
-        return learned_spread(self._device.kind, squares * kept, freedom * kept)
+        found, before = sum_squares(groups), self._numbers()
+        squares, freedom = found[0] + before[0], found[1] + before[1]
+        if found[1] > 0:
+            kept = min(1.0, MOST_FREEDOM / freedom)  # the oldest counts for less and less
+            document = {"device": self._device.name, "squares": squares * kept, "freedom": freedom * kept}
+            with contextlib.suppress(OSError, Fault):  # a cache that cannot be written to is no reason to fail
+                write_whole(self.path, json.dumps(document) + "\n")
 
     def _numbers(self) -> tuple[float, float]:
         """Return the sum of squares and its degrees of freedom; zeros where nothing is known."""
@@ -66,5 +63,4 @@ class SpreadFile:
             squares, freedom = float(found["squares"]), float(found["freedom"])
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return 0.0, 0.0
-        is_usable = 0 <= squares < freedom <= MOST_FREEDOM + 1
-        return (squares, freedom) if is_usable else (0.0, 0.0)
+        return (squares, freedom) if 0 <= squares < freedom <= MOST_FREEDOM + 1 else (0.0, 0.0)

@@ -39,17 +39,6 @@ class TravellingSources:
         """Say that nothing waits for a compiler here."""
         return 0
 
-    @property
-    def is_held(self) -> bool:
-        """Say that no compiler is held still."""
-        return False
-
-    def hold(self) -> None:
-        """Do nothing: there is no compiler."""
-
-    def release(self) -> None:
-        """Do nothing, as above."""
-
     def add(self, solutions: Iterable[Solution]) -> None:
         """Take solutions: they are built where they run."""
 

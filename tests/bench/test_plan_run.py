@@ -1,9 +1,11 @@
 """Several workers for each job: their order, and one evaluation of them all."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from flashinfer_bench.bench.benchmark import PlanRun, join_workers
 from flashinfer_bench.bench.events import JobFaulted
-from flashinfer_bench.bench.plan_run import PlanRun, join_workers
 from flashinfer_bench.data.measurement import read_measurement
 from tests.cli.fake_engine import make_jobs
 from tests.kit import make_evaluation
@@ -18,9 +20,20 @@ def timed(latency_ms, **record):
     return make_evaluation(latency_ms=latency_ms, extra={"measurement": {"interval95_ms": [0, 9], **record}})
 
 
+class Noted(SimpleNamespace):
+    """What a run asks of its harness."""
+
+    def submit(self, _run, jobs):
+        self.jobs = [job.index for job in jobs]
+
+    def withdraw(self, _run, job):
+        self.withdrawn = job.index
+
+
 def test_a_job_is_told_once_all_its_workers_passed_and_workers_are_interleaved(jobs):
-    run = PlanRun(jobs, 3, is_saved=False)
-    assert [job.index for job in run.jobs] == [job.index for job in jobs] * 3
+    run = PlanRun(harness := Noted(), jobs, 3, is_saved=False)
+    run.begin()
+    assert harness.jobs == [job.index for job in jobs] * 3
     assert run.lane.in_order
     assert [run.note_start(jobs[0]) for _ in range(3)] == [True, False, False]
     told = [run.join(jobs[0], timed(ms)) for ms in (1.0, 1.1, 1.2)]
@@ -33,10 +46,12 @@ def test_a_job_is_told_once_all_its_workers_passed_and_workers_are_interleaved(j
 
 
 def test_one_worker_without_a_pass_decides_and_is_told_once(jobs):
-    run = PlanRun(jobs, 2, is_saved=False)
+    run = PlanRun(Noted(), jobs, 2, is_saved=False)
     wrong, fault = make_evaluation("INCORRECT_NUMERICAL"), JobFaulted(jobs[1], "gone")
     assert [run.join(jobs[0], wrong), run.join(jobs[0], timed(1.0))] == [wrong, None]
     assert [run.join(jobs[1], fault), run.join(jobs[1], fault)] == [fault, None]
+    run.note(jobs[0], None)
+    assert run._harness.withdrawn == jobs[0].index
 
 
 def test_flags_of_all_workers_are_kept_but_noisy():

@@ -7,21 +7,18 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.config import EvalConfig
-from flashinfer_bench.bench.planning.plan import find_resumed, make_plan
-from flashinfer_bench.bench.planning.resume import QUICK_ONLY, Decision, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import QUICK_ONLY, fingerprint
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.summary import summarise
 from flashinfer_bench.timing.settings import PRECISION
-from tests.cli.fake_engine import MACHINE, finished, write_small_set
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 
 GEMM = SimpleNamespace(name="gemm_n4096", op_type="gemm")
 MARKS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
 WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
-KEY = ("double", "double_python", "w0")
 
 
 def counts(config):
@@ -72,42 +69,7 @@ def test_config_show_has_what_a_quick_look_takes(capsys, monkeypatch):
     assert settings["iterations"] == {"value": 10, "origin": "quick"}
 
 
-def test_a_quick_look_is_part_of_the_fingerprint(tmp_path):
-    trace_set = TraceSet.from_path(write_small_set(tmp_path))
-    (usual, quick) = (make_plan(trace_set, BenchmarkConfig(quick=quick), MACHINE).jobs[0] for quick in (False, True))
-    differ = {key for key in quick.fingerprint if usual.fingerprint.get(key) != quick.fingerprint[key]}
-    assert differ == {"config", "timing"}
-    told = BenchmarkConfig(quick=True, warmup_runs=10, iterations=50, num_trials=3, precision=PRECISION)
-    as_long = make_plan(trace_set, told, MACHINE).jobs[0]
-    assert as_long.fingerprint == {**usual.fingerprint, "timing": "quick"}
-
-
 OTHER, OTHER_QUICK = {**WHOLE, "solution": "x"}, {**QUICK, "solution": "x"}
-
-
-@pytest.mark.parametrize(
-    ("recorded", "wanted", "decision"),
-    [
-        ([look()], WHOLE, Decision("redo", QUICK_ONLY)),
-        ([look()], QUICK, Decision("redo", QUICK_ONLY)),
-        ([look(status="TIMEOUT")], WHOLE, Decision("redo", QUICK_ONLY)),
-        ([whole(), look()], WHOLE, Decision("skip")),
-        ([whole(), look()], QUICK, Decision("redo", QUICK_ONLY)),
-        ([whole(), look(status="TIMEOUT")], WHOLE, Decision("redo", "failed in a quick look")),
-        ([whole(), look(status="TIMEOUT"), look(hour=4)], WHOLE, Decision("skip")),
-        ([look(hour=0), whole()], WHOLE, Decision("skip")),
-        ([whole(), look(OTHER_QUICK)], WHOLE, Decision("redo", QUICK_ONLY)),
-    ],
-)
-def test_no_job_is_left_out_for_a_quick_look(recorded, wanted, decision):
-    assert RecordedJobs.from_traces(recorded).decide(KEY, wanted, needs_baseline=True) == decision
-
-
-def test_a_quick_look_is_no_record_of_a_job_that_a_resumed_run_leaves_out(tmp_path):
-    trace_set = TraceSet.from_path(write_small_set(tmp_path))
-    usual, quick = (make_plan(trace_set, BenchmarkConfig(quick=quick), MACHINE) for quick in (False, True))
-    early, late = finished(usual.jobs[0]).trace, finished(quick.jobs[0], speedup=99.0).trace
-    assert find_resumed(usual.jobs[:1], [early, late]) == [early]
 
 
 @pytest.mark.parametrize(

@@ -2,169 +2,141 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning import resume
-from flashinfer_bench.bench.planning.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
-from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
-from flashinfer_bench.data.trace import Trace
-from flashinfer_bench.data.workload import Workload
+from tests.kit import make_trace, make_workload
 
+H200 = "NVIDIA H200"
 MARKS = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "protocol": PROTOCOL, "sandbox": "walls"}
-WANTED = fingerprint(**MARKS, hardware="NVIDIA H200")
-KEY = ("gemm", "fast", "uuid-1")
+WANTED = fingerprint(**MARKS, evaluator="Default 1", hardware=H200)
+FULL, SEEDED, OTHER_SEED = WANTED | {"assurance": "full"}, WANTED | {"seed": "1"}, WANTED | {"seed": "2"}
+BOTH = WANTED | {"hardware": f"B200 + {H200}"}
+QUICK, OTHER = WANTED | {"timing": "quick"}, WANTED | {"solution": "x"}
+GONE = f"the worker is gone: {WorkerExit(None, 9, leftover=0, over_memory=True)}"
 
 
-def make_trace(
-    found=WANTED, *, status="PASSED", reference_ms=2.0, extra=None, log="", when="2025-01-01", hardware="NVIDIA H200"
-):
-    passed = status == "PASSED"
-    evaluation = Evaluation(
-        status=EvaluationStatus(status),
-        log=log,
-        timestamp=f"{when}T00:00:00Z",
-        environment=Environment(hardware=hardware),
-        correctness=Correctness() if passed else None,
-        performance=Performance(latency_ms=1.0, reference_latency_ms=reference_ms) if passed else None,
-        extra=extra if extra is not None else {"run": {"fingerprint": found}},
+def without(*keys):
+    return {key: mark for key, mark in WANTED.items() if key not in keys}
+
+
+def trace(marks=WANTED, *, day=1, hardware=H200, extra=None, run=(), **parts):
+    """A trace of a job; `run` is more of the record of its run."""
+    extra = {"run": {"fingerprint": marks, **dict(run)}} if extra is None else extra
+    when = f"2025-01-{day:02d}T00:00:00Z"
+    parts = {"solution": "fast", "workload": make_workload("uuid-1"), **parts}
+    return make_trace(environment={"hardware": hardware}, timestamp=when, extra=extra, **parts)
+
+
+def look(marks=QUICK, **parts):
+    return trace(marks, run={"quick": True}, **parts)
+
+
+def changed(*keys):
+    return trace(WANTED | dict.fromkeys(keys, "old"))
+
+
+def late(**run):
+    return trace(status="TIMEOUT", run=run)
+
+
+def timed(reference_ms):
+    return trace(performance={"latency_ms": 1.0, "reference_latency_ms": reference_ms, "speedup_factor": 0.0})
+
+
+NO_MARKS, SKIP = "recorded without a fingerprint", ""
+CASES = [
+    # recorded traces, what is wanted (beside the usual), "" if it is skipped, else why it is done again
+    ([trace()], {}, SKIP),
+    ([trace(status="RUNTIME_ERROR")], {}, SKIP),
+    *(([changed(key)], {}, f"{key} changed") for key in WANTED),
+    *(([trace(without(key))], {}, f"{key} changed") for key in ("protocol", "sandbox", "evaluator")),
+    ([changed("solution", "config")], {}, "solution and config changed"),
+    ([trace(WANTED | {"more": "x"})], {}, "fingerprint of another form"),
+    *(([trace(extra=extra)], {}, NO_MARKS) for extra in ({}, {"run": None}, {"run": {"fingerprint": ["d"]}})),
+    # Of several the latest counts, by its time; settings may differ in between, what is judged may not.
+    ([changed("config"), changed("solution")], {}, "solution changed"),
+    ([trace(), changed("config")], {}, SKIP),
+    *(([trace(), changed(key)], {}, f"{key} changed") for key in ("definition", "solution", "workload")),
+    ([trace(), trace(OTHER), trace()], {}, SKIP),
+    ([trace(), trace(OTHER, hardware="B200")], {}, SKIP),
+    ([trace(day=2), trace(OTHER)], {}, SKIP),
+    ([trace(OTHER, day=2), trace()], {}, "solution changed"),
+    ([trace(BOTH, hardware="B200")], {"marks": BOTH}, SKIP),
+    # A higher assurance holds for the standard one; a seed counts if it is asked for, and a secret one is a seed, too.
+    ([trace(FULL)], {}, SKIP),
+    ([trace(FULL)], {"marks": FULL}, SKIP),
+    ([trace()], {"marks": FULL}, "assurance changed"),
+    ([trace(SEEDED)], {}, SKIP),
+    ([trace(SEEDED)], {"marks": SEEDED}, SKIP),
+    ([trace(SEEDED)], {"marks": OTHER_SEED}, "seed changed"),
+    ([trace()], {"marks": SEEDED}, "seed changed"),
+    ([trace(run={"seed": 1})], {"marks": SEEDED}, SKIP),
+    ([trace(run={"seed": 1})], {"marks": OTHER_SEED}, "seed changed"),
+    # Limits that ended a job, and are larger now.
+    ([late()], {}, SKIP),
+    ([late()], {"retry": True}, "timed out"),
+    ([late(), trace()], {"retry": True}, SKIP),
+    *(([late(timeout_seconds=10)], {"timeout_seconds": limit}, SKIP) for limit in (5, 10)),
+    ([late(timeout_seconds=10)], {"timeout_seconds": 11}, "timed out under a shorter limit"),
+    ([trace(run={"timeout_seconds": 10})], {"timeout_seconds": 99}, SKIP),
+    *(
+        ([trace(status="RUNTIME_ERROR", log=log, run={"worker_memory_gb": then})], {"worker_memory_gb": now}, reason)
+        for log, then, now, reason in (
+            (GONE, 1.0, 2.0, "ended under a smaller limit of memory"),
+            (GONE, 1, None, "ended under a smaller limit of memory"),
+            (GONE, 2.0, 1.0, SKIP),
+            (GONE, None, None, SKIP),
+            ("ValueError", 1.0, 9.0, SKIP),
+        )
+    ),
+    ([timed(0.0)], {}, "baseline was not measured"),
+    ([timed(0.0)], {"profile_baseline": False}, SKIP),
+    ([timed(0.0), timed(2.0)], {}, SKIP),
+    # A quick look is never resumed from; one that failed makes its job be done again.
+    ([look()], {}, QUICK_ONLY),
+    ([look()], {"marks": QUICK}, QUICK_ONLY),
+    ([look(status="TIMEOUT")], {}, QUICK_ONLY),
+    ([trace(), look(day=2)], {}, SKIP),
+    ([trace(), look(day=2)], {"marks": QUICK}, QUICK_ONLY),
+    ([trace(), look(status="TIMEOUT", day=2)], {}, "failed in a quick look"),
+    ([trace(), look(status="TIMEOUT", day=2), look(day=3)], {}, SKIP),
+    ([trace(day=2), look()], {}, SKIP),
+    ([trace(), look(QUICK | {"solution": "x"}, day=2)], {}, QUICK_ONLY),
+]
+
+
+def decide(traces, marks=WANTED, name="fast", uuid="uuid-1", retry=False, **settings):
+    job = SimpleNamespace(
+        definition=SimpleNamespace(name="double"),
+        solution=SimpleNamespace(name=name),
+        workload=SimpleNamespace(uuid=uuid),
+        fingerprint=marks,
     )
-    workload = Workload(uuid="uuid-1", axes={}, inputs={})
-    return Trace(definition="gemm", workload=workload, solution="fast", evaluation=evaluation)
+    return RecordedJobs(traces, retry_timeouts=retry).decide(job, BenchmarkConfig(**settings))
 
 
-def decide(*traces, wanted=WANTED, key=KEY, needs_baseline=True, retry_timeouts=False, limits=None):
-    recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts)
-    return recorded.decide(key, wanted, needs_baseline=needs_baseline, limits=limits)
+@pytest.mark.parametrize(("traces", "asked", "reason"), CASES, ids=range(len(CASES)))
+def test_a_recorded_job_is_skipped_or_done_again_with_the_reason(traces, asked, reason):
+    decision = decide(traces, **asked)
+    assert decision[:2] == ("redo" if reason else "skip", reason)
+    assert (decision.trace is not None) is not reason
 
 
-def test_a_job_with_the_same_fingerprint_is_skipped():
-    assert decide(make_trace()) == Decision("skip")
-    assert decide(make_trace(status="RUNTIME_ERROR")) == Decision("skip")
+def test_the_trace_of_a_skipped_job_is_the_latest_with_a_baseline():
+    first, second = timed(2.0), timed(0.0)
+    assert decide([first, second]).trace is first
+    assert decide([first, look(day=2)]).trace is first
 
 
-@pytest.mark.parametrize("key", [("gemm", "fast", "uuid-2"), ("gemm", "other", "uuid-1"), ("other", "fast", "uuid-1")])
-def test_a_job_of_another_name_is_new(key):
-    assert decide(make_trace(), key=key) == Decision("new")
-
-
-def test_workload_lines_record_nothing():
-    line = Trace(definition="gemm", workload=Workload(uuid="uuid-1", axes={}, inputs={}))
-    assert decide(line) == Decision("new")
-
-
-@pytest.mark.parametrize("changed", list(WANTED))
-def test_whatever_changed_is_named(changed):
-    assert decide(make_trace({**WANTED, changed: "old"})) == Decision("redo", f"{changed} changed")
-
-
-@pytest.mark.parametrize("mark", ["protocol", "sandbox"])
-def test_a_record_from_before_a_mark_was_kept_is_judged_again(mark):
-    old = {key: value for key, value in WANTED.items() if key != mark}
-    assert decide(make_trace(old)) == Decision("redo", f"{mark} changed")
-
-
-def test_a_full_verdict_holds_for_the_standard_assurance_and_no_standard_one_for_the_full():
-    full = {**WANTED, "assurance": "full"}
-    assert decide(make_trace(full)) == decide(make_trace(full), wanted=full) == Decision("skip")
-    assert decide(make_trace(), wanted=full) == Decision("redo", "assurance changed")
-
-
-def test_all_that_changed_is_named():
-    old = {**WANTED, "solution": "old", "config": "old"}
-    assert decide(make_trace(old)) == Decision("redo", "solution and config changed")
-
-
-def test_any_equal_record_counts_and_the_last_one_says_what_changed():
-    older, old = make_trace({**WANTED, "config": "x"}), make_trace({**WANTED, "solution": "x"})
-    assert decide(older, old) == Decision("redo", "solution changed")
-    assert decide(make_trace(), make_trace({**WANTED, "config": "x"})) == Decision("skip")
-
-
-@pytest.mark.parametrize("changed", ["definition", "solution", "workload"])
-def test_a_record_with_a_later_verdict_of_something_else_counts_no_more(changed):
-    other = make_trace({**WANTED, changed: "x"})
-    assert decide(make_trace(), other) == Decision("redo", f"{changed} changed")
-    assert decide(make_trace(), other, make_trace()) == Decision("skip")
-    assert decide(make_trace(), make_trace({**WANTED, changed: "x"}, hardware="B200")) == Decision("skip")
-
-
-def test_a_record_of_a_run_on_unlike_devices_names_one_of_them():
-    both = {**WANTED, "hardware": "B200 + NVIDIA H200"}
-    assert decide(make_trace(both, hardware="B200"), wanted=both) == Decision("skip")
-
-
-def test_the_time_says_which_verdict_is_later_not_the_place_in_the_file():
-    other = {**WANTED, "solution": "x"}
-    assert decide(make_trace(when="2026-01-01"), make_trace(other)) == Decision("skip")
-    assert decide(make_trace(), make_trace(other, when="2024-12-31")) == Decision("skip")
-    assert decide(make_trace(other, when="2026-01-01"), make_trace()).action == "redo"
-
-
-@pytest.mark.parametrize("extra", [{}, {"run": None}, {"run": {"fingerprint": None}}, {"run": {"fingerprint": ["d"]}}])
-def test_a_trace_without_a_fingerprint_proves_nothing(extra):
-    assert decide(make_trace(extra=extra)) == Decision("redo", "recorded without a fingerprint")
-
-
-def test_a_trace_from_before_evaluators_had_revisions_is_read_and_does_not_match():
-    wanted = {**WANTED, "evaluator": "DefaultEvaluator 1"}
-    assert decide(make_trace(), wanted=wanted) == Decision("redo", "evaluator changed")
-    assert decide(make_trace(wanted), wanted=wanted) == Decision("skip")
-
-
-def test_a_fingerprint_with_further_keys_is_not_the_same():
-    assert decide(make_trace({**WANTED, "more": "x"})).action == "redo"
-
-
-def test_a_seed_counts_where_it_is_asked_for():
-    seeded = {**WANTED, "seed": "1"}
-    assert decide(make_trace(seeded)) == Decision("skip")
-    assert decide(make_trace(seeded), wanted=seeded) == Decision("skip")
-    assert decide(make_trace(seeded), wanted={**WANTED, "seed": "2"}) == Decision("redo", "seed changed")
-    assert decide(make_trace(), wanted=seeded) == Decision("redo", "seed changed")
-    assert decide(make_trace({**seeded, "config": "x"})) == Decision("redo", "config changed")
-    drawn = make_trace(extra={"run": {"fingerprint": WANTED, "seed": 1}})  # nobody gave it, and it is the same
-    assert decide(drawn, wanted=seeded) == Decision("skip")
-    assert decide(drawn, wanted={**WANTED, "seed": "2"}) == Decision("redo", "seed changed")
-
-
-def test_timeouts_are_retried_only_when_asked():
-    assert decide(make_trace(status="TIMEOUT")) == Decision("skip")
-    assert decide(make_trace(status="TIMEOUT"), retry_timeouts=True) == Decision("redo", "timed out")
-
-
-@pytest.mark.parametrize(("limit", "action"), [(10.0, "skip"), (5.0, "skip"), (11.0, "redo")])
-def test_a_timeout_is_done_again_under_a_longer_limit(limit, action):
-    run = {"fingerprint": WANTED, "timeout_seconds": 10}
-    late = make_trace(status="TIMEOUT", extra={"run": run})
-    assert decide(late, limits=JobLimits(timeout_seconds=limit)).action == action
-    assert decide(make_trace(extra={"run": run}), limits=JobLimits(timeout_seconds=99.0)) == Decision("skip")
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "action"), [(1.0, 2.0, "redo"), (2.0, 1.0, "skip"), (1, None, "redo"), (None, None, "skip")]
-)
-def test_a_worker_that_took_too_much_memory_is_tried_with_more(then, now, action):
-    log = f"the worker is gone: {WorkerExit(None, 9, leftover=0, over_memory=True)}"
-    run = {"fingerprint": WANTED, "worker_memory_gb": then}
-    ended = make_trace(status="RUNTIME_ERROR", extra={"run": run}, log=log)
-    assert decide(ended, limits=JobLimits(memory_gb=now)).action == action
-    assert (
-        decide(make_trace(status="RUNTIME_ERROR", extra={"run": run}), limits=JobLimits(memory_gb=9.0)).action == "skip"
-    )
-
-
-def test_a_timeout_that_was_retried_since_is_not_retried_again():
-    traces = [make_trace(status="TIMEOUT"), make_trace()]
-    assert decide(*traces, retry_timeouts=True) == Decision("skip")
-
-
-def test_a_missing_baseline_is_measured_when_it_is_wanted():
-    unmeasured = make_trace(reference_ms=0.0)
-    assert decide(unmeasured) == Decision("redo", "baseline was not measured")
-    assert decide(unmeasured, needs_baseline=False) == Decision("skip")
-    assert decide(unmeasured, make_trace()) == Decision("skip")
+@pytest.mark.parametrize("key", [{"uuid": "uuid-2"}, {"name": "other"}])
+def test_a_job_of_another_name_is_new_and_workload_lines_record_nothing(key):
+    assert decide([trace(), make_trace(solution=None, workload=make_workload("uuid-2"))], **key).action == "new"
 
 
 def test_the_protocol_s_number_is_the_last_one_that_is_told_of():

@@ -3,7 +3,7 @@
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.planning.plan import find_resumed, make_plan
+from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -55,14 +55,14 @@ class FakeEngine:
 
     def plan(self, *, resume=False, retry_timeouts=False):
         traces = [trace for traces in self.trace_set.traces.values() for trace in traces]
-        recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts) if resume else None
+        recorded = RecordedJobs(traces, retry_timeouts=retry_timeouts) if resume else None
         return make_plan(self.trace_set, self.config, self.machine, recorded=recorded)
 
     def reserve(self, plan):
         return plan
 
     def find_resumed(self, plan):
-        return find_resumed(plan.recorded, (trace for traces in self.trace_set.traces.values() for trace in traces))
+        return list(plan.recorded)
 
     def replay(self, traces):
         self.replayed = list(traces)

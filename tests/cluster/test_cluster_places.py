@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ def play(places, hello, jobs, disturb=lambda event, done: None):
     """Run jobs on places; `disturb` is called after each verdict."""
     orders = OrderMaker(places.sources, blob_root_for=lambda _: Path("nowhere"), seed_of=lambda _: 1)
     happenings, done = [], 0
-    with Scheduler(places, hello_for=lambda _: hello, orders=orders) as scheduler:
+    with closing(Scheduler(places, hello_for=lambda _: hello, orders=orders)) as scheduler:
         for one in scheduler.run(jobs):
             happenings.append(one)
             if isinstance(one, Judged):

@@ -9,8 +9,8 @@ import pytest
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.harness import TraceRecorder
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.recorder import TraceRecorder
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import parse_case, split_session

@@ -1,42 +1,33 @@
 """The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
 
-Names are checked first (selection.py). Workloads whose stored inputs are missing are set aside, and solutions that
-cannot run here (suitability.py). Then come jobs that are recorded already (resume.py). The order of the jobs is the
-set's: by definition, solution, workload.
+Names are checked first (selection.py). `prepare` leaves of a definition what can be judged: workloads whose stored
+inputs are there, and whose inputs no foreign code makes. Solutions that cannot run here are skipped (suitability.py),
+then jobs that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.planning.resume import (
-    FULL,
-    PROTOCOL,
-    Decision,
-    JobLimits,
-    RecordedJobs,
-    fingerprint,
-    is_same,
-    read_fingerprint,
-)
-from flashinfer_bench.bench.planning.selection import Selected, select, set_missing_aside
+from flashinfer_bench.bench.planning.resume import FULL, PROTOCOL, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.selection import Selected, select
 from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.sets.latest import in_order_of_time
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.drafts.draft import is_kept_draft
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.store.ownership import is_of_first_root
-from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
-from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
@@ -106,20 +97,26 @@ class Plan:
 
     jobs: tuple[Job, ...]
     skips: tuple[Skip, ...] = ()
-    resumed: int = 0
-    """Jobs left out because an equal one is recorded."""
-    recorded: tuple[Job, ...] = ()
-    """These jobs."""
-    redone: int = 0
-    """Jobs that are recorded and yet in the plan: something changed."""
+    recorded: tuple[AnyTrace, ...] = ()
+    """The traces of jobs that are left out because they record them."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
-    """Reason → how many jobs: "solution changed", "timed out"."""
+    """Reason → recorded jobs that are in the plan for it: "solution changed", "timed out"."""
     plug_in_keys: frozenset[str] = frozenset()
     """Keys of `extra` that evaluators from outside declare: these are not misspelt."""
 
+    @property
+    def resumed(self) -> int:
+        """How many jobs are left out because an equal one is recorded."""
+        return len(self.recorded)
+
+    @property
+    def redone(self) -> int:
+        """How many jobs are recorded and yet in the plan: something changed."""
+        return sum(self.redone_reasons.values())
+
     def with_jobs(self, jobs: Iterable[Job]) -> Plan:
         """Return the plan with some of its jobs, numbered anew."""
-        return replace(self, jobs=tuple(_numbered(jobs)))
+        return replace(self, jobs=tuple(replace(job, index=index) for index, job in enumerate(jobs)))
 
     def rows(self) -> list[PlanRow]:
         """Return one row per definition and solution, with the number of workloads to run."""
@@ -150,39 +147,36 @@ def make_plan(
         ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
             parameter of a built-in evaluator has a wrong value.
     """
-    selected, missing = set_missing_aside(select(trace_set, config), trace_set)
-    wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    selected, skips = set_foreign_aside(selected, trace_set, config)
+    selected = select(trace_set, config)
+    check_extras((item.definition for item in selected), config)
     jobs: list[Job] = []
-    left_out: list[Job] = []
+    skips: list[Skip] = []
+    left_out: list[AnyTrace] = []
     redone: Counter[str] = Counter()
     for item in selected:
-        name = item.definition.name
-        if (reason := why_no_jobs(item)) is not None:
-            skips.append(Skip(name, None, None, reason))
+        kept, lacks = prepare(item, trace_set, config)
+        skips += lacks
+        if kept is None:
             continue
-        maker = JobMaker.of(item, config, machine, trace_set, evaluators or {})
+        maker = JobMaker(kept, config, machine, trace_set, evaluators or {})
         for solution in item.solutions:
             reason = why_not_here(solution, machine, interpret=config.interpret)
             if config.solutions is None and config.authors is None and is_kept_draft(solution):
                 reason = KEPT_DRAFT
             if reason is not None:
-                skips.append(Skip(name, solution.name, None, reason))
+                skips.append(Skip(item.definition.name, solution.name, None, reason))
                 continue
             for job in maker.jobs_of(solution):
-                decision = decide(job, config, recorded)
-                (left_out if decision.action == "skip" else jobs).append(job)
-                redone.update([decision.reason] if decision.action == "redo" else [])
-    return Plan(
-        jobs=tuple(_numbered(jobs)),
-        skips=(*(Skip(name, None, None, reason, is_fault=True) for name, reason in missing.items()), *skips),
-        resumed=len(left_out),
-        recorded=tuple(left_out),
-        redone=redone.total(),
-        redone_reasons=dict(redone),
-    )
+                decision = None if recorded is None else recorded.decide(job, config)
+                if decision is not None and decision.trace is not None:
+                    left_out.append(decision.trace)
+                    continue
+                jobs.append(job)
+                if decision is not None and decision.action == "redo":
+                    redone[decision.reason] += 1
+    skips.sort(key=lambda skip: not skip.is_fault)
+    plan = Plan((), tuple(skips), recorded=tuple(left_out), redone_reasons=dict(redone))
+    return plan.with_jobs(jobs)
 
 
 def describe_nothing(plan: Plan) -> str:
@@ -192,93 +186,86 @@ def describe_nothing(plan: Plan) -> str:
     return "\n  ".join(["nothing was run, since everything was skipped:", *lines]) if lines else NO_DEFINITIONS
 
 
-def find_resumed(jobs: Iterable[Job], traces: Iterable[AnyTrace]) -> list[Trace]:
-    """Return the recorded trace of each job that a resumed run leaves out: the latest, with a baseline if any has one.
+def check_extras(definitions: Iterable[Definition], config: BenchmarkConfig) -> None:
+    """Check what `extra` gives built-in evaluators of definitions.
 
-    They count in the table of the run, and for --require-passed.
+    Raises:
+        ConfigError: a known key has a wrong value; all of them are listed.
     """
-    wanted = {(job.definition.name, job.solution.name, job.workload.uuid): job for job in jobs}
-    names = {name for name, _, _ in wanted}
-    found: dict[tuple[str, str, str], AnyTrace] = {}
-    for trace in in_order_of_time(trace for trace in traces if trace.definition in names):
-        key = (trace.definition, trace.solution or "", trace.workload.uuid)
-        if key not in wanted or trace.evaluation is None:
-            continue
-        lacks_baseline = key in found and _has_baseline(found[key]) and not _has_baseline(trace)
-        if is_same(read_fingerprint(trace.evaluation), wanted[key].fingerprint) and not lacks_baseline:
-            found[key] = trace
-    return [to_trace(found[key]) for key in wanted if key in found]
+    if wrong := find_wrong_extras(map(config.resolve_eval_config, definitions)):
+        raise ConfigError("\n".join(wrong))
 
 
-def _has_baseline(trace: AnyTrace) -> bool:
-    performance = trace.evaluation.performance if trace.evaluation is not None else None
-    return performance is not None and performance.reference_latency_ms > 0
-
-
-def set_foreign_aside(
-    selected: Iterable[Selected], trace_set: TraceSet, config: BenchmarkConfig
-) -> tuple[list[Selected], list[Skip]]:
-    """Set workloads aside whose inputs would be made by code of another set than the first, unless that is trusted."""
-    kept, skips = [], []
-    for item in selected:
-        name = item.definition.name
-        foreign = [
-            workload
-            for workload in item.workloads
-            if workload.has_custom_inputs and not is_of_first_root(trace_set, name, workload.uuid)
-        ]
-        if config.trust_definitions or not foreign:
-            kept.append(item)
-        elif len(foreign) == len(item.workloads):
-            skips.append(Skip(name, None, None, FOREIGN_CODE))
-        else:
-            kept.append(replace(item, workloads=tuple(one for one in item.workloads if one not in foreign)))
-            skips += [Skip(name, None, workload.uuid, FOREIGN_CODE) for workload in foreign]
-    return kept, skips
-
-
-def why_no_jobs(selected: Selected, *, needs_solutions: bool = True) -> str | None:
-    """Return why a definition has no jobs at all; None if it has some."""
-    definition = selected.definition
+def prepare(
+    selected: Selected, trace_set: TraceSet, config: BenchmarkConfig, *, needs_solutions: bool = True
+) -> tuple[Selected | None, list[Skip]]:
+    """Return what can be judged of a definition, None if nothing can; and what is left out of it."""
+    definition, skips = selected.definition, list[Skip]()
+    missing: dict[str, Path] = {}
+    foreign: list[str] = []
+    for workload in selected.workloads:
+        root = trace_set.blob_root(definition.name, workload.uuid) or Path()
+        paths = [source.path for source in workload.stored_inputs.values()]
+        if gone := [root / path for path in paths if BlobStore(root).is_missing(path)]:
+            missing[workload.uuid] = gone[0]
+        elif (
+            workload.has_custom_inputs
+            and not config.trust_definitions
+            and not is_of_first_root(trace_set, definition.name, workload.uuid)
+        ):
+            foreign.append(workload.uuid)
+    if missing:
+        first = f"blob {next(iter(missing.values()))} is not there"
+        more = f", nor are those of {len(missing) - 1} more" if len(missing) > 1 else ""
+        lack = f"{len(missing)} of {len(selected.workloads)} workloads lack their stored inputs: {first}{more}"
+        reason = f"{lack}; download the blob/ folder of the data set"
+        skips.append(Skip(definition.name, None, None, reason, is_fault=True))
+    kept = tuple(one for one in selected.workloads if one.uuid not in missing and one.uuid not in foreign)
+    if foreign:
+        uuids: list[str] | list[None] = foreign if kept else [None]
+        skips += [Skip(definition.name, None, uuid, FOREIGN_CODE) for uuid in uuids]
     if not definition.is_runnable:
-        return definition.not_runnable_reason or "its reference cannot be run"
-    if not selected.workloads:
-        return NO_WORKLOADS
-    if needs_solutions and not selected.solutions:
-        return NO_SOLUTIONS
-    return None
+        reason = definition.not_runnable_reason or "its reference cannot be run"
+        skips.append(Skip(definition.name, None, None, reason))
+    elif not selected.workloads:
+        skips.append(Skip(definition.name, None, None, NO_WORKLOADS))
+    elif needs_solutions and not selected.solutions:
+        skips.append(Skip(definition.name, None, None, NO_SOLUTIONS))
+    elif kept:
+        return replace(selected, workloads=kept), skips
+    return None, skips
 
 
-@dataclass(frozen=True)
 class JobMaker:
-    """Makes the jobs of a definition's solutions; what they share is digested once."""
+    """Makes the jobs of a definition's solutions; what they share is digested once.
 
-    definition: Definition
-    workloads: tuple[tuple[Workload, ResolvedEvalConfig, Mapping[str, str]], ...]
-    """Each with its settings, and what a fingerprint says of both."""
-    shared: Mapping[str, str | int | None]
-    """What all fingerprints of the definition have."""
+    Args:
+        selected: the definition and its workloads, some of which may say something of their own.
+        config: how they are judged.
+        machine: where.
+        trace_set: has the tolerances of workloads.
+        evaluators: definition → fingerprint of the evaluator that judges it.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         selected: Selected,
         config: BenchmarkConfig,
         machine: Machine,
         trace_set: TraceSet,
         evaluators: Mapping[str, str],
-    ) -> JobMaker:
-        """Make it of a definition and its selected workloads, of which some may say something of their own."""
-        definition = selected.definition
+    ) -> None:
+        self.definition = definition = selected.definition
         resolved = config.resolve_eval_config(definition)
         digest = resolved.digest()
-        workloads = []
+        self._workloads: list[tuple[Workload, ResolvedEvalConfig, Mapping[str, str]]] = []
+        """Each with its settings, and what a fingerprint says of both."""
         for workload in selected.workloads:
             tolerance = own_tolerance(trace_set, definition.name, workload)
             own = resolved if tolerance is None else config.resolve_eval_config(definition, tolerance)
             marks = {"workload": workload.digest(), "config": digest if own is resolved else own.digest()}
-            workloads.append((workload, own, marks))
-        shared = {
+            self._workloads.append((workload, own, marks))
+        self._shared: Mapping[str, str | int | None] = {
             "definition": definition.digest(),
             "hardware": machine.hardware,
             "evaluator": evaluators.get(definition.name),
@@ -288,23 +275,11 @@ class JobMaker:
             "sandbox": machine.sandbox,
             "seed": config.seed,
         }
-        return cls(definition, tuple(workloads), shared)
 
-    def jobs_of(self, solution: Solution) -> Iterator[Job]:
-        """Yield a solution's jobs, not numbered yet."""
-        common = fingerprint(**self.shared, solution=solution.digest(), workload="", config="")
-        for workload, own, marks in self.workloads:
-            yield Job(0, self.definition, workload, solution, own, {**common, **marks})
-
-
-def _numbered(jobs: Iterable[Job]) -> Iterator[Job]:
-    return (replace(job, index=index) for index, job in enumerate(jobs))
-
-
-def decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) -> Decision:
-    """Say whether a job has to be done, as far as is recorded."""
-    if recorded is None:
-        return Decision("new")
-    key = (job.definition.name, job.solution.name, job.workload.uuid)
-    limits = JobLimits(config.timeout_seconds, config.worker_memory_gb)
-    return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline, limits=limits)
+    def jobs_of(self, solution: Solution) -> list[Job]:
+        """Return a solution's jobs, not numbered yet."""
+        common = fingerprint(**self._shared, solution=solution.digest())
+        return [
+            Job(0, self.definition, workload, solution, own, {**common, **marks})
+            for workload, own, marks in self._workloads
+        ]

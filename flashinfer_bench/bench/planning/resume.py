@@ -15,15 +15,17 @@ was made with a changed solution, definition, workload or evaluator. Later verdi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus, says_quick
 from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_run
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.planning.plan import Job
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
@@ -54,8 +56,6 @@ QUICK_ONLY: Final = "it was a quick look"
 """Why a job is done again whose latest verdict is not whole."""
 OVER_MEMORY: Final = "more host memory than a worker may"
 """Stands in the log of a worker that was ended because of its memory."""
-_TIMEOUT: Final = EvaluationStatus.TIMEOUT  # a look at a member of an Enum takes ten times as long
-_RUNTIME_ERROR: Final = EvaluationStatus.RUNTIME_ERROR
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -82,13 +82,8 @@ class Decision(NamedTuple):
     action: Literal["skip", "redo", "new"]
     reason: str = ""
     """Why a recorded job is done again: "solution changed", "timed out"."""
-
-
-class JobLimits(NamedTuple):
-    """What a solution may take; None where a run does not say."""
-
-    timeout_seconds: float | None = None
-    memory_gb: float | None = None
+    trace: AnyTrace | None = None
+    """What records a job that is skipped: the latest, with a baseline if any has one."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True, gc=False):
@@ -107,29 +102,20 @@ _RUN: Final = msgspec.json.Decoder(RecordedRun)
 class RecordedJob(NamedTuple):
     """What one trace says about the job that it records."""
 
+    trace: AnyTrace
     evaluation: AnyEvaluation
     run: RecordedRun
 
-    @property
-    def hardware(self) -> str:
-        """The device that it ran on."""
-        return self.evaluation.environment.hardware
+    @classmethod
+    def of(cls, trace: AnyTrace) -> RecordedJob:
+        """Read a trace that has an evaluation."""
+        assert trace.evaluation is not None  # `RecordedJobs` keeps no others
+        return cls(trace, trace.evaluation, _read_run(trace.evaluation))
 
     @property
-    def fingerprint(self) -> Mapping[str, str] | None:
+    def marks(self) -> Mapping[str, str] | None:
         """What decided the verdict, with the seed of its run; None if it does not say."""
-        marks, seed = self.run.fingerprint, self.run.seed
-        return marks if marks is None or seed is None else {"seed": str(seed), **marks}
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether the solution took too long."""
-        return self.evaluation.status is _TIMEOUT
-
-    @property
-    def over_memory(self) -> bool:
-        """Whether the worker was ended because of the memory that it took."""
-        return self.evaluation.status is _RUNTIME_ERROR and OVER_MEMORY in self.evaluation.log
+        return _with_seed(self.run)
 
     @property
     def has_baseline(self) -> bool:
@@ -137,99 +123,97 @@ class RecordedJob(NamedTuple):
         performance = self.evaluation.performance
         return performance is None or performance.reference_latency_ms > 0
 
-    def is_plainly(self, wanted: Mapping[str, str]) -> bool:
-        """Return whether it is a whole verdict of the wanted fingerprint that no limit of the run had a part in."""
-        run = self.run
-        return run.fingerprint == wanted and not (run.quick or self.timed_out or self.over_memory) and self.has_baseline
+    @property
+    def timed_out(self) -> bool:
+        """Whether the solution took too long."""
+        return self.evaluation.status is EvaluationStatus.TIMEOUT
+
+    def short_of(self, config: BenchmarkConfig) -> str:
+        """Return which limit ended it and is larger now; empty if none. No limit of memory leaves it to the machine."""
+        then_s, then_gb, now_gb = self.run.timeout_seconds, self.run.worker_memory_gb, config.worker_memory_gb
+        if self.timed_out and then_s is not None and config.timeout_seconds > then_s:
+            return "timed out under a shorter limit"
+        is_over = self.evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in self.evaluation.log
+        has_more = now_gb != then_gb if now_gb is None or then_gb is None else now_gb > then_gb
+        return "ended under a smaller limit of memory" if is_over and has_more else ""
 
 
-@dataclass(frozen=True)
 class RecordedJobs:
-    """The jobs that a trace set has verdicts of."""
+    """The jobs that a trace set has verdicts of.
 
-    by_key: Mapping[JobKey, list[AnyEvaluation]] = field(default_factory=dict)
-    """The verdicts on each job, the latest last. What they record is read when somebody asks for the job."""
-    retry_timeouts: bool = False
-    """Do a job again whose verdict was TIMEOUT."""
+    Args:
+        traces: recorded ones; workload lines are passed over.
+        retry_timeouts: do a job again whose verdict was TIMEOUT.
+    """
 
-    @classmethod
-    def from_traces(cls, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> RecordedJobs:
-        """Read traces, the latest last; workload lines are passed over."""
-        by_key: dict[JobKey, list[AnyEvaluation]] = {}
+    def __init__(self, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> None:
+        self._retries = retry_timeouts
+        self._by_key: dict[JobKey, list[AnyTrace]] = {}
+        """The verdicts on each job, the latest last. What they record is read when somebody asks for the job."""
         for trace in in_order_of_time(traces):
-            if trace.solution is None or trace.evaluation is None:
-                continue
-            key = (trace.definition, trace.solution, trace.workload.uuid)
-            by_key.setdefault(key, []).append(trace.evaluation)
-        return cls(by_key, retry_timeouts)
+            if trace.solution is not None and trace.evaluation is not None:
+                key = (trace.definition, trace.solution, trace.workload.uuid)
+                self._by_key.setdefault(key, []).append(trace)
 
-    def decide(
-        self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool, limits: JobLimits | None = None
-    ) -> Decision:
-        """Say whether a job with this fingerprint is recorded, has changed since, or is new."""
-        evaluations = self.by_key.get(key)
-        if not evaluations:
-            return _NEW
-        devices = _devices_of(wanted.get("hardware", ""))
-        last = _read_record(evaluations[-1])
-        if last.is_plainly(wanted) and last.hardware in devices:  # as most are: those before it cannot matter
-            return _SKIP
-        records = [*map(_read_record, evaluations[:-1]), last]
-        shown = _newest_alike([record for record in records if record.hardware in devices], wanted)
-        same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.run.quick]
-        if not same:
-            return Decision("redo", QUICK_ONLY if last.run.quick else _what_changed(last.fingerprint, wanted))
-        if shown[-1].run.quick and shown[-1].evaluation.status is not EvaluationStatus.PASSED:
-            return Decision("redo", "failed in a quick look")
-        if self.retry_timeouts and same[-1].timed_out:
-            return Decision("redo", "timed out")
-        if limits is not None and (reason := _what_was_short(same[-1], limits)):
-            return Decision("redo", reason)
-        if needs_baseline and not any(record.has_baseline for record in same):
-            return Decision("redo", "baseline was not measured")
-        return _SKIP
+    def decide(self, job: Job, config: BenchmarkConfig) -> Decision:
+        """Say whether a job is recorded, has changed since, or is new."""
+        traces = self._by_key.get((job.definition.name, job.solution.name, job.workload.uuid), [])
+        return decide(job, config, traces, retry_timeouts=self._retries)
 
 
-_NEW: Final = Decision("new")
-_SKIP: Final = Decision("skip")
-
-
-@lru_cache(16)
-def _devices_of(hardware: str) -> Sequence[str]:
-    return hardware.split(HARDWARE_JOINT)
+def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, retry_timeouts: bool = False) -> Decision:
+    """Say whether a job is recorded by traces with an evaluation, of which the latest comes last."""
+    wanted = job.fingerprint
+    devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
+    records = list(map(RecordedJob.of, traces))
+    if not records:
+        return Decision("new")
+    shown = _newest_alike([one for one in records if one.evaluation.environment.hardware in devices], wanted)
+    same = [one for one in shown if is_same(one.marks, wanted) and not one.run.quick]
+    if not same:
+        last = records[-1]
+        return Decision("redo", QUICK_ONLY if last.run.quick else _what_changed(last.marks, wanted))
+    if shown[-1].run.quick and shown[-1].evaluation.status is not EvaluationStatus.PASSED:
+        return Decision("redo", "failed in a quick look")
+    if retry_timeouts and same[-1].timed_out:
+        return Decision("redo", "timed out")
+    if reason := same[-1].short_of(config):
+        return Decision("redo", reason)
+    timed = [one for one in same if one.has_baseline]
+    if config.profile_baseline and not timed:
+        return Decision("redo", "baseline was not measured")
+    return Decision("skip", trace=(timed or same)[-1].trace)
 
 
 def _newest_alike(records: list[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
     """Return the records since the last one that is of another solution, definition, workload or evaluator."""
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
-        marks = records[index - 1].fingerprint
+        marks = records[index - 1].run.fingerprint
         if marks is None or list(map(marks.get, JUDGED_KEYS)) != judged:
             return records[index:]
     return records
 
 
-def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
-    """Return which limit ended a recorded job and is larger now. No limit of memory leaves it to the machine."""
-    then_s, then_gb = record.run.timeout_seconds, record.run.worker_memory_gb
-    if record.timed_out and now.timeout_seconds is not None and then_s is not None and now.timeout_seconds > then_s:
-        return "timed out under a shorter limit"
-    has_more = now.memory_gb != then_gb if now.memory_gb is None or then_gb is None else now.memory_gb > then_gb
-    return "ended under a smaller limit of memory" if record.over_memory and has_more else None
-
-
-def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
+def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
     found = decode_run(evaluation, _RUN)
-    if found is None:
-        run, fingerprint = find_fingerprint(evaluation.extra)
-        numbers = {key: _number(run.get(key)) for key in ("timeout_seconds", "worker_memory_gb")}
-        found = RecordedRun(
-            fingerprint=None if fingerprint is None else {str(key): str(mark) for key, mark in fingerprint.items()},
-            quick=says_quick(run),
-            seed=seed if isinstance(seed := run.get("seed"), int) else None,
-            **numbers,
-        )
-    return RecordedJob(evaluation, found)
+    if found is not None:
+        return found
+    run, marks = find_fingerprint(evaluation.extra)
+    seed = run.get("seed")
+    return RecordedRun(
+        fingerprint=None if marks is None else {str(key): str(mark) for key, mark in marks.items()},
+        quick=says_quick(run),
+        seed=seed if isinstance(seed, int) else None,
+        timeout_seconds=_number(run.get("timeout_seconds")),
+        worker_memory_gb=_number(run.get("worker_memory_gb")),
+    )
+
+
+def _with_seed(run: RecordedRun) -> Mapping[str, str] | None:
+    if run.fingerprint is None or run.seed is None:
+        return run.fingerprint
+    return {"seed": str(run.seed), **run.fingerprint}
 
 
 def _number(value: object) -> float | None:
@@ -238,7 +222,7 @@ def _number(value: object) -> float | None:
 
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
-    return _read_record(evaluation).fingerprint
+    return _with_seed(_read_run(evaluation))
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

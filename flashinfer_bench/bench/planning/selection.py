@@ -5,9 +5,8 @@ All wrong names are told at once, each with its place and the nearest known name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
@@ -15,7 +14,6 @@ from flashinfer_bench.bench.evaluator_record import known_op_types
 from flashinfer_bench.data.definition import Definition, normalise_op_type
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import MIN_PREFIX, Workload
 from flashinfer_bench.errors import ConfigError
@@ -40,20 +38,32 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
         ConfigError: a name does not exist (all such names are listed), or the filters together leave nothing.
     """
     check_names(trace_set, config)
-    definitions = _kept_definitions(trace_set, config)
-    if not definitions and trace_set.definitions:
+    op_types = None if config.op_types is None else set(map(normalise_op_type, config.op_types))
+    chosen = [
+        item
+        for item in trace_set.definitions.values()
+        if _has(config.definitions, item.name) and _has(op_types, normalise_op_type(item.op_type))
+    ]
+    if not chosen and trace_set.definitions:
         raise ConfigError("no definition has a name in `definitions` and an op type in `op_types`; widen one of them")
-    known = _uuids(trace_set, definitions)
-    uuids = {uuid for name in config.workloads or () for uuid in _matching(name, known)}
+    workloads = {item.name: [line.workload for line in trace_set.workloads.get(item.name, ())] for item in chosen}
+    uuids = None
+    if config.workloads is not None:
+        known = {one.uuid for listed in workloads.values() for one in listed}
+        uuids = {uuid for name in config.workloads for uuid in _find_uuid(name, known)}
     selected = [
         Selected(
             item,
-            tuple(one for one in trace_set.solutions.get(item.name, ()) if _keeps_solution(config, one)),
-            tuple(one for one in _workloads(trace_set, item) if not config.workloads or one.uuid in uuids),
+            tuple(
+                one
+                for one in trace_set.solutions.get(item.name, ())
+                if _has(config.solutions, one.name) and _has(config.authors, one.author)
+            ),
+            tuple(one for one in workloads[item.name] if _has(uuids, one.uuid)),
         )
-        for item in definitions
+        for item in chosen
     ]
-    by_solution, by_workload = not _keeps_all_solutions(config), config.workloads is not None
+    by_solution, by_workload = config.solutions is not None or config.authors is not None, uuids is not None
     left = [item for item in selected if (item.solutions or not by_solution) and (item.workloads or not by_workload)]
     for is_empty, lack in (
         (by_solution and not any(item.solutions for item in selected), "no solution is left"),
@@ -66,133 +76,57 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
     return left
 
 
-def set_missing_aside(selected: Sequence[Selected], trace_set: TraceSet) -> tuple[list[Selected], dict[str, str]]:
-    """Take out the workloads whose stored inputs are missing.
-
-    Returns:
-        What is left, without definitions that have no workload any more; and definition → what was taken out, and why.
-    """
-    left, reasons = [], {}
-    looked_at: dict[Path, bool] = {}
-    for item in selected:
-        missing: dict[str, Path] = {}
-        for workload in item.workloads:
-            paths = [source.path for source in workload.stored_inputs.values()]
-            root = (trace_set.blob_root(item.definition.name, workload.uuid) if paths else None) or Path()
-            for path in paths:
-                if root / path not in looked_at:
-                    looked_at[root / path] = BlobStore(root).is_missing(path)
-                if looked_at[root / path]:
-                    missing.setdefault(workload.uuid, root / path)
-        kept = tuple(workload for workload in item.workloads if workload.uuid not in missing)
-        if missing:
-            first = f"blob {next(iter(missing.values()))} is not there"
-            more = f", nor are those of {len(missing) - 1} more" if len(missing) > 1 else ""
-            lack = f"{len(missing)} of {len(item.workloads)} workloads lack their stored inputs: {first}{more}"
-            reasons[item.definition.name] = f"{lack}; download the blob/ folder of the data set"
-        if kept or not missing:
-            left.append(replace(item, workloads=kept))
-    return left, reasons
-
-
 def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
     """Raise one ConfigError that lists every name which the set does not have."""
-    definitions = list(trace_set.definitions)
-    op_types = {normalise_op_type(item.op_type): item.op_type for item in trace_set.definitions.values()}.values()
-    authors = [item.author for listed in trace_set.solutions.values() for item in listed]
-    problems = [
-        *_unknown("definitions", "definition", config.definitions, definitions),
-        *_wrong_solutions(config, trace_set),
-        *_unknown("op_types", "op type", config.op_types, op_types, normalise_op_type),
-        *_unknown("authors", "author", config.authors, authors),
-        *_wrong_uuids(config, trace_set),
+    definitions = trace_set.definitions
+    solutions = [item for listed in trace_set.solutions.values() for item in listed]
+    authors = {item.author for item in solutions}
+    op_types = {normalise_op_type(item.op_type): item.op_type for item in definitions.values()}
+    uuids = dict.fromkeys(line.workload.uuid for name in definitions for line in trace_set.workloads.get(name, ()))
+    all_op_types = [*op_types.values(), *known_op_types()]
+    named: list[tuple[str, str, Iterable[str] | None, Iterable[str]]] = [
+        ("definitions", "definition", config.definitions, definitions),
+        ("solutions", "solution", config.solutions, [item.name for item in solutions]),
+        ("op_types", "op type", config.op_types, op_types.values()),
+        ("authors", "author", config.authors, authors),
+        ("workloads", "workload", config.workloads, uuids),
     ]
     for place, name in config.section_places("op_type_config", users_only=True):
-        problems += _unknown(place, "op type", [name], [*op_types, *known_op_types()], normalise_op_type)
+        named.append((place, "op type", [name], all_op_types))
     for place, name in config.section_places("definition_config", users_only=True):
-        problems += _unknown(place, "definition", [name], definitions)
+        named.append((place, "definition", [name], definitions))
+    problems = []
+    for place, kind, names, known in named:
+        listed = list(dict.fromkeys(known))
+        there = set(map(normalise_op_type, listed)) if kind == "op type" else set(listed)
+        for name in names or ():
+            if (normalise_op_type(name) if kind == "op type" else name) in there:
+                continue
+            if kind == "workload" and any(uuid.startswith(name) for uuid in uuids):
+                if len(name) < MIN_PREFIX:
+                    problems.append(f"{place}: {name!r} is too short: a uuid's start needs {MIN_PREFIX} characters")
+                continue
+            hint = did_you_mean(name, listed) or _list_some(listed)
+            if kind == "solution" and name in authors:
+                hint = "; that is an author: give it to `authors`"
+            problems.append(f"{place}: the trace set has no {kind} {name!r}{hint}")
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def _unknown(
-    place: str, kind: str, names: Iterable[str] | None, known: Iterable[str], identity: Callable[[str], str] = str
-) -> Iterator[str]:
-    there = dict.fromkeys(known)
-    identities = set(map(identity, there))
-    for name in names or ():
-        if identity(name) not in identities:
-            yield f"{place}: the trace set has no {kind} {name!r}{did_you_mean(name, there) or _list_some(there)}"
+def _has(names: Collection[str] | None, name: str) -> bool:
+    return names is None or name in names
+
+
+def _find_uuid(wanted: str, known: Collection[str]) -> list[str]:
+    """Return the uuid that has a name or begins with it, if there is one."""
+    found = [wanted] if wanted in known else sorted(uuid for uuid in known if uuid.startswith(wanted))
+    if len(found) > 1:
+        raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(found)}; write more of it")
+    return found
 
 
 def _list_some(names: Iterable[str]) -> str:
     listed = sorted(names)
     more = f" and {len(listed) - SHOWN_NAMES} more" if len(listed) > SHOWN_NAMES else ""
     return f"; it has {', '.join(listed[:SHOWN_NAMES])}{more}" if listed else "; it has none"
-
-
-def _wrong_solutions(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
-    """Yield a line for each unknown solution, with those of the chosen definitions; an author is told as one."""
-    solutions = [item for listed in trace_set.solutions.values() for item in listed]
-    names = {item.name for item in solutions}
-    kept = {item.name for item in _kept_definitions(trace_set, config)}
-    there = [item.name for item in solutions if item.definition in kept]
-    for wanted in dict.fromkeys(config.solutions or ()):
-        if wanted in names:
-            continue
-        if any(item.author == wanted for item in solutions):
-            hint = "; that is an author: give it to `authors`"
-        else:
-            hint = did_you_mean(wanted, there) or did_you_mean(wanted, names) or _list_some(there)
-        yield f"solutions: the trace set has no solution {wanted!r}{hint}"
-
-
-def _wrong_uuids(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
-    kept = _kept_definitions(trace_set, config)
-    of_solutions = {
-        one.definition for listed in trace_set.solutions.values() for one in listed if _keeps_solution(config, one)
-    }
-    near = _uuids(trace_set, [item for item in kept if item.name in of_solutions] or kept)
-    all_uuids = _uuids(trace_set, trace_set.definitions.values())
-    for wanted in config.workloads or ():
-        candidates = _matching(wanted, near) or _matching(wanted, all_uuids)
-        if len(candidates) > 1:
-            yield f"workloads: {wanted!r} is the start of several uuids{_list_some(candidates)}; write more of it"
-        elif not candidates and any(uuid.startswith(wanted) for uuid in all_uuids):
-            yield f"workloads: {wanted!r} is too short: the start of a uuid needs {MIN_PREFIX} characters"
-        elif not candidates:
-            hint = did_you_mean(wanted, all_uuids) or _list_some(near)
-            yield f"workloads: the trace set has no workload {wanted!r}{hint}"
-
-
-def _matching(wanted: str, uuids: Sequence[str]) -> list[str]:
-    if wanted in uuids:
-        return [wanted]
-    return [uuid for uuid in uuids if uuid.startswith(wanted)] if len(wanted) >= MIN_PREFIX else []
-
-
-def _uuids(trace_set: TraceSet, definitions: Iterable[Definition]) -> list[str]:
-    return list(dict.fromkeys(item.uuid for definition in definitions for item in _workloads(trace_set, definition)))
-
-
-def _workloads(trace_set: TraceSet, definition: Definition) -> list[Workload]:
-    return [trace.workload for trace in trace_set.workloads.get(definition.name, [])]
-
-
-def _kept_definitions(trace_set: TraceSet, config: BenchmarkConfig) -> list[Definition]:
-    op_types = None if config.op_types is None else set(map(normalise_op_type, config.op_types))
-    return [
-        item
-        for item in trace_set.definitions.values()
-        if (config.definitions is None or item.name in config.definitions)
-        and (op_types is None or normalise_op_type(item.op_type) in op_types)
-    ]
-
-
-def _keeps_solution(config: BenchmarkConfig, solution: Solution) -> bool:
-    by_name = config.solutions is None or solution.name in config.solutions
-    return by_name and (config.authors is None or solution.author in config.authors)
-
-
-def _keeps_all_solutions(config: BenchmarkConfig) -> bool:
-    return config.solutions is None and config.authors is None

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
+from flashinfer_bench.bench.engine import SolutionJobs
 from flashinfer_bench.bench.events import JobFaulted, Notice
 from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.scheduler import Happening, Judged, Rules, Scheduler
-from flashinfer_bench.bench.solution_jobs import SolutionJobs
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
 from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.errors import ConfigError
@@ -125,7 +126,7 @@ def measure(
     needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs.values())
     seeds = JobSeeds(once.seed)
     rules = Rules(one_worker_a_job=True)
-    with context.make_scheduler(seeds, rules, needs_triton=needs_triton) as scheduler:
+    with closing(context.make_scheduler(seeds, rules, needs_triton=needs_triton)) as scheduler:
         seconds = _Turns(scheduler, series, wanted, tell).run()
     context.learn_spread([latencies for one in series for latencies in latencies_by_side(one)])
     return ComparedSides(

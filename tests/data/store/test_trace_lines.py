@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.planning.resume import JobLimits, RecordedJobs, read_fingerprint
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.sets.told import tell
@@ -23,7 +25,7 @@ from flashinfer_bench.data.store.trace_list import TraceList, kept_of
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
 from flashinfer_bench.report.timing import count_timing, read_briefly_told, read_told
-from tests.kit import make_definition, make_trace, make_workload, write_trace_set
+from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 RUN = {
     "fingerprint": {"definition": "d", "solution": "s", "protocol": "1", "sandbox": "none"},
@@ -119,13 +121,13 @@ def test_tables_and_plans_of_lines_are_those_of_models():
 
 
 def _decisions(traces):
-    recorded = RecordedJobs.from_traces(traces)
-    wanted = [
-        RUN["fingerprint"] | {"hardware": "test device"} | more for more in ({}, {"seed": "1"}, {"solution": "x"})
-    ]
-    limits = JobLimits(timeout_seconds=301)
+    recorded, config = RecordedJobs(traces), BenchmarkConfig(timeout_seconds=301)
+    marks = [RUN["fingerprint"] | {"hardware": "test device"} | more for more in ({}, {"seed": "1"}, {"solution": "x"})]
     return [
-        recorded.decide(key, marks, needs_baseline=True, limits=limits) for key in recorded.by_key for marks in wanted
+        recorded.decide(job, config)[:2]
+        for trace in TRACES
+        for one in marks
+        for job in [Job(0, make_definition(trace.definition), trace.workload, make_solution(trace.solution), None, one)]
     ]
 
 
