@@ -86,7 +86,8 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
         with suppress(ImportError):
             patch(importlib.import_module("tvm_ffi"), load_module=mock.DEFAULT)
         with suppress(ImportError):
-            active, tuner = importlib.import_module("triton.runtime.driver").driver, _find_tuner()
+            active = importlib.import_module("triton.runtime.driver").driver
+            tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
             stack.callback(setattr, active, "_active", active._active)
             active.set_active(make_driver(importlib.import_module("triton.backends.nvidia.driver"), gpu))
             patch(tuner, _bench=_compile_one)
@@ -110,10 +111,6 @@ def _make_reader() -> Callable[..., bool | int | float]:
         return float(NUMBER) if tensor.dtype.is_floating_point else NUMBER
 
     return read
-
-
-def _find_tuner() -> Any:
-    return importlib.import_module("triton.runtime.autotuner").Autotuner
 
 
 def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
