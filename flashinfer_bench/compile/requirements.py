@@ -11,7 +11,7 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,6 +25,7 @@ from flashinfer_bench.compile.flags import check_flags
 from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain, find_package
 from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
 from flashinfer_bench.data.entry import find_binding
+from flashinfer_bench.data.languages import Language
 
 DISTRIBUTIONS: Final = {
     "pytorch": "torch",
@@ -83,27 +84,19 @@ LACKS: Final = (
 """How g++, nvcc and ld report a file that they lack."""
 NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
 
-Versions = Callable[[str], str | None]
-"""Returns the version of a distribution: "" for an unknown version, None if it is not installed."""
-
 
 def is_installed(package: str) -> bool:
     """Tell whether a Python package is there, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
-def find_unavailable_languages(
-    toolchain: Toolchain, *, installed: Callable[[str], bool] = is_installed
-) -> dict[str, str | None]:
+def find_unavailable_languages(toolchain: Toolchain) -> dict[str, str | None]:
     """Return each language that solutions may name → why it cannot be built here, or None if it can."""
-    return {language.value: _why_unavailable(language, toolchain, installed) for language in SupportedLanguages}
+    return {language.value: _why_unavailable(language.record, toolchain) for language in SupportedLanguages}
 
 
-def _why_unavailable(
-    language: SupportedLanguages, toolchain: Toolchain, installed: Callable[[str], bool]
-) -> str | None:
-    record = language.record
-    if record.package is not None and not installed(record.package):
+def _why_unavailable(record: Language, toolchain: Toolchain) -> str | None:
+    if record.package is not None and not is_installed(record.package):
         return f"{record.package} is not installed; try: pip install {record.package}"
     if record.requires_cuda and toolchain.cuda is None:
         return "there is no nvcc; install the CUDA toolkit, or set CUDA_HOME to it"
@@ -123,7 +116,7 @@ def why_not_buildable(
         capabilities: the compute capabilities of the GPUs that are to run it; empty if it is only compiled.
     """
     record = solution.spec.language.record
-    reason = _why_unavailable(solution.spec.language, toolchain, is_installed)
+    reason = _why_unavailable(record, toolchain)
     if reason is not None:
         return reason
     missing = find_missing(solution.spec.dependencies, toolchain, is_compiled=record.is_compiled)
@@ -211,9 +204,9 @@ def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None
     return None
 
 
-def cutlass_includes(environment: Mapping[str, str] = os.environ) -> list[Path]:
+def cutlass_includes() -> list[Path]:
     """Return the folders of CUTLASS's headers: from $CUTLASS_PATH, else nvidia-cutlass, else FlashInfer's copy."""
-    homes = [Path(environment["CUTLASS_PATH"])] if environment.get("CUTLASS_PATH") else []
+    homes = [Path(named)] if (named := os.environ.get("CUTLASS_PATH")) else []
     for package, inner in (("cutlass_library", "source"), ("flashinfer", "data/cutlass")):
         folder = find_package(package)
         homes += [folder / inner] if folder is not None else []
@@ -229,14 +222,7 @@ def wants_cutlass(dependencies: Iterable[str]) -> bool:
     return any(requirement is not None and canonicalize_name(requirement.name) in CUTLASS for requirement in parsed)
 
 
-def find_missing(
-    dependencies: Iterable[str],
-    toolchain: Toolchain,
-    *,
-    is_compiled: bool,
-    versions: Versions | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> list[str]:
+def find_missing(dependencies: Iterable[str], toolchain: Toolchain, *, is_compiled: bool) -> list[str]:
     """Return a line for each dependency that is not met. It says what is there, and what to install."""
     lines: list[str] = []
     for requirement in map(_parse, dependencies):
@@ -253,14 +239,14 @@ def find_missing(
             there = ".".join(map(str, toolchain.cuda.version)) if toolchain.cuda else None
             remedy = "install the CUDA toolkit, or set CUDA_HOME to it"
         elif is_compiled and name in CUTLASS:
-            there = "" if cutlass_includes(environment) else None
+            there = "" if cutlass_includes() else None
             remedy = "pip install nvidia-cutlass, or set CUTLASS_PATH to its sources"
         elif is_compiled and header is not None:
             there = "" if _has_header(toolchain, header) else None
             remedy = "it comes with the CUDA toolkit, or with NVIDIA's pip packages"
         else:
             distribution = DISTRIBUTIONS.get(name, name)
-            there = (versions or installed_version)(distribution)
+            there = installed_version(distribution)
             remedy = f"pip install '{distribution}{requirement.specifier}'"
         if there is None:
             lines.append(f"it needs {requirement}, which is not installed; try: {remedy}")
