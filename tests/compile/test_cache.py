@@ -1,7 +1,9 @@
 """The folder of artifacts: content is whole, nothing goes under a run, strange files hold nothing up."""
 
 import os
+import signal
 import sys
+import time
 
 import pytest
 
@@ -130,3 +132,18 @@ def test_a_lock_that_is_held_for_ever_ends_in_a_fault(tmp_path, monkeypatch):
             assert isinstance(found.error, BuildFault)
             assert "held by another process" in str(found.error)
             assert digest in str(found.error)
+
+
+def test_forks_that_outlive_a_run_keep_neither_the_cache_nor_a_build(tmp_path):
+    cache = ArtifactCache(tmp_path)
+    with cache.used(), cache.building("abc", 0.0, lambda: None):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with cache.unused() as is_unused, cache.building("abc", 0.0, lambda: None):
+            assert is_unused
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
