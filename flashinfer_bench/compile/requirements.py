@@ -153,7 +153,7 @@ def chosen_targets(flags: Iterable[str]) -> list[str]:
     targets: list[str] = []
     for flag in flags:
         name, _, value = flag.partition("=")
-        if name == "-gencode":
+        if name in ("-gencode", "--generate-code"):
             targets += [found[0] for found in NAMED.finditer(value.partition("code=")[2])]
         elif name in ("-arch", "--gpu-architecture") and NAMED.fullmatch(value):
             targets += [value, value.replace("sm_", "compute_")]

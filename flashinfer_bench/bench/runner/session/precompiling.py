@@ -252,9 +252,9 @@ def describe_gpu() -> dict[str, Any]:
     """Return the properties of this session's GPU by torch and, if it is installed, by Triton's driver."""
     found = torch.cuda.get_device_properties(0)
     by_torch = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    by_torch = {name: value for name, value in by_torch.items() if isinstance(value, (int, str))}
     by_triton: dict[str, Any] = {}
     with suppress(ImportError):
         driver = importlib.import_module("triton.runtime.driver").driver
         by_triton = dict(driver.active.utils.get_device_properties(0))
-    plain = {name: value for name, value in by_torch.items() if isinstance(value, (int, str))}
-    return {"torch": plain, "triton": by_triton}
+    return {"torch": by_torch, "triton": by_triton}
