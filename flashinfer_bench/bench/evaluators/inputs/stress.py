@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
-from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_freedom
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
@@ -502,9 +502,7 @@ class StressPlan:
         counts = self._count(definition, workload, has_constants)
         self.names = list(counts)
         """All cases that the job may have."""
-        specs = zip(definition.inputs.values(), shapes.values(), strict=True)
-        size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
-        affordable = max(1, MOST_BYTES // max(size, 1))
+        affordable = max(1, MOST_BYTES // max(count_bytes(definition.inputs.values(), shapes.values()), 1))
         settled = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
         keys = {name: settled.expovariate(STRESS_CASES[name].strength) for name in self.names}
         found = [(again, keys[name], name) for name in self.names for again in range(counts[name])]
