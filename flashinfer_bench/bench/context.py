@@ -227,11 +227,10 @@ class HarnessContext:
         devices = discover_devices(self.config.devices)
         languages = find_unavailable_languages(self._toolchain)
         capabilities = Machine(devices, languages).capabilities
-        target = BuildTarget.of(capabilities)
         return Machine(
             devices,
             languages,
-            lambda solution: why_not_buildable(solution, self._toolchain, target, capabilities),
+            lambda solution: why_not_buildable(solution, self._toolchain, capabilities),
             self.sandbox.mark,
         )
 
