@@ -57,7 +57,7 @@ class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
     record = EvaluatorRecord(
-        revision=4,
+        revision=5,
         extra_keys={
             SUMMED_TOLERANCE: TRUTH,
             MAX_ABSOLUTE_ERROR: POSITIVE,

@@ -26,7 +26,7 @@ class DSAEvaluator(DefaultEvaluator):
     """Takes op type dsa_paged, also spelt dsa-paged."""
 
     record = EvaluatorRecord(
-        revision=4,
+        revision=5,
         op_types=("dsa_paged",),
         extra_keys={
             "dsa_score_tolerance": ExtraKey(
