@@ -265,7 +265,7 @@ class Benchmark:
             dump_traces: another name of `save_results`; where it is given, it counts.
             on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
                 `flashinfer_bench.bench.events`.
-            progress: show a bar, by tqdm where it is installed and else by rich; None shows it in notebooks alone.
+            progress: show a bar; None shows it in notebooks alone.
 
         Raises:
             ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
