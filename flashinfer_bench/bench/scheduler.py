@@ -161,12 +161,6 @@ class Scheduler:
         """Whether any job has no answer yet."""
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
-        """Run jobs; yield what becomes of each when it is known."""
-        self.add(list(jobs))
-        while self.has_open_jobs:
-            yield from self.step()
-
     def add(self, jobs: list[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
         """Take further jobs. If no device is left, each is tried again; so is a solution that ran out of time."""
         solutions = {job.solution_key: job.solution for job in jobs}

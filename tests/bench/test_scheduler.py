@@ -111,10 +111,11 @@ def play(monkeypatch):
         told = []
         loop = Scheduler(devices, hello_for=lambda _: None, orders=orders, rules=rules or Rules())
         with closing(loop) as scheduler:
-            for happening in scheduler.run(jobs):
-                told.append((happening, farm.open_builds))
-                if until is not None and until([one for one, _ in told if isinstance(one, Judged)]):
-                    break
+            scheduler.add(jobs)
+            is_over = False
+            while scheduler.has_open_jobs and not is_over:
+                told += [(happening, farm.open_builds) for happening in scheduler.step()]
+                is_over = until is not None and until([one for one, _ in told if isinstance(one, Judged)])
         return SimpleNamespace(told=told, sessions=PlayedSession.all)
 
     return go
