@@ -238,8 +238,7 @@ def simulate(precision: float, scatter: float) -> tuple[float, list[float]]:
         medians = []
         for _trial in range(3):
             spans: list[int] = []
-            while rule.reason_to_stop(spans, spent_s=0.0, per_call_s=1e-6) is None:
-                batch = rule.next_batch(len(spans), spent_s=0.0, per_call_s=1e-6)
+            while not isinstance(batch := rule.next_batch(spans, spent_s=0.0, per_call_s=1e-6), str):
                 spans += [round(3e6 * chance.lognormvariate(0.0, scatter)) for _ in range(batch)]
             medians.append(median(spans))
             taken += len(spans)

@@ -35,7 +35,7 @@ MOST: Final = 10_000
 """Most calls that a time to fill asks for."""
 MOST_GIVEN: Final = 10_000_000
 """A larger count is refused: no script waits for so many calls."""
-COMPARISON: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, exact=True)
+COMPARISON: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, fewest=9)
 """The trials that estimate the time of a call, and those that tell whether rotated calls were cold."""
 SLOW_MS: Final = 2.0
 """A rotated call that takes at least this long is not checked for being cold: an L2 makes no difference to it."""
@@ -181,17 +181,17 @@ def bench_gpu_time(
             iterations=_count(iterations, ITERATIONS, fill_ms, per_call_ms),
             budget_s=min(budget_s, LONGEST_S),
             cuda_graphs=use_cuda_graph,
-            exact=True,
         )
+        procedure = replace(procedure, fewest=procedure.iterations)
         timed = _time_rotated(call, device, procedure) if rotate_buffers else _time(call, device, procedure, l2_cache)
     idle = {
-        "num_iters_within_graph": num_iters_within_graph not in (None, 1),
-        "l2_flush_size_mb": l2_flush_size_mb is not None,
-        "l2_flush_device": l2_flush_device is not None,
-        "aggregate_op": aggregate_op is not None,
-        "sleep_after_run": sleep_after_run,
+        "num_iters_within_graph": None if num_iters_within_graph == 1 else num_iters_within_graph,
+        "l2_flush_size_mb": l2_flush_size_mb,
+        "l2_flush_device": l2_flush_device,
+        "aggregate_op": aggregate_op,
+        "sleep_after_run": sleep_after_run or None,
     }
-    ignored = ", ".join(name for name, is_given in idle.items() if is_given)
+    ignored = ", ".join(name for name, given in idle.items() if given is not None)
     notes = _describe_departures(timed.measurement, use_cuda_graph, rotate_buffers, l2_cache)
     for note in [*notes, WITHOUT_EFFECT.format(ignored)] if ignored else notes:
         warnings.warn(note, stacklevel=2)

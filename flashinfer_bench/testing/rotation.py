@@ -6,7 +6,6 @@ as one that it closes over, finds that tensor warm.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
@@ -59,10 +58,10 @@ def rotate(call: partial[object], device: TimingDevice, calls: int) -> Sequence[
             kind = f"a {type(tensor).__name__} of layout {tensor.layout}" if not is_plain else "a lazy view"
             raise RotationRefused(f"an argument is {kind}, which cannot be copied")
     held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    l2_bytes, size = device.l2_bytes, _count_bytes(tensors, held)
+    size = min(sum(tensor.nbytes for tensor in tensors), sum(held.values()))  # if it is too large, `check_cold` tells
     if not size:
         raise RotationRefused("the tensors among the arguments are empty")
-    sets = 1 + ceil(BETWEEN_SHARE * l2_bytes / size)
+    sets = 1 + ceil(BETWEEN_SHARE * device.l2_bytes / size)
     copies, copy_bytes, free_bytes = min(sets, calls) - 1, sum(held.values()), device.free_bytes()
     if copies * copy_bytes > MEMORY_SHARE * free_bytes:
         raise RotationRefused(
@@ -92,20 +91,6 @@ def check_cold(*, rotated_ms: float, warm_ms: float, flushed_ms: float) -> None:
             f"after a flush {flushed_ms * 1e3:.2f} us: it reads little of its arguments, or something beside them, "
             "which would have to be passed in args"
         )
-
-
-def _count_bytes(tensors: Sequence[torch.Tensor], held: dict[int, int]) -> int:
-    """Return the bytes that a call can read of its tensors. What overlaps counts once.
-
-    Args:
-        tensors: those among its arguments.
-        held: address of each of their storages → its bytes.
-    """
-    views = {tensor.data_ptr(): tensor for tensor in sorted(tensors, key=lambda one: one.nbytes)}
-    read: Counter[int] = Counter()
-    for view in views.values():
-        read[view.untyped_storage().data_ptr()] += view.nbytes
-    return sum(min(read[address], size) for address, size in held.items())
 
 
 def _copy(call: partial[object], device_type: str) -> Launch:

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log, sqrt
-from statistics import fmean, stdev, variance
+from statistics import fmean, variance
 from typing import Any, Final
 
-from flashinfer_bench.timing.statistics import STEP_NS, student_quantile
+from flashinfer_bench.timing.statistics import LEVEL, STEP_NS, mean_half_width, student_quantile
 
-LEVEL: Final = 0.95
-"""Share of intervals that hold the result of a re-run in new workers."""
 DEFAULT_SPREADS: Final = {"cuda": 0.004, "cpu": 0.1}
 """Spread on an unknown machine (docs/measurements.md)."""
 DEFAULT_FREEDOM: Final = 6.0
@@ -78,13 +76,8 @@ def sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
         groups: latencies of the same code on the same input, each of another worker.
     """
     usable = [[log(value) for value in group] for group in groups if len(group) > 1 and min(group) > 0]
-    return sum(variance(group) * (len(group) - 1) for group in usable), float(sum(len(group) - 1 for group in usable))
-
-
-def interval_of_workers(latencies: Sequence[float]) -> Interval:
-    """Return Student's 95 % interval of the mean over workers, at least two."""
-    half = student_quantile(LEVEL, len(latencies) - 1) * stdev(latencies) / sqrt(len(latencies))
-    return max(0.0, fmean(latencies) - half), fmean(latencies) + half
+    freedoms = [len(group) - 1 for group in usable]
+    return sum(variance(group) * own for group, own in zip(usable, freedoms, strict=True)), float(sum(freedoms))
 
 
 def widened_interval(latency: float, samples: Interval | None, spread: WorkerSpread) -> Interval:
@@ -94,35 +87,41 @@ def widened_interval(latency: float, samples: Interval | None, spread: WorkerSpr
     return latency * exp(-share), latency * exp(share)
 
 
+def interval_of_workers(latencies: Sequence[float]) -> Interval:
+    """Return Student's 95 % interval of the mean over workers, at least two."""
+    half = mean_half_width(latencies)
+    return max(0.0, fmean(latencies) - half), fmean(latencies) + half
+
+
 def is_noisy(latency_ns: float, samples_ns: Interval | None, spread: WorkerSpread) -> bool:
     """Tell whether the samples of one worker leave more open than the next worker would: more samples would help."""
-    if samples_ns is None or latency_ns <= 0:
-        return False
-    half_ns = (samples_ns[1] - samples_ns[0]) / 2
-    return half_ns / latency_ns > spread.half and half_ns > STEP_NS
+    half_ns = 0.0 if samples_ns is None else (samples_ns[1] - samples_ns[0]) / 2
+    return half_ns > STEP_NS and half_ns > spread.half * latency_ns > 0
 
 
 def told_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
     """Return one worker's record with an interval that holds for the next worker; that of its samples is renamed."""
-    found = record.get("interval95_ms")
-    samples = (float(found[0]), float(found[1])) if isinstance(found, (list, tuple)) and len(found) == 2 else None
-    told = {key: value for key, value in record.items() if key not in ("flags", "interval95_ms")}
-    flags = [flag for flag in record.get("flags", []) if flag != NOISY]
-    if is_noisy(latency_ms * 1e6, samples and (samples[0] * 1e6, samples[1] * 1e6), spread):
-        flags.append(NOISY)
+    told = dict(record)
+    bounds, flags = told.pop("interval95_ms", None), [flag for flag in told.pop("flags", []) if flag != NOISY]
+    samples = (float(bounds[0]), float(bounds[1])) if isinstance(bounds, (list, tuple)) and len(bounds) == 2 else None
+    if samples is not None:
+        told["readings95_ms"] = [*samples]
+        if is_noisy(latency_ms * 1e6, (samples[0] * 1e6, samples[1] * 1e6), spread):
+            flags.append(NOISY)
     told |= {"flags": flags} if flags else {}
-    told |= {"readings95_ms": list(samples)} if samples else {}
     interval = widened_interval(latency_ms, samples, spread)
     if latency_ms <= 0 or not all(map(isfinite, interval)):
         return told
-    told |= {"interval95_ms": [round(bound, 9) for bound in interval], "interval": ONE_WORKER}
-    source = "this machine" if spread.is_measured else "default"
-    return told | {"worker_spread": round(spread.share, 6), "worker_spread_from": source}
+    told |= {"interval95_ms": _rounded(interval), "interval": ONE_WORKER, "worker_spread": round(spread.share, 6)}
+    return told | {"worker_spread_from": "this machine" if spread.is_measured else "default"}
 
 
 def told_of_workers(record: Mapping[str, Any], latencies_ms: Sequence[float]) -> dict[str, Any]:
     """Return the record of one of several workers with all their latencies and the interval of the mean."""
     told = {"readings95_ms" if key == "interval95_ms" else key: value for key, value in record.items()}
-    interval = [round(bound, 9) for bound in interval_of_workers(latencies_ms)]
-    workers_ms = [round(value, 9) for value in latencies_ms]
-    return {**told, "interval95_ms": interval, "interval": WORKERS, "workers_ms": workers_ms}
+    told |= {"interval95_ms": _rounded(interval_of_workers(latencies_ms)), "interval": WORKERS}
+    return told | {"workers_ms": _rounded(latencies_ms)}
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 9) for value in values]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
 from time import perf_counter_ns
@@ -74,8 +74,8 @@ class Clock:
     sees_operations: bool = False
     """Samples hold the single operations of a call."""
     fresh_graphs: int | None = None
-    """Graphs that replays of distinct calls take in turn, if one was not replayed yet; else 0. None if each call has a
-    graph of its own."""
+    """Graphs that replays of distinct calls take in turn, if one was not replayed yet; else 0. None if each distinct
+    call is captured when it is first asked for."""
 
     def __enter__(self) -> Clock:
         return self
@@ -93,16 +93,11 @@ class Clock:
         """
         raise NotImplementedError
 
-    def replays(self, source: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+    def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a source of replays of the launches that `source` gives; each distinct launch is captured once.
 
         It raises CaptureRefused if a call cannot be captured.
-
-        Args:
-            source: gives launches.
-            graphs: of each launch, which are replayed in turn.
         """
-        del graphs
         return source
 
     def fall_back(self, reason: str) -> Clock | None:
@@ -191,47 +186,41 @@ class CudaEventClock(Clock):
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Time each call between two events, on an idle GPU: a flush queued behind would push the events apart."""
-        return [self._sample_one(*one) for one in zip(launches, preambles, strict=True)]
-
-    def _sample_one(self, launch: Launch, preamble: Preamble) -> Sample:
-        start, end = self.make_event(), self.make_event()
-        self._queue.enqueue(preamble)
-        start.record()
-        begin_ns = perf_counter_ns()
-        launch()
-        end_ns = perf_counter_ns()
-        if preamble.drains:
+        samples = []
+        for launch, preamble in zip(launches, preambles, strict=True):
+            start, end = self.make_event(), self.make_event()
+            self._queue.enqueue(preamble)
+            start.record()
+            begin_ns = perf_counter_ns()
+            launch()
+            enqueue_ns = perf_counter_ns() - begin_ns
+            if preamble.drains:
+                self._queue.synchronize()
+            end.record()
+            late = start.query() and not preamble.drains
+            end.synchronize()
+            begin_ns = perf_counter_ns()
             self._queue.synchronize()
-        end.record()
-        late = start.query() and not preamble.drains
-        escaped = preamble.looks_aside and self._is_busy_after(end)
-        self._queue.synchronize()
-        span_ns = int(start.elapsed_time(end) * 1e6)
-        _put_away(launch)
-        return Sample(span_ns=span_ns, enqueue_ns=end_ns - begin_ns, late=late, escaped=escaped)
-
-    def _is_busy_after(self, end: Any) -> bool:
-        end.synchronize()
-        begin_ns = perf_counter_ns()
-        self._queue.synchronize()
-        return perf_counter_ns() - begin_ns > ASIDE_NS
+            escaped = perf_counter_ns() - begin_ns > ASIDE_NS
+            samples.append(Sample(int(start.elapsed_time(end) * 1e6), enqueue_ns, late=late, escaped=escaped))
+            _put_away(launch)
+        return samples
 
     def facts(self) -> Facts:
         """Return the constant of an empty pair, and why this clock is used."""
         return {"empty_pair_ns": self._empty_ns or 0} | ({"fallback": self._reason} if self._reason else {})
 
 
+@dataclass(frozen=True)
 class Replay:
     """The replay of one CUDA graph; torch's fills before the graph are no part of the call."""
 
-    is_replay: Final = True
-
-    def __init__(self, replay: Launch) -> None:
-        self._replay = replay
+    replay: Launch
+    is_replay: bool = True
 
     def __call__(self) -> None:
         """Replay the graph."""
-        self._replay()
+        self.replay()
 
 
 class CuptiClock(Clock):
@@ -252,7 +241,7 @@ class CuptiClock(Clock):
         self.cache_state = queue.l2_cache
         self._queue = queue
         self._recorder = recorder
-        self._replays: dict[tuple[Launch, int], Launch] = {}
+        self._replays: dict[Launch, Launch] = {}
         self._per_call = 1
         """Operations of the latest calls."""
         self._leads_ns: list[int] = []
@@ -307,19 +296,17 @@ class CuptiClock(Clock):
             samples = read_samples(self._recorder.take(), calls, flushes=flushes)
         except (RecordsLost, TimelineBroken) as broken:
             raise ClockLost(f"CUPTI lost records: {broken}") from None
-        drained = [one.drains for one in preambles]  # nothing delays these
-        return [
-            replace(one, late=False) if is_drained else one for one, is_drained in zip(samples, drained, strict=True)
-        ]
+        # Nothing delays a call behind a drained queue.
+        return [replace(one, late=one.late and not own.drains) for one, own in zip(samples, preambles, strict=True)]
 
-    def replays(self, source: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+    def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a source of replays; graphs are kept until the clock is switched off."""
 
         def give(index: int) -> Launch:
-            key = source(index), index % graphs
-            if key not in self._replays:
-                self._replays[key] = Replay(self.capture(key[0]))
-            return self._replays[key]
+            launch = source(index)
+            if launch not in self._replays:
+                self._replays[launch] = Replay(self.capture(launch))
+            return self._replays[launch]
 
         return give
 

@@ -44,8 +44,6 @@ class Preamble:
     """Wait until the GPU is idle after the delay: for a call whose streams do not wait for the current one."""
     waits_first: bool = False
     """Wait until the GPU is idle before the flush."""
-    looks_aside: bool = False
-    """Find out whether the call leaves work on streams that nobody waits for; only a clock of events needs this."""
     resets_lines: bool = False
     """Wait until the GPU is idle, and reset persisting lines of the L2, before the flush."""
 
@@ -76,11 +74,9 @@ class GpuQueue:
         def launcher(name: str, arguments: int, blocks: int = 1, threads: int = 1) -> driver.Launcher:
             return driver.Launcher(module.kernel(name), blocks=blocks, threads=threads, arguments=arguments)
 
-        self._delay = launcher(DELAY_KERNEL, 1)
+        self._delay, self._move = launcher(DELAY_KERNEL, 1), launcher(MOVE_KERNEL, 2)
         self._flush = launcher(FLUSH_KERNEL, 2, blocks, FLUSH_THREADS)
-        self._empty = launcher(EMPTY_KERNEL, 0)
-        self._link = launcher(EMPTY_KERNEL, 0, CHAIN_BLOCKS, CHAIN_THREADS)
-        self._move = launcher(MOVE_KERNEL, 2)
+        self._empty, self._link = launcher(EMPTY_KERNEL, 0), launcher(EMPTY_KERNEL, 0, CHAIN_BLOCKS, CHAIN_THREADS)
         self._words = torch.zeros(2 * LINE_BYTES, dtype=torch.uint8, device=device)
         self._buffer = torch.zeros(FLUSH_SHARE * int(properties.L2_cache_size), dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)

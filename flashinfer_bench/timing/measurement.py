@@ -5,7 +5,7 @@
 Metadata of a trial ("facts"), by name:
 
 * method ("wall", "cupti", "cuda_events"), cache_state ("cold", "warm"), calls (in all, timed or not).
-* launch ("stream", "graph"), launch_reason (why it is no graph), graphs (of one call, replayed in turn).
+* launch ("stream", "graph"), launch_reason (why it is no graph).
 * spin_ns (delay kernel before each call), enqueue_ns (host time of a launch), lead_ns (from the end of the delay to the
   first operation), empty_pair_ns (two CUDA events with nothing between), fallback (why no better clock was used).
 * waits_inside, side_stream, operations_vary, lines_reset, streams, retaken (samples taken again behind a longer delay),
@@ -131,6 +131,5 @@ def join_facts(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for facts in trials for name in facts):
         found = [facts[name] for facts in trials if name in facts]
-        if name != "graphs" or found == [found[0]] * len(trials):  # left out unless all trials agree
-            joined[name] = int(median(found)) if name in MEDIANS else found[-1]
+        joined[name] = int(median(found)) if name in MEDIANS else found[-1]
     return joined

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch
 from flashinfer_bench.timing.gpu_queue import Preamble
@@ -30,8 +31,9 @@ SLOW_SHARE: Final = 4
 PROBE_NS: Final = 2_000_000
 """Least delay, beyond the host's time, behind which a call shows whether it waits for the GPU. It waits if the delay
 makes it slower on the host by more than half of that."""
-LOOKS: Final = 3
-"""Probes after the warm-up that all have to find that a call waits."""
+PROBES: Final = 2, 3
+"""Probes of the check, and after the warm-up, that all have to find that a call waits: first calls wait if the driver
+gives them memory, and the host may be held up."""
 QUEUE_HOLDS: Final = 900
 """A call of more operations may fill the device's queue: then the host waits for room, and not the call for the GPU."""
 DELAY_MARGIN: Final = 1.5
@@ -54,19 +56,12 @@ RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
 """A quick call that scatters gets at most EXTRA_SHARE times the wanted samples more, in EXTRA_S a set of inputs."""
-LINES_CALLS: Final = 5
-"""Calls of each kind in the first look for persisting lines: with and without a reset of them."""
-SECOND_LOOK: Final = 3
-"""The second look makes this many times the calls. It comes only if the first one suspects lines."""
+LINES_CALLS: Final = 5, 15
+"""Calls of each kind in a look for persisting lines, with and without a reset of them. The second look comes only if
+the first one suspects lines."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
 """A call leaves persisting lines if a reset of them slows it by more than both limits."""
-PLACED_GRAPHS: Final = 8
-BRANCHED_GRAPHS: Final = 16
-"""Graphs of one call that are replayed in turn, and of one whose operations overlap: the memory of a graph, and how its
-branches meet, change the time of its operations."""
-PLACED_NS: Final = 300_000
-"""A longer call has one graph: its memory matters little, and more graphs would hold much of it."""
 GAPS_SHARE: Final = 0.001
 """If no more of a call's GPU time lies between its operations, a graph could not shorten it."""
 WORK_SHARE: Final = 0.5
@@ -96,24 +91,12 @@ class Procedure:
     """The i-th call has set i % sets of the inputs, and each set has as many samples."""
     was_called: bool = False
     """The call was made before, on these inputs: a slow first call compiles nothing."""
-    exact: bool = False
-    """Take no more samples than are wanted, however widely they scatter."""
     fewest: int | None = None
-    """Samples from which on a call gets no more than `precision` needs; None to take all that are wanted."""
+    """Samples from which on a call gets no more than `precision` needs, and never more than are wanted. None to take
+    all that are wanted, and more if they scatter."""
     stops_early: bool = False
     """A call that is not quick stops once its median is known, also if the budget holds all samples. For trusted code:
     a slow call gets neither warm-up nor a look for persisting lines."""
-
-
-class Calls(NamedTuple):
-    """The calls that are timed."""
-
-    source: LaunchSource
-    mode: Literal["stream", "graph"]
-    reason: str = ""
-    """Why the mode is not "graph"."""
-    graphs: int = 1
-    """Graphs of one call that are replayed in turn."""
 
 
 def take_trial(
@@ -140,11 +123,6 @@ def take_trial(
     return take_trial(source, fallback, replace(procedure, budget_s=max(0.0, left_s)), now=now)
 
 
-def most_samples(iterations: int) -> int:
-    """Return the most samples of a trial, by the number wanted."""
-    return max(1, iterations) * (1 + EXTRA_SHARE)
-
-
 @dataclass
 class TrialInProgress:
     """A trial while it is taken, and what is known of its call so far."""
@@ -161,14 +139,15 @@ class TrialInProgress:
     overfills: bool = False
     """The call launches more than the device's queue holds: no delay can get the host ahead of the GPU."""
     per_call_s: float = 0.0
-    """Wall time of one sample."""
+    """Wall time of one of the latest calls."""
     compiled_s: float = 0.0
-    """Time of the first call beyond the second: it may have compiled kernels, which the budget does not pay for."""
-    retaken: int = 0
-    looked_at: Sample | None = None
-    """The sample that shows what the call launches."""
+    """Time by which the first call was slower than the second."""
     enqueue_ns: int = 0
-    """Host time of one call."""
+    """Host time of a launch."""
+    retaken: int = 0
+    """Samples that were taken again."""
+    looked_at: Sample | None = None
+    """Sample of a call by itself."""
 
     def run(self) -> Trial:
         """Take the trial."""
@@ -176,21 +155,17 @@ class TrialInProgress:
         latest = self.check()
         start += self.compiled_s
         if self.now() - start > procedure.budget_s:
-            calls = Calls(self.source, "stream", "the budget holds no more calls")
-            return Trial((latest,), "budget", self.facts(calls, []))
-        deadline = self.now() + procedure.budget_s / SLOW_SHARE - CHECKS * self.per_call_s
+            return Trial((latest,), "budget", self.facts("the budget holds no more calls", []))
         if not procedure.stops_early or self.per_call_s <= SPARED_S:
-            self.warm_up(deadline)
+            self.warm_up(self.now() + procedure.budget_s / SLOW_SHARE - CHECKS * self.per_call_s)
         elif self.waits_inside:
-            self.look_again()
-        calls = self.choose_calls()
+            self.probe(PROBES[1])
+        source, reason = self.choose_calls()
         try:
-            return self.sample(calls, start)
+            return self.sample(source, reason, start)
         except CaptureRefused as refused:  # of a later call, which does something else than the first
             self.size_delay()
-            return self.sample(Calls(self.source, "stream", str(refused)), start)
-
-    # Calls and their preamble
+            return self.sample(self.source, str(refused), start)
 
     def time_calls(
         self, count: int, *, source: LaunchSource | None = None, preambles: Sequence[Preamble] = ()
@@ -216,7 +191,7 @@ class TrialInProgress:
             samples: of the call, which show the host's time.
             enqueue_ns: the host's time for the replay of a graph; None for the call's.
         """
-        if samples and not (self.overfills and self.enqueue_ns):  # those samples hold the delay before them
+        if samples and not self.overfills:  # those samples hold the delay before them
             self.enqueue_ns = int(median(sample.enqueue_ns for sample in samples))
         host_ns = self.enqueue_ns if enqueue_ns is None else enqueue_ns
         wanted_ns = min(int(host_ns * DELAY_MARGIN) + DELAY_FLOOR_NS, DELAY_CEILING_NS)
@@ -233,66 +208,49 @@ class TrialInProgress:
         Returns:
             The sample that counts if the budget holds no more calls.
         """
-        procedure, fills_queue = self.procedure, self.clock.fills_queue
+        procedure, fills_queue, clock = self.procedure, self.clock.fills_queue, self.clock
         first_s: float | None = None
         if not procedure.was_called or not fills_queue:
             (self.looked_at,) = self.time_calls(1)
             first_s = self.per_call_s
             if not fills_queue and (procedure.was_called or first_s <= procedure.budget_s / 2):
                 return self.looked_at
-        (alone,) = self.time_calls(1, preambles=[Preamble(looks_aside=True)])
+        (alone,) = self.time_calls(1)
         self.looked_at, alone_s = alone, self.per_call_s
         self.compiled_s = max(0.0, first_s - alone_s) if first_s is not None else 0.0
         if not fills_queue or alone_s > procedure.budget_s:
             return alone
-        usual = alone
+        self.enqueue_ns, self.overfills = alone.enqueue_ns, (alone.operations or 0) > QUEUE_HOLDS
         if alone_s * SLOW_SHARE <= procedure.budget_s:
-            behind_delay = self._look_behind_delay(alone)
+            behind_delay = self.probe(PROBES[0])
+            if not self.waits_inside:  # else the host was held up in one of the two
+                self.enqueue_ns = min(self.enqueue_ns, behind_delay.enqueue_ns)
+            escaped = behind_delay.escaped
+            if alone.escaped and not clock.sees_operations:  # or the host was held up
+                escaped = self.time_calls(1, preambles=[Preamble()])[0].escaped
+            self.looked_at, self.preamble = replace(alone, escaped=escaped), Preamble(drains=escaped)
             self.per_call_s = min(alone_s, self.per_call_s)  # the delay of the probe is no part of a sample
-            if not self.waits_inside and behind_delay.enqueue_ns < usual.enqueue_ns:  # the host was held up
-                usual = replace(alone, enqueue_ns=behind_delay.enqueue_ns)
-        self.size_delay([usual])
+        self.size_delay()
         self.per_call_s += self.preamble.delay_ns / 1e9
         if procedure.stops_early and self.per_call_s <= REQUEST_S:
-            seen_ns = max(self.preamble.delay_ns, usual.enqueue_ns) + usual.span_ns + FLUSH_NS
+            seen_ns = max(self.preamble.delay_ns, self.enqueue_ns) + alone.span_ns + FLUSH_NS
             self.per_call_s = min(self.per_call_s, seen_ns / 1e9)
         return alone
 
-    def _look_behind_delay(self, alone: Sample) -> Sample:
-        """See whether a call waits for the GPU, and whether it uses streams that do not wait for the current one.
-
-        Args:
-            alone: the sample of a call without a delay.
+    def probe(self, tries: int) -> Sample:
+        """See whether a call waits for the GPU: each of some calls behind a delay that outlasts the host's time for it.
 
         Returns:
-            The sample of a call behind a delay.
+            The latest sample.
         """
-        behind_delay, is_slower = self._probe(alone.enqueue_ns)
-        if is_slower:  # it waits, or the host was held up: a second probe tells
-            _, is_slower = self._probe(alone.enqueue_ns)
-        self.overfills = (alone.operations or 0) > QUEUE_HOLDS
-        self.waits_inside = is_slower and not self.overfills
-        escaped = behind_delay.escaped
-        if alone.escaped and not self.clock.sees_operations:  # or the host was held up
-            (again,) = self.time_calls(1, preambles=[Preamble(looks_aside=True)])
-            escaped = again.escaped
-        self.looked_at = replace(alone, escaped=escaped)
-        self.preamble = Preamble(drains=escaped)
-        return behind_delay
-
-    def _probe(self, enqueue_ns: int) -> tuple[Sample, bool]:
-        """Make a call behind a delay that outlasts the host's time for it; tell also whether that made it slower."""
-        probe_ns = max(PROBE_NS, enqueue_ns)
-        (behind_delay,) = self.time_calls(1, preambles=[Preamble(probe_ns + enqueue_ns)])
-        return behind_delay, behind_delay.enqueue_ns - enqueue_ns > probe_ns // 2
-
-    def look_again(self) -> None:
-        """See whether a call still waits for the GPU: first calls wait if the driver gives them memory."""
-        for _ in range(LOOKS):
-            _, self.waits_inside = self._probe(self.enqueue_ns)
-            if not self.waits_inside:
-                break
-        self.size_delay()
+        probe_ns = max(PROBE_NS, self.enqueue_ns)
+        while True:
+            (behind_delay,) = self.time_calls(1, preambles=[Preamble(probe_ns + self.enqueue_ns)])
+            self.waits_inside = behind_delay.enqueue_ns - self.enqueue_ns > probe_ns // 2 and not self.overfills
+            tries -= 1
+            if not tries or not self.waits_inside:
+                self.size_delay()
+                return behind_delay
 
     # Warm-up
 
@@ -313,23 +271,24 @@ class TrialInProgress:
             if self.clock.fills_queue:
                 self.size_delay(samples)
         if self.waits_inside:
-            self.look_again()
+            self.probe(PROBES[1])
         if not looked:
             self.check_lines(deadline)
 
     def check_lines(self, deadline: float) -> list[Sample]:
         """Find out whether the call leaves persisting lines in the L2, which no flush evicts; if so, have them reset.
 
-        Both kinds of samples wait for an idle device, as a reset has to: they differ by the reset alone. A second look
-        follows a suspicion, if there is time for it.
+        Both kinds of samples wait for an idle device, as a reset has to: they differ by the reset alone.
 
         Returns:
             The samples of its calls; none if there is no time for a look.
         """
         made: list[Sample] = []
+        kinds = replace(self.preamble, waits_first=True), replace(self.preamble, resets_lines=True)
 
         def is_slower(count: int) -> bool:
-            kinds = replace(self.preamble, waits_first=True), replace(self.preamble, resets_lines=True)
+            if self.now() + 2 * count * self.per_call_s >= deadline:
+                return bool(made)  # no time for a second look: the first one counts
             before_s = self.per_call_s
             samples = self.time_calls(2 * count, preambles=[kind for kind in kinds for _ in range(count)])
             self.per_call_s = min(before_s, self.per_call_s)
@@ -339,90 +298,75 @@ class TrialInProgress:
             slows = median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS
             return slows and quantile(reset, 0.25) > quantile(kept, 0.75)
 
-        first, second = LINES_CALLS, LINES_CALLS * SECOND_LOOK
-        has_l2 = self.clock.fills_queue and self.clock.cache_state == "cold"
-        if not has_l2 or self.now() + 2 * first * self.per_call_s >= deadline or not is_slower(first):
-            return made
-        if self.now() + 2 * second * self.per_call_s >= deadline or is_slower(second):
+        if self.clock.fills_queue and self.clock.cache_state == "cold" and all(map(is_slower, LINES_CALLS)):
             self.preamble = replace(self.preamble, resets_lines=True)
         return made
 
     # Launch source
 
-    def choose_calls(self) -> Calls:
-        """Return the calls to be timed: replays of graphs if they are wanted and can be trusted, else the calls."""
-        refusal = self._why_no_graph()
-        if refusal is not None:
-            return Calls(self.source, "stream", refusal)
-        assert self.looked_at is not None
-        eager, replays, start, known_s = self.looked_at, self.clock.replays(self.source), self.now(), self.per_call_s
+    def choose_calls(self) -> tuple[LaunchSource, str]:
+        """Return the calls to be timed: replays of graphs, or the calls and why no graph is used."""
+        eager, reason = self.looked_at, self._why_no_graph()
+        if reason or eager is None:
+            return self.source, reason
+        replays, start, known_s = self.clock.replays(self.source), self.now(), self.per_call_s
         others: list[Sample] = []
         try:
             (first,) = self.time_calls(1, source=replays)
-            if first.launched == eager.launched and first.work_ns < WORK_SHARE * eager.work_ns:
+            if first.launched == eager.launched and does_less(first, eager.work_ns):
                 (eager,) = self.time_calls(1)  # the GPU may have been slow then
-            if first.launched != eager.launched or first.work_ns < WORK_SHARE * eager.work_ns:
-                return Calls(self.source, "stream", OTHER if first.launched != eager.launched else LESS)
-            each_s = max(self.now() - start, known_s)
-            graphs, is_one_call = self._count_graphs(first)
-            has_time = each_s * (graphs or 0) * SLOW_SHARE <= self.procedure.budget_s
-            if is_one_call:
-                graphs = graphs if has_time else 1
-                replays = self.clock.replays(self.source, graphs or 1)
-            elif graphs is None or not has_time:  # each call is captured before it is timed
-                known_s, graphs = each_s, 0
-            if graphs and (graphs > 1 or not is_one_call):  # the first replay of a graph is slower than later ones
-                others = self.time_calls(graphs, source=replays)
+            each_s, fresh = max(self.now() - start, known_s), self.clock.fresh_graphs
+            if first.launched == eager.launched and not does_less(first, eager.work_ns):
+                if fresh is None:  # this takes longer if each call is captured before it is timed
+                    others = self.time_calls(1, source=replays)
+                    known_s = self.per_call_s
+                elif fresh * each_s * SLOW_SHARE > self.procedure.budget_s:
+                    known_s = each_s
+                elif fresh:  # the first replay of a graph is slower than later ones
+                    others = self.time_calls(fresh, source=replays)
         except CaptureRefused as refused:
-            return Calls(self.source, "stream", str(refused))
+            return self.source, str(refused)
         finally:
             self.per_call_s = known_s
-        if any(sample.launched != first.launched for sample in others):
-            return Calls(self.source, "stream", OTHER)
-        if others and median(one.work_ns for one in others) < WORK_SHARE * first.work_ns:  # content may change the work
-            return Calls(self.source, "stream", LESS)
+        if any(one.launched != eager.launched for one in (first, *others)):
+            return self.source, OTHER
+        # The content of a call may change its work, so the middle one of the others counts.
+        if does_less(first, eager.work_ns) or (others and median(map(work_of, others)) < WORK_SHARE * first.work_ns):
+            return self.source, LESS
         self.size_delay(enqueue_ns=first.enqueue_ns)
-        return Calls(replays, "graph", graphs=graphs or 1 if is_one_call else 1)
+        return replays, ""
 
-    def _count_graphs(self, first: Sample) -> tuple[int | None, bool]:
-        """Return how many graphs samples replay in turn that were not replayed yet, and whether all are of one call.
-
-        None if each call has a graph of its own.
-        """
-        if self.clock.fresh_graphs is not None or self.source(self.calls) != self.source(self.calls + 1):
-            return self.clock.fresh_graphs, False
-        graphs = min(BRANCHED_GRAPHS if first.overlaps else PLACED_GRAPHS, self.procedure.iterations)
-        return graphs if first.span_ns <= PLACED_NS else 1, True
-
-    def _why_no_graph(self) -> str | None:
-        """Return why no graph is tried; None to try."""
-        call = self.looked_at
-        if not self.procedure.cuda_graphs:
-            return "graphs are off"
-        if self.per_call_s * CHECKS * SLOW_SHARE > self.procedure.budget_s:
-            return "a call as slow as this gains nothing by a graph"
-        if not self.clock.sees_operations:
-            return "only CUPTI can tell whether a replay launches what the call does"
-        if call is None or (call.operations or 0) < 2:
-            return "a single operation needs no graph"
-        if self.waits_inside:
-            return "the call waits for the GPU inside"
-        if call.span_ns - (call.busy_ns or 0) <= GAPS_SHARE * call.span_ns and not call.overlaps:
-            return "its operations follow one another without gaps that a graph could close"
-        return "the call uses a stream that does not wait for the current one" if call.escaped else None
+    def _why_no_graph(self) -> str:
+        """Return why no graph is tried; nothing to try."""
+        call, operations = self.looked_at, 0 if self.looked_at is None else self.looked_at.operations or 0
+        gaps_ns = 0 if call is None else call.span_ns - (call.busy_ns or 0)
+        reasons = {
+            "graphs are off": not self.procedure.cuda_graphs,
+            "a call as slow as this gains nothing by a graph": self.per_call_s * CHECKS * SLOW_SHARE
+            > self.procedure.budget_s,
+            "only CUPTI can tell whether a replay launches what the call does": not self.clock.sees_operations,
+            "a single operation needs no graph": operations < 2,
+            "the call waits for the GPU inside": self.waits_inside,
+            "its operations follow one another without gaps that a graph could close": call is not None
+            and gaps_ns <= GAPS_SHARE * call.span_ns
+            and not call.overlaps,
+            "the call uses a stream that does not wait for the current one": call is not None and call.escaped,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     # Samples
 
-    def sample(self, calls: Calls, start: float) -> Trial:
+    def sample(self, source: LaunchSource, reason: str, start: float) -> Trial:
         """Take samples until the stopping rule says why to stop.
 
         Args:
-            calls: that are timed.
+            source: gives the launches that are timed.
+            reason: why these are no graphs.
             start: when the trial's budget began.
         """
         procedure, begin = self.procedure, self.now()
         extra = 0  # a call that waits, or whose operations the clock does not see, gets no more than the count
-        if self.clock.sees_operations and not procedure.exact and not self.waits_inside and self.per_call_s:
+        if self.clock.sees_operations and procedure.fewest is None and not self.waits_inside and self.per_call_s:
             in_time = int(procedure.sets * EXTRA_S / self.per_call_s)
             extra = min(EXTRA_SHARE * procedure.iterations, in_time)
         rule = StoppingRule(
@@ -436,13 +380,11 @@ class TrialInProgress:
         )
         samples: list[Sample] = []
         while True:
-            spent_s, per_call_s = self.now() - begin, self.per_call_s
-            seen = Trial(tuple(samples), "count")
-            stop = rule.reason_to_stop(seen.spans_ns, seen.busy_ns, spent_s=spent_s, per_call_s=per_call_s)
-            if stop is not None:
-                return replace(seen, stop=stop, facts=self.facts(calls, samples))
-            count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=per_call_s)
-            samples += self.take_batch(calls.source, count, first=len(samples), deadline=begin + rule.budget_s)
+            seen, spent_s = Trial(tuple(samples), "count"), self.now() - begin
+            more = rule.next_batch(seen.spans_ns, seen.busy_ns, spent_s=spent_s, per_call_s=self.per_call_s)
+            if isinstance(more, str):
+                return replace(seen, stop=more, facts=self.facts(reason, samples))
+            samples += self.take_batch(source, more, first=len(samples), deadline=begin + rule.budget_s)
 
     def take_batch(self, source: LaunchSource, count: int, *, deadline: float, first: int = 0) -> list[Sample]:
         """Take samples; if too many are late, take them again behind a longer delay.
@@ -453,35 +395,34 @@ class TrialInProgress:
             deadline: late samples are kept if taking others would last until after it.
             first: samples that there are: the sets of inputs go on by turns.
         """
-
-        def take() -> list[Sample]:
+        retakes = 0
+        while True:
             skipped = (first - self.calls) % self.procedure.sets
-            return self.time_calls(count, source=lambda index: source(index + skipped))
-
-        samples = take()
-        for _ in range(RETAKES):
-            delay_ns = self.preamble.delay_ns
-            longer_ns = min(delay_ns * 2, DELAY_CEILING_NS)
-            again_s = count * (self.per_call_s + (longer_ns - delay_ns) / 1e9)
+            samples = self.time_calls(count, source=partial(_skipping, source, skipped))
+            longer_ns = min(self.preamble.delay_ns * 2, DELAY_CEILING_NS)
+            again_s = count * (self.per_call_s + (longer_ns - self.preamble.delay_ns) / 1e9)
             too_late = sum(sample.late for sample in samples) > LATE_SHARE * count and not self.overfills
-            if not too_late or longer_ns == delay_ns or self.now() + again_s > deadline:
-                break
+            has_time = longer_ns > self.preamble.delay_ns and self.now() + again_s <= deadline
+            if not too_late or not has_time or retakes == RETAKES:
+                return samples
             self.preamble = replace(self.preamble, delay_ns=longer_ns)
-            self.retaken += count
-            samples = take()
-        return samples
+            retakes, self.retaken = retakes + 1, self.retaken + count
 
-    # Metadata
+    def facts(self, reason: str, samples: Sequence[Sample]) -> Facts:
+        """Return how the samples came about; facts that do not hold are left out.
 
-    def facts(self, calls: Calls, samples: Sequence[Sample]) -> Facts:
-        """Return how the samples came about; facts that do not hold are left out."""
+        Args:
+            reason: why the calls are no replays of graphs; nothing if they are.
+            samples: that count.
+        """
         facts: Facts = {"method": self.clock.method, "cache_state": self.clock.cache_state, "calls": self.calls}
         if self.clock.fills_queue:
-            facts |= {"launch": calls.mode, "spin_ns": self.preamble.delay_ns, "enqueue_ns": self.enqueue_ns}
+            facts |= {"launch": "stream" if reason else "graph", "spin_ns": self.preamble.delay_ns}
+            facts |= {"enqueue_ns": self.enqueue_ns}
         seen = [*samples, *([] if self.looked_at is None else [self.looked_at])]
         streams, sets = max((sample.streams for sample in seen), default=0), self.procedure.sets
-        holding = {
-            "launch_reason": calls.reason if self.clock.fills_queue else "",
+        holding: dict[str, Any] = {
+            "launch_reason": reason if self.clock.fills_queue else "",
             "waits_inside": self.waits_inside,
             "side_stream": self.preamble.drains,
             "lines_reset": self.preamble.resets_lines,
@@ -489,9 +430,12 @@ class TrialInProgress:
             "extra_samples": max(0, len(samples) - self.procedure.iterations),
             "operations_vary": any(len({one.launched for one in samples[at::sets]}) > 1 for at in range(sets)),
             "streams": streams if streams > 1 else 0,
-            "graphs": calls.graphs if calls.graphs > 1 else 0,
         }
         return {**facts, **{name: value for name, value in holding.items() if value}, **self.clock.facts()}
+
+
+def _skipping(source: LaunchSource, skipped: int, index: int) -> Launch:
+    return source(index + skipped)
 
 
 def rest_ns(call: Sample | None) -> int:
@@ -499,3 +443,13 @@ def rest_ns(call: Sample | None) -> int:
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
     least_ns, most_ns = REST_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)
+
+
+def work_of(sample: Sample) -> int:
+    """Return the sum of the times of a call's operations."""
+    return sample.work_ns
+
+
+def does_less(replay: Sample, work_ns: int) -> bool:
+    """Tell whether a replay does too little to stand for a call of this much work."""
+    return replay.work_ns < WORK_SHARE * work_ns

@@ -19,9 +19,9 @@ from flashinfer_bench.timing.statistics import (
     BATCH,
     FEWEST_BATCHES,
     STEP_NS,
+    Middle,
     count_together,
     half_width,
-    relative_half_width,
     trimmed_mean,
 )
 
@@ -29,8 +29,8 @@ SLOW_BATCH: Final = 3
 """Samples of a call too slow for the budget that are taken before the rule looks again."""
 FEW_SHARE: Final = 0.5
 """Share of the precision that half the interval of fewer than nine long samples must reach: few agree by chance."""
-EXTRA_BATCH: Final = 1 / 3
-"""Share of the wanted samples that are taken at once beyond them."""
+EXTRA_SHARE: Final = 3
+"""Of the wanted samples, one in this many is taken at once beyond them."""
 QUICK_S: Final = 0.002
 """A call whose sample takes at most this is quick: all its samples are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
@@ -56,10 +56,10 @@ class StoppingRule:
     fewest: int | None = None
     """Samples from which on a quick call stops at its precision; None if it gets all."""
 
-    def reason_to_stop(
+    def next_batch(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
-    ) -> Stop | None:
-        """Return why to stop; None to go on.
+    ) -> int | Stop:
+        """Return how many samples to take before looking again, or why to stop.
 
         Args:
             spans_ns: samples so far, in order.
@@ -67,50 +67,37 @@ class StoppingRule:
             spent_s: wall time of the trial so far, warm-up included.
             per_call_s: wall time of one sample.
         """
-        taken = len(spans_ns)
-        if taken >= self.iterations:
-            batch_s = self.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s) * per_call_s
-            if taken >= self.iterations + self.extra or spent_s + batch_s > self.budget_s:
-                return "count"
-            halves = [half for half, _ in _half_widths(spans_ns, busy_ns, self.method)]
-            if None in halves or self._is_known(spans_ns, busy_ns):
-                return "precision" if taken > self.iterations and None not in halves else "count"
-            return None
-        if self.fewest is not None and taken >= self.fewest and self._is_known(spans_ns, busy_ns):
-            return "precision"
-        if not taken or self._fits(taken, spent_s, per_call_s):
-            return None
-        share = relative_half_width(
-            spans_ns, batch=count_together(spans_ns, self.method) if self.stops_early else BATCH
-        )
-        needed = self.precision * (FEW_SHARE if taken < FEWEST_BATCHES * BATCH else 1.0)
-        if share is not None and share <= needed:
-            return "precision"
-        return "budget" if spent_s + per_call_s > self.budget_s else None
-
-    def next_batch(self, taken: int, *, spent_s: float, per_call_s: float) -> int:
-        """Return how many samples to take before looking again."""
-        if taken >= self.iterations:
-            return min(max(BATCH, round(EXTRA_BATCH * self.iterations)), self.iterations + self.extra - taken)
-        wanted, left_s = self.iterations - taken, self.budget_s - spent_s
+        taken, left_s = len(spans_ns), self.budget_s - spent_s
+        wanted = self.iterations - taken
+        if wanted <= 0:
+            is_known, more = self._is_known(spans_ns, busy_ns), max(BATCH, round(self.iterations / EXTRA_SHARE))
+            more = min(more, wanted + self.extra)
+            if is_known and wanted < 0:
+                return "precision"
+            return more if more > 0 and more * per_call_s <= left_s and is_known is False else "count"
+        all_fit = wanted * per_call_s <= left_s and not (self.stops_early and per_call_s > QUICK_S)
         if self.fewest is not None:
+            if taken >= self.fewest and self._is_known(spans_ns, busy_ns):
+                return "precision"
             wanted = min(wanted, self.fewest - taken if taken < self.fewest else self.fewest // 2)
-        if not self._fits(taken, spent_s, per_call_s):
-            return max(1, min(wanted, SLOW_BATCH, int(left_s / per_call_s) if left_s > 0 else 1))
-        if per_call_s <= QUICK_S:
-            return wanted
-        return min(wanted, max(SLOW_BATCH, int(left_s * BATCH_SHARE / per_call_s)))
+        if all_fit:
+            at_once = wanted if per_call_s <= QUICK_S else int(left_s * BATCH_SHARE / per_call_s)
+            return min(wanted, max(SLOW_BATCH, at_once))
+        if taken:
+            half_ns = half_width(spans_ns, batch=count_together(spans_ns, self.method) if self.stops_early else BATCH)
+            needed = self.precision * (FEW_SHARE if taken < FEWEST_BATCHES * BATCH else 1.0)
+            if half_ns is not None and half_ns <= needed * median(spans_ns):
+                return "precision"
+            if per_call_s > left_s:
+                return "budget"
+        return max(1, min(wanted, SLOW_BATCH, int(max(left_s, 0.0) / per_call_s)))
 
-    def _is_known(self, spans_ns: Sequence[int], busy_ns: Sequence[int]) -> bool:
-        """Tell whether the median GPU time, and the mean busy time, are known to the precision."""
-        return all(
-            half_ns is not None and half_ns <= max(self.precision * time_ns, STEP_NS / 2)
-            for half_ns, time_ns in _half_widths(spans_ns, busy_ns, self.method)
-        )
-
-    def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
-        fits = spent_s + (self.iterations - taken) * per_call_s <= self.budget_s
-        return fits and not (self.stops_early and per_call_s > QUICK_S)
+    def _is_known(self, spans_ns: Sequence[int], busy_ns: Sequence[int]) -> bool | None:
+        """Tell whether the median GPU time, and the mean busy time, are known to the precision; None for too few."""
+        widths = half_widths(spans_ns, busy_ns, self.method)
+        if any(half_ns is None for half_ns, _ in widths):
+            return None
+        return all((half_ns or 0.0) <= max(self.precision * time_ns, STEP_NS / 2) for half_ns, time_ns in widths)
 
 
 def reached_precision(trials: Sequence[Trial]) -> float | None:
@@ -119,7 +106,7 @@ def reached_precision(trials: Sequence[Trial]) -> float | None:
     None if no trial tells. Trials that do not tell count as known like the others.
     """
     found: list[float] = []
-    widths = [_half_widths(trial.spans_ns, trial.busy_ns, trial.facts.get("method", WALL)) for trial in trials]
+    widths = [half_widths(trial.spans_ns, trial.busy_ns, trial.facts.get("method", WALL)) for trial in trials]
     for kind in zip(*widths, strict=False):
         known = [half_ns / time_ns for half_ns, time_ns in kind if half_ns is not None and time_ns > 0]
         if known:
@@ -127,14 +114,8 @@ def reached_precision(trials: Sequence[Trial]) -> float | None:
     return max(found, default=None)
 
 
-def _half_widths(spans_ns: Sequence[int], busy_ns: Sequence[int], method: object) -> list[tuple[float | None, float]]:
-    """Return half the interval and the middle of the GPU times, and of the busy times if there are any.
-
-    A middle of 0 has no interval.
-    """
+def half_widths(spans_ns: Sequence[int], busy_ns: Sequence[int], method: object) -> list[tuple[float | None, float]]:
+    """Return half the interval and the middle of the GPU times, and of the busy times if there are any."""
     batch = count_together(spans_ns, method)
-    series = [(spans_ns, median)] + ([(busy_ns, trimmed_mean)] if busy_ns else [])
-    return [
-        (half_width(values, middle, batch=batch) if middle(values) > 0 else None, middle(values))
-        for values, middle in series
-    ]
+    kinds: list[tuple[Sequence[int], Middle]] = [(spans_ns, median), (busy_ns, trimmed_mean)]
+    return [(half_width(values, middle, batch=batch), middle(values)) for values, middle in kinds if values]

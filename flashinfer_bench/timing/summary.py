@@ -14,12 +14,10 @@ from flashinfer_bench.timing.between_workers import default_spread, is_noisy
 from flashinfer_bench.timing.flags import find_flags
 from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import WALL, Measured, Stop, Trial, join_facts, latency_ns
-from flashinfer_bench.timing.statistics import count_together, summarise_trials, trimmed_mean
+from flashinfer_bench.timing.statistics import count_together, describe, interval_of_trials, trimmed_mean
 
 STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")
 """Reasons to stop, the most welcome first."""
-STATISTICS: Final = ("mean", "std", "min", "q25", "median", "q75", "max")
-"""Fields of a Summary that a record has, in milliseconds."""
 STATES: Final = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "other_processes")
 
 
@@ -41,16 +39,18 @@ def summarise(
         keep_samples: put every sample into the record.
     """
     latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
-    medians_ms = [median(values) / 1e6 for values in latencies_ns]
-    latency_ms, samples = fmean(medians_ms), [sample for trial in trials for sample in trial.samples]
+    medians_ms, samples = (
+        [median(own) / 1e6 for own in latencies_ns],
+        [one for trial in trials for one in trial.samples],
+    )
     record = join_facts([trial.facts for trial in trials])
-    method = record.get("method", WALL)
-    found = summarise_trials(latencies_ns, count_together([sample.span_ns for sample in samples], method))
+    method, latency_ms = record.get("method", WALL), fmean(medians_ms)
+    interval = interval_of_trials(latencies_ns, count_together([sample.span_ns for sample in samples], method))
     stop = max((trial.stop for trial in trials), key=STOPS.index)
-    record |= {"trials": len(trials), "samples": found.count, "stop": stop}
-    record |= {f"{name}_ms": _ms(getattr(found, name)) for name in STATISTICS}
-    if found.interval is not None:
-        record["interval95_ms"] = [_ms(bound) for bound in found.interval]
+    record |= {"trials": len(trials), "samples": len(samples), "stop": stop}
+    record |= {f"{name}_ms": _ms(value) for name, value in describe(latencies_ns).items()}
+    if interval is not None:
+        record["interval95_ms"] = [_ms(bound) for bound in interval]
     counts = [sample.operations for sample in samples if sample.operations is not None]
     busy_ns = [trial.busy_ns for trial in trials if trial.busy_ns]
     if counts and busy_ns:
@@ -58,8 +58,7 @@ def summarise(
         record["operations"] = int(median(counts))
     if late := sum(sample.late for sample in samples):
         record["late"] = late
-    spread = default_spread("cpu" if record.get("method") == WALL else "cuda")
-    noisy = is_noisy(latency_ms * 1e6, found.interval, spread)
+    noisy = is_noisy(latency_ms * 1e6, interval, default_spread("cpu" if method == WALL else "cuda"))
     if flags := find_flags(trials, is_noisy=noisy, before=before, after=after):
         record["flags"] = flags
     if before is not None and after is not None:

@@ -11,11 +11,11 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.along import Along
-from flashinfer_bench.bench.runner.workers.timed.bounds import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteTrial
 from flashinfer_bench.timing.measurement import Sample
+from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.protocol import ClockTraits, answer_readings
 
 NEVER_BASE = -1
@@ -50,8 +50,8 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
             check(inputs, now)
 
     reader = Reader(places, contents, changes.get("wanted", 2), check_all, chance=random.Random(1))
-    asked = ReadingsAsked(changes.get("device_type", "cpu"))
-    return RemoteTrial(places, contents, reader, asked, changes.get("has_setup", False))
+    timing = TimingSettings() if changes.get("device_type") == "cuda" else None
+    return RemoteTrial(places, contents, reader, timing, changes.get("has_setup", False))
 
 
 def run_calls(trial, indices, function=lambda x: x * 2):

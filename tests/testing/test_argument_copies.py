@@ -52,11 +52,6 @@ def test_between_two_uses_of_a_copy_the_others_fill_the_cache_three_times():
         assert len(rotated(torch.empty(size, dtype=torch.uint8), l2_bytes=1000)) == sets
 
 
-def test_bytes_that_are_read_twice_count_once():
-    base = torch.zeros(4, 6)
-    assert len(rotated(base[:, :2], base, base[2:], base.expand(9, 4, 6), l2_bytes=10 * base.nbytes)) == 31
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cpu
 USUAL = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
 DELAY = Preamble(delay_ns=20_000)
 BY_CUPTI = ["flush", "spin", "read", "call", "read"]
-BY_EVENTS = ["flush", "spin", "record", "read", "call", "read", "record", "query", "synchronize"]
+BY_EVENTS = ["flush", "spin", "record", "read", "call", "read", "record", "query", "read", "synchronize", "read"]
 AWAY = ["put away"]
 
 

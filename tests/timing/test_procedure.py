@@ -13,7 +13,6 @@ from flashinfer_bench.timing.clocks import CaptureRefused, WallClock
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.procedure import Procedure, rest_ns, take_trial
 from flashinfer_bench.timing.summary import summarise
-from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_gpu import LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
@@ -178,7 +177,6 @@ def test_a_look_aside_that_was_held_up_is_repeated(gpu):
 
     gpu.synchronize = synchronize
     assert "side_stream" not in take(gpu, gpu.call(), clock=clock).facts
-    assert [at for at, preamble in enumerate(gpu.preambles) if preamble.looks_aside] == [11, 13]
 
 
 # Lost records
@@ -211,9 +209,9 @@ def scattered(gpu, index, lengths=(1_120, 1_312), **traits):
 
 COUNTS = {
     "scattered": (scattered, Procedure(10, 10, 10.0), lambda count: count == 110),
-    "exact": (scattered, replace(USUAL, exact=True), lambda count: count == 50),
+    "exact": (scattered, replace(USUAL, fewest=50), lambda count: count == 50),
     "waits": (partial(scattered, waits=True), USUAL, lambda count: count == 50),
-    "auto": (lambda gpu, _: gpu.call(), replace(USUAL, fewest=20, exact=True), lambda count: count == 20),
+    "auto": (lambda gpu, _: gpu.call(), replace(USUAL, fewest=20), lambda count: count == 20),
 }
 
 
@@ -335,62 +333,15 @@ def refuse(_launch):
     raise CaptureRefused("the call cannot be captured: it reads a result back")
 
 
-def branched(gpu, left_ns=10_000):
-    """Return a call whose two operations run side by side once a graph holds them, its capture, and the graphs."""
-    made = []
-
-    def launch():
-        gpu.log.append("call")
-        gpu.kernel("left", left_ns)
-        gpu.kernel("right", 8_000)
-
-    def capture(_call):
-        made.append(later_ns := 1_000 * len(made))  # each graph places its branches otherwise
-
-        def replay():
-            gpu.log.append("replay")
-            gpu.now_ns += 2_000
-            gpu.launches += 1
-            start_ns = max(gpu.now_ns, gpu.free_ns) + 1_000
-            gpu.done.append(Operation("left", start_ns, start_ns + left_ns, gpu.launches))
-            gpu.done.append(Operation("right", start_ns + later_ns, start_ns + later_ns + 8_000, gpu.launches))
-            gpu.free_ns = start_ns + max(left_ns, later_ns + 8_000)
-
-        return replay
-
-    return launch, capture, made
-
-
-def test_several_operations_are_timed_as_replays_of_graphs_in_turn(gpu):
+def test_several_operations_are_timed_as_replays_of_a_graph(gpu):
     released = []
     trial = take(gpu, gpu.call(operations=3, host_ns=400_000), release=lambda: released.append(len(gpu.log)))
-    assert (trial.facts["launch"], trial.facts["graphs"], "launch_reason" in trial.facts) == ("graph", 8, False)
+    assert (trial.facts["launch"], "launch_reason" in trial.facts) == ("graph", False)
     assert {(one.operations, one.busy_ns, one.span_ns, one.late) for one in trial.samples} == {
         (3, 30_000, 31_000, False)
     }
-    assert gpu.log.count("replay") == 1 + 8 + 50  # those that are looked at, then the samples
+    assert gpu.log.count("replay") == 2 + 50  # those that are looked at, then the samples
     assert len(released) == 1
-
-
-@pytest.mark.parametrize(
-    ("traits", "procedure", "graphs", "captures"),
-    [
-        ({}, USUAL, 16, 16),
-        ({}, Procedure(10, 1, 10.0), None, 1),
-        ({"left_ns": 300_001}, USUAL, None, 1),
-    ],
-    ids=[
-        "branches",
-        "one sample",
-        "long",
-    ],
-)
-def test_branches_are_timed_over_many_graphs_if_there_is_time(gpu, traits, procedure, graphs, captures):
-    launch, capture, made = branched(gpu, **traits)
-    trial = take(gpu, launch, procedure, capture=capture)
-    assert (trial.facts["launch"], trial.facts.get("graphs"), len(made)) == ("graph", graphs, captures)
-    spans = trial.spans_ns[: captures * 2]
-    assert spans[:captures] == (spans[captures:] or spans)[:captures]  # by turns
 
 
 def slow_at_first(gpu):

@@ -7,8 +7,8 @@ It ends with the host, or when it was idle for two minutes. The first sessions i
 start of their workers; later ones find it imported.
 
 A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
-its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host closes its end of that socket,
-the session is killed, or not forked at all.
+its output, and a socket on which the server reports {"pid"}, then {"exit"}. If the host has closed its end of that
+socket by then, nothing is forked.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "
 """Variables that begin with one of these count when libraries are loaded: sessions that differ in them are forked from
 different servers."""
 STDERR_TAIL_BYTES: Final = 4096
-FORK_LIMIT_S: Final = 0.2
-"""Seconds in which a server forks a session, or kills one. A server that is silent for longer is still importing: it
-will fork nothing for a session whose channel is closed."""
 FORCE_LIMIT_S: Final = 30.0
 """Seconds that a killed session may take to be gone."""
 IDLE_S: Final = 120.0
@@ -146,12 +143,10 @@ class LaunchedSession:
         self.wait(0)
         return self._pid
 
-    def wait(self, limit_s: float, *, for_pid: bool = False) -> bool:
-        """Wait until it has ended, or until its process is known; return whether it has ended."""
+    def wait(self, limit_s: float) -> bool:
+        """Wait until it has ended; return whether it has."""
         deadline = time.monotonic() + limit_s
-        while not self._has_ended and not (for_pid and self._pid is not None):
-            if not wait([self._reports], max(0.0, deadline - time.monotonic())):
-                break
+        while not self._has_ended and wait([self._reports], max(0.0, deadline - time.monotonic())):
             try:
                 self._reader.pump()
             except WireClosed:  # its server is gone, or has forked nothing: there is no session
@@ -163,15 +158,14 @@ class LaunchedSession:
         return self._has_ended
 
     def kill(self) -> None:
-        """Kill it, and wait until it is gone. One that is not forked yet never will be; its server goes on."""
-        with suppress(OSError):
-            self._reports.shutdown(socket.SHUT_WR)  # the server kills what it has forked for this, now or later
-        self.wait(FORK_LIMIT_S, for_pid=True)
-        if self._pid is None or self.wait(FORK_LIMIT_S):
-            return
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)  # its server is stopped
-        self.wait(FORCE_LIMIT_S)
+        """Kill it, and wait until it is gone. One that is not forked yet never will be."""
+        if self.pid is None:
+            with suppress(OSError):
+                self._reports.shutdown(socket.SHUT_WR)
+        elif not self._has_ended:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid or 0, signal.SIGKILL)
+            self.wait(FORCE_LIMIT_S)
 
     def close(self) -> None:
         """Give up the channel to its server."""
@@ -253,8 +247,6 @@ class ForkServer:
         self._has_forked = False
         self._sessions: dict[int, socket.socket] = {}
         """Session's process → where it is reported."""
-        self._killed: set[int] = set()
-        """Sessions whose host has closed its end, and that have not been reaped."""
         self._woken, self._wake = os.pipe()
 
     def run(self) -> None:
@@ -264,19 +256,14 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while True:
-            watched = {control.fileno(): pid for pid, control in self._sessions.items() if pid not in self._killed}
-            limit_s = None if self._sessions else IDLE_S
-            readable, _, _ = select.select([self._host.fileno(), self._woken, *watched], [], [], limit_s)
+            host = self._host.fileno()
+            readable, _, _ = select.select([host, self._woken], [], [], None if self._sessions else IDLE_S)
             if not readable:
                 return
             with suppress(BlockingIOError):
                 os.read(self._woken, 1 << 12)
-            for pid in [watched[one] for one in readable if one in watched]:
-                with suppress(ProcessLookupError):  # it is not reaped yet, so that the id is its own
-                    os.kill(pid, signal.SIGKILL)
-                self._killed.add(pid)
             self._reap()
-            if self._host.fileno() in readable:
+            if host in readable:
                 try:
                     self._reader.pump()
                 except WireClosed:
@@ -311,7 +298,6 @@ class ForkServer:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
                 self._report(pid, {"exit": code})
                 self._sessions.pop(pid).close()
-                self._killed.discard(pid)
                 os.waitpid(pid, 0)
 
     def _report(self, pid: int, message: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def begin(tmp_path, monkeypatch):
         os.close(writing)
         opened.extend([ours, output, session])
         if waits:
-            session.wait(60, for_pid=True)
+            assert not wait_until_gone(lambda: session.pid is None)
         return session, ours, output, reading
 
     begin.server = server.child
@@ -90,13 +90,11 @@ def test_a_session_has_the_surroundings_of_its_request_and_its_end_is_reported(b
     assert read_tail(printed) == f"b {tmp_path} True"
 
 
-@pytest.mark.parametrize("way", ["killed", "closed", "server gone"])
+@pytest.mark.parametrize("way", ["killed", "server gone"])
 def test_a_session_ends_that_nobody_wants_and_its_lifeline_with_it(begin, way):
     session, _, _, lifeline = begin(waits=True)
     pid = session.pid
-    if way == "closed":
-        session.close()
-    elif way == "killed":
+    if way == "killed":
         session.kill()
         assert (session.code, is_alive(pid)) == (-signal.SIGKILL, False)
         session.kill()  # of no consequence

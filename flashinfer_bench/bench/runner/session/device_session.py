@@ -404,7 +404,6 @@ class DeviceSession:
             self._import(job, kernel)
         kernel.calling_style = self._styles[digest]
         self._give_arena(worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
-        kernel.expect(baseline.inputs)
         self._say(job, "solution")
         if self._device.type == "cuda":
             self.on_loaded()

@@ -5,15 +5,12 @@ Values that evaluators leave in it become values that JSON has (`to_json_value`)
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import enum
-import pathlib
-import uuid
-from collections.abc import Mapping, Sequence, ValuesView
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields, is_dataclass
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
+
+from pydantic_core import to_jsonable_python
 
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
@@ -25,15 +22,10 @@ MAX_LOG: Final = 16_384
 PRINTED: Final = "printed_bytes"
 """The note of how many bytes a solution printed in its calls."""
 OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
-DEEPEST: Final = 50
-"""Levels of a tree."""
 MOST_VALUES: Final = 100_000
-"""Values in a tree."""
+"""Values that an evaluator may leave in a trace."""
 LARGEST_WHOLE: Final = 2**64
 """Whole numbers from this size on become text: readers of JSON have no such numbers."""
-MOST_PLACE: Final = 80
-"""Characters of a place in a message."""
-TEXTUAL: Final = (pathlib.PurePath, uuid.UUID, decimal.Decimal, complex, datetime.timedelta)
 LIBRARIES: Final = frozenset({"numpy", "torch"})
 """Packages whose other values, such as dtypes and devices, become text."""
 
@@ -118,63 +110,41 @@ def to_json_value(value: Any, place: str = "") -> Any:
     """Return a value as JSON has it: arrays as lists, paths and times as text, enums as their values.
 
     Args:
-        value: made of numbers, texts, mappings, sequences, sets, dataclasses, arrays and tensors.
+        value: made of what pydantic serializes, arrays and tensors.
         place: its name in messages.
 
     Raises:
-        NotPlain: it is of another kind, too deep, or too large.
+        NotPlain: it is of another kind, refers to itself, or has too many values.
     """
     left = MOST_VALUES
 
-    def convert(value: Any, place: str, depth: int = 0) -> Any:
+    def trim(value: Any) -> Any:
         nonlocal left
         left -= 1
-        if left < 0 or depth > DEEPEST:
-            limit = f"more than {MOST_VALUES:,} values" if left < 0 else f"more than {DEEPEST} levels"
-            raise NotPlain(f"{place[:MOST_PLACE]} has {limit}; a trace holds no more")
-        plain = _open(value, place, left)
-        if plain is not value:
-            return convert(plain, place, depth + 1)
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, int):
-            return int(value) if abs(value) < LARGEST_WHOLE else f"{value:#x}"
-        if isinstance(value, float):
-            return float(value)
+        if left < 0:
+            raise ValueError(f"a trace holds {MOST_VALUES:,} values")
         if isinstance(value, str):
-            return str(value).encode("utf-8", "backslashreplace").decode()
-        if isinstance(value, Mapping):
-            named = ((str(convert(key, place, depth + 1)), key, item) for key, item in value.items())
-            return {name: convert(item, f"{place}.{key}", depth + 1) for name, key, item in named}
-        if isinstance(value, (Sequence, AbstractSet, ValuesView)):
-            items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-            return [convert(item, f"{place}[{at}]", depth + 1) for at, item in enumerate(items)]
-        raise NotPlain(f"{place} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot hold")
+            return value.encode("utf-8", "backslashreplace").decode()
+        if isinstance(value, int) and abs(value) >= LARGEST_WHOLE:
+            return f"{value:#x}"
+        if isinstance(value, list):
+            return [trim(item) for item in value]
+        return {trim(key): trim(item) for key, item in value.items()} if isinstance(value, dict) else value
 
     try:
-        return convert(value, place)
-    except NotPlain:
-        raise
-    except Exception as error:  # of a method of the value's own
-        raise NotPlain(f"{place} has a value that cannot be read: {type(error).__name__}: {error}") from error
+        return trim(to_jsonable_python(value, fallback=_open, inf_nan_mode="constants", bytes_mode="base64"))
+    except Exception as error:  # of a method of the value's own, too
+        raise NotPlain(f"{place} has a value that JSON cannot hold: {type(error).__name__}: {error}") from error
 
 
-def _open(value: Any, place: str, most: int) -> Any:
-    """Return the content of an array, an enum or another object as Python's own types; other values as they are."""
-    if isinstance(value, enum.Enum):
-        return value.value
+def _open(value: Any) -> Any:
+    """Return an array or another sequence as a list, and what else numpy and torch have as text."""
     if hasattr(type(value), "tolist"):
-        size = value.numel() if hasattr(value, "numel") else value.size
-        if size > most:
-            raise NotPlain(f"{place} has {size:,} elements; a trace holds {MOST_VALUES:,} values")
+        if math.prod(value.shape) > MOST_VALUES:
+            raise ValueError(f"an array of shape {tuple(value.shape)}; a trace holds {MOST_VALUES:,} values")
         return value.tolist()
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode("utf-8", "backslashreplace")
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    is_text = isinstance(value, TEXTUAL) or type(value).__module__.partition(".")[0] in LIBRARIES
-    return str(value) if is_text else value
+    if isinstance(value, Collection) and not isinstance(value, type):
+        return list(value)
+    if type(value).__module__.partition(".")[0] in LIBRARIES:
+        return str(value)
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__}")

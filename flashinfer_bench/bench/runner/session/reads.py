@@ -19,16 +19,15 @@ from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
 
-SLOW_REFERENCE_S: Final = 1.0
-"""If a call of the reference takes longer, one call of each trial is compared beside those of chain and batch."""
 ENOUGH_READS: Final = 9
 """Most compared calls of a chain and of a batch if the reference is slow; of the samples if they settled the latency. A
 solution that leaves out half of them passes once in 500 times. A chain keeps fewer of small calls."""
 MOST_BYTES: Final = 4 << 30
 """Calls are judged before the reference is called for others, if its outputs for them take more memory."""
 LONG_S: Final = 0.2
-"""After so many seconds of the reference, no more than ENOUGH_READS are compared, and one of each trial beside those
-that the latency was held against."""
+SLOW_S: Final = 1.0
+"""Seconds of the reference after which no further samples are compared: LONG_S once ENOUGH_READS calls are, and before
+that SLOW_S for each trial."""
 MOST_S: Final = 60.0
 """Most seconds of the reference for calls of a chain and of a batch, after its first call. The host waits twice as long
 for a phase beyond its limit."""
@@ -52,7 +51,7 @@ def judge_reads(
     block, evaluator = job.block, job.block.evaluator
     needed, others = sort_reads(reads)
     least_s = (baseline.mean_latency_ms or 0.0) / 1e3  # also if a GPU has not done it when the host goes on
-    spent_s, longest_s, further, compared, missed = 0.0, 0.0, 0, 0, 0
+    spent_s, longest_s, compared, missed = 0.0, 0.0, 0, 0
     calls: list[JudgedCall] = []
     verdict: Verdict | None = None
     left = [*((True, *found) for found in needed), *((False, *found) for found in others)]
@@ -60,16 +59,12 @@ def judge_reads(
         if read.is_base or not evaluator.needs_expected:
             expected = baseline.outputs[trial]
         else:
-            if is_needed:
-                may = spent_s + longest_s <= MOST_S  # always at first
-            else:
-                is_short = spent_s <= LONG_S or compared < ENOUGH_READS or further < len(reads)
-                may = is_short and spent_s <= SLOW_REFERENCE_S * len(reads)
-            if may:
+            most_s = LONG_S if compared >= ENOUGH_READS else SLOW_S * len(reads)
+            if spent_s + longest_s <= MOST_S if is_needed else spent_s <= most_s:  # always at first
                 start = time.monotonic()
                 expected = read.expected or block.reference(read.inputs)
                 took_s = max(time.monotonic() - start, least_s)
-                spent_s, longest_s, further = spent_s + took_s, max(longest_s, took_s), further + (not is_needed)
+                spent_s, longest_s = spent_s + took_s, max(longest_s, took_s)
             else:
                 missed += is_needed
                 expected = []

@@ -15,6 +15,8 @@ from typing import Any, Final, TypeVar
 import torch
 
 from flashinfer_bench.base.wire import WireError
+from flashinfer_bench.bench.evaluators.inputs.fills import WORD
+from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
@@ -22,10 +24,9 @@ from flashinfer_bench.bench.runner.workers.claims import check_memory, check_ret
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
+from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.reader import Inspected, ReadCall
-from flashinfer_bench.bench.runner.workers.timed.rows import find_differing
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
@@ -89,8 +90,6 @@ class RemoteKernel:
         """The timed calls that are to be compared, a list for each trial."""
         self.stress_calls: list[StressCall] = []
         """Calls on inputs of stress cases."""
-        self.ahead: Meanwhile | None = None
-        """Work that is done a part at a time, beside requests that are no measurement."""
         self._style = CallingStyle("dps" if metadata.destination_passing_style else "value", FORMAT_DEFAULT)
         self._arena = tools.arena
         self._has_called = False
@@ -99,9 +98,6 @@ class RemoteKernel:
         self._places: CallPlaces | None = None
         self._laid_out = False
         """The worker knows the places."""
-        self._at_once = 1
-        """Calls of a request of `call_repeatedly`."""
-        self._measuring: Measuring | None = None
 
     @property
     def calling_style(self) -> CallingStyle:
@@ -210,7 +206,7 @@ class RemoteKernel:
             is_quick = self._now() - start < QUICK_REQUEST_S
             count -= len(made)
             yield from made
-            at_once = self._at_once = max(2 * len(made), self._at_once) if is_quick else 1
+            at_once = 2 * len(made) if is_quick else 1
             if is_quick and count and self._arena.is_aside:  # there is room for one call only
                 self.tools.quiesce()
                 self._arena.come_back()
@@ -218,18 +214,18 @@ class RemoteKernel:
     def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallPlaces, list[list[Returned]]]:
         """Make calls on copies of the same inputs, at most one in each place; return their places and claims."""
         places = self.lay_out(inputs, 1 if self._arena.is_aside else None)
-        indices = list(range(min(count, len(places))))
+        indices, writer = list(range(min(count, len(places)))), open_writer(self._arena.device)
         for index in indices:
             for value, slot in zip(inputs, places.inputs(index), strict=True):
                 if slot is not None:
                     as_bytes(slot).copy_(as_bytes(value))
-        places.poison(indices)
+        places.poison(indices, writer)
+        writer.finish()
         places.synchronize()
         fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
         if self.worker.has_setup:
             self.ask("calls", Called, "setup", part="setup", **fields)
-        called = self.ask("calls", Called, "the call", along=Along(meanwhile=self.ahead), part="run", **fields)
-        told = called.returned or []
+        told = self.ask("calls", Called, "the call", part="run", **fields).returned or []
         return places, told if len(told) == len(indices) else [[] for _ in indices]
 
     def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
@@ -252,13 +248,15 @@ class RemoteKernel:
         if self.task.is_reference:
             return
         checked = [
-            (name, as_bytes(slot)[None], as_bytes(value)[None])
+            (name, as_bytes(value), as_bytes(slot))
             for given, now in calls
             for name, value, slot in zip(self.task.input_names, given, now, strict=True)
             if name not in self.task.in_out_inputs and slot is not None
         ]
-        differing = find_differing([(now, given) for _, now, given in checked])
-        for (name, _, _), (differs,) in zip(checked, differing, strict=True):
+        if not checked:
+            return
+        differing = torch.stack([do_differ(value, slot) for _, value, slot in checked]).tolist()
+        for (name, *_), differs in zip(checked, differing, strict=True):
             if differs:
                 raise SolutionFailure(
                     "INCORRECT_NUMERICAL",
@@ -290,19 +288,13 @@ class RemoteKernel:
             where = places.describe(self.task.input_names, inputs)
             names = [output.name for output in self.task.outputs]
             fields = {"style": self.style, "may_return_inputs": self.task.may_return_inputs, "outputs": names, **where}
-            self.ask("lay_out", Claim, "mapping its memory", along=Along(meanwhile=self.ahead), **fields)
+            self.ask("lay_out", Claim, "mapping its memory", **fields)
             self._laid_out = True
         return places
 
     def forget_places(self) -> None:
         """Have calls laid out anew: a worker keeps a chain's board until then."""
         self._laid_out = False
-
-    def expect(self, input_sets: list[list[Any]]) -> None:
-        """Prepare the measurement on these inputs, beside the calls that come before it."""
-        self._measuring = Measuring(self, input_sets)
-        if self._arena.device.type == "cuda":
-            self.ahead = self._measuring.make_ahead
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs; each call gets content of its own.
@@ -314,11 +306,7 @@ class RemoteKernel:
         """
         self.tools.quiesce()
         self._arena.come_back()
-        self.ahead = None
-        measuring, self._measuring = self._measuring, None
-        if measuring is None or not measuring.is_for(input_sets):
-            measuring = Measuring(self, input_sets)
-        return measuring.run()
+        return Measuring(self, input_sets).run()
 
     def planned_stress(self) -> list[str]:
         """Return the stress cases that the job would have if its calls and the reference were quick."""
@@ -351,6 +339,13 @@ class RemoteKernel:
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
         self._has_called = self._has_called or (verb in CALLING and fields.get("part") != "setup")
         return answer
+
+
+def do_differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return whether bytes differ, without a wait for the device; they are compared in words if they are such."""
+    if not any(number % WORD for value in (one, other) for number in (value.numel(), value.storage_offset())):
+        one, other = one.view(torch.int64), other.view(torch.int64)
+    return (one != other).any()
 
 
 def _describe(said: WorkerError, what: str) -> str:

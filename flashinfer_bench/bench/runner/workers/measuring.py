@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from statistics import median
@@ -24,10 +23,10 @@ from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
 from flashinfer_bench.bench.runner.workers.timed.bounds import (
     CHAIN_REFUSED_SHARE,
+    REFUSED_SHARE,
     ClaimContradicted,
     Claimed,
     Confirmation,
-    ReadingsAsked,
     add_flags,
     check_trial,
     raise_claim,
@@ -49,7 +48,7 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
 )
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader, Way
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock, RemoteTrial
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressInputs, StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressSchedule
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
@@ -90,24 +89,7 @@ class Measuring:
         self.plan = kernel.task.plan
         self.tools = kernel.tools
         self.device = kernel.tools.arena.device
-        self.sets = _choose(input_sets, self.plan.trials)
-        self._vary(0)
-
-    def _vary(self, first: int) -> None:
-        """Make contents of all calls, and of calls on stress cases; `first` is the number of the first trial."""
-        task = self.kernel.task
-        self.contents = DealtContents([task.vary(first + at, inputs) for at, inputs in enumerate(self.sets)])
-        has_stress = bool(self.kernel.planned_stress()) and task.stress is not None
-        self.stress = StressInputs(task.stress, self.contents) if has_stress and task.stress is not None else None
-
-    def is_for(self, input_sets: Sequence[list[Any]]) -> bool:
-        """Tell whether it was made for these inputs."""
-        return [*map(id, self.sets)] == [*map(id, _choose(input_sets, self.plan.trials))]
-
-    def make_ahead(self, is_over: Callable[[], bool]) -> None:
-        """Make inputs of stress cases until it is over."""
-        if self.stress is not None:
-            self.stress.make_ahead(is_over)
+        self.sets = choose_sets(input_sets, self.plan.trials)
 
     def run(self) -> Measured:
         """Return the latency and its record; the kernel gets the calls that are to be compared.
@@ -117,15 +99,14 @@ class Measuring:
         """
         for attempt in range(1, MEASUREMENTS):
             with suppress(ClaimContradicted):
-                return self._run_once()
+                return self._run_once(attempt)
             self.kernel.forget_places()
-            self._vary(attempt * len(self.sets))
-        return self._run_once()
+        return self._run_once(MEASUREMENTS)
 
-    def _run_once(self) -> Measured:
-        kernel, plan = self.kernel, self.plan
+    def _run_once(self, attempt: int) -> Measured:
+        kernel, plan, sets = self.kernel, self.plan, len(self.sets)
         before, was_starting = self.tools.readout.look_before(), self.tools.is_starting()
-        remote = self._open()
+        remote = self._open([kernel.task.vary(attempt * sets + at, inputs) for at, inputs in enumerate(self.sets)])
         taken = self._take_samples(remote)
         low_ns, high_ns = SWITCH_NS
         waits = bool(taken.facts.get("waits_inside"))
@@ -137,19 +118,18 @@ class Measuring:
             taken = self._take_samples(remote)
         costs_ns, setup_ns = [*remote.costs_ns], remote.setup_ns
         self._make_up(remote, is_quick=median(taken.spans_ns) <= QUICK_CALL_NS)
-        trials = taken.dealt(len(self.sets))
+        trials = taken.dealt(sets)
         kernel.reads = [[] for _ in self.sets]
         self._take_reads(remote, "reading")
         while len(kernel.reads) > len(trials) and not kernel.reads[-1]:
             kernel.reads.pop()
-        kernel.stress_calls = self._finish_stress(remote)
+        kernel.stress_calls = self._finish_stress(remote.schedule)
         measured = self.tools.readout.measured(trials, before, plan.precision)
-        record = measured.record | (plan.facts or {})
+        record, latency_ms, medians_ms = measured.record | (plan.facts or {}), measured.latency_ms, measured.trials
         if plan.fewest is not None:
             record["iterations_taken"] = min(len(trial.samples) for trial in trials)
         if kernel.worker.ready.chain_gap_ns:
             record["chain_gap_ns"] = kernel.worker.ready.chain_gap_ns
-        latency_ms, medians_ms = measured.latency_ms, measured.trials
         if setup_ns is not None:
             setup_ms = setup_ns / 1e6
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
@@ -158,27 +138,24 @@ class Measuring:
             tell_outside(latency_ms, record, costs_ns)
         elif kernel.is_meaningful and not kernel.task.is_reference:
             latency_ms = self._bound(remote, latency_ms, record, costs_ns)
-        add_flags(record, unconfirmed="why_unconfirmed" in record, same_inputs=not self.contents.differs)
+        add_flags(record, unconfirmed="why_unconfirmed" in record, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
 
-    def _open(self) -> RemoteTrial:
-        """Return what the calls of all trials share."""
-        kernel, task, plan = self.kernel, self.kernel.task, self.plan
-        places = kernel.lay_out(self.sets[0])
-        memory, sets = total_bytes(self.device), len(self.sets)
+    def _open(self, contents: Sequence[Any]) -> RemoteTrial:
+        """Return what the calls of all trials share; each trial has contents of its own."""
+        kernel, task, plan, sets = self.kernel, self.kernel.task, self.plan, len(self.sets)
+        places, dealt = kernel.lay_out(self.sets[0]), DealtContents(contents)
+        memory, is_gpu = total_bytes(self.device), self.device.type == "cuda"
         is_large, is_huge = places.stride > memory // LARGE_SHARE, places.stride > memory // HUGE_SHARE
         reads = plan.reads if len(places) >= MOST_PLACES else min(plan.reads, 1 if is_huge else FEW_READS)
         # Nobody compares calls of a reference. On a CPU looks move the caches, so there it has them as well.
-        is_idle = task.is_reference and self.device.type == "cuda"
-        reader = Reader(places, self.contents, reads * sets, kernel.check_inputs, is_idle=is_idle)
-        asked = ReadingsAsked(self.device.type, plan.timing)
-        returns = kernel.style != "dps" and bool(task.outputs)
-        remote = RemoteTrial(places, self.contents, reader, asked, kernel.worker.has_setup, returns=returns)
-        remote.may_return_inputs = task.may_return_inputs
-        if self.stress is not None:
-            names = self.stress.cases[: (1 if is_huge else sets) if is_large else None]
+        reader = Reader(places, dealt, reads * sets, kernel.check_inputs, is_idle=task.is_reference and is_gpu)
+        returns, timing = kernel.style != "dps" and bool(task.outputs), plan.timing if is_gpu else None
+        remote = RemoteTrial(places, dealt, reader, timing, kernel.worker.has_setup, returns, task.may_return_inputs)
+        if task.stress is not None and kernel.planned_stress():
+            names = task.stress.calls[: (1 if is_huge else sets) if is_large else None]
             calls = plan.warmup_runs + (plan.fewest or plan.iterations) * sets
-            remote.schedule = StressSchedule(self.stress, names, calls)
+            remote.schedule = StressSchedule(task.stress, dealt, names, calls)
         return remote
 
     def _take_samples(self, remote: RemoteTrial) -> Trial:
@@ -188,7 +165,6 @@ class Measuring:
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations * sets,
             fewest=None if plan.fewest is None else plan.fewest * sets,
-            exact=plan.fewest is not None,
             budget_s=max(0.0, min(plan.budget_s, MEASURED_SHARE * self.kernel.left_s)),
             precision=plan.precision,
             cuda_graphs=plan.timing.cuda_graphs and not self.kernel.worker.has_setup,
@@ -203,20 +179,17 @@ class Measuring:
 
     def _make_up(self, remote: RemoteTrial, *, is_quick: bool) -> None:
         """Make more calls that look timed, if there were too few to choose from, or to hide stress cases among."""
-        reader, schedule = remote.reader, remote.schedule
-        left = schedule.left if schedule is not None and is_quick else []
+        reader, schedule, deadline = remote.reader, remote.schedule, time.monotonic() + MAKING_UP_S
+        counts: list[int] = []
+        if schedule is not None and is_quick and (left := schedule.left):
+            counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as a job begins
+            schedule.spread(left, sum(counts))
         is_short = self.plan.makes_up and bool(reader.missing)
-        if not left and not is_short:
+        if not counts and not is_short:
             return
-        deadline = time.monotonic() + MAKING_UP_S
         with suppress(ClockLost), self._clock(remote) as clock:
-            if schedule is not None and left:
-                counts = [*[1] * UNTOUCHED, 2 * len(left)]  # as a job begins
-                schedule.spread(left, sum(counts))
-                for count in counts:
-                    clock.sample([remote.supply(index) for index in range(count)], [Preamble()] * count)
-            while is_short and reader.missing and time.monotonic() < deadline:
-                count = min(reader.missing, len(remote.places))
+            while counts or (is_short and reader.missing and time.monotonic() < deadline):
+                count = counts.pop(0) if counts else min(reader.missing, len(remote.places))
                 clock.sample([remote.supply(index) for index in range(count)], [Preamble()] * count)
 
     def _take_reads(self, remote: RemoteTrial, way: Way) -> None:
@@ -224,16 +197,14 @@ class Measuring:
         for read in remote.reader.reads(way):
             self.kernel.reads[read.trial].append(read)
 
-    def _finish_stress(self, remote: RemoteTrial) -> list[StressCall]:
+    def _finish_stress(self, schedule: StressSchedule | None) -> list[StressCall]:
         """Return the calls on stress cases. If slow calls ended before one was due, one is made."""
-        schedule = remote.schedule
         if schedule is None:
             return []
         if schedule.left and not schedule.made:
-            name = schedule.left[0]
-            _, inputs = schedule.inputs.take(name)
+            ((_, inputs),) = schedule.make(schedule.left[:1])
             outputs = [output.clone() for output in self.kernel.call_once(inputs)]
-            schedule.made.append(StressCall(name, inputs, outputs))
+            schedule.made.append(StressCall(schedule.left[0], inputs, outputs))
         return schedule.made
 
     def _bound(
@@ -254,10 +225,8 @@ class Measuring:
         # a setup leaves to the GPU is not seen to the end, so its reading has no floor.
         found = self._confirm(remote, claimed, [] if remote.has_setup else costs_ns)
         read_ms = 0.0 if remote.has_setup else self.kernel.task.floor_ms(claimed_ms)
-        record |= found.to_record()
         record["assurance"] = self.plan.timing.assurance
-        floor_ms = max(read_ms, self.tools.readout.least_call_ns / 1e6)
-        return raise_claim(claimed_ms, record, found.least_ns / 1e6, floor_ms)
+        return raise_claim(claimed_ms, record, found, max(read_ms, self.tools.readout.least_call_ns / 1e6))
 
     def _confirm(self, remote: RemoteTrial, claimed: Claimed, costs_ns: Sequence[float]) -> Confirmation:
         """Hold a latency on a GPU against a chain; at full assurance, or without a chain, against batches."""
@@ -267,30 +236,21 @@ class Measuring:
         timer, chained = opened
         chain = timer.confirm(claimed.latency_ns)
         self._take_reads(chained, "chain")
-        is_full = self.plan.timing.assurance == "full"
-        if not is_full or not timer.leaves_open(max(claimed.latency_ns, chain.least_ns)):
+        if self.plan.timing.assurance != "full" or not timer.leaves_open(max(claimed.latency_ns, chain.least_ns)):
             return chain
-        found = self._take_batches(remote, claimed, timer.most_ns, chain=chain)
-        return replace(
-            chain,
-            why_not=found.why_not or chain.why_not,
-            batch_ns=found.batch_ns,
-            resolution_ns=found.resolution_ns,
-            calls=found.calls,
-        )
+        return chain.with_batches(self._take_batches(remote, claimed, timer.most_ns, chain=chain))
 
     def _open_chain(self, remote: RemoteTrial, claimed: Claimed) -> tuple[ChainTimer, RemoteTrial] | None:
         """Return what times chains of the call, and their calls; None if none is run.
 
         They lie in places of the samples, if there are as many.
         """
-        size, chain_tools = remote.places.stride, open_chain_tools(self.device)
-        calls = count_chain_calls(claimed.latency_ns, size, len(remote.places.outputs(0)))
+        places, size, chain_tools = remote.places, remote.places.stride, open_chain_tools(self.device)
+        calls = count_chain_calls(claimed.latency_ns, size, len(places.outputs(0)))
         if chain_tools is None or not calls:
             return None
-        places = remote.places
         if len(places) < calls or places.replayed:  # graphs of the samples hold memory
-            places = self.kernel.lay_out(self.contents.base, calls)
+            places = self.kernel.lay_out(remote.contents.base, calls)
             calls = len(places)
         if calls < FEWEST_CALLS:
             check_room(size, self.device, self.tools.arena.size)
@@ -313,16 +273,18 @@ class Measuring:
             chain: the result of a chain, if one was run. It has not refused the latency.
         """
         calls = count_batch_calls(claimed.latency_ns, remote.places.stride, claimed.operations)
-        places = self.kernel.lay_out(self.contents.base, calls)
+        places = self.kernel.lay_out(remote.contents.base, calls)
         remote = remote.moved_to(places, count_batch_reads(places.stride))
-        operations = None if claimed.waits_inside else claimed.operations
-        timer = BatchTimer(self.kernel.ask, remote, operations=operations, most_ns=most_ns)
-        if chain is not None:
-            timer.refused_share = CHAIN_REFUSED_SHARE
-        if self.kernel.task.expect is not None:
-            timer.meanwhile = partial(self._expect, self.kernel.task.expect)
-        is_believed = chain is not None and chain.why_not is None
-        found = timer.confirm(claimed.latency_ns, self.kernel.worker.overhead, is_believed=is_believed)
+        timer = BatchTimer(
+            self.kernel.ask,
+            remote,
+            self.kernel.worker.overhead,
+            operations=None if claimed.waits_inside else claimed.operations,
+            most_ns=most_ns,
+            refused_share=REFUSED_SHARE if chain is None else CHAIN_REFUSED_SHARE,
+            meanwhile=None if self.kernel.task.expect is None else partial(self._expect, self.kernel.task.expect),
+        )
+        found = timer.confirm(claimed.latency_ns, is_believed=chain is not None and chain.why_not is None)
         self._take_reads(remote, "batch")
         return found
 
@@ -337,7 +299,7 @@ class Measuring:
                 call.expected = expect(call.inputs)
 
 
-def _choose(input_sets: Sequence[list[Any]], most: int | None) -> list[list[Any]]:
+def choose_sets(input_sets: Sequence[list[Any]], most: int | None) -> list[list[Any]]:
     """Return the inputs of each trial, up to the first whose shapes or single values are not the first one's."""
     form = describe_inputs(input_sets[0])
     return list(takewhile(lambda inputs: describe_inputs(inputs) == form, input_sets[:most]))

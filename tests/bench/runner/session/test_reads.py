@@ -97,8 +97,7 @@ def test_all_are_compared_if_the_reference_is_quick_and_it_is_called_if_its_outp
 )
 def test_of_a_slow_reference_enough_are_compared(judge, call_s, latency_ms, calls):
     found = judge(reads_of(bases=0), call_s, latency_ms=latency_ms)
-    others = TRIALS if (call_s, latency_ms) in ((0.04, None), (0.0, 24.0)) else 0
-    assert len(found.compared) == len(found.called) == calls + others * (calls == ENOUGH_READS)
+    assert len(found.compared) == len(found.called) == calls
 
 
 @pytest.mark.parametrize(("most_bytes", "portions"), [(10, [3, 3, 3, 3, 3, 3]), (1 << 30, [18])])
@@ -119,7 +118,7 @@ def test_of_a_slow_reference_the_calls_come_first_that_the_latency_was_held_agai
     assert (found.rejected, found.record) == (None, CONFIRMED)
     assert found.ways[way] >= ENOUGH_READS
     assert found.spent_s <= MOST_S
-    assert found.ways.total() - found.ways[None] - ENOUGH_READS == (TRIALS if call_s < 1 else 0)
+    assert found.ways.total() - found.ways[None] == ENOUGH_READS
 
 
 @pytest.mark.parametrize("way", ["chain", "batch"])

@@ -147,19 +147,19 @@ def test_a_latency_on_a_cpu_is_the_workers_and_flagged_if_it_is_far_below_what_r
 
 @pytest.mark.parametrize("contradicted", [1, measuring.MEASUREMENTS - 1, measuring.MEASUREMENTS])
 def test_a_contradicted_measurement_is_made_again_on_other_contents(open_kernel, monkeypatch, contradicted):
-    contents, take = [], Measuring._run_once
+    contents, take = [], Measuring._take_samples
 
-    def contradict(job):
-        contents.append(job.contents)
+    def contradict(job, remote):
+        contents.append(tuple(remote.contents.make(4)[0].tolist()))
         if len(contents) <= contradicted:
             raise ClaimContradicted("RUNTIME_ERROR", "too good")
-        return take(job)
+        return take(job, remote)
 
-    monkeypatch.setattr(Measuring, "_run_once", contradict)
+    monkeypatch.setattr(Measuring, "_take_samples", contradict)
     with open_kernel(DOUBLE, plan=READ) as kernel:
         with pytest.raises(ClaimContradicted) if contradicted == measuring.MEASUREMENTS else nullcontext():
             kernel.measure([[X], [X + 1]])
-    assert len({id(one) for one in contents}) == min(contradicted + 1, measuring.MEASUREMENTS)
+    assert len({*contents}) == min(contradicted + 1, measuring.MEASUREMENTS)
 
 
 @pytest.mark.parametrize("makes_up", [True, False])
@@ -261,7 +261,7 @@ def test_timed_calls_are_looked_at_except_for_those_of_a_reference_on_a_gpu(
         monkey = pytest.MonkeyPatch()
         with monkey.context() as patch:
             patch.setattr(measuring, "total_bytes", lambda _device: 1 << 40)
-            assert opened._open().reader.is_idle is is_idle
+            assert opened._open([vary()(0, [X])]).reader.is_idle is is_idle
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(LARGE_SHARE, 6), (LARGE_SHARE - 1, 3), (measuring.HUGE_SHARE - 1, 1)])
@@ -270,7 +270,8 @@ def test_of_calls_that_take_much_memory_the_first_few_are_stress_calls(open_kern
     with open_kernel(DOUBLE, stress=stress) as kernel:
         places = kernel.lay_out([X])
         monkeypatch.setattr(measuring, "total_bytes", lambda _device: share * places.stride)
-        assert Measuring(kernel, [[X]] * 3)._open().schedule.left == list("abcdef")[:wanted]
+        opened = Measuring(kernel, [[X]] * 3)._open([vary()(at, [X]) for at in range(3)])
+        assert opened.schedule.left == list("abcdef")[:wanted]
 
 
 @pytest.mark.parametrize(
@@ -302,11 +303,3 @@ def test_a_call_that_waits_or_is_long_is_timed_while_no_context_is_made(
         assert len(kernel.measure([[X], [X + 1]]).trials) == 2
     assert (len(trials), questions) == (taken, asked)
     assert all(is_right(read) for reads in kernel.reads for read in reads)
-
-
-def test_what_was_prepared_for_other_inputs_is_not_used(open_kernel):
-    with open_kernel(DOUBLE, plan=READ) as kernel:
-        kernel.expect([[X]])
-        kernel.measure([[X + 1]])
-    (base,) = (read for read in kernel.reads[0] if read.is_base)
-    assert torch.equal(base.inputs[0], X + 1)

@@ -4,7 +4,7 @@ What the worker reads is precise, and a solution that has taken its worker over 
 coarse and true: the time from a request to its answer. Each call of a batch has content of its own. Then
 outputs are brought into the slots, where some are compared like those of any other call:
 
-    one call = (batch - an empty batch - copies - BEGIN_NS) / calls - what it starts later in a long graph
+    one call = (batch - an empty batch - copies - BEGIN_NS) / calls
 
 Results stay where they are until the batch is over. Then the session spoils the inputs, and asks for the results, so
 copies are no part of a batch's time. A solution that has not computed them can do it no more, unless it has saved the
@@ -40,19 +40,15 @@ READ_CALLS: Final = 16
 """Calls that are compared of the batch that counts. A solution that leaves out a fifth passes once in 35 times."""
 READ_BYTES: Final = 1 << 28
 """Bytes of the compared calls of a batch, at most, but for FEW_READS: they are kept until then."""
-RESOLVED: Final = 4.0, 40_000.0
-"""A batch resolves its calls if they take the first of these times the difference of empty batches, taken as no less
-than the second (nanoseconds)."""
+RESOLVED_NS: Final = 160_000.0
+"""A batch resolves its calls if they take this together: four times what empty batches differ by."""
 BEGIN_NS: Final = 150_000.0
 """Taken off a batch as a whole: a GPU that comes back to a process has none of its addresses and programs at hand."""
 SLACK_NS: Final = 150_000.0
 """Once a batch is answered the session uses the GPU for a moment. Its time beyond the time after an empty batch counts
 as the calls'. If it is more than this, the worker has answered before its calls were over: they hid the request, so
 that is not taken off either, and the GPU is used again until they are over, since the driver gives it to each process
-for 2 ms in turn. Empty batches that differ by more are taken again."""
-STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
-"""Taken off each call is this share of its time between these times (nanoseconds): in a graph of many calls each starts
-later after the one before than in a graph of its own."""
+for 2 ms in turn."""
 MARGIN: Final = 1.5
 """What may be taken off is no more than this multiple of the session's own copies, and of the least overhead of another
 worker."""
@@ -64,21 +60,12 @@ FETCH_NS: Final = {True: (300_000.0, 4_000.0), False: (500_000.0, 20_000.0)}
 are graphs and if the worker's host launches each. Time beyond that counts as the calls'."""
 TRIES: Final = 3
 SERIES_S: Final = 0.15
-"""A batch begins sooner or later, and the best of a series tells the cost of its calls. A series has TRIES batches at
-least, and as many as there is time for; fewer if three times that is over. A batch that confirms the latency ends it.
-After TRIES a batch that does not resolve a call ends it, too: such a latency may be forged, and each batch is one more
-look at outputs that were not computed in time. TRIES series are taken before a latency is contradicted."""
+"""A batch begins sooner or later, and the best one tells the cost of its calls. TRIES batches are made, and more for
+this time, until one confirms the latency. A latency is contradicted by TRIES times as many, in TRIES times as long. If
+TRIES batches do not resolve a call, that is the end, too: each is one more look at outputs."""
 EMPTY_CALLS: Final = 1, 65
 """Calls of small and of large batches that compute nothing, by which the session knows the cost of a batch itself. The
 second is large: else a busy machine makes an empty call seem long."""
-CACHE_SHARE: Final = 0.3
-"""Share of a GPU's cache that holds writes when a call ends."""
-MEMORY_BOUND: Final = 0.6, 0.9
-"""A call waits for memory if a copy of its bytes takes the second of these shares of its time in a batch, and
-does not below the first."""
-HELD_SHARE: Final = 0.1
-"""Share of a call that its wait for the writes of the call before may take without being taken off; no more than as
-much again is."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes of the copies by which a GPU's time to read or write a byte is known."""
 
@@ -91,8 +78,6 @@ class BatchOverhead:
     """Its requests and their answers, and the GPU's return to the worker."""
     call: float = 0.0
     """Each of its calls, for each output."""
-    noise: float = 0.0
-    """How much batches differ."""
     touch: float = 0.0
     """What the session's own GPU takes to come back once such a batch is answered."""
 
@@ -112,19 +97,14 @@ def take_overhead(time_batch: Callable[[int], float], touch_device: Callable[[],
         touch_device: uses the device in this process, as writing the inputs of a batch does.
     """
     few, many = EMPTY_CALLS
-    taken_ns: dict[int, list[float]] = {few: [], many: []}
-    touches_ns: list[float] = []
-    noise_ns, tries = math.inf, 0
-    while noise_ns > SLACK_NS and tries < TRIES:
-        for calls in EMPTY_CALLS * 5:
-            start = time.perf_counter_ns()
-            touch_device()
-            touches_ns.append(time.perf_counter_ns() - start)
-            taken_ns[calls].append(time_batch(calls))
-        noise_ns, tries = median(taken_ns[many]) - min(taken_ns[many]), tries + 1
-    call = max(0.0, min(taken_ns[many]) - min(taken_ns[few])) / (many - few)
-    request = max(0.0, min(taken_ns[few]) - few * call)
-    return BatchOverhead(request, call, noise_ns, float(median(touches_ns)))
+    least_ns, touches_ns = {few: math.inf, many: math.inf}, []
+    for calls in EMPTY_CALLS * 5:
+        start = time.perf_counter_ns()
+        touch_device()
+        touches_ns.append(time.perf_counter_ns() - start)
+        least_ns[calls] = min(least_ns[calls], time_batch(calls))
+    call = max(0.0, least_ns[many] - least_ns[few]) / (many - few)
+    return BatchOverhead(max(0.0, least_ns[few] - few * call), call, float(median(touches_ns)))
 
 
 def touch(device: torch.device) -> None:
@@ -137,6 +117,22 @@ def touch(device: torch.device) -> None:
         byte_ns(device)
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)
+
+
+@cache
+def byte_ns(device: torch.device) -> float:
+    """Return what a GPU takes to read a byte or to write one, by the best of twelve own copies; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    source, taken_ns = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device), []
+    target = torch.empty_like(source)
+    for _ in range(12):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter_ns()
+        target.copy_(source)
+        torch.cuda.synchronize(device)
+        taken_ns.append(time.perf_counter_ns() - start)
+    return min(taken_ns) / (2 * COPIED_BYTES)
 
 
 def count_batch_calls(claimed_ns: float, size: int, operations: int = 1) -> int:
@@ -168,37 +164,39 @@ class BatchTimer:
     Args:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
+        overhead: what batches take of themselves.
         operations: that a call launches on a GPU; a graph that holds fewer of it stands for no call. None if the
             call waits for the GPU, so no graph can hold it.
         most_ns: a call does not cost more than this.
+        refused_share: a latency below this share of a call's cost is refused.
+        meanwhile: called while the worker makes the first batch, which is not timed.
         now_ns: the session's clock.
-
-    `overhead` is what batches take of themselves; `refused_share` the share of a call's cost below which a latency is
-    refused; `meanwhile` is called while the worker makes the first batch, which is not timed.
     """
 
     def __init__(
         self,
         ask: Ask,
         trial: RemoteTrial,
+        overhead: BatchOverhead,
         *,
         operations: int | None = 0,
         most_ns: float = math.inf,
+        refused_share: float = REFUSED_SHARE,
+        meanwhile: Meanwhile | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._ask = ask
         self._trial = trial
         self._places = trial.places
+        self._overhead = overhead
         self._most_ns = most_ns
+        self._refused_share = refused_share
+        self._meanwhile = meanwhile
         self._now_ns = now_ns
-        self.overhead = BatchOverhead()
-        self.refused_share = REFUSED_SHARE
-        self.meanwhile: Meanwhile | None = None
         self.refused: str | None = "the call waits for the GPU" if operations is None else None
         """Why the calls cannot be made as one graph."""
         self._together = not trial.has_setup and operations is not None
         self._operations = operations or 0
-        self._indices = list(range(len(trial.places)))
         self._spoils = trial.returns and not trial.may_return_inputs
         """Results are fetched once the inputs are gone, unless each is copied at once."""
         self._calls = 0
@@ -208,52 +206,43 @@ class BatchTimer:
         self._is_strided = False
         """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
 
-    def confirm(self, claimed_ns: float, overhead: BatchOverhead, *, is_believed: bool = False) -> Confirmation:
+    def confirm(self, claimed_ns: float, *, is_believed: bool = False) -> Confirmation:
         """Hold a reported latency against batches.
 
         Args:
             claimed_ns: latency of one call, `setup` included.
-            overhead: what batches take of themselves.
             is_believed: the latency is not refused: a chain has confirmed it.
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; batches take longer than the report allows, each time.
             SolutionFailure: the same, and far longer.
         """
-        self.overhead = overhead
-        multiple, least_ns = RESOLVED
-        resolution_ns = multiple * max(overhead.noise, least_ns) / len(self._places)
+        resolution_ns = RESOLVED_NS / len(self._places)
         if len(self._places) > 1:
-            self._run(self.meanwhile)  # it tells the worker whether results share memory; nobody reads it
+            self._run(self._meanwhile)  # it tells the worker whether results share memory; nobody reads it
             if self._was_copied and self._together:
                 self._run()  # the graph that has the copies is made
             elif self._trial.returns and self._together:
                 self._collect()  # the graph of the copies is made
-        best_ns, series = math.inf, 0
-        while series < TRIES and (not series or (resolution_ns < best_ns and claimed_ns < REFUSED_SHARE * best_ns)):
-            best_ns = min(best_ns, self._take_series(resolution_ns, claimed_ns / CREDITED_SHARE))
-            series += 1
-        if best_ns <= resolution_ns:
-            why_not = "the call is shorter than a batch resolves"
-            return Confirmation(best_ns or None, resolution_ns, why_not, calls=self._calls)
-        # Results that lie otherwise than their slots are a view, perhaps, which leaves the work to its reader.
-        share = 0.0 if is_believed else REFUSED_SHARE if self._is_strided else self.refused_share
-        tried, below_ns = f"{series} series", share * best_ns
-        doubt = find_doubt(claimed_ns, best_ns, "batch", tried, host=self.refused, refused_below_ns=below_ns)
-        return Confirmation(best_ns, resolution_ns, doubt, calls=self._calls)
-
-    def _take_series(self, above_ns: float, up_to_ns: float) -> float:
-        """Take some batches; return what one call costs in the best of them.
-
-        A cost of one call above the first of these and up to the second settles the latency.
-        """
-        start, costs_ns = self._now_ns(), [self._time_one()]
-        while not above_ns < costs_ns[-1] <= up_to_ns:
-            spent_s, is_long = (self._now_ns() - start) / 1e9, len(costs_ns) >= TRIES
-            if spent_s > (SERIES_S if is_long else TRIES * SERIES_S) or (is_long and min(costs_ns) <= above_ns):
+        start, batches = self._now_ns(), 0
+        while True:
+            cost_ns, batches = self._time_one(), batches + 1
+            best_ns, spent_s = self._best_ns, (self._now_ns() - start) / 1e9
+            is_open = best_ns > resolution_ns
+            times = TRIES if is_open and claimed_ns < REFUSED_SHARE * best_ns else 1
+            is_enough = spent_s > times * SERIES_S * (1 if batches >= times * TRIES else TRIES)
+            is_settled = resolution_ns < cost_ns <= claimed_ns / CREDITED_SHARE
+            if is_settled or is_enough or (batches >= TRIES and not is_open):
                 break
-            costs_ns.append(self._time_one())
-        return min(costs_ns)
+        # Results that lie otherwise than their slots are a view, perhaps, which leaves the work to its reader.
+        share = 0.0 if is_believed else REFUSED_SHARE if self._is_strided else self._refused_share
+        doubt: str | None = "the call is shorter than a batch resolves"
+        if is_open:
+            tried, below_ns = f"{batches} batches", share * best_ns
+            doubt = find_doubt(claimed_ns, best_ns, "batch", tried, host=self.refused, refused_below_ns=below_ns)
+        record = {"burst_calls": self._calls, "burst_resolution_ms": resolution_ns / 1e6}
+        record |= {"burst_ms": best_ns / 1e6} if best_ns else {}
+        return Confirmation("batch", CREDITED_SHARE * best_ns, doubt, record)
 
     def _time_one(self) -> float:
         """Return what one call of a batch costs; if it is the least so far, calls of this batch are compared."""
@@ -265,27 +254,24 @@ class BatchTimer:
         elif trial.returns:
             spent_ns += self._fetch(outputs)
         if copies or not self._together:  # other calls of a graph take nothing but their own time
-            spent_ns -= calls * self.overhead.call * max(1, outputs)
-        cost_ns = max(spent_ns - self.overhead.request - BEGIN_NS, 0.0) / calls
-        share, begin_ns, end_ns = STARTS_LATER
-        later_ns = share * max(0.0, min(cost_ns, end_ns) - begin_ns)
-        cost_ns = min(max(cost_ns - later_ns - self._held_ns(cost_ns), 0.0), self._most_ns)
+            spent_ns -= calls * self._overhead.call * max(1, outputs)
+        cost_ns = min(max(spent_ns - self._overhead.request - BEGIN_NS, 0.0) / calls, self._most_ns)
         is_best = cost_ns <= self._best_ns
         if is_best:
             self._best_ns = cost_ns
             trial.reader.begin()
         has_inputs = self._was_copied or not self._spoils
-        trial.reader.look(self._indices, numbers, chooses=is_best, has_inputs=has_inputs)
+        trial.reader.look(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
     def _request(self, verb: str, **more: Any) -> Called:
-        fields = {"indices": self._indices, "part": self._trial.part, "together": self._together, **more}
+        fields = {"indices": [*range(len(self._places))], "part": self._trial.part, "together": self._together, **more}
         done: Called = self._ask(verb, Called, "the measurement", **fields)
         return done
 
     def _run(self, meanwhile: Meanwhile | None = None) -> tuple[list[int], float]:
         """Make one batch; return the numbers of its calls, and the time that it took."""
-        numbers = self._trial.write(self._indices)
+        numbers = self._trial.write(range(len(self._places)))
         self._calls += len(numbers)
         start = self._now_ns()
         done = self._request("burst", along=Along(meanwhile=meanwhile), operations=self._operations)
@@ -298,7 +284,7 @@ class BatchTimer:
     def _fetch(self, outputs: int) -> float:
         """Have the worker bring what the calls of a batch gave into their slots; return what of it counts as theirs."""
         if self._spoils:
-            self._places.spoil_inputs(len(self._places))
+            self._places.spoil_inputs()
         once_ns, result_ns = FETCH_NS[self._together]
         start = self._now_ns()
         self._collect()
@@ -315,63 +301,14 @@ class BatchTimer:
         for _ in range(200):  # a worker may keep its GPU busy for ever
             start = self._now_ns()
             touch(self._places.arena.device)
-            late_ns = max(0.0, self._now_ns() - start - self.overhead.touch)
+            late_ns = max(0.0, self._now_ns() - start - self._overhead.touch)
             counts_ns += late_ns
             if late_ns <= SLACK_NS:
                 break
-            hidden_ns = self.overhead.request + self.overhead.touch
+            hidden_ns = self._overhead.request + self._overhead.touch
         return counts_ns + hidden_ns
-
-    @property
-    def _written(self) -> int:
-        """Bytes of the outputs of one call."""
-        return sum(output.nbytes for output in self._places.outputs(0))
 
     def _copies_ns(self) -> float:
         """Return what may be taken off for copies of the outputs of all calls."""
-        copied = 2 * len(self._places) * self._written
+        copied = 2 * len(self._places) * sum(output.nbytes for output in self._places.outputs(0))
         return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._places.arena.device)
-
-    def _held_ns(self, cost_ns: float) -> float:
-        """Return how much longer a call takes in a batch than alone, since it waits for what the one before wrote.
-
-        A call alone leaves its last writes in the cache, and is over before they are in memory. In a batch the next one
-        waits for them if memory is what it waits for anyway.
-        """
-        device = self._places.arena.device
-        if device.type != "cuda" or cost_ns <= 0:
-            return 0.0
-        held = CACHE_SHARE * float(torch.cuda.get_device_properties(device).L2_cache_size)
-        return held_up_ns(cost_ns, self._places.stride, min(float(self._written), held), byte_ns(device))
-
-
-def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns: float) -> float:
-    """Return what a call waits for bytes that lie in the cache, beyond a small share of it. Pure.
-
-    Args:
-        cost_ns: what the call takes in a batch.
-        moved_bytes: of its inputs and outputs.
-        held_bytes: written by the call before.
-        per_byte_ns: what it takes to read a byte or to write one, as copies do.
-    """
-    begin, end = MEMORY_BOUND
-    waits = min(max((moved_bytes * per_byte_ns / cost_ns - begin) / (end - begin), 0.0), 1.0)
-    small_ns = HELD_SHARE * cost_ns
-    return min(max(0.0, waits * held_bytes * per_byte_ns - small_ns), small_ns)
-
-
-@cache
-def byte_ns(device: torch.device) -> float:
-    """Return what a GPU takes to read a byte or to write one, by the best of twelve own copies; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0.0
-    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    taken_ns = []
-    for _ in range(12):
-        torch.cuda.synchronize(device)
-        start = time.perf_counter_ns()
-        target.copy_(source)
-        torch.cuda.synchronize(device)
-        taken_ns.append(time.perf_counter_ns() - start)
-    return min(taken_ns) / (2 * COPIED_BYTES)

@@ -8,13 +8,13 @@ a time stands beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any, Final
 
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial, latency_ns
-from flashinfer_bench.timing.settings import USUAL, TimingSettings
+from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
@@ -47,14 +47,6 @@ class ClaimContradicted(SolutionFailure):
 
 
 @dataclass(frozen=True)
-class ReadingsAsked:
-    """What a trial was asked for."""
-
-    device_type: str
-    timing: TimingSettings = USUAL
-
-
-@dataclass(frozen=True)
 class Claimed:
     """What a worker reports of a call."""
 
@@ -70,54 +62,34 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Result of holding a reported latency against chains, batches, or requests."""
+    """Result of holding a reported latency against a chain, batches, or requests."""
 
-    batch_ns: float | None = None
-    """Cost of one call in a batch; None if batches do not resolve it, or none was made."""
-    resolution_ns: float | None = None
-    """Least cost of a call that a batch resolves; None if no batch was made."""
+    bound: str
+    """What bounds the latency: "samples", "chain" or "batch"."""
+    least_ns: float = 0.0
+    """Least latency that is reported."""
     why_not: str | None = None
     """Why the latency is not confirmed; None if it is."""
-    calls: int = 0
-    """Calls of all batches, those of the first one included, which is not timed."""
-    request_ns: float | None = None
-    """Time of one timed call from outside, if that confirmed the report."""
-    chain_ns: float | None = None
-    """Cost of one call in a chain; None if none was run."""
-    chain_calls: int = 0
-    """Calls of all chains."""
-    chain_share: float = 1.0
-    """A latency is reported as no less than this share of that cost."""
+    record: dict[str, Any] = field(default_factory=dict)
+    """Further fields of a measurement's record, whose keys say burst for batch and relay for chain."""
 
-    @property
-    def least_ns(self) -> float:
-        """Least latency that is reported, as far as chains say."""
-        return self.chain_share * (self.chain_ns or 0.0)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return it as fields of a measurement's record, whose keys say burst for batch and relay for chain."""
-        has_batch, has_chain = bool(self.calls or self.batch_ns is not None), self.chain_ns is not None
-        record: dict[str, Any] = {"bound": "batch" if has_batch else "chain" if has_chain else "samples"}
-        if has_chain:
-            record["relay_calls"] = self.chain_calls
-        if not has_chain or self.calls:
-            record["burst_calls"] = self.calls
-        times_ns = {"burst": self.batch_ns, "burst_resolution": self.resolution_ns}
-        times_ns |= {"request": self.request_ns, "relay": self.chain_ns}
-        record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
-        return record if self.why_not is None else {**record, "why_unconfirmed": self.why_not}
+    def with_batches(self, found: Confirmation) -> Confirmation:
+        """Return what this and batches say together."""
+        least_ns, why_not = max(self.least_ns, found.least_ns), found.why_not or self.why_not
+        return Confirmation(found.bound, least_ns, why_not, {**self.record, **found.record})
 
 
-def check_clock(traits: ClockTraits, asked: ReadingsAsked) -> None:
-    """Hold the clock that a worker says it uses against what was asked for.
+def check_clock(traits: ClockTraits, timing: TimingSettings | None) -> None:
+    """Hold the clock that a worker says it uses against what was asked for; None on a CPU.
 
     Raises:
         SolutionFailure: RUNTIME_ERROR; it is another.
     """
     methods: tuple[str, ...] = ("wall",)
-    if asked.device_type == "cuda":
-        methods = ("cupti", "cuda_events") if asked.timing.clock == "auto" else ("cuda_events",)
-    cache_state = asked.timing.l2_cache if asked.device_type == "cuda" else "warm"
+    cache_state = "warm"
+    if timing is not None:
+        methods, cache_state = ("cuda_events",), timing.l2_cache
+        methods = ("cupti", *methods) if timing.clock == "auto" else methods
     if traits.method not in methods:
         raise _out_of_protocol(f"the method {traits.method!r}")
     if traits.cache_state != cache_state:
@@ -206,7 +178,7 @@ def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float]) -> Confirma
     slow_ns, fewest = SETTLED
     if claimed_ns < slow_ns or len(costs_ns) < fewest or claimed_ns < CREDITED_SHARE * median(costs_ns):
         return None
-    return Confirmation(request_ns=median(costs_ns))
+    return Confirmation("samples", record={"burst_calls": 0, "request_ms": median(costs_ns) / 1e6})
 
 
 def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]) -> None:
@@ -222,17 +194,19 @@ def tell_outside(claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[f
     add_flags(record, unconfirmed=outside_ms >= least_ms and claimed_ms < share * outside_ms)
 
 
-def raise_claim(claimed_ms: float, record: dict[str, Any], least_ms: float = 0.0, floor_ms: float = 0.0) -> float:
-    """Return the latency that is reported; if that is more than the worker's, the record gets that as `claimed_ms`.
+def raise_claim(claimed_ms: float, record: dict[str, Any], found: Confirmation, floor_ms: float = 0.0) -> float:
+    """Return the latency that is reported; the record gets what bounds it.
 
     Args:
-        claimed_ms: latency of one call, `setup` included.
-        record: the measurement's. Its `burst_ms` is the cost of a call in a batch, if batches resolve it. Its `bound`
-            becomes "floor" if that is what raises the latency.
-        least_ms: least latency that is reported, as far as chains say.
+        claimed_ms: latency of one call, `setup` included; "claimed_ms" of the record if another is reported.
+        record: the measurement's.
+        found: what the session's own times say.
         floor_ms: no right call takes less.
     """
-    outside_ms: float = max(claimed_ms, CREDITED_SHARE * record.get("burst_ms", 0.0), least_ms)
+    record |= {"bound": found.bound, **found.record}
+    if found.why_not is not None:
+        record["why_unconfirmed"] = found.why_not
+    outside_ms = max(claimed_ms, found.least_ns / 1e6)
     if floor_ms > outside_ms:
         record["bound"] = "floor"
     if max(outside_ms, floor_ms) > claimed_ms:

@@ -6,12 +6,10 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -28,7 +26,6 @@ from flashinfer_bench.bench.evaluators.inputs.memory import (
 from flashinfer_bench.bench.evaluators.inputs.writer import Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.arena import Slot
 
@@ -60,32 +57,33 @@ LARGE_SHARE: Final = 64
 FEW_READS: Final = 6
 """Calls of a chain, or large calls of a batch, that are compared: a solution that leaves out half of its calls passes
 once in 400 times."""
-PAGE_BYTES: Final = 4096
 SECOND_SHARE: Final = 0.25
 """Share of the calls whose outputs get the second poison of their dtype. Skipping work under that one gains little."""
-SPOTS: Final = 4096
-"""Spots of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
+SPOTS: Final = 512
+"""Words of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
 
-Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-"""Bytes of an output, on the host: a row for each of some places."""
+Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+"""Words of the outputs, on the host: a row for each of some places."""
 
 
-def count_places(size: int, device: torch.device, most: int, *, held: int | None = None) -> int:
+def count_places(size: int, device: torch.device, most: int | None = None, *, held: int = 0) -> int:
     """Return how many places there are on this device, at least one.
 
     Args:
         size: bytes of the inputs and outputs of one call.
         device: where they lie.
-        most: no more are wanted.
-        held: bytes of memory that they may lie in, and that is not free; FEWEST_PLACES may take more of a GPU then.
-            None if few will do.
+        most: places that chains or batches want, of which FEWEST_PLACES may take more of a GPU; None for as many as
+            timed calls take in turn.
+        held: bytes of memory that they may lie in, and that is not free.
     """
-    room = CPU_BYTES
-    if device.type == "cuda":
+    size, is_gpu = max(size, 1), device.type == "cuda"
+    fewest, room = (GPU_PLACES, GPU_BYTES) if is_gpu else (MOST_PLACES, CPU_BYTES)
+    if is_gpu:
         free = recently_free_bytes(device)
-        scarce = 0 if held is None else min((free + held) // SCARCE_SHARE, FEWEST_PLACES * size)
-        room = min(GPU_BYTES, max(free // FREE_SHARE, scarce))
-    return max(1, min(most, room // max(size, 1)))
+        scarce = 0 if most is None else min((free + held) // SCARCE_SHARE, FEWEST_PLACES * size)
+        room = min(room, max(free // FREE_SHARE, scarce))
+    usual = min(MORE_PLACES, max(fewest, SMALL_BYTES[device.type] // size))
+    return max(1, min(usual if most is None else most, room // size))
 
 
 def check_room(size: int, device: torch.device, held: int) -> None:
@@ -111,28 +109,6 @@ def check_room(size: int, device: torch.device, held: int) -> None:
         )
 
 
-def spread(size: int) -> int:
-    """Return the bytes from one place to the next on a CPU, at least `size`.
-
-    Inputs lie at other offsets within a page in each of MOST_PLACES. How far an output that a call allocates lies
-    from its inputs, modulo a page, makes a call of 20 us up to a tenth slower, and is the same in all calls of a worker
-    otherwise.
-    """
-    offsets = PAGE_BYTES // math.gcd(size, PAGE_BYTES)
-    return size if offsets >= MOST_PLACES else size + PAGE_BYTES // MOST_PLACES
-
-
-def usual_places(size: int, device: torch.device) -> int:
-    """Return how many places timed calls take in turn, if there is memory for them.
-
-    Args:
-        size: bytes of the inputs and outputs of one call.
-        device: where they lie.
-    """
-    fewest = GPU_PLACES if device.type == "cuda" else MOST_PLACES
-    return min(MORE_PLACES, max(fewest, SMALL_BYTES[device.type] // max(size, 1)))
-
-
 class CallPlaces:
     """The places of one job, laid out for inputs of some shapes.
 
@@ -148,36 +124,34 @@ class CallPlaces:
     ) -> None:
         self.arena = arena
         self.signature = (most, *describe_inputs(inputs))
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        specs += [(output.shape, output.dtype) for output in outputs]
-        slots, size = lay_out(specs)
-        self.stride = spread(size) if arena.device.type == "cpu" else size
-        """Bytes from one place to the next."""
+        specs = [(tuple(value.shape), value.dtype) for value in inputs if isinstance(value, torch.Tensor)]
+        slots, size = lay_out([*specs, *((output.shape, output.dtype) for output in outputs)])
+        self.stride = self.outputs_end = size
+        """Bytes from one place to the next. The outputs lie behind the inputs."""
         self.replayed: set[int] = set()
         """Places whose graph was replayed."""
-        held = None if most is None else arena.size
-        usual = usual_places(self.stride, arena.device)
-        self._count = count_places(self.stride, arena.device, most or usual, held=held)
-        arena.reserve(self.stride * self._count)
+        self._count = count_places(size, arena.device, most, held=arena.size)
+        arena.reserve(size * self._count)
         self.generation = arena.generation
         self._chance = random.SystemRandom()
         own = iter(slots)
         self.input_slots = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
         """Slots of the inputs in the first place; None for a value that is no tensor."""
-        self._first_outputs = list(own)
-        self.outputs_end = size
-        """Offset of the outputs' end in a place. They lie behind the inputs."""
-        self.inputs_end = self._first_outputs[0].offset if self._first_outputs else size
-        self.input_rows = self._rows_of_inputs(arena.block, self._count, self.stride)
+        self._output_slots = list(own)
+        self.inputs_end = self._output_slots[0].offset if self._output_slots else size
+        self.input_rows = self._rows_of_inputs(arena.block, self._count, size)
         """Each input in all places: [places, *shape]; None for a value that is no tensor."""
-        self._output_makers = [self._maker(slot) for slot in self._first_outputs]
-        self._written = [
-            (slot.dtype, self.held_bytes(self._count, slot.offset, slot.offset + slot.nbytes))
-            for slot in self._first_outputs
-            if slot.nbytes
-        ]
-        """The dtype of each output that has elements, and its bytes in all places."""
+        self._outputs = [self._maker(slot) for slot in self._output_slots]
+        self._written = [slot for slot in self._output_slots if slot.nbytes]
+        """Slots of the outputs that have elements."""
+        self._spots = [max(1, min(SPOTS, slot.nbytes // WORD)) for slot in self._written]
+        """Number of words that are read of each."""
+        self._mask = self._of_words([(1 << 8 * min(slot.nbytes, WORD)) - 1 for slot in self._written])
+        """Which bits of these words are the outputs': one of less than a word ends earlier."""
+
+    def _of_words(self, of_outputs: Sequence[int]) -> Seen:
+        """Return for each word that is read the number of its output."""
+        return np.repeat(np.array(of_outputs, np.uint64), self._spots)
 
     def _maker(self, slot: Slot) -> Callable[[int], torch.Tensor]:
         """Return a function that makes the tensor of a place, given its slot in the first one; it is made once."""
@@ -188,12 +162,10 @@ class CallPlaces:
 
     def describe(self, names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
         """Return the fields of a `lay_out` request that say where the calls lie."""
+        given = zip(names, inputs, self.input_slots, strict=True)
         return {
-            "arguments": {
-                name: {"scalar": value} if slot is None else slot.to_json()
-                for name, value, slot in zip(names, inputs, self.input_slots, strict=True)
-            },
-            "slots": [slot.to_json() for slot in self._first_outputs],
+            "arguments": {name: {"scalar": value} if slot is None else slot.to_json() for name, value, slot in given},
+            "slots": [slot.to_json() for slot in self._output_slots],
             "count": self._count,
             "stride": self.stride,
         }
@@ -204,66 +176,54 @@ class CallPlaces:
 
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
-        return [make(index) for make in self._output_makers]
+        return [make(index) for make in self._outputs]
 
     def _rows_of_inputs(self, block: torch.Tensor, count: int, step: int) -> list[torch.Tensor | None]:
         """Return each input in `count` places of a uint8 block, `step` bytes apart."""
         return [None if slot is None else slot.rows(block, count, step) for slot in self.input_slots]
 
-    def input_bytes(self, count: int) -> torch.Tensor:
-        """Return the bytes of all inputs in the first places, a row for each; the outputs lie behind them."""
-        return self.held_bytes(count, 0, self.inputs_end)
-
     def own_inputs(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """Return memory of this process for the inputs of this many calls: a row of bytes for each, and each input.
 
-        The first is as `input_bytes`, the second as `input_rows`, on the same device.
+        The first is as `held_inputs`, the second as `input_rows`, on the same device.
         """
         rows = torch.zeros(count, self.inputs_end, dtype=torch.uint8, device=self.arena.device)
         return rows, self._rows_of_inputs(rows.view(-1), count, self.inputs_end)
 
-    def output_bytes(self, count: int) -> torch.Tensor:
-        """Return the bytes of all output slots in the first places, a row for each."""
-        return self.held_bytes(count, self.inputs_end, self.outputs_end)
+    def held_inputs(self) -> torch.Tensor:
+        """Return the bytes of all inputs, a row for each place."""
+        return self._rows_of(0, self.inputs_end)
+
+    def held_outputs(self) -> torch.Tensor:
+        """Return the bytes of all output slots, a row for each place."""
+        return self._rows_of(self.inputs_end, self.outputs_end)
 
     def outputs_in(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """Return the outputs in a copy of a row of `output_bytes`."""
-        return [replace(slot, offset=slot.offset - self.inputs_end).view(row) for slot in self._first_outputs]
+        """Return the outputs in a copy of a row of `held_outputs`."""
+        return [replace(slot, offset=slot.offset - self.inputs_end).view(row) for slot in self._output_slots]
 
     def inputs_in(self, row: torch.Tensor) -> list[torch.Tensor | None]:
-        """Return the inputs in a copy of a row of `input_bytes`; None for a value that is no tensor."""
+        """Return the inputs in a copy of a row of `held_inputs`; None for a value that is no tensor."""
         return [None if slot is None else slot.view(row) for slot in self.input_slots]
 
-    def held_bytes(self, count: int, begin: int, end: int) -> torch.Tensor:
-        """Return the same bytes of each of the first places, as rows."""
-        return self.arena.block.as_strided((count, end - begin), (self.stride, 1), begin)
+    def _rows_of(self, begin: int, end: int) -> torch.Tensor:
+        return self.arena.block.as_strided((self._count, end - begin), (self.stride, 1), begin)
 
-    def poison(self, indices: Sequence[int], writer: Writer | None = None) -> None:
-        """Fill the output slots of some places with words that no honest kernel leaves there.
-
-        Args:
-            indices: the places.
-            writer: collects the writes, and is finished by the caller; None to write at once.
-        """
-        used = writer or open_writer(self.arena.device)
-        for dtype, held in self._written:
-            usual, *others = fill_words(dtype)
-            second = [at for at in indices if others and self._chance.random() < SECOND_SHARE]
-            used.fill_rows(held, [at for at in indices if at not in second], usual)
+    def poison(self, indices: Sequence[int], writer: Writer) -> None:
+        """Have a writer fill the output slots of some places with words that no honest kernel leaves there."""
+        for slot in self._written:
+            usual, *others = fill_words(slot.dtype)
+            held = self._rows_of(slot.offset, slot.offset + slot.nbytes)
+            second = {at for at in indices if others and self._chance.random() < SECOND_SHARE}
+            writer.fill_rows(held, [at for at in indices if at not in second], usual)
             for other in others:
-                used.fill_rows(held, second, other)
-        if writer is None:
-            used.finish()
+                writer.fill_rows(held, [*second], other)
 
-    def spoil_inputs(self, count: int) -> None:
-        """Overwrite the inputs of the first places: results that are not computed yet cannot be computed any more.
-
-        Whole words are written if inputs are made of such: on a GPU single bytes would take several times as long.
-        """
-        held = self.input_bytes(count)
-        if self.stride % 8 == 0 and held.shape[1] % 8 == 0:
-            held = held.view(torch.int64)
-        held.zero_()
+    def spoil_inputs(self) -> None:
+        """Overwrite the inputs of all places: results that are not computed yet cannot be computed any more."""
+        writer = open_writer(self.arena.device)
+        writer.fill_rows(self.held_inputs(), range(self._count), 0)
+        writer.finish()
         self.synchronize()
 
     def synchronize(self) -> None:
@@ -271,56 +231,40 @@ class CallPlaces:
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def read_spots(self, indices: Sequence[int], secret: int) -> list[Seen]:
-        """Return bytes at secret spots of each output that has elements: a row for each of some places.
+    def read_spots(self, indices: Sequence[int], secret: int) -> Seen:
+        """Return words at secret spots of the outputs: a row for each of some places.
 
         They come to the host together, since each wait for a GPU takes as long as several copies.
         """
-        spots = [_rows(held[:, self._spots_of(held, secret)], indices) for _, held in self._written]
+        spots, words = [], self.arena.block.view(torch.int64)
+        for count, slot in zip(self._spots, self._written, strict=True):
+            step = max(1, slot.nbytes // WORD // count)
+            begin = slot.offset // WORD + secret % step
+            spots.append(pick_rows(words.as_strided((self._count, count), (self.stride // WORD, step), begin), indices))
         if not spots:
-            return []
-        together = spots[0] if len(spots) == 1 else torch.cat(spots, dim=1)
-        rows: Seen = together.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
-        *ends, _ = accumulate(one.shape[1] for one in spots)
-        return np.split(rows, ends, axis=1)
+            return np.zeros((len(indices), 0), np.uint64)
+        seen: Seen = torch.cat(spots, dim=1).to("cpu", copy=True).numpy().view(np.uint64) & self._mask
+        return seen
 
-    @staticmethod
-    def _spots_of(held: torch.Tensor, secret: int) -> slice:
-        """Return the spots of an output, [places, bytes]."""
-        step = max(1, held.shape[1] // SPOTS)
-        return slice(secret % step, None, step)
-
-    def find_unwritten(self, seen: Sequence[Seen], secret: int) -> list[bool]:
-        """Tell of each place whether an output was not written, by the result of `read_spots` for the same secret.
-
-        WORD bytes in a row that hold poison, or all bytes of a smaller output, count as unwritten.
-        """
-        found = np.zeros(len(seen[0]) if seen else 0, dtype=bool)
-        for output, (dtype, held) in zip(seen, self._written, strict=False):
-            spots = self._spots_of(held, secret)
-            of_word = (spots.start + spots.step * np.arange(output.shape[1])) % WORD
-            for word in fill_words(dtype):
-                is_poison = output == np.frombuffer(word.to_bytes(WORD, "little"), np.uint8)[of_word]
-                if output.shape[1] < WORD:
-                    found |= is_poison.all(axis=1)
-                else:
-                    whole = np.ascontiguousarray(is_poison[:, : output.shape[1] // WORD * WORD])
-                    found |= (whole.view(np.uint64) == 0x0101010101010101).any(axis=1)
-        return [bool(one) for one in found]
+    def find_unwritten(self, seen: Seen) -> list[bool]:
+        """Tell of each place whether an output was not written: a word that `read_spots` has read holds poison."""
+        words = [fill_words(slot.dtype) for slot in self._written]
+        poison = [self._of_words([own[which] for own in words]) & self._mask for which in (0, -1)]
+        found: list[bool] = np.logical_or(*(seen == one for one in poison)).any(axis=1).tolist()
+        return found
 
 
-def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+def copy_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    """Return a copy of some rows of bytes or words, in the order of the indices, without a wait for the device."""
+    chosen = torch.tensor(indices, dtype=torch.int64).to(held.device, non_blocking=True)
+    words = held.view(torch.int64) if held.dtype is torch.uint8 else held  # rows of places have whole words
+    return words.index_select(0, chosen).view(held.dtype)
+
+
+def pick_rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """Return some rows; a view if they lie one behind the other."""
     begin, end = min(indices, default=0), max(indices, default=-1) + 1
-    return held[begin:end] if list(indices) == list(range(begin, end)) else copy_rows(held, indices)
-
-
-def digest_rows(seen: Sequence[Seen], secret: int) -> list[int]:
-    """Return a number of 64 bits for each place: a hash of the bytes that `read_spots` returned of all outputs.
-
-    Equal outputs have equal numbers. Two others with one number make a call look odd, which costs a comparison.
-    """
-    return [hash((secret, *map(bytes, outputs))) for outputs in zip(*seen, strict=True)]
+    return held[begin:end] if [*indices] == [*range(begin, end)] else copy_rows(held, indices)
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:

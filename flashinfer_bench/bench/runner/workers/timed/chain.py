@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from secrets import randbits
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -44,7 +44,6 @@ from flashinfer_bench.worker.gated_chain.kernels import (
     BLOCK_BYTES,
     MOST_CALLS,
     MOST_OUTPUTS,
-    WORD_BYTES,
     ChainKernels,
     ControlBlock,
     Piece,
@@ -72,9 +71,6 @@ LONGEST_PAUSE_NS: Final = 10_000_000
 START_NS: Final = 1_250.0
 """Taken off each call: a GPU polls for its key once in a microsecond, so the usual empty call is longer than the least,
 and in some contexts operations start later than in the session's."""
-HIDDEN_NS: Final = 2_000.0
-"""A solution that does all in one kernel saves this of a call, and the time by which unmasking and committing exceed
-that of a few bytes. A chain says nothing of calls that take no longer than an empty one."""
 CACHED_BYTES: Final = 24 << 20
 """A chain bounds larger calls less: their unmasked inputs are written back while the call runs."""
 WRITTEN_BACK: Final = 32 << 20, 3_000
@@ -173,9 +169,8 @@ class ChainTools:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._kernels = ChainKernels(chain_image(), device)
-        self._empty: dict[tuple[int, ...], int] = {}
+        self._empty_ns: dict[tuple[int, ...], int] = {}
         """Bytes of the inputs and of each output → nanoseconds of a call that computes nothing."""
-        self._least_ns = math.inf
         fd = open_memory_file(BLOCK_BYTES)
         try:
             self._block = ControlBlock(fd)
@@ -201,25 +196,20 @@ class ChainTools:
             self._kernels.commit([piece_of(one) for one in own], row.data_ptr())
         return [[number % (1 << 64) for number in row] for row in held.tolist()]
 
-    def find_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> tuple[int, int]:
-        """Return the least nanoseconds of a call in a chain that computes nothing, and of such a call of a few bytes.
+    def find_empty_ns(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
+        """Return the least nanoseconds of a call in a chain that computes nothing.
 
         They are measured once for inputs and outputs of some sizes: work that a worker has left on the GPU makes them
-        longer. Both are 0 if something holds the GPU up: then nothing is taken off.
+        longer. 0 if something holds the GPU up: then nothing is taken off.
 
         Args:
             rows: where the inputs of each call lie; they are overwritten.
             outputs: of each call.
         """
-        key = (rows[0].nbytes, *(one.nbytes for one in outputs[0]))
-        if key not in self._empty:
-            few = [Piece(row.address, min(row.nbytes, WORD_BYTES)) for row in rows]
-            least = [[one.view(-1)[:1].view(torch.uint8) for one in own[:1]] for own in outputs]
-            taken = self._take_empty(few, least), self._take_empty(rows, outputs)
-            if not all(taken):
-                return 0, 0
-            self._least_ns, self._empty[key] = min(self._least_ns, taken[0]), taken[1]
-        return self._empty[key], int(self._least_ns)
+        sizes = (rows[0].nbytes, *(one.nbytes for one in outputs[0]))
+        if sizes not in self._empty_ns and (taken_ns := self._take_empty(rows, outputs)):
+            self._empty_ns[sizes] = taken_ns
+        return self._empty_ns.get(sizes, 0)
 
     def _take_empty(self, rows: Sequence[Piece], outputs: Sequence[Sequence[torch.Tensor]]) -> int:
         """Return the least nanoseconds of a call in a chain that unmasks, computes nothing, and commits."""
@@ -239,13 +229,16 @@ class ChainTools:
             self._block.clear()
             replay()
             self._block.tell_launched(len(rows))
-            deadline = time.monotonic() + LONGEST_NS / 1e9
-            is_late = lambda deadline=deadline: time.monotonic() > deadline  # noqa: E731 - one line, used once
-            spans += [one.span_ns for one in hand_out(self._block, keys, groups, is_late)]
+            found = hand_out(self._block, keys, groups, partial(_is_past, now_ns() + LONGEST_NS))
+            spans += [one.span_ns for one in found]
             for at, key in enumerate(keys):
                 self._block.give(at, key)
             torch.cuda.synchronize(self._device)
         return min(spans) if len(spans) == MOST_CHAINS * len(rows) else 0
+
+
+def _is_past(end_ns: int) -> bool:
+    return now_ns() > end_ns
 
 
 @cache
@@ -261,17 +254,6 @@ def open_chain_tools(device: torch.device) -> ChainTools | None:
         return ChainTools(device)
     except (OSError, driver.DriverError):
         return None
-
-
-class Chain(NamedTuple):
-    """The best chain so far."""
-
-    cost_ns: float
-    """Cost of one of its calls."""
-    share: float
-    """A latency is reported as no less than this share of that."""
-    is_joined: bool
-    """The worker says that all were one graph."""
 
 
 class ChainTimer:
@@ -297,25 +279,25 @@ class ChainTimer:
         self._launch_ns = LAUNCH_NS[operations is None]
         places = trial.places
         self._count = calls
-        self._held = places.input_bytes(calls)
+        self._held = places.held_inputs()[:calls]
         self._given, self._own = places.own_inputs(calls)
         outputs = [places.outputs(at) for at in range(calls)]
-        self._empty_ns, least_ns = tools.find_empty(rows_of(self._held), outputs)
-        self._hidden_ns = max(0, self._empty_ns - least_ns) + HIDDEN_NS
-        self._best = Chain(math.inf, 1.0, False)
+        self._empty_ns = tools.find_empty_ns(rows_of(self._held), outputs)
+        self._cost_ns, self._share, self._is_joined = math.inf, 1.0, False
+        """Of the best chain so far: the cost of a call, the share of it that a latency is no less than, and whether the
+        worker says that all calls were one graph."""
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
         self._fields |= {"part": trial.part, "indices": [*range(calls)]}
         self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
 
     @property
     def most_ns(self) -> float:
-        """Most that a call costs."""
-        return self._best.cost_ns + self._empty_ns
+        """Most that a call costs: one kernel may unmask, compute and commit."""
+        return self._cost_ns + self._empty_ns
 
     def leaves_open(self, reported_ns: float) -> bool:
         """Tell whether batches could raise what a call is reported as."""
-        cost_ns = self._best.cost_ns
-        return cost_ns <= self._empty_ns or CREDITED_SHARE * (cost_ns + self._hidden_ns) > reported_ns
+        return CREDITED_SHARE * self.most_ns > reported_ns
 
     def confirm(self, claimed_ns: float) -> Confirmation:
         """Hold a reported latency against chains.
@@ -333,16 +315,16 @@ class ChainTimer:
         try:
             os.pwrite(fd, image, BLOCK_BYTES)
             block = ControlBlock(fd, size)
-            while chains < MOST_CHAINS and self._best.share * self._best.cost_ns > claimed_ns:
+            while chains < MOST_CHAINS and self._share * self._cost_ns > claimed_ns:
                 self._run_one(block, fd, size)
                 chains += 1
         finally:
             os.close(fd)
-        cost_ns, share, is_joined = self._best
-        host = None if is_joined else "the host launches each call in its turn"
+        cost_ns, host = self._cost_ns, None if self._is_joined else "the host launches each call in its turn"
         below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
         doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
-        return Confirmation(why_not=doubt, chain_ns=cost_ns, chain_calls=chains * self._count, chain_share=share)
+        record = {"relay_calls": chains * self._count, "relay_ms": cost_ns / 1e6}
+        return Confirmation("chain", self._share * cost_ns, doubt, record)
 
     def _run_one(self, block: ControlBlock, fd: int, size: int) -> None:
         """Run a chain; if its calls cost the least so far, some of them are compared.
@@ -362,9 +344,10 @@ class ChainTimer:
         along = Along([fd], lambda is_over: found.extend(hand_out(block, keys, groups, is_over, launch_ns)))
         done = self._ask("relay", Called, "the measurement", along=along, size=size, **self._fields)
         # Outputs are judged as they were committed to: a worker may exchange them behind a check.
-        rows = places.output_bytes(self._count).clone(memory_format=torch.contiguous_format)
-        outputs = [places.outputs_in(row) for row in rows]
-        if len(found) < self._count or [one.digest for one in found] != self._tools.digests(outputs):
+        rows = places.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
+        if len(found) < self._count or [one.digest for one in found] != self._tools.digests(
+            [places.outputs_in(row) for row in rows]
+        ):
             raise written_late()
         # To bring results to where outputs lie is a part of the work, but not of samples.
         share = CHAIN_SHARE if done.joined and not done.strided else HOST_CHAIN_SHARE
@@ -374,11 +357,11 @@ class ChainTimer:
             share = min(share, UNCACHED_SHARE)
             cost_ns -= min(places.inputs_end, most_bytes) / bytes_per_ns
         cost_ns = max(0.0, cost_ns) + self._gap_ns
-        is_best = cost_ns <= self._best.cost_ns
+        is_best = cost_ns <= self._cost_ns
         if is_best:
-            self._best = Chain(cost_ns, share, done.joined)
+            self._cost_ns, self._share, self._is_joined = cost_ns, share, done.joined
             self._trial.reader.begin()
-        self._trial.reader.look(range(self._count), numbers, chooses=is_best, outputs=outputs.__getitem__)
+        self._trial.reader.look(range(self._count), numbers, chooses=is_best, outputs=rows)
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:

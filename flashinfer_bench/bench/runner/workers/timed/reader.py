@@ -7,32 +7,25 @@ written, or repeats another call's. `session/reads.py` judges them when all are 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
-from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, digest_rows
-from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, copy_rows
 from flashinfer_bench.errors import SolutionFailure
 
 MOST_ODD: Final = 4
 """Odd calls on each set of inputs that are compared: honest outputs may repeat, as masks do, so this is bounded."""
-LARGE_BYTES: Final = 1 << 26
-"""Bytes of a call's inputs and outputs from which on its inputs are not copied."""
 TOGETHER_BYTES: Final = 1 << 22
-"""Most bytes of calls that are copied or compared together. Larger copies gain little, and stay until the last of their
-calls is dropped."""
+"""Most bytes of calls that are copied or made again together. Larger copies gain little, and stay until the last of
+their calls is dropped."""
 
 Inspected = tuple[Sequence[Any], Sequence[torch.Tensor | None]]
 """The inputs that a call was given, and those in its place since."""
-Outputs = Callable[[int], list[torch.Tensor]]
-"""Place → copies of its outputs."""
 Way = Literal["reading", "chain", "batch"]
 """How a call that is compared was timed."""
 
@@ -54,15 +47,12 @@ class ReadCall:
     """The reference's outputs for its inputs, if they were computed ahead."""
 
 
-@dataclass(frozen=True)
-class LeftCall:
-    """Copies of a call's outputs, and of its inputs, which it may have changed."""
+class LeftCall(NamedTuple):
+    """Copies of what a call left, each a row of bytes."""
 
-    outputs: Callable[[], list[torch.Tensor]]
+    outputs: torch.Tensor
     inputs: torch.Tensor | None
-    """A row of bytes, which begins with them; None for a large call, and if they were overwritten already."""
-    given: list[Any] | None = None
-    """The inputs that a large call was given, which are checked at once. Those of others are made again at the end."""
+    """Which it may have changed; None if they were overwritten already."""
 
 
 def written_late() -> SolutionFailure:
@@ -92,14 +82,15 @@ class Reader:
     """These calls are not compared: nothing is read, and nothing kept."""
     _kept: dict[int, LeftCall | None] = field(default_factory=dict)
     """The number of each call that is kept by chance; None until it is over."""
-    _odd: dict[int, LeftCall] = field(default_factory=dict)
-    _bases: dict[int, LeftCall] = field(default_factory=dict)
+    _others: dict[int, LeftCall] = field(default_factory=dict)
+    """The same of those on a base and of odd ones."""
+    _odd: int = 0
     _seen: int = 0
-    _looks: set[int] = field(default_factory=set)
-    """Digests of the bytes that were read of each call's outputs."""
-    _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
-    _latest: tuple[list[int], list[Seen]] | None = None
-    """The places of the latest calls, and the bytes that were read there when they were over."""
+    _digests: set[int] = field(default_factory=set)
+    """Of the words that were read of each call's outputs."""
+    _secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
+    _latest: tuple[list[int], Seen] | None = None
+    """The places of the latest calls, and the words that were read there when they were over."""
 
     def look(
         self,
@@ -107,7 +98,7 @@ class Reader:
         numbers: Sequence[int],
         *,
         chooses: bool = True,
-        outputs: Outputs | None = None,
+        outputs: torch.Tensor | None = None,
         has_inputs: bool = True,
     ) -> None:
         """Check the outputs of the calls that some places just had; copy calls that are to be compared.
@@ -119,38 +110,29 @@ class Reader:
             indices: the places.
             numbers: the number of each place's call.
             chooses: False keeps none of them by chance, only those that look odd.
-            outputs: copies that were made already; None to make them now.
+            outputs: copies of all places' outputs that were made already, as rows of bytes; None to make them now.
             has_inputs: the places hold the calls' inputs still.
         """
         if self.is_idle:
             return
-        chosen = self._choose(numbers) if chooses else set()
-        kept = [index for index, number in zip(indices, numbers, strict=True) if number in chosen]
-        copies = self._copy(kept, outputs, has_inputs=has_inputs)
-        seen = self.places.read_spots(indices, self._look_secret)
-        self._latest = (list(indices), seen)
-        looks_odd = self.places.find_unwritten(seen, self._look_secret) or [False] * len(indices)
-        for at, digest in enumerate(digest_rows(seen, self._look_secret)):
+        calls, bases = list(zip(indices, numbers, strict=True)), {*filter(self.contents.is_base, numbers)}
+        chosen = bases | self._choose([number for number in numbers if number not in bases]) if chooses else set()
+        copies = self._copy([call for call in calls if call[1] in chosen], outputs, has_inputs=has_inputs)
+        seen = self.places.read_spots(indices, self._secret)
+        self._latest = ([*indices], seen)
+        for call, words, is_unwritten in zip(calls, seen, self.places.find_unwritten(seen), strict=True):
+            number, digest = call[1], hash((self._secret, words.tobytes()))
             # Outputs repeat that other inputs gave. To find out whether inputs differ may take a second.
-            looks_odd[at] |= digest in self._looks and self.contents.differs
-            self._looks.add(digest)
-        is_checked = has_inputs and not self._takes_inputs  # a copy of them would take too much memory
-        for at, (index, number) in enumerate(zip(indices, numbers, strict=True)):
-            is_base = self.contents.is_base(number)
-            is_odd = looks_odd[at] and not is_base and len(self._odd) < MOST_ODD * len(self.contents)
-            if number not in chosen and not is_odd:
-                continue
-            left = copies.get(index) or self._copy([index], outputs, has_inputs=has_inputs)[index]
-            if is_checked:
-                given = self.contents.make(number)
-                self.check_inputs([(given, self.places.inputs(index))])
-                left = replace(left, given=given)
-            if is_base:
-                self._bases[number] = left
-            if is_odd:
-                self._odd[number] = left
-            if number in self._kept:
-                self._kept[number] = left
+            is_odd = is_unwritten or (digest in self._digests and self.contents.differs)
+            self._digests.add(digest)
+            is_odd = is_odd and number not in bases and self._odd < MOST_ODD * len(self.contents)
+            if is_odd or number in chosen:
+                left = copies.get(number) or self._copy([call], outputs, has_inputs=has_inputs)[number]
+                self._odd += is_odd
+                if is_odd or number in bases:
+                    self._others[number] = left
+                if number in self._kept:
+                    self._kept[number] = left
 
     @property
     def missing(self) -> int:
@@ -168,50 +150,37 @@ class Reader:
             SolutionFailure: RUNTIME_ERROR; an output has changed since.
         """
         latest, self._latest = self._latest, None
-        if latest is None:
-            return
-        now = self.places.read_spots(latest[0], self._look_secret)
-        if not all(np.array_equal(one, then) for one, then in zip(now, latest[1], strict=True)):
+        if latest is not None and not np.array_equal(self.places.read_spots(latest[0], self._secret), latest[1]):
             raise written_late()
 
     def _choose(self, numbers: Sequence[int]) -> set[int]:
-        """Return the calls that are kept: the bases, and some by chance, which may displace earlier ones."""
-        bases = {number for number in numbers if self.contents.is_base(number)}
+        """Return which of these calls are kept by chance; they may displace earlier ones."""
         for number in numbers:
-            if number in bases:
-                continue
             self._seen += 1
             if len(self._kept) >= self.wanted:
                 if self.chance.random() >= self.wanted / self._seen:
                     continue
                 del self._kept[self.chance.choice(list(self._kept))]
             self._kept[number] = None
-        return bases | self._kept.keys() & {*numbers}
+        return self._kept.keys() & {*numbers}
 
-    def _copy(self, indices: Sequence[int], made: Outputs | None, *, has_inputs: bool) -> dict[int, LeftCall]:
-        """Copy the calls of some places; return them by place."""
-        if not indices:
-            return {}
-        places, takes_inputs = self.places, has_inputs and self._takes_inputs
-        begin = 0 if takes_inputs else places.inputs_end
-        held = places.held_bytes(len(places), begin, places.outputs_end if made is None else places.inputs_end)
-        copied = {}
-        for start in range(0, len(indices), self._most_together):
-            some = indices[start : start + self._most_together]
-            for index, row in zip(some, copy_rows(held, some).unbind(), strict=True):
-                own = partial(CallPlaces.outputs_in, places, row[places.inputs_end - begin :])
-                copied[index] = LeftCall(partial(made, index) if made else own, row if takes_inputs else None)
+    def _copy(
+        self, calls: Sequence[tuple[int, int]], outputs: torch.Tensor | None, *, has_inputs: bool
+    ) -> dict[int, LeftCall]:
+        """Copy the calls of some places and numbers; return them by number. Inputs and outputs are freed apart."""
+        copied: dict[int, LeftCall] = {}
+        held = self.places.held_outputs() if outputs is None else outputs
+        for some in self._portions(calls):
+            indices = [index for index, _ in some]
+            given = copy_rows(self.places.held_inputs(), indices) if has_inputs else [None] * len(some)
+            rows = zip(copy_rows(held, indices), given, strict=True)
+            copied |= {number: LeftCall(*row) for (_, number), row in zip(some, rows, strict=True)}
         return copied
 
-    @property
-    def _takes_inputs(self) -> bool:
-        """Whether inputs of calls are copied: those of large ones are not."""
-        return self.places.stride <= LARGE_BYTES
-
-    @property
-    def _most_together(self) -> int:
-        """Calls that are copied or compared together."""
-        return max(1, TOGETHER_BYTES // max(self.places.stride, 1))
+    def _portions(self, calls: Sequence[Any]) -> list[Sequence[Any]]:
+        """Return calls in portions that are copied or made again together."""
+        most = max(1, TOGETHER_BYTES // max(self.places.stride, 1))
+        return [calls[start : start + most] for start in range(0, len(calls), most)]
 
     def reads(self, way: Way | None = None) -> list[ReadCall]:
         """Return the calls to compare, in a random order, and forget them: they may hold gigabytes.
@@ -223,39 +192,17 @@ class Reader:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
         """
         self.check_unchanged()
-        left = {number: call for number, call in self._kept.items() if call is not None} | self._odd | self._bases
-        given = self._make_again({number: call for number, call in left.items() if call.given is None})
-        found = []
-        for number, call in left.items():
-            inputs = given[number] if call.given is None else call.given
-            chosen, trial = way if number in self._kept else None, self.contents.set_of(number)
-            found.append(ReadCall(inputs, call.outputs(), number in self._bases, chosen, trial))
-        self._kept, self._odd, self._bases = {}, {}, {}  # the functions that make outputs may refer to this reader
+        kept = {number: call for number, call in self._kept.items() if call is not None}
+        left, found = kept | self._others, []
+        self._kept, self._others, self._odd = {}, {}, 0
+        for numbers in self._portions([*left]):
+            given = self.contents.make_all(numbers)
+            calls = [left.pop(number) for number in numbers]
+            rows = [(own, call.inputs) for own, call in zip(given, calls, strict=True)]
+            self.check_inputs([(own, self.places.inputs_in(row)) for own, row in rows if row is not None])
+            for number, own, call in zip(numbers, given, calls, strict=True):
+                is_base, chosen = self.contents.is_base(number), way if number in kept else None
+                outputs = self.places.outputs_in(call.outputs)
+                found.append(ReadCall(own, outputs, is_base, chosen, self.contents.set_of(number)))
         self.chance.shuffle(found)
         return found
-
-    def _make_again(self, left: Mapping[int, LeftCall]) -> dict[int, list[Any]]:
-        """Make the inputs of some calls again, and check that the calls have left them as they were.
-
-        Raises:
-            SolutionFailure: a call has changed its inputs.
-        """
-        if not left:
-            return {}
-        places, base = self.places, self.contents.base
-        numbers = sorted(left, key=lambda number: left[number].inputs is None)
-        rows, views = places.own_inputs(len(numbers))
-        writer = open_writer(rows.device)
-        self.contents.write_all(numbers, views, range(len(numbers)), writer)
-        writer.finish()
-        given = {
-            number: [value if own is None else own[at] for value, own in zip(base, views, strict=True)]
-            for at, number in enumerate(numbers)
-        }
-        found = [row[: places.inputs_end] for number in numbers if (row := left[number].inputs) is not None]
-        slots = [slot for slot in places.input_slots if slot is not None]
-        changed = find_changed(found, rows, slots, self._most_together)
-        for number, row, is_changed in zip(numbers, found, changed, strict=False):
-            if is_changed:
-                self.check_inputs([(given[number], places.inputs_in(row))])
-        return given

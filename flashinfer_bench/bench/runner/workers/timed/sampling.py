@@ -15,19 +15,20 @@ from functools import partial
 from itertools import count
 from statistics import median
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.arena import copy_of
-from flashinfer_bench.bench.runner.workers.timed.bounds import ReadingsAsked, check_clock, check_readings
+from flashinfer_bench.bench.runner.workers.timed.bounds import check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall, StressSchedule
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Facts, Sample
+from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
 
 Ask: TypeAlias = Callable[..., Any]
@@ -49,24 +50,16 @@ class PlaceLaunch:
         raise AssertionError("a remote call is launched by its worker")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """The calls of one request: usual ones, and those on inputs of stress cases, hidden among them."""
 
     indices: list[int]
     """Their places."""
     numbers: list[int]
-    hidden: list[int]
-    """Positions of those on inputs of stress cases."""
-    cases: list[str]
-    """Stress cases of these."""
-    inputs: list[list[Any]]
-    """Inputs of these."""
-
-    @property
-    def usual(self) -> list[int]:
-        """Positions of the others."""
-        return [at for at in range(len(self.indices)) if at not in self.hidden]
+    usual: list[int]
+    """Positions of the usual ones."""
+    hidden: list[tuple[int, str, list[Any]]]
+    """Position, stress case and inputs of each of the others."""
 
 
 @dataclass
@@ -76,7 +69,8 @@ class RemoteTrial:
     places: CallPlaces
     contents: DealtContents
     reader: Reader
-    asked: ReadingsAsked
+    timing: TimingSettings | None
+    """How a GPU is timed; None on a CPU."""
     has_setup: bool
     returns: bool = True
     """Results of calls are copied into their output slots."""
@@ -122,31 +116,26 @@ class RemoteTrial:
 
     def prepare(self, launches: Sequence[PlaceLaunch]) -> Request:
         """Write the inputs of a request: of the first launches that have room, and of the hidden calls that are due."""
-        most = self.count_in_turn(replay=launches[0].replay)
-        cases = [] if self.schedule is None else self.schedule.due(len(launches), most)
+        most, schedule = self.count_in_turn(replay=launches[0].replay), self.schedule
+        cases = [] if schedule is None else schedule.due(len(launches), most)
         launches = launches[: most - len(cases)]
-        hidden = sorted(self.chance.sample(range(len(launches) + len(cases)), len(cases)))
-        free = iter(sorted({*range(most)} - {launch.index for launch in launches}))
+        free = iter({*range(most)} - {launch.index for launch in launches})
         calls = [(launch.index, next(self._numbers[launch.inputs])) for launch in launches]
-        made = [] if self.schedule is None else list(map(self.schedule.inputs.take, cases))
-        for at, (number, _) in zip(hidden, made, strict=True):
+        at_hidden = sorted(self.chance.sample(range(len(calls) + len(cases)), len(cases)))
+        made = [] if schedule is None else schedule.make(cases)
+        for at, (number, _) in zip(at_hidden, made, strict=True):
             calls.insert(at, (next(free), number))
         indices, numbers = [index for index, _ in calls], [number for _, number in calls]
-        inputs = [own for _, own in made]
         self.write(indices, numbers=numbers)
-        if self.schedule is not None and made:
-            self._bring([self.places.inputs(indices[at]) for at in hidden], inputs, self.schedule.inputs.changed)
-        return Request(indices, numbers, hidden, cases, inputs)
-
-    def _bring(
-        self, slots: Sequence[Sequence[torch.Tensor | None]], inputs: Sequence[list[Any]], changed: Sequence[bool]
-    ) -> None:
-        """Copy the inputs that stress cases have changed into the places of their calls."""
-        for at, is_changed in enumerate(changed):
+        slots = [self.places.inputs(indices[at]) for at in at_hidden]
+        for at, can_change in enumerate([] if schedule is None else schedule.plan.free):
             targets = [slot for own in slots if (slot := own[at]) is not None]
-            if is_changed and targets:
-                torch._foreach_copy_(targets, [own[at] for own in inputs])
-        self.places.synchronize()
+            if can_change is not None and targets:
+                torch._foreach_copy_(targets, [inputs[at] for _, inputs in made])
+        if slots:
+            self.places.synchronize()
+        hidden = [(at, case, own) for at, case, (_, own) in zip(at_hidden, cases, made, strict=True)]
+        return Request(indices, numbers, [at for at in range(len(calls)) if at not in at_hidden], hidden)
 
     def finish(self, request: Request, setups: Sequence[Sample], spent_ns: float) -> None:
         """Keep the costs of the calls of a request, and outputs that are to be compared.
@@ -154,15 +143,15 @@ class RemoteTrial:
         Raises:
             SolutionFailure: INCORRECT_NUMERICAL; a hidden call has changed its inputs.
         """
-        calls, usual = len(request.indices), request.usual
+        calls, usual, places = len(request.indices), request.usual, self.places
         self.costs_ns += [spent_ns / calls] * calls
         if self.schedule is not None:
             self.schedule.pass_by(calls, len(request.hidden))
-            hidden = [request.indices[at] for at in request.hidden]
+            hidden = [(request.indices[at], case, inputs) for at, case, inputs in request.hidden]
             # Outputs are copied first: a thread may still be at work.
-            gave = [[copy_of(output) for output in self.places.outputs(index)] for index in hidden]
-            self.schedule.made += map(StressCall, request.cases, request.inputs, gave)
-            self.reader.check_inputs(list(zip(request.inputs, map(self.places.inputs, hidden), strict=True)))
+            gave = [[copy_of(output) for output in places.outputs(index)] for index, *_ in hidden]
+            self.schedule.made += [StressCall(*call[1:], own) for call, own in zip(hidden, gave, strict=True)]
+            self.reader.check_inputs([(inputs, places.inputs(index)) for index, _, inputs in hidden])
         self.setup_samples += [setups[at] for at in usual if setups]
         self.reader.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
 
@@ -198,13 +187,13 @@ class RemoteClock(Clock):
         ask: asks the worker.
         traits: the worker's clock, as it was before a solution was loaded.
         trial: the places of the calls, their content, and the reader of their outputs.
-        fall_back: why the worker is to use another clock than its own; None for its own.
+        reason: why the worker is to use another clock than its own; None for its own.
     """
 
-    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
+    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, reason: str | None = None) -> None:
         self._ask = ask
         self._trial = trial
-        self._fall_back = fall_back
+        self._reason = reason
         self._take_traits(traits)
         self._facts: Facts = {}
 
@@ -221,9 +210,9 @@ class RemoteClock(Clock):
         return graphs if len(self._trial.places.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
-        started = self._ask("start", Started, "the measurement", fall_back=self._fall_back)
+        started = self._ask("start", Started, "the measurement", fall_back=self._reason)
         self._take_traits(started.clock)
-        check_clock(started.clock, self._trial.asked)
+        check_clock(started.clock, self._trial.timing)
         if started.lost is not None:
             raise ClockLost(started.lost)
         return self
@@ -238,29 +227,25 @@ class RemoteClock(Clock):
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
         """Have the worker make the calls, and hidden ones that are due; no two of a request lie in one place."""
         trial, samples = self._trial, list[Sample]()
-        left = [launch for launch in launches if isinstance(launch, PlaceLaunch)]
-        while left:
-            replay, start = left[0].replay, len(samples)
-            request = trial.prepare(left)
-            usual = request.usual
+        while len(samples) < len(launches):
+            start = len(samples)
+            left = [launch for launch in launches[start:] if isinstance(launch, PlaceLaunch)]
+            request, replay = trial.prepare(left), left[0].replay
             # A hidden call has the preamble of the usual call before it.
-            of_each = [max(0, bisect_right(usual, at) - 1) for at in range(len(request.indices))]
+            of_each = [max(0, bisect_right(request.usual, at) - 1) for at in range(len(request.indices))]
             lead = [vars(preambles[start + at]) for at in of_each]
-            setups, setup_ns = self._call(request, "setup", lead, replay=replay) if trial.has_setup else ([], 0.0)
-            made, run_ns = self._call(request, "run", lead, replay=replay)
+            fields = {"indices": request.indices, "lead": lead, "replay": replay}
+            setups, setup_ns = self._call("setup", fields) if trial.has_setup else ([], 0.0)
+            made, run_ns = self._call("run", fields)
             trial.places.replayed.update(request.indices if replay else ())
             trial.finish(request, setups, setup_ns + run_ns)
-            samples += [made[at] for at in usual]
-            left = left[len(usual) :]
+            samples += [made[at] for at in request.usual]
         return samples
 
-    def _call(
-        self, request: Request, part: str, lead: list[dict[str, Any]], *, replay: bool
-    ) -> tuple[list[Sample], float]:
+    def _call(self, part: str, fields: dict[str, Any]) -> tuple[list[Sample], float]:
         """Return the samples of a request, and the nanoseconds until its answer."""
-        fields = {"indices": request.indices, "lead": lead, "replay": replay, "part": part}
         start = time.monotonic()
-        called = self._ask("calls", Called, "the measurement", **fields)
+        called = self._ask("calls", Called, "the measurement", part=part, **fields)
         wall_ns = (time.monotonic() - start) * 1e9
         if called.lost is not None:
             raise ClockLost(called.lost)
@@ -268,11 +253,10 @@ class RemoteClock(Clock):
             raise CaptureRefused(called.refused)
         if called.facts is not None and self.method != "wall":  # a wall clock has none
             self._facts = called.facts.model_dump(exclude_none=True)
-        return check_readings(called, len(request.indices), self._traits, wall_ns=wall_ns), wall_ns
+        return check_readings(called, len(fields["indices"]), self._traits, wall_ns=wall_ns), wall_ns
 
-    def replays(self, source: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+    def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a source of replays: the worker captures the call of each place once."""
-        del graphs
         if self._trial.has_setup:
             raise CaptureRefused("what setup prepares belongs to the inputs of one call, and a graph would keep it")
         return partial(self._trial.supply, replay=True) if self.sees_operations else source
@@ -281,7 +265,7 @@ class RemoteClock(Clock):
         """Return the clock that the worker uses instead; a wall clock has none."""
         if self.method != "cupti":
             return None
-        return RemoteClock(self._ask, self._traits, self._trial, fall_back=reason)
+        return RemoteClock(self._ask, self._traits, self._trial, reason=reason)
 
     def facts(self) -> Facts:
         """Return the facts that the worker's clock knows of its samples."""

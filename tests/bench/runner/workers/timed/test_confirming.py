@@ -23,8 +23,7 @@ def bound(arena, monkeypatch):
 
     def bounded(claimed_ms=0.002, **changes):
         how = SimpleNamespace(**{**USUAL, **changes}, asked=[], record={}, check_room=Mock())
-        by_chain = Confirmation(None, None, how.doubt, chain_ns=4_000.0, chain_calls=10, chain_share=0.75)
-        by_batch = Confirmation(1_500.0, 20.0, how.doubt, calls=6)
+        by_chain, by_batch = Confirmation("chain", 3_000.0, how.doubt), Confirmation("batch", 1_200.0, how.doubt)
 
         def open_timer(found, trial, given):
             def confirm(claimed_ns, *_, **more):
@@ -39,7 +38,7 @@ def bound(arena, monkeypatch):
             "open_chain_tools": lambda device: how.desk,
             "check_room": how.check_room,
             "ChainTimer": lambda _, trial, *__, **given: open_timer(by_chain, trial, given),
-            "BatchTimer": lambda _, trial, **given: open_timer(by_batch, trial, given),
+            "BatchTimer": lambda _, trial, *__, **given: open_timer(by_batch, trial, given),
         }
         for name, value in played.items():
             monkeypatch.setattr(measuring, name, value)
@@ -49,7 +48,7 @@ def bound(arena, monkeypatch):
         kernel.lay_out = lambda inputs, most: make_trial(arena, most=min(most, how.room)).places
         how.remote = make_trial(arena, device_type="cuda", most=how.most, has_setup=how.has_setup)
         job = object.__new__(measuring.Measuring)
-        job.kernel, job.plan, job.device, job.contents = kernel, plan, torch.device("cuda"), how.remote.contents
+        job.kernel, job.plan, job.device = kernel, plan, torch.device("cuda")
         job.tools = Mock(readout=Mock(launch_gap_ns=1_100, least_call_ns=0))
         how.told_ms = job._bound(how.remote, claimed_ms, how.record, how.costs_ns)
         assert how.record["assurance"] == how.assurance

@@ -123,39 +123,26 @@ def checking(arena):
     return opened
 
 
-@pytest.mark.parametrize(
-    ("limit", "at", "checked_at"),
-    [
-        (None, [], ([], [])),
-        (None, [5], ([], [True])),
-        ("TOGETHER_BYTES", [2, 5], ([], [True] * 2)),  # in portions
-        ("LARGE_BYTES", [1], ([False, True, *[False] * 6], [])),  # at once, since no inputs are copied
-    ],
-)
-def test_only_calls_that_have_changed_their_inputs_are_looked_into(checking, monkeypatch, limit, at, checked_at):
-    if limit is not None:
-        monkeypatch.setattr(reader_module, limit, 0)
+@pytest.mark.parametrize("together", [1 << 22, 0])
+@pytest.mark.parametrize("at", [[], [2, 5]], ids=str)
+def test_calls_that_have_changed_their_inputs_are_found_when_they_are_read(checking, monkeypatch, at, together):
+    monkeypatch.setattr(reader_module, "TOGETHER_BYTES", together)
     trial, checked = checking()
     run_each(trial, [changes if index in at else right for index in range(8)])
-    before = [*checked]
-    with counting_operations() as counted:
-        reads = trial.reader.reads()
-    assert kinds_of(reads)["wrong"] == 8 - kinds_of(reads)["right"] == len(at)
-    assert (before, checked[len(before) :]) == checked_at
-    assert at or counted.waits() == 2  # the other one is for outputs that have changed
+    assert checked == []
+    reads = trial.reader.reads()
+    assert (len(checked), kinds_of(reads)["wrong"]) == (8, len(at))
+    assert kinds_of(reads)["wrong"] == 8 - kinds_of(reads)["right"] == sum(checked) == len(at)
 
 
-@pytest.mark.parametrize("large_bytes", [0, reader_module.LARGE_BYTES])
-def test_inputs_that_were_spoiled_are_not_checked(checking, monkeypatch, large_bytes):
-    monkeypatch.setattr(reader_module, "LARGE_BYTES", large_bytes)
+def test_inputs_that_were_spoiled_are_not_checked(checking):
     trial, checked = checking()
-    numbers = run_calls(trial, range(4))
+    numbers = run_calls(trial, range(8))
     trial.reader.begin()
-    checked.clear()
-    trial.places.spoil_inputs(4)
-    trial.reader.look(range(4), numbers, has_inputs=False)
-    run_calls(trial, range(4), changes)
-    assert (kinds_of(trial.reader.reads())["wrong"], checked) == (4, [True] * 4)
+    trial.places.spoil_inputs()
+    trial.reader.look(range(8), numbers, has_inputs=False)
+    run_calls(trial, range(8), changes)
+    assert (kinds_of(trial.reader.reads())["wrong"], all(checked)) == (4, True)
 
 
 def test_what_calls_left_is_freed_at_once_when_nobody_compares_it_any_more(arena, request):

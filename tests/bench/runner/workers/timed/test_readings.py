@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from flashinfer_bench.bench.runner.workers.timed.bounds import (
-    ReadingsAsked,
+    Confirmation,
     check_clock,
     check_readings,
     check_trial,
@@ -20,9 +20,8 @@ from flashinfer_bench.worker.protocol import Called, answer_readings
 from tests.kit.trials import CUPTI, EVENTS, WALL
 
 pytestmark = pytest.mark.cpu
-CPU, GPU = ReadingsAsked("cpu"), ReadingsAsked("cuda")
-BY_EVENTS = ReadingsAsked("cuda", TimingSettings(clock="cuda_events"))
-WARM = ReadingsAsked("cuda", TimingSettings(l2_cache="warm"))
+CPU, GPU = None, TimingSettings()
+BY_EVENTS, WARM = TimingSettings(clock="cuda_events"), TimingSettings(l2_cache="warm")
 ON_CPU = Sample(span_ns=1_000, enqueue_ns=1_000)
 ON_GPU = Sample(span_ns=1_000, enqueue_ns=500, busy_ns=900, operations=1, lead_ns=900)
 OTHER = "RUNTIME_ERROR: the process answered out of protocol .*"
@@ -72,25 +71,18 @@ def test_a_latency_of_nothing_is_refused():
             check_trial(Trial((Sample(span_ns, 0),) * 3, "count"))
 
 
-BY_BATCH, BY_CHAIN, BY_FLOOR = {"bound": "batch", "burst_ms": 1.0}, {"bound": "chain"}, {"bound": "floor"}
-
-
 @pytest.mark.parametrize(
-    ("claimed_ms", "record", "least_ms", "floor_ms", "told_ms"),
-    [
-        (0.55, BY_BATCH, 0.0, 0.0, 0.79),
-        (0.55, BY_BATCH, 0.9, 0.0, 0.9),
-        (0.5, BY_CHAIN, 0.8, 0.9, 0.9),
-        (0.95, BY_CHAIN, 0.8, 0.9, 0.95),
-    ],
+    ("claimed_ms", "least_ms", "floor_ms", "told_ms", "bound"),
+    [(0.5, 0.8, 0.0, 0.8, "chain"), (0.5, 0.8, 0.9, 0.9, "floor"), (0.95, 0.8, 0.9, 0.95, "chain")],
 )
 def test_a_claim_below_what_bounds_it_earns_nothing_and_the_trace_says_so(
-    claimed_ms, record, least_ms, floor_ms, told_ms
+    claimed_ms, least_ms, floor_ms, told_ms, bound
 ):
-    found = dict(record)
-    assert raise_claim(claimed_ms, found, least_ms, floor_ms) == pytest.approx(told_ms)
-    bound = BY_FLOOR if told_ms == floor_ms else {}
-    assert found == {**record, **bound, **({"claimed_ms": claimed_ms} if told_ms > claimed_ms else {})}
+    record = {}
+    found = Confirmation("chain", least_ms * 1e6, "doubt", {"relay_ms": 1.0})
+    assert raise_claim(claimed_ms, record, found, floor_ms) == pytest.approx(told_ms)
+    raised = {"claimed_ms": claimed_ms} if told_ms > claimed_ms else {}
+    assert record == {"bound": bound, "relay_ms": 1.0, "why_unconfirmed": "doubt", **raised}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +112,6 @@ SEEN = [2e6] * 50 + [9e6] * 10
 )
 def test_a_slow_claim_that_is_near_what_timed_calls_took_outside_needs_no_batches(claimed_ns, costs_ns, request_ms):
     found = settle_by_requests(claimed_ns, costs_ns)
-    assert (found and found.to_record()) == (
-        request_ms and {"bound": "samples", "burst_calls": 0, "request_ms": request_ms}
+    assert (found and (found.bound, found.record)) == (
+        request_ms and ("samples", {"burst_calls": 0, "request_ms": request_ms})
     )

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressInputs, StressSchedule
-from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressSchedule
 from flashinfer_bench.timing.clocks import Preamble
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
@@ -27,23 +25,18 @@ def make_schedule(contents=None, names=CASES, calls=20, seed=0):
     """Return a schedule whose cases number their calls."""
     marks = iter(range(99))
     change = lambda name, number, values: values[0].fill_(MARK + next(marks))  # noqa: E731
-    inputs = StressInputs(SimpleNamespace(free=(True,), calls=names, change=change), contents)
-    return StressSchedule(inputs, names, calls, chance=random.Random(seed))
+    plan = SimpleNamespace(free=(True,), calls=names, change=change)
+    return StressSchedule(plan, contents, names, calls, chance=random.Random(seed))
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("ahead", [0, 9])
 @pytest.mark.parametrize(("usual", "expected", "size"), [(20, 20, 16), (20, 8, 3), (6, 6, 16), (2, 0, 3)])
-def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected, size, ahead):
-    """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found.
-
-    Some inputs are made ahead, as many as there is time for."""
+def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, usual, expected, size):
+    """It comes beside the usual ones of its request where there is a place. That it changes its inputs is found."""
     checked = []
     check = lambda inputs, now: checked.append(torch.equal(inputs[0], now[0]))  # noqa: E731
     trial = make_trial(arena, size=size, check_inputs=check, base_number=1, wanted=99)
     trial.schedule = make_schedule(trial.contents, calls=expected, seed=seed)
-    times = iter([False] * ahead + [True])
-    trial.schedule.inputs.make_ahead(lambda: next(times))
     worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
     compute = worker._compute
 
@@ -97,13 +90,3 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, 
     assert len(made) == min(most, len(stress.calls))
     assert Counter(call.case for call in made) <= Counter(stress.calls)
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in made)
-
-
-def test_what_fails_ahead_fails_when_it_is_taken():
-    """A worker's answer is still to come while inputs are made ahead."""
-    contents = Mock(base=[torch.zeros(4)])
-    contents.make.side_effect = contents.make_all.side_effect = WorkloadFault("its generator fails")
-    inputs = make_schedule(contents).inputs
-    inputs.make_ahead(lambda: False)
-    with pytest.raises(WorkloadFault, match="its generator fails"):
-        inputs.take(CASES[0])
