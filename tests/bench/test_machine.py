@@ -112,6 +112,7 @@ def test_without_a_usable_gpu_the_cpu_is_the_device(case):
 def test_what_nvml_need_not_tell_is_not_needed(monkeypatch):
     assert len(discover(fails_at="shutdown")) == 3
     assert discover(["cpu"], fails_at="init")[0].kind == "cpu"
+    assert [device.uuid for device in discover(visible="MIG-1234", fails_at="by_uuid")] == ["MIG-1234"]
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert discover_devices(None, environment={}, torch_has_cuda=lambda: True)[0].kind == "cpu"
 
@@ -139,10 +140,6 @@ def test_devices_are_those_that_cuda_sees_in_the_order_that_is_asked_for(request
         assert [device.index for device in devices] == list(range(len(expected)))
 
 
-def test_a_mig_slice_that_nvml_does_not_find_is_listed_as_it_is():
-    assert [device.uuid for device in discover(visible="MIG-1234", fails_at="by_uuid")] == ["MIG-1234"]
-
-
 @pytest.mark.parametrize(
     ("requested", "said"),
     [
@@ -155,13 +152,6 @@ def test_devices_that_are_not_there_are_refused_with_a_list_and_kinds_are_not_mi
         discover(requested)
     with pytest.raises(ConfigError, match="CPU build"):
         discover(["0"], torch_has_cuda=False)
-
-
-def test_the_cpu_is_named_after_the_processor(tmp_path):
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
-    assert read_cpu_name(info) == "AMD EPYC 9654"
-    assert read_cpu_name(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +172,8 @@ def test_the_kind_of_devices_is_guessed_from_the_files_of_torch_and_the_nodes(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (tmp_path / node).touch()
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
+    assert (read_cpu_name(tmp_path / "cpuinfo"), bool(read_cpu_name(tmp_path / "none"))) == ("AMD EPYC 9654", True)
     assert (is_torch_cuda_build(), guess_kind(tmp_path)) == (is_built, kind)
 
 
