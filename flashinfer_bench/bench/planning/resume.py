@@ -95,6 +95,12 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     timeout_seconds: float | None = None
     worker_memory_gb: float | None = None
 
+    def marks(self) -> Mapping[str, str] | None:
+        """Return the fingerprint with the seed of the run; None if there is none."""
+        if self.fingerprint is None or self.seed is None:
+            return self.fingerprint
+        return {"seed": str(self.seed), **self.fingerprint}
+
 
 _RUN: Final = msgspec.json.Decoder(RecordedRun)
 
@@ -105,17 +111,15 @@ class RecordedJob(NamedTuple):
     trace: AnyTrace
     evaluation: AnyEvaluation
     run: RecordedRun
+    marks: Mapping[str, str] | None
+    """What decided the verdict, with the seed of its run; None if it does not say."""
 
     @classmethod
     def of(cls, trace: AnyTrace) -> RecordedJob:
         """Read a trace that has an evaluation."""
         assert trace.evaluation is not None  # `RecordedJobs` keeps no others
-        return cls(trace, trace.evaluation, _read_run(trace.evaluation))
-
-    @property
-    def marks(self) -> Mapping[str, str] | None:
-        """What decided the verdict, with the seed of its run; None if it does not say."""
-        return read_fingerprint(self.evaluation)
+        run = _read_run(trace.evaluation)
+        return cls(trace, trace.evaluation, run, run.marks())
 
     @property
     def has_baseline(self) -> bool:
@@ -207,10 +211,7 @@ def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
 
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
-    run = _read_run(evaluation)
-    if run.fingerprint is None or run.seed is None:
-        return run.fingerprint
-    return {"seed": str(run.seed), **run.fingerprint}
+    return _read_run(evaluation).marks()
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
