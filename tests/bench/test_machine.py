@@ -44,7 +44,8 @@ class FakeNvml:
 
     def __getattr__(self, name):
         def call(*given):
-            answer = self.answers[step](*given) if self.fails_at != "Init" or step != "Init" else None
+            if self.fails_at != step or step == "Shutdown":
+                answer = self.answers[step](*given)
             if self.fails_at == step:
                 raise self.NVMLError(step)
             return answer
