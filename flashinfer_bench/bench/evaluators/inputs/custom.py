@@ -22,7 +22,7 @@ import torch
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
-from flashinfer_bench.bench.evaluators.reference import ReferenceModule, explain_error
+from flashinfer_bench.bench.evaluators.reference import execute_reference, explain_error
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.data.workload import CustomInput, ScalarInput
@@ -62,8 +62,7 @@ class CustomInputs:
         self._shapes = shapes
         self._device = device
         numbers = {name: item.value for name, item in workload.inputs.items() if isinstance(item, ScalarInput)}
-        function, self._module = _find_function(definition)
-        self._call = _bind(function, {**axes, **numbers}, device)
+        self._call = _bind(_find_function(definition), {**axes, **numbers}, device)
         self._last: tuple[int, dict[str, Any]] | None = None
 
     def draw(self, seed: int) -> dict[str, Any]:
@@ -89,30 +88,33 @@ class CustomInputs:
         return [name for name in self.names if not _is_same(first[name], second[name])], seconds
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:
-        """Give what the function returned by the names of the inputs."""
-        if isinstance(made, Mapping):
-            missing = [name for name in self.names if name not in made]
-            if missing:
-                raise self._fault(f"it gives {', '.join(map(str, made))}; {', '.join(missing)} is wanted")
-            return made
-        values = list(made) if isinstance(made, (tuple, list)) else [made]
-        everything = list(self._definition.inputs)
-        for names in (everything, [name for name in everything if name in self.names]):
-            if len(values) == len(names):
-                return dict(zip(names, values, strict=True))
-        raise self._fault(f"it gives {len(values)} values; {', '.join(self.names)} are wanted")
+        """Return what the function gave by the names of the inputs."""
+        if not isinstance(made, Mapping):
+            values, everything = (
+                list(made) if isinstance(made, (tuple, list)) else [made],
+                list(self._definition.inputs),
+            )
+            orders = (everything, [name for name in everything if name in self.names])
+            names = next((names for names in orders if len(names) == len(values)), None)
+            if names is None:
+                raise self._fault(f"it gives {len(values)} values; {', '.join(self.names)} are wanted")
+            return dict(zip(names, values, strict=True))
+        missing = [name for name in self.names if name not in made]
+        if missing:
+            raise self._fault(f"it gives {', '.join(map(str, made))}; {', '.join(missing)} is wanted")
+        return made
 
     def _fit(self, name: str, value: Any) -> Any:
-        """Give one value as the definition has it: a tensor of its shape and dtype, or a number."""
+        """Return one value as the definition has it: a tensor of its shape and dtype, or a number."""
         spec, shape = self._definition.inputs[name], self._shapes[name]
         if shape is None:
             return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         if value is None and spec.optional:
             return None
-        dtype, expected = torch_dtype(spec.dtype), storage_shape(shape, spec.dtype)
         if not isinstance(value, torch.Tensor):
             raise self._fault(f"input {name!r} is a {type(value).__name__}, not a tensor")
-        if value.dtype != dtype or tuple(value.shape) != expected:
+        expected = storage_shape(shape, spec.dtype)
+        if (value.dtype, tuple(value.shape)) != (torch_dtype(spec.dtype), expected):
             what = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             raise self._fault(f"input {name!r} is {what}; it should be {spec.dtype}{list(expected)}")
         return value.detach().to(self._device).contiguous()
@@ -128,20 +130,19 @@ def list_custom(workload: Workload) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _execute(name: str, reference: str) -> ReferenceModule:
-    return ReferenceModule(name, reference)
+def _execute(name: str, reference: str) -> dict[str, Any]:
+    return execute_reference(name, reference)
 
 
-def _find_function(definition: Definition) -> tuple[Callable[..., Any], ReferenceModule]:
-    entry = definition.custom_inputs_entrypoint
+def _find_function(definition: Definition) -> Callable[..., Any]:
+    name, entry = definition.name, definition.custom_inputs_entrypoint
     if entry is None:
-        raise DefinitionFault(f"{definition.name} has no custom_inputs_entrypoint; its workloads want custom inputs")
+        raise DefinitionFault(f"{name} has no custom_inputs_entrypoint; its workloads want custom inputs")
     with Blame(functools.partial(explain_error, definition)):
-        module = _execute(definition.name, definition.reference)
-    function: Callable[..., Any] | None = module.names.get(entry)
+        function: Callable[..., Any] | None = _execute(name, definition.reference).get(entry)
     if not callable(function):
-        raise DefinitionFault(f"the reference of {definition.name} has no function {entry!r}, which makes its inputs")
-    return function, module
+        raise DefinitionFault(f"the reference of {name} has no function {entry!r}, which makes its inputs")
+    return function
 
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
