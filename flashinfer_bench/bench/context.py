@@ -85,7 +85,7 @@ class HarnessContext:
         else:
             self.sandbox = find_sandbox(self.config.sandbox, self.cache)
             here = Machine(discover_devices(self.config.devices), find_unavailable_languages(self._toolchain))
-            known = (self._toolchain, BuildTarget.of(here.capabilities), here.capabilities)
+            known = (self._toolchain, here.capabilities)
             self.machine = replace(
                 here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.mark
             )

@@ -117,7 +117,7 @@ class Builder:
     def can_build(self, solution: Solution) -> bool:
         """Tell whether this machine has what the solution's language needs."""
         capabilities = _capabilities()
-        return why_not_buildable(solution, find_toolchain(), BuildTarget.of(capabilities), capabilities) is None
+        return why_not_buildable(solution, find_toolchain(), capabilities) is None
 
     def build(self, definition: Definition, solution: Solution) -> Runnable:
         """Build a solution and load it into this process.
