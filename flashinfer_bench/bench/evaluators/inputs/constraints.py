@@ -1,20 +1,21 @@
-"""Check the constraints of a definition on real axes and inputs. The syntax tree is walked; no code is executed.
+"""Check the constraints of a definition on real axes and inputs.
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
-and the methods in `METHODS`. Any other constraint cannot be checked: it is noted, and the workload is
-used nevertheless. So it is with a constraint that the axes of a workload break, whatever the inputs are: its author
-chose these sizes, and published references cope with them. Imports no torch: `validate` tells of such workloads, too.
+and the methods in `METHODS`. Only an expression of these is evaluated; no other code of a data set is executed. Any
+other constraint cannot be checked: it is noted, and the workload is used nevertheless. So is a constraint that the axes
+of a workload break, whatever the inputs are: its author chose these sizes, and published references cope with them.
+Imports no torch: `validate` reports such workloads, too.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.expression import parse_expression
@@ -24,42 +25,24 @@ from flashinfer_bench.errors import WorkloadFault
 METHODS: Final = frozenset({"item", "max", "min", "sum", "all", "any", "numel", "dim"})
 """Methods of a tensor that a constraint may call, without arguments."""
 ATTRIBUTES: Final = frozenset({"shape", "ndim"})
-_OPERATORS: Final[Mapping[type[ast.AST], Callable[..., Any]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-
-
-_TURNED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.Gt,
-    ast.LtE: ast.GtE,
-    ast.Gt: ast.Lt,
-    ast.GtE: ast.LtE,
-}
+UNDERSTOOD: Final = (
+    *(ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Tuple, ast.UnaryOp, ast.USub, ast.Not, ast.BinOp, ast.Add),
+    *(ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BoolOp, ast.And, ast.Or, ast.Compare),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+)
+"""Nodes of an expression that are evaluated as they are; constants, attributes and calls are checked one by one."""
 
 
 class Uncheckable(Exception):
     """The constraint has an expression that is not supported here, or uses an input that is not given."""
 
 
-_FAILURES: Final = (*(Uncheckable, TypeError, AttributeError, IndexError, ZeroDivisionError, RuntimeError, ValueError),)
+_FAILURES: Final = (Uncheckable, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Stands for a tensor of which only the shape is known: whatever asks for its values raises."""
+    """Stands for a tensor of which only the shape is known; a use of its values raises."""
 
     shape: tuple[int, ...]
 
@@ -88,96 +71,10 @@ class Shape:
     __hash__ = None  # type: ignore[assignment]  # as of all that is equal to nothing
 
 
-class Bounds(NamedTuple):
-    """Between which numbers constraints keep the values of an input."""
-
-    least: float = -math.inf
-    most: float = math.inf
-
-    @property
-    def are_free(self) -> bool:
-        """Whether there are none."""
-        return self == Bounds()
-
-
-def find_bounds(constraints: Sequence[str], name: str, axes: Mapping[str, int]) -> Bounds | None:
-    """Return the bounds that constraints put on the values of an input.
-
-    Args:
-        constraints: Python expressions.
-        name: the input's name.
-        axes: the size of every axis.
-
-    Returns:
-        The bounds; None where a constraint asks for something else of the values, or cannot be read.
-    """
-    bounds = Bounds()
-    for constraint in constraints:
-        try:
-            tree = parse_expression(constraint)
-            if not _asks_for_values(tree, name):
-                continue
-            for side, kind, limit in _list_sides(tree, name):
-                number = _evaluate(limit, axes)
-                match side, kind:
-                    case "max" | "", ast.Lt() | ast.LtE():
-                        most = math.ceil(number) - 1 if isinstance(kind, ast.Lt) else math.floor(number)
-                        bounds = bounds._replace(most=min(bounds.most, most))
-                    case "min" | "", ast.Gt() | ast.GtE():
-                        least = math.floor(number) + 1 if isinstance(kind, ast.Gt) else math.ceil(number)
-                        bounds = bounds._replace(least=max(bounds.least, least))
-                    case _:
-                        return None
-        except _FAILURES:
-            return None
-    return bounds
-
-
-def _asks_for_values(node: ast.AST, name: str) -> bool:
-    match node:
-        case ast.Name(id=found):
-            return found == name
-        case ast.Attribute(attr=attribute) if attribute in ATTRIBUTES:
-            return False
-        case ast.Call(func=ast.Attribute(attr="numel" | "dim")) | ast.Call(func=ast.Name(id="len")):
-            return False
-        case _:
-            return any(_asks_for_values(child, name) for child in ast.iter_child_nodes(node))
-
-
-def _list_sides(node: ast.expr, name: str) -> Iterator[tuple[str, ast.cmpop, ast.expr]]:
-    """Yield each comparison of an input's values: "min", "max" or "" for all of them, how, and with what.
-
-    Raises:
-        Uncheckable: the constraint is no such comparison.
-    """
-    match node:
-        case ast.BoolOp(op=ast.And(), values=parts):
-            for part in parts:
-                if _asks_for_values(part, name):
-                    yield from _list_sides(part, name)
-        case ast.Call(func=ast.Attribute(value=owner, attr="all"), args=[]):
-            yield from _list_sides(owner, name)
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            for one, op, other in zip((left, *others), ops, others, strict=False):
-                if _asks_for_values(one, name):
-                    yield _name_side(one, name), op, other
-                elif _asks_for_values(other, name):
-                    yield _name_side(other, name), _TURNED.get(type(op), type(op))(), one
-        case _:
-            raise Uncheckable("it is no comparison")
-
-
-def _name_side(node: ast.expr, name: str) -> str:
-    match node:
-        case ast.Name(id=found) if found == name:
-            return ""
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=found), attr="min" | "max" as method)) if found == name:
-            return method
-        case ast.Call(func=ast.Attribute(value=owner, attr="item"), args=[]):
-            return _name_side(owner, name)
-        case _:
-            raise Uncheckable("it asks for more than the bounds of values")
+def asking_for(constraints: Sequence[str], name: str) -> list[str]:
+    """Return the constraints that ask for the values of an input, not for its shape alone."""
+    value = re.compile(rf"\b{re.escape(name)}\b(?!\.(shape|ndim|numel|dim)\b)")
+    return [text for text in constraints if value.search(re.sub(rf"\blen\({re.escape(name)}\)", "", text))]
 
 
 def find_strange_names(definition: Definition) -> dict[str, list[str]]:
@@ -188,7 +85,7 @@ def find_strange_names(definition: Definition) -> dict[str, list[str]]:
     known = {*definition.axes, *definition.inputs, "len"}
     strange = {}
     for constraint in definition.constraints:
-        with suppress(ValueError):  # no expression: told when the definition is read
+        with suppress(ValueError):  # no expression: reported when the definition is read
             names = {node.id for node in ast.walk(parse_expression(constraint)) if isinstance(node, ast.Name)}
             if names - known:
                 strange[constraint] = sorted(names - known)
@@ -196,9 +93,9 @@ def find_strange_names(definition: Definition) -> dict[str, list[str]]:
 
 
 def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str, str]:
-    """Return the constraints that the axes of a workload break, whatever the inputs are, each with what to tell.
+    """Return the constraints that the axes of a workload break, whatever the inputs are, each with a message.
 
-    Axes that cannot be bound break none: they are told elsewhere.
+    Axes that cannot be bound break none: they are reported elsewhere.
     """
     if not definition.constraints:
         return {}
@@ -210,7 +107,7 @@ def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str,
     for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
         if shape is not None and not (spec.optional and name not in workload.inputs):
             values.setdefault(name, Shape(shape))
-    return _sort_out(definition.constraints, values)[0]
+    return find_broken(definition.constraints, values)[0]
 
 
 def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -223,78 +120,83 @@ def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> 
     Raises:
         WorkloadFault: one or more do not hold; all of them are named.
     """
-    broken, unchecked = _sort_out(constraints, values)
+    broken, unchecked = find_broken(constraints, values)
     if broken:
         raise WorkloadFault(f"the inputs break the definition's constraints: {'; '.join(broken.values())}")
     return unchecked
 
 
-def _sort_out(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the constraints that do not hold, each with what to tell, and those without an answer, with the reason."""
+def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the constraints that do not hold, each with a message, and those without an answer, with the reason."""
     broken: dict[str, str] = {}
     unchecked = []
     for constraint in constraints:
         try:
-            tree = parse_expression(constraint)
-            if not _is_true(_evaluate(tree, values)):
-                broken[constraint] = _describe_broken(constraint, tree, values)
+            if not _is_true(_evaluate(parse_expression(constraint), values)):
+                broken[constraint] = f"{constraint!r} does not hold{_describe_sides(constraint, values)}"
         except _FAILURES as error:
             unchecked.append(f"{constraint!r}: {error}")
     return broken, unchecked
 
 
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise Uncheckable(f"{name} is no axis and no input that is given")
+
+
+class _Checker(ast.NodeTransformer):
+    """Refuses what is not understood, and has `and`, `or` and chains take a tensor as true if all of it is."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        match node:
+            case ast.Constant(value=bool() | int() | float()) | ast.Call(func=ast.Name(id="$len" | "$true")):
+                return node  # a middle side of a chain comes twice
+            case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]):
+                return _call("$len", self.visit(argument))
+            case ast.Call(func=ast.Attribute(value=owner, attr=name) as method, args=[], keywords=[]) if (
+                name in METHODS
+            ):
+                method.value = self.visit(owner)
+                return node
+            case ast.BoolOp(values=parts):
+                node.values = [_call("$true", self.visit(part)) for part in parts]
+                return node
+            case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
+                steps = zip([left, *others], ops, others, strict=False)
+                return self.generic_visit(
+                    ast.BoolOp(ast.And(), [ast.Compare(one, [op], [two]) for one, op, two in steps])
+                )
+            case ast.Attribute(attr=name) if name in ATTRIBUTES:
+                return super().generic_visit(node)
+            case _ if isinstance(node, UNDERSTOOD):
+                return super().generic_visit(node)
+            case _:
+                raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
+
+
+def _call(name: str, argument: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [argument], [])
+
+
 def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=bool() | int() | float() as value):
-            return value
-        case ast.Name(id=name):
-            if values.get(name) is None:
-                raise Uncheckable(f"{name} is no axis and no input that is given")
-            return values[name]
-        case ast.Attribute(value=owner, attr=attribute) if attribute in ATTRIBUTES:
-            return getattr(_evaluate(owner, values), attribute)
-        case ast.Call(func=ast.Attribute(value=owner, attr=method), args=[], keywords=[]) if method in METHODS:
-            return getattr(_evaluate(owner, values), method)()
-        case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]):
-            return len(_evaluate(argument, values))
-        case ast.Subscript(value=owner, slice=index):
-            return _evaluate(owner, values)[_index(index, values)]
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(operand, values))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(left, values), _evaluate(right, values))
-        case ast.BoolOp(op=ast.And(), values=parts):
-            return all(_is_true(_evaluate(part, values)) for part in parts)
-        case ast.BoolOp(op=ast.Or(), values=parts):
-            return any(_is_true(_evaluate(part, values)) for part in parts)
-        case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(op) in _OPERATORS for op in ops):
-            sides = [_evaluate(side, values) for side in (left, *comparators)]
-            steps = zip(ops, sides, sides[1:], strict=False)
-            results = [_OPERATORS[type(op)](first, second) for op, first, second in steps]
-            return results[0] if len(results) == 1 else all(_is_true(result) for result in results)
-    raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
-
-
-def _index(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.Slice):
-        return slice(*(None if end is None else _evaluate(end, values) for end in (node.lower, node.upper, node.step)))
-    if isinstance(node, ast.Tuple):
-        return tuple(_index(element, values) for element in node.elts)
-    return _evaluate(node, values)
+    tree = ast.fix_missing_locations(ast.Expression(_Checker().visit(node)))
+    given = {name: value for name, value in values.items() if value is not None}
+    names = _Names(given | {"$len": len, "$true": _is_true})
+    return eval(compile(tree, "constraint", "eval"), {"__builtins__": {}}, names)
 
 
 def _is_true(value: Any) -> bool:
-    """Tell whether a result is true; a tensor is true where all its elements are."""
+    """Tell whether a result is true; a tensor is true if all its elements are."""
     return bool(value.all()) if hasattr(value, "all") else bool(value)
 
 
-def _describe_broken(constraint: str, tree: ast.expr, values: Mapping[str, Any]) -> str:
-    """Say that a constraint does not hold, with both sides of a comparison where they are single numbers."""
-    told = f"{constraint!r} does not hold"
+def _describe_sides(constraint: str, values: Mapping[str, Any]) -> str:
+    """Return both sides of a broken comparison, in parentheses, if they are single numbers."""
+    tree = parse_expression(constraint)
     if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
-        return told
+        return ""
     sides = [_evaluate(side, values) for side in (tree.left, tree.comparators[0])]
     if any(hasattr(side, "numel") and side.numel() != 1 for side in sides):
-        return told
+        return ""
     left, right = (side.item() if hasattr(side, "item") else side for side in sides)
-    return f"{told} ({left} and {right})"
+    return f" ({left} and {right})"

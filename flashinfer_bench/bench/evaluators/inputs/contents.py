@@ -21,38 +21,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.packed import is_packed
-from flashinfer_bench.bench.evaluators.inputs.custom import (
-    SLOW_S,
-    CustomInputs,
-    list_custom,
-)
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
+from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
-from flashinfer_bench.bench.evaluators.inputs.rules import (
-    find_deviation,
-    find_flips,
-    find_way,
-    has_any_bools,
-    is_quantised,
-    make_tensor,
-)
-from flashinfer_bench.bench.evaluators.inputs.writer import (
-    DRAWN,
-    MULTIPLIED,
-    NEGATED,
-    Flips,
-    Unsigned,
-    Writer,
-    open_writer,
-)
+from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_SHARE_FACTOR: Final = 2.0
@@ -73,13 +54,6 @@ SECRETS_TOGETHER: Final = 64
 """Calls whose secrets come from one digest."""
 ALIGNED: Final = 256
 """Elements of which a multiple lies from one call's input to the next one's."""
-NARROW_FLOATS: Final = {
-    torch.float8_e4m3fn: (8, 0x7E, 8),
-    torch.float8_e5m2: (8, 0x7B, 4),
-}
-"""Dtype → bits of a number, code of the largest finite number, and numbers from one power of two to the next."""
-PACKED_FLOATS: Final = (4, 7, 2)
-"""The same of two 4-bit floats in a byte."""
 
 Rows = Sequence[torch.Tensor | None]
 """For each input a tensor [rows, *shape] of its dtype whose rows are contiguous; None if the input is no tensor."""
@@ -115,22 +89,21 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     axes, shapes = bind_axes(definition, workload)
     found: dict[str, VariedInput] = {}
     for name, shape in shapes.items():
-        blank = Blank(name, definition, shape or (), axes, {}, 0, device)
-        way: Way = "fixed" if shape is None else find_way(blank)
-        if shape is None or not isinstance(workload.inputs.get(name), RandomInput | None):
-            found[name] = VariedInput(name, way, is_nudged=way == "rolled" and is_quantised(blank))
+        if shape is None:
+            found[name] = VariedInput(name, "fixed")
             continue
-        way = "rolled" if has_any_bools(blank) else way
-        found[name] = VariedInput(
-            name,
-            way,
-            _remaker(blank),
-            deviation=find_deviation(blank),
-            flips=find_flips(blank) if way == "rolled" else 0,
-        )
+        blank = Blank(name, definition, shape, axes, device=device)
+        freedom = find_freedom(blank)
+        is_rolled = freedom.way == "rolled"
+        if isinstance(workload.inputs.get(name), RandomInput | None):
+            flips = freedom.flips if is_rolled else 0
+            found[name] = VariedInput(name, freedom.way, _remaker(blank), deviation=freedom.deviation, flips=flips)
+        else:
+            way: Way = "fixed" if blank.dtype.kind == "bool" else freedom.way
+            found[name] = VariedInput(name, way, is_nudged=is_rolled and freedom.is_quantised)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
-        differing, seconds = custom.compare_draws(seed=0)
+        differing, seconds = custom.compare_draws()
         is_redrawn = seconds <= SLOW_S and not any(found[name].way == "fixed" for name in differing)
         for name in custom.names if differing else ():
             if name not in differing:
@@ -141,7 +114,7 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
 
 
 def _remaker(blank: Blank) -> Callable[[int], torch.Tensor]:
-    return lambda seed: make_tensor(Blank(**{**vars(blank), "seed": seed}))
+    return lambda seed: make_tensor(replace(blank, seed=seed))
 
 
 def _drawer(custom: CustomInputs, name: str) -> Callable[[int], torch.Tensor]:
@@ -152,7 +125,7 @@ class _Calls:
     """Makes inputs of calls in memory of their own, by the subclass's `write_all`."""
 
     base: list[Any]
-    """The evaluator's inputs, in the order of the definition. They are read and never changed."""
+    """Inputs of a set, in the order of the definition. They are read and never changed."""
 
     def write_all(self, numbers: Sequence[int], into: Rows, rows: Sequence[int], writer: Writer) -> None:
         """Have a writer write the inputs of some calls; the caller finishes it.
@@ -167,13 +140,15 @@ class _Calls:
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Return the inputs of each of some calls; all are written together."""
-        count = len(numbers)
-        into = [make_rows(value, count) if isinstance(value, torch.Tensor) else None for value in self.base]
-        writer = open_writer(device_of(self.base))
+        count, base = len(numbers), self.base
+        into = [make_rows(value, count) if isinstance(value, torch.Tensor) else None for value in base]
+        devices = [value.device for value in base if isinstance(value, torch.Tensor)]
+        writer = open_writer(devices[0] if devices else torch.device("cpu"))
         self.write_all(numbers, into, range(count), writer)
         writer.finish()
-        pairs = list(zip(self.base, into, strict=True))
-        return [[value if own is None else own[at] for value, own in pairs] for at in range(count)]
+        return [
+            [value if own is None else own[at] for value, own in zip(base, into, strict=True)] for at in range(count)
+        ]
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of one call."""
@@ -190,18 +165,10 @@ class Contents(_Calls):
         base_number: the call that gets the base itself, whose expected outputs are known.
     """
 
-    def __init__(
-        self,
-        base: Sequence[Any],
-        varied: Sequence[VariedInput],
-        seed: int,
-        base_number: int,
-    ) -> None:
+    def __init__(self, base: Sequence[Any], varied: Sequence[VariedInput], seed: int, base_number: int) -> None:
         self.base = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in base]
         self.base_number = base_number
-        self._varied = list(varied)
-        self._seed = seed
-        self._flips: dict[int, Flips | None] = {}
+        self._varied, self._seed = list(varied), seed
         self._secrets: dict[int, Unsigned] = {}
         self._signs: dict[int, bool] = {}
 
@@ -273,7 +240,7 @@ class Contents(_Calls):
             writer.vary_rows(value, into, rows, moves, keys | is_negated, columns)
         else:
             writer.move_rows(value, into, rows, choose_moves(value, keys))
-            flips = self._find_flips(index)
+            flips = varied.flips or self._nudges.get(index)
             if flips is not None:
                 writer.flip_rows(into, rows, keys, flips)
 
@@ -290,19 +257,15 @@ class Contents(_Calls):
         return torch.roll(value, 1 + key % (size - 1), dims=dimension) if size > 1 else value
 
     def _has_signs(self, index: int) -> bool:
-        """Whether an input has finite numbers only, of both signs. Waits for a GPU once."""
+        """Tell whether an input has finite numbers only, of both signs. Waits for a GPU once."""
         if index not in self._signs:
             low, high = torch.stack(torch.aminmax(self.base[index])).tolist()
             self._signs[index] = -math.inf < low < 0 < high < math.inf
         return self._signs[index]
 
-    def _find_flips(self, index: int) -> Flips | None:
-        """Return how bits of an input may be flipped; None if they have to stay."""
-        if index not in self._flips:
-            varied = self._varied[index]
-            found = find_nudge(self.base[index]) if varied.is_nudged else None
-            self._flips[index] = Flips(varied.flips) if varied.flips else found
-        return self._flips[index]
+    @cached_property
+    def _nudges(self) -> dict[int, torch.Tensor | None]:
+        return {at: find_nudge(self.base[at]) for at, one in enumerate(self._varied) if one.is_nudged}
 
 
 class DealtContents(_Calls):
@@ -349,14 +312,6 @@ def make_rows(value: torch.Tensor, count: int) -> torch.Tensor:
     return value.new_empty(count * step).as_strided((count, *value.shape), (step, *value.stride()))
 
 
-def device_of(values: Sequence[Any]) -> torch.device:
-    """Return the device of the first tensor; the CPU if there is none."""
-    return next(
-        (value.device for value in values if isinstance(value, torch.Tensor)),
-        torch.device("cpu"),
-    )
-
-
 def redraw_rows(value: torch.Tensor, key: int, *, keeps_length: bool) -> torch.Tensor:
     """Return rows with their elements in another order, each multiplied by a factor; zeros and signs stay.
 
@@ -400,43 +355,31 @@ def choose_columns(value: torch.Tensor) -> int:
     return math.ceil(count / math.ceil(count / most))
 
 
-def find_nudge(value: torch.Tensor) -> Flips | None:
-    """Return which bits of stored quantised numbers may be flipped; None if all have to stay. Waits for a GPU.
+def find_nudge(value: torch.Tensor) -> torch.Tensor | None:
+    """Return which bits of each byte of stored quantised numbers may be flipped together; None if all have to stay.
 
-    float8 and float4 may change their lowest bit, and their sign if both signs reach about as far. int8 may change its
-    sign if both signs of a number were seen. Zeros, infinities and NaN stay, nothing becomes one of them, and no number
-    becomes larger than the largest one seen. So labels, and narrower codes packed into bytes, stay what they are.
+    A byte becomes one that the tensor has as well, with another sign, another lowest bit, or both; of int8 with another
+    sign. Zeros, infinities and NaN stay, and nothing becomes one of them. So labels, and narrower codes packed into
+    bytes, stay what they are. Waits for a GPU.
+
+    Args:
+        value: of int8 or a narrow float.
+
+    Returns:
+        uint8 [256]: byte → its bits.
     """
     counts = torch.zeros(256, dtype=torch.int64, device=value.device)
     for part in torch.split(value.reshape(-1).view(torch.uint8), COUNTED_TOGETHER):
         counts += torch.bincount(part, minlength=256)
-    seen = [code for code, count in enumerate(counts.tolist()) if count]
-    bits = torch.zeros(256, dtype=torch.uint8)
-    if value.dtype is torch.int8:
-        sizes = [code for code in seen if 0 < code < 128 and 256 - code in seen]
-        for size in sizes if sizes and sizes[-1] >= LEAST_REACH else ():
-            bits[size] = bits[256 - size] = size ^ (256 - size)
-    elif is_packed(value.dtype):
-        nibbles = _find_float_bits({half for code in seen for half in (code & 15, code >> 4)}, *PACKED_FLOATS)
-        bits = (nibbles[:, None] << 4 | nibbles).view(-1)
-    elif value.dtype in NARROW_FLOATS:
-        bits = _find_float_bits(set(seen), *NARROW_FLOATS[value.dtype])
-    return Flips(bits.to(value.device), is_whole=value.dtype is torch.int8) if bits.any() else None
-
-
-def _find_float_bits(seen: set[int], width: int, largest: int, binade: int) -> torch.Tensor:
-    """Return which bits of each code of a narrow float may be flipped: uint8 [2**width].
-
-    Args:
-        seen: codes that occur.
-        width: bits of a code.
-        largest: code of the largest finite number.
-        binade: numbers between a power of two and the next.
-    """
-    sign = 1 << width - 1
-    reaches = [[code - side for code in seen if 0 < code - side <= largest] for side in (0, sign)]
-    less, more = sorted(max(sizes, default=0) for sizes in reaches)
-    has_both = less > 1 and less + binade >= more
-    bits, reach = (sign | 1, less) if has_both else (1, more)
-    sizes = torch.arange(2 * sign) % sign
-    return ((sizes > 1) & ((sizes | 1) <= reach)).to(torch.uint8) * bits
+    codes = torch.arange(256).to(torch.uint8)
+    typed = codes.view(value.dtype)
+    numbers = (unpack(typed) if is_packed(value.dtype) else typed.double()).view(256, -1)
+    may_be = (counts.cpu() > 0) & (numbers.isfinite() & (numbers != 0)).all(1)
+    is_int = value.dtype is torch.int8
+    masks = (0x99, 0x11, 0x88) if is_packed(value.dtype) else (0x81, 0x01, 0x80)
+    ways = [codes ^ typed.neg().view(torch.uint8)] if is_int else [torch.full_like(codes, mask) for mask in masks]
+    bits = torch.zeros_like(codes)
+    for way in ways:
+        bits = torch.where((bits == 0) & may_be & may_be[(codes ^ way).int()], way, bits)
+    sizes = numbers[bits != 0].abs()
+    return bits.to(value.device) if sizes.numel() and sizes.amax() >= (LEAST_REACH if is_int else 0) else None

@@ -15,14 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.base.named_call import split_names
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
 from flashinfer_bench.bench.evaluators.reference import ReferenceModule, explain_error
 from flashinfer_bench.data import Definition, Workload
@@ -35,15 +33,6 @@ DEVICE: Final = "device"
 SLOW_S: Final = 0.05
 """A function that takes longer, in seconds, does not make the inputs of each call anew: a job has hundreds of calls."""
 _NUMPY_SEEDS: Final = 1 << 32
-
-
-class Draws(NamedTuple):
-    """What a function makes of two seeds."""
-
-    differing: frozenset[str]
-    """The inputs that differ."""
-    seconds: float
-    """How long one draw takes."""
 
 
 class CustomInputs:
@@ -92,13 +81,12 @@ class CustomInputs:
             self._last = seed, {name: self._fit(name, given[name]) for name in self.names}
         return self._last[1]
 
-    def compare_draws(self, seed: int) -> Draws:
-        """Make them twice, and see what differs and how long it takes."""
-        first = self.draw(derive_seed(seed, "first"))
-        start = time.monotonic()
-        second = self.draw(derive_seed(seed, "second"))
+    def compare_draws(self) -> tuple[list[str], float]:
+        """Make them of two seeds; return the names of those that differ, and how many seconds one draw takes."""
+        first, start = self.draw(1), time.monotonic()
+        second = self.draw(2)
         seconds = time.monotonic() - start
-        return Draws(frozenset(name for name in self.names if not _is_same(first[name], second[name])), seconds)
+        return [name for name in self.names if not _is_same(first[name], second[name])], seconds
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:
         """Give what the function returned by the names of the inputs."""
@@ -150,29 +138,27 @@ def _find_function(definition: Definition) -> tuple[Callable[..., Any], Referenc
         raise DefinitionFault(f"{definition.name} has no custom_inputs_entrypoint; its workloads want custom inputs")
     with Blame(functools.partial(explain_error, definition)):
         module = _execute(definition.name, definition.reference)
-    function = module.names.get(entry)
+    function: Callable[..., Any] | None = module.names.get(entry)
     if not callable(function):
         raise DefinitionFault(f"the reference of {definition.name} has no function {entry!r}, which makes its inputs")
-    found: Callable[..., Any] = function
-    return found, module
+    return function, module
 
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
-    """Give the call of a function: by the names of axes and numbers where it asks for them, else with all in a dict."""
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    wanted = [one.name for one in parameters if one.name in named and one.default is one.empty]
+    """Return the call of a function: by the names of axes and numbers if it asks for them, else with all in a dict."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = {one.kind for one in parameters}
+    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    wanted = [one.name for one in named if one.default is one.empty and one.name != DEVICE]
     known = {**values, DEVICE: device}
-    if set(wanted) <= {DEVICE} and any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if not wanted and inspect.Parameter.VAR_KEYWORD in kinds:
         return functools.partial(function, **known)
-    if not named and parameters:  # *args
-        return functools.partial(function, dict(values), device)
-    by_name = set(wanted) <= known.keys() and (set(wanted) <= {DEVICE} or not values.keys().isdisjoint(named))
-    others = [] if by_name else [name for name in wanted if name != DEVICE]
-    given = {name: known[name] for name in named if name in known and name not in others}
-    given |= dict(zip(others, [dict(values), *([] if DEVICE in named else [device])], strict=False))
-    return split_names(signature, given).bind(function, given)
+    by_name = {one.name: known[one.name] for one in named if one.name in known}
+    if set(wanted) <= by_name.keys() and (named or not kinds):
+        return functools.partial(function, **by_name)
+    by_name = {DEVICE: device} if DEVICE in by_name else {}
+    others = [dict(values), *([] if by_name else [device])]
+    return functools.partial(function, *others[: len(wanted) if named else 2], **by_name)
 
 
 @contextmanager

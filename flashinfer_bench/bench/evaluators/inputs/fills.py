@@ -39,14 +39,9 @@ def fill_words(dtype: torch.dtype) -> tuple[int, ...]:
 
 def fill(into: torch.Tensor, word: int) -> None:
     """Fill bytes [..., bytes] with a word, written over and over along the last dimension."""
-    size, parts = into.shape[-1], word.to_bytes(WORD, "little")
-    steps = (into.storage_offset(), into.data_ptr(), *into.stride()[:-1])
-    is_aligned = into.stride(-1) == 1 and not any(step % WORD for step in steps)
-    whole = size // WORD * WORD if is_aligned else 0
-    if whole:
-        into[..., :whole].view(torch.int64).fill_(int.from_bytes(parts, "little", signed=True))
-    for at, part in enumerate(parts[: size - whole], whole):
-        into[..., at::WORD].fill_(part)
+    size = into.shape[-1]
+    pattern = torch.tensor([*word.to_bytes(WORD, "little")], dtype=torch.uint8, device=into.device)
+    into.copy_(pattern.repeat(-(-size // WORD))[:size])
 
 
 def count_unwritten(expected: torch.Tensor, got: torch.Tensor) -> int:

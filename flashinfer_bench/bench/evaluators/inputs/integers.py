@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeGuard
@@ -17,21 +18,25 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs import random_values
-from flashinfer_bench.bench.evaluators.inputs.constraints import Bounds, find_bounds
+from flashinfer_bench.bench.evaluators.inputs.constraints import asking_for
 from flashinfer_bench.bench.evaluators.inputs.integer_probe import IntegerProbe
-from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Blank, Rule, find_rule, split_total
-from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.bench.evaluators.inputs.random_values import ANY, Blank, Make, Rule, find_rule, split_total
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import MOST_ELEMENTS, take_values
+from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 from flashinfer_bench.errors import DefinitionFault
 
-_TOTAL: Final = re.compile(r"(?:(\w+) == (\w+)\[-1\](?:\.item\(\))?|(\w+)\[-1\](?:\.item\(\))? == (\w+))")
+_TOTAL: Final = re.compile(r"(?:(\w+) == )?(\w+)\[-1\](?:\.item\(\))?(?: == (\w+))?")
 _TOTAL_AXES: Final = {
     "q": ("total_q", "total_qo", "total_num_tokens", "num_tokens"),
     "kv": ("num_kv_indices", "total_kv", "total_num_pages", "total_k"),
     "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
 }
 """Axes that may be the total of offsets if no constraint names it: for queries, for keys and values, for others."""
+_TABLE_AXES: Final = ("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
+_LENGTH_AXES: Final = ("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
+_POSITION_AXES: Final = ("max_seq_len", "max_position_embeddings", "max_position", "max_positions")
+_SLOT_AXES: Final = ("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size")
 _CLASS_AXES: Final = (
     *("num_classes", "n_classes", "num_labels", "n_labels", "num_categories"),
     *("vocab_size", "vocabulary_size", "n_vocab", "vocab"),
@@ -57,12 +62,38 @@ def row_offsets(blank: Blank) -> torch.Tensor:
     total = _total(blank)
     if total is None:
         total = _valid(blank, FREE_LENGTH * parts + 1).stop - 1
-    generator = blank.generator()
-    base = _least_lengths(blank, parts)
-    left = total - int(base.sum())
-    lengths = base + split_total(left, parts, generator) if left >= 0 else split_total(total, parts, generator)
+    base, generator = _least_lengths(blank, parts), blank.generator()
+    if int(base.sum()) > total:
+        base = torch.zeros_like(base)
+    lengths = base + split_total(total - int(base.sum()), parts, generator)
     offsets = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))
     return blank.finish(offsets[: blank.shape[0]])
+
+
+def _total(blank: Blank) -> int | None:
+    """Return the number that the last offset must have; None if nothing says it."""
+    for constraint in blank.definition.constraints:
+        match = _TOTAL.fullmatch(constraint.strip())
+        if match is not None and match[2] == blank.name and (match[1] or match[3]) in blank.axes:
+            return blank.axes[match[1] or match[3]]
+    owner = blank.name.lower()
+    side = "kv" if "kv" in owner or owner.endswith("_k") else "q" if "q" in owner.split("_")[0] else ""
+    return blank.size(*_TOTAL_AXES[side])
+
+
+def _least_lengths(blank: Blank, parts: int) -> torch.Tensor:
+    """Return the smallest lengths of keys with which causal attention has an answer for every query."""
+    queries = _lengths_of(blank.made.get("qo_indptr"))
+    if "kv" not in blank.name.lower() or queries is None or len(queries) != parts:
+        return torch.zeros(parts, dtype=torch.long)
+    if "kv_indices" not in blank.definition.inputs:
+        return queries
+    page_size = blank.size("page_size") or 1
+    return -(-queries // page_size) + (1 if page_size > 1 else 0)
+
+
+def _lengths_of(offsets: Any) -> torch.Tensor | None:
+    return torch.diff(offsets.long().cpu()) if isinstance(offsets, torch.Tensor) and offsets.ndim == 1 else None
 
 
 def last_page_lengths(blank: Blank) -> torch.Tensor:
@@ -78,15 +109,11 @@ def last_page_lengths(blank: Blank) -> torch.Tensor:
 
 def lengths(blank: Blank) -> torch.Tensor:
     """Make sequence lengths from 1 to what the block table or the longest sequence allows."""
-    pages = blank.size("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
-    if pages is not None:
-        capacity: int | None = pages * (blank.size("page_size", "block_size") or 1)
-    else:
-        capacity = blank.size("max_seq_len", "max_kv_len", "max_seqlen", "max_context_len", "seq_len", "kv_len")
-    valid = _valid(blank, max(capacity or 16, 1) + 1)
-    top = min(valid.stop - 1, capacity or valid.stop)
-    least = max(valid.start, 1)
-    return blank.finish(torch.randint(least, max(top, least) + 1, blank.shape, generator=blank.generator()))
+    pages = blank.size(*_TABLE_AXES)
+    capacity = blank.size(*_LENGTH_AXES) if pages is None else pages * (blank.size("page_size", "block_size") or 1)
+    axes = blank.axes if capacity is None else {**blank.axes, "capacity": capacity}
+    made: torch.Tensor = within("capacity", usual=16, least=1)(replace(blank, axes=axes))
+    return made
 
 
 def sparse_tokens(blank: Blank) -> torch.Tensor:
@@ -99,22 +126,28 @@ def sparse_tokens(blank: Blank) -> torch.Tensor:
     return blank.finish(indices)
 
 
-def pages(blank: Blank) -> torch.Tensor:
-    """Make page numbers of the cache."""
-    return _distinct(blank, blank.size("num_pages", "num_blocks", "max_num_pages"))
+def within(*axes: str, usual: int | None = SMALL, least: int = 0, is_distinct: bool = False) -> Make:
+    """Make valid values below the size of one of these axes.
 
+    Args:
+        axes: names; the first that the definition has counts.
+        usual: the end if it has none of them and nothing is known of the values; None for the least leading size.
+        least: the least value; the size itself is a value then.
+        is_distinct: whether no value comes twice, as far as there are enough. There is no right answer if two
+            sequences write to one slot.
+    """
 
-def slots(blank: Blank) -> torch.Tensor:
-    """Make slots of a pool: distinct, because there is no right answer if two sequences write to one slot."""
-    return _distinct(blank, blank.size("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size"))
+    def make(blank: Blank) -> torch.Tensor:
+        size = blank.size(*axes)
+        most = max(size or usual or _leading_size(blank), 1) + least
+        valid = _valid(blank, most)
+        start = max(valid.start, least)
+        stop = max(min(valid.stop, most) if size or is_distinct else valid.stop, start + 1)
+        if is_distinct:
+            return _pad(blank, random_values.distinct_rows(blank, stop - start).add_(start), valid)
+        return _pad(blank, blank.empty().random_(start, stop, generator=blank.generator(blank.device)), valid)
 
-
-def positions(blank: Blank) -> torch.Tensor:
-    """Make positions in a sequence, valid in what the reference indexes by them."""
-    longest = blank.size("max_seq_len", "max_position_embeddings", "max_position", "max_positions") or 4096
-    valid = _valid(blank, longest)
-    stop = max(min(max(longest, 1), valid.stop), valid.start + 1)
-    return blank.finish(torch.randint(valid.start, stop, blank.shape, generator=blank.generator()))
+    return make
 
 
 def top_k(blank: Blank) -> torch.Tensor:
@@ -130,31 +163,21 @@ def experts(blank: Blank) -> torch.Tensor:
     If no input has the experts' weights and the description says "packed", the weights are the lower 16 bits, as
     bfloat16.
     """
-    chosen = random_values.distinct_rows(
-        blank, blank.size("num_experts", "num_local_experts", "num_global_experts") or 1
-    )
-    if any(re.fullmatch(r"(top_?k|expert|routing)_?weights", name) for name in blank.definition.inputs):
-        return chosen
-    if blank.dtype_name != "int32" or "packed" not in (blank.definition.inputs[blank.name].description or "").lower():
+    count = blank.size("num_experts", "num_local_experts", "num_global_experts") or 1
+    chosen = random_values.distinct_rows(blank, count)
+    is_packed = "packed" in (blank.definition.inputs[blank.name].description or "").lower()
+    has_weights = any(re.fullmatch(r"(top_?k|expert|routing)_?weights", name) for name in blank.definition.inputs)
+    if has_weights or not is_packed or blank.dtype_name != "int32":
         return chosen
     weights = torch.rand(blank.shape, generator=blank.generator()).softmax(dim=-1).to(torch.bfloat16)
     bits = weights.view(torch.int16).to(torch.int32) & 0xFFFF
     return blank.finish((chosen.cpu() << 16) | bits)
 
 
-def any_index(blank: Blank) -> torch.Tensor:
-    """Make indices that are valid in what the reference indexes; if that is not known, in every other input."""
-    return _uniform(blank, _leading_size(blank))
-
-
-def labels(blank: Blank) -> torch.Tensor:
-    """Make labels: valid in what the reference indexes, else below the number of classes, else small."""
-    return _uniform(blank, blank.size(*_CLASS_AXES) or SMALL)
-
-
 def small_or_bytes(blank: Blank) -> torch.Tensor:
     """Make integers of which nothing is said: valid in what the reference indexes, else small; bytes of any value."""
-    return words(blank) if DTYPES[blank.dtype_name].bits == 8 else _uniform(blank, SMALL)
+    made: torch.Tensor = within()(blank) if _is_wide(blank) else words(blank)
+    return made
 
 
 def words(blank: Blank) -> torch.Tensor:
@@ -175,111 +198,54 @@ def packed_keys(blank: Blank) -> torch.Tensor:
     return packed.view(blank.shape).view(blank.empty().dtype)
 
 
-def _total(blank: Blank) -> int | None:
-    """Find the number that the last offset must have; None if nothing says it."""
-    for constraint in blank.definition.constraints:
-        match = _TOTAL.fullmatch(constraint.strip())
-        if match is not None:
-            axis, name = (match[1], match[2]) if match[1] else (match[4], match[3])
-            if name == blank.name and axis in blank.axes:
-                return blank.axes[axis]
-    owner = blank.name.lower()
-    side = "kv" if "kv" in owner or owner.endswith("_k") else "q" if "q" in owner.split("_")[0] else ""
-    return blank.size(*_TOTAL_AXES[side])
-
-
-def _least_lengths(blank: Blank, parts: int) -> torch.Tensor:
-    """Give the smallest lengths of keys with which causal attention has an answer for every query."""
-    queries = _lengths_of(blank.made.get("qo_indptr"))
-    if "kv" not in blank.name.lower() or queries is None or len(queries) != parts:
-        return torch.zeros(parts, dtype=torch.long)
-    page_size = blank.size("page_size") or 1
-    if "kv_indices" not in blank.definition.inputs:
-        return queries
-    return -(-queries // page_size) + (1 if page_size > 1 else 0)
-
-
-def _lengths_of(offsets: Any) -> torch.Tensor | None:
-    return torch.diff(offsets.long().cpu()) if isinstance(offsets, torch.Tensor) and offsets.ndim == 1 else None
-
-
-def _uniform(blank: Blank, usual: int) -> torch.Tensor:
-    valid = _valid(blank, usual)
-    return _pad(blank, random_values.integers(blank, valid.start, valid.stop), valid)
-
-
-def _distinct(blank: Blank, size: int | None) -> torch.Tensor:
-    """Make distinct valid numbers below a size, as far as there are enough."""
-    most = size or _leading_size(blank)
-    valid = _valid(blank, most)
-    values = random_values.distinct_rows(blank, max(min(valid.stop, most) - valid.start, 1))
-    return _pad(blank, values + valid.start if valid.start else values, valid)
-
-
 def _valid(blank: Blank, usual: int) -> range:
-    """Return which values are valid, as trial runs of the reference show; constraints and the dtype may ask for less.
+    """Return which values are valid, as trial runs of the reference show.
 
     Args:
         blank: the input.
         usual: the range's end if the reference indexes nothing by it.
     """
-    bounds = _find_bounds(blank)
-    largest = _largest(blank) - 1
+    largest = (1 << blank.dtype.bits - (blank.dtype.kind == "int")) - 1
     probe = _probe(blank)
-    if probe is None or bounds is None:
-        return range(max(min(usual, largest + 1), 1))
-    found = probe.ranges.get(blank.name) or probe.find_range(blank.name, usual, largest)
-    stop = int(max(min(found.stop, largest + 1, math.inf if bounds is None else bounds.most + 1), 1))
-    return range(found.start, stop) if found.start < stop else range(max(min(stop, usual), 1))
-
-
-def _find_bounds(blank: Blank) -> Bounds | None:
-    return find_bounds(blank.definition.constraints, blank.name, blank.axes)
-
-
-def _largest(blank: Blank) -> int:
-    """Return the number that is the first too large for the dtype."""
-    dtype = DTYPES[blank.dtype_name]
-    return 1 << dtype.bits - (dtype.kind == "int")
+    return range(max(min(usual, largest + 1), 1)) if probe is None else probe.find_range(blank.name, usual, largest)
 
 
 def _pad(blank: Blank, values: torch.Tensor, valid: range) -> torch.Tensor:
     """Write padding over some indices, if the reference tests for it; some of each row stay."""
-    probe, bounds, count = _probe(blank), _find_bounds(blank), values.numel()
-    if probe is None or bounds is None or count < 2 or DTYPES[blank.dtype_name].kind != "int" or valid.start:
+    probe, count = _probe(blank), values.numel()
+    if probe is None or count < 2 or blank.dtype.kind != "int" or valid.start:
         return values
-    least = max(bounds.least, -_largest(blank))
-    if blank.name not in probe.paddings:
-        probe.paddings[blank.name] = probe.find_padding(blank.name, least)
-    padding = probe.paddings[blank.name]
+    padding = probe.find_padding(blank.name, -(1 << blank.dtype.bits - 1))
     if padding is None:
         return values
-    columns = values.shape[-1] if values.ndim else 1
-    generator = make_generator(blank.seed, blank.name, "padding", device=torch.device("cpu"))
-    is_padding = torch.rand(count, generator=generator) < (PADDED_SHARE if padding == -1 else IGNORED_SHARE)
+    columns = values.shape[-1] if values.ndim and values.shape[-1] > 1 else count
+    generator = blank.generator(torch.device("cpu"), "padding")
+    is_padding = torch.rand(count // columns, columns, generator=generator)
+    is_padding = is_padding < (PADDED_SHARE if padding == -1 else IGNORED_SHARE)
+    kept = torch.randint(columns, (), generator=generator)
     if count >= SURELY_PADDED and not is_padding.any():
-        is_padding[torch.randint(count, (), generator=generator)] = True
-    rows = is_padding.view(-1, columns if columns > 1 else count)
-    kept = torch.randint(rows.shape[1], (len(rows), 1), generator=generator)
-    rows.scatter_(1, kept, rows.gather(1, kept) & ~rows.all(dim=1, keepdim=True))
+        is_padding[0, kept - 1] = True
+    is_padding[:, kept] &= ~is_padding.all(dim=1)
     return values.masked_fill_(is_padding.view(values.shape).to(values.device), padding)
 
 
 def _leading_size(blank: Blank) -> int:
-    """Give the smallest first dimension of the other inputs: an index below it is valid in all of them."""
+    """Return the smallest first dimension of the other inputs: an index below it is valid in all of them."""
     shapes = (spec.shape for name, spec in blank.definition.inputs.items() if name != blank.name)
     sizes = [blank.axes.get(shape[0]) or (int(shape[0]) if shape[0].isdigit() else 1) for shape in shapes if shape]
     return max(min(sizes, default=1), 1)
 
 
 def _is_wide(blank: Blank) -> bool:
-    return DTYPES[blank.dtype_name].bits > 8
+    return blank.dtype.bits > 8
 
 
 def _has_words(blank: Blank, *, is_masked: bool) -> bool:
     """Tell whether any bits may stand in an input of more than 8 bits, of which the reference takes parts."""
     may_be = not is_masked or re.search(r">>|shift", blank.definition.reference) is not None
-    probe = _probe(blank) if may_be and _is_wide(blank) and _find_bounds(blank) == Bounds() else None
+    if not may_be or not _is_wide(blank) or asking_for(blank.definition.constraints, blank.name):
+        return False
+    probe = _probe(blank)
     return probe is not None and probe.is_opened(blank.name, is_masked=is_masked)
 
 
@@ -287,18 +253,17 @@ def _probe(blank: Blank) -> IntegerProbe | None:
     """Return the runs of a reference on the sizes of a workload; None for inputs of the runs themselves."""
     if blank.is_plain:
         return None
-    definition = blank.definition
-    given = [(name, one.sum().item() if _is_integer(one) else one) for name, one in blank.given.items()]
-    known = [*blank.axes.items(), *((name, one) for name, one in given if not isinstance(one, torch.Tensor))]
-    takes = tuple((name, spec.dtype, *(spec.shape or ())) for name, spec in definition.inputs.items())
-    key = (definition.reference, takes, blank.device.type, *definition.constraints, *known)
+    definition, given = blank.definition, blank.given
+    numbers = [(name, one.sum().item() if _is_integer(one) else one) for name, one in given.items()]
+    known = [one for one in (*blank.axes.items(), *numbers) if not isinstance(one[1], torch.Tensor)]
+    key = (definition.digest(), blank.device.type, *known)
     if key not in _probes:
         if len(_probes) >= MOST_PROBES:
             _probes.clear()
-        try:
-            _probes[key] = IntegerProbe(definition, _find_values(blank), blank.device)
-        except DefinitionFault:
-            _probes[key] = None
+        _probes[key] = None
+        with suppress(DefinitionFault):
+            values = find_plain_values(definition, blank.axes, given)
+            _probes[key] = IntegerProbe(definition, blank.axes, values, blank.device)
     return _probes[key]
 
 
@@ -307,22 +272,30 @@ def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.element_size() > 1
 
 
-def _find_values(blank: Blank) -> Mapping[str, Any]:
-    """Return all inputs as the runs begin with them: those that each seed has, else usual ones."""
-    definition, values = blank.definition, dict[str, Any]()
-    shapes = definition.get_input_shapes(blank.axes)
-    for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
-        kind, one = DTYPES[spec.dtype].kind, blank.given.get(name)
+def find_plain_values(
+    definition: Definition, axes: Mapping[str, int], given: Mapping[str, Any], *, has_integers: bool = True
+) -> dict[str, Any]:
+    """Return all inputs as runs on stand-ins begin with them: numbers, values on the CPU, or shapes on "meta".
+
+    Args:
+        definition: names the inputs.
+        axes: the size of every axis.
+        given: inputs that each seed has, by name. Others have usual values.
+        has_integers: whether integers have values.
+    """
+    values = dict[str, Any]()
+    for (name, spec), shape in zip(definition.inputs.items(), definition.get_input_shapes(axes), strict=True):
+        dtype, one = DTYPES[spec.dtype], given.get(name)
         if _is_integer(one):
             values[name] = take_values(one)
-        elif name in blank.given and not isinstance(one, torch.Tensor):
+        elif name in given and not isinstance(one, torch.Tensor):
             values[name] = one
         elif shape is None:
-            values[name] = blank.axes.get(name, 1)
-        elif kind == "float" or DTYPES[spec.dtype].bits == 8 or math.prod(shape) > MOST_ELEMENTS:
+            values[name] = axes.get(name, 1)
+        elif not has_integers or dtype.kind == "float" or dtype.bits == 8 or math.prod(shape) > MOST_ELEMENTS:
             values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
         else:
-            plain = Blank(name, definition, shape, blank.axes, values, 0, torch.device("cpu"), is_plain=True)
+            plain = Blank(name, definition, shape, axes, values, is_plain=True)
             values[name] = find_rule(INTEGER_RULES, plain).make(plain)
     return values
 
@@ -335,6 +308,9 @@ LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else b
 NUMBER_TEXT: Final = "below what the reference indexes, else 0 to 7; 8 bits: any byte, for these hold quantised values"
 OPENED_TEXT: Final = "more than 8 bits, of which the reference takes parts: any bits"
 MASKED_TEXT: Final = "more than 8 bits that the reference shifts and masks: any bits"
+PAGES: Final = within("num_pages", "num_blocks", "max_num_pages", usual=None, is_distinct=True)
+SLOTS: Final = within(*_SLOT_AXES, usual=None, is_distinct=True)
+POSITIONS: Final = within(*_POSITION_AXES, usual=4096)
 
 INTEGER_RULES: Final[tuple[Rule, ...]] = (
     # offsets and lengths
@@ -343,16 +319,16 @@ INTEGER_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", lengths, "1 to the capacity"),
     # indices
     Rule("dsa_paged", "int", r"sparse_indices", sparse_tokens, "distinct cached tokens, padded with -1"),
-    Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", pages, "distinct pages of the cache"),
-    Rule(ANY, "int", r".*(positions?|pos_ids)", positions, "0 to the longest sequence"),
+    Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", PAGES, "distinct pages of the cache"),
+    Rule(ANY, "int", r".*(positions?|pos_ids)", POSITIONS, "0 to the longest sequence"),
     Rule(ANY, "int", r"top_?ks?", top_k, "1 to the vocabulary, small ones as often as large ones"),
-    Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", slots, "distinct slots"),
+    Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", SLOTS, "distinct slots"),
     Rule("moe", "int", r"(.*_)?(ids|indices|experts)", experts, "distinct experts in a row"),
-    Rule(ANY, "int", r".*(indices|index|idx|ids)", any_index, INDEX_TEXT),
+    Rule(ANY, "int", r".*(indices|index|idx|ids)", within(usual=None), INDEX_TEXT),
     Rule("dsa_paged", "int uint", r"k_index_cache.*", packed_keys, "fp8 values, then float32 scales", "redrawn"),
     # by dtype
     Rule(ANY, "int uint", PACKED, words, OPENED_TEXT, "rolled", partial(_has_words, is_masked=False)),
     Rule(ANY, "int uint", ANY, words, MASKED_TEXT, "rolled", partial(_has_words, is_masked=True)),
-    Rule(ANY, "int uint", LABELS, labels, LABELS_TEXT, None, _is_wide),
+    Rule(ANY, "int uint", LABELS, within(*_CLASS_AXES), LABELS_TEXT, None, _is_wide),
     Rule(ANY, "int uint", ANY, small_or_bytes, NUMBER_TEXT),
 )

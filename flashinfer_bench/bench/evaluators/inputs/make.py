@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,9 +30,6 @@ from flashinfer_bench.data.dtypes import DTYPES, torch_dtype, why_not_held
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.workload import CustomInput
 from flashinfer_bench.errors import WorkloadFault
-
-MOST_TOLD_BYTES: Final = 1 << 1000
-"""More bytes than this are no number of Python's."""
 
 
 @dataclass(frozen=True)
@@ -143,21 +140,18 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
             expected = storage_shape(shape or (), spec.dtype)
             if found != expected and not (shape is None and found == (1,)):
                 raise WorkloadFault(f"{where}: shape {list(found)}, the definition and the axes give {list(expected)}")
-            stored = blob.get_tensor(key)
+            stored: torch.Tensor = blob.get_tensor(key)
     except (SafetensorError, OSError, ValueError) as error:
         raise WorkloadFault(f"{where}: cannot be read: {error}") from error
     finally:
         os.close(fd)
-    return _with_dtype(stored, torch_dtype(spec.dtype), where)
-
-
-def _with_dtype(stored: torch.Tensor, dtype: torch.dtype, where: str) -> torch.Tensor:
-    if stored.dtype == dtype:
-        return stored
+    dtype = torch_dtype(spec.dtype)
     # Packed and fp8 tensors are often stored as plain bytes, because early safetensors files had no such types.
     if dtype.itemsize == 1 and stored.dtype == torch.uint8 and (is_packed(dtype) or dtype.is_floating_point):
         return stored.view(dtype)
-    raise WorkloadFault(f"{where}: dtype {stored.dtype}, the definition says {dtype}")
+    if stored.dtype != dtype:
+        raise WorkloadFault(f"{where}: dtype {stored.dtype}, the definition says {dtype}")
+    return stored
 
 
 def _check_size(definition: Definition, shapes: Sequence[Sequence[int] | None], device: torch.device) -> None:
@@ -167,9 +161,8 @@ def _check_size(definition: Definition, shapes: Sequence[Sequence[int] | None], 
     count = len(definition.inputs)
     for what, needed in (("inputs", sum(sizes[:count])), ("outputs", sum(sizes[count:]))):
         if needed > total_bytes(device):
-            has = f"{device.type} has {total_bytes(device) / 1e9:.1f} GB"
-            told = f"the {what} take {needed / 1e9 if needed < MOST_TOLD_BYTES else math.inf:.1f} GB"
-            raise WorkloadFault(f"{told}, {has}; use a device with more memory")
+            needs, has = f"{needed // 10**6 / 1e3:.1f} GB", f"{total_bytes(device) / 1e9:.1f} GB"
+            raise WorkloadFault(f"the {what} take {needs}, {device.type} has {has}; use a device with more memory")
 
 
 def bind_axes(

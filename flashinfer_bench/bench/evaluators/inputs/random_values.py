@@ -17,13 +17,12 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.data import Definition
-from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
+from flashinfer_bench.data.dtypes import DTYPES, POWERS_OF_TWO, Dtype, torch_dtype
 
 CHUNK_ELEMENTS: Final = 1 << 22
-"""Number of elements that are made at once where torch cannot fill the dtype in place."""
-SPREAD_EVENLY: Final = 1 << 12
-"""Of so many numbers, at the most, one lies in each of equal parts of their range; of more, chance sees to that."""
-_FILLED_IN_PLACE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""Number of elements that are made at once if torch cannot fill the dtype in place."""
+EXPONENTS: Final = (125, 130)
+"""Codes of exponents: 2 ** -2 to 2 ** 2."""
 _CPU: Final = torch.device("cpu")
 
 
@@ -37,10 +36,10 @@ class Blank:
     """Counts elements, not stored bytes; () for a single number too."""
     axes: Mapping[str, int]
     """Every axis by name."""
-    made: Mapping[str, Any]
+    made: Mapping[str, Any] = field(default_factory=dict)
     """The inputs that have values already, by name."""
-    seed: int
-    device: torch.device
+    seed: int = 0
+    device: torch.device = _CPU
     given: Mapping[str, Any] = field(default_factory=dict)
     """The inputs that are the same for each seed, by name: numbers of the workload, and tensors of files."""
     is_plain: bool = False
@@ -51,16 +50,21 @@ class Blank:
         """The definition's name of the dtype."""
         return self.definition.inputs[self.name].dtype
 
+    @property
+    def dtype(self) -> Dtype:
+        """Size and kind of an element."""
+        return DTYPES[self.dtype_name]
+
     def size(self, *names: str) -> int | None:
-        """Give the size of the first of these axes that exists; None where none does."""
+        """Return the size of the first of these axes that exists; None if none does."""
         return next((self.axes[name] for name in names if name in self.axes), None)
 
-    def generator(self, device: torch.device = _CPU) -> torch.Generator:
-        """Give a new generator with the input's own seed."""
-        return make_generator(self.seed, self.name, device=device)
+    def generator(self, device: torch.device = _CPU, *names: str) -> torch.Generator:
+        """Return a new generator with the input's own seed."""
+        return make_generator(self.seed, self.name, *names, device=device)
 
     def empty(self) -> torch.Tensor:
-        """Give the input's tensor with no values set."""
+        """Return the input's tensor with no values set."""
         shape = storage_shape(self.shape, self.dtype_name)
         return torch.empty(shape, dtype=torch_dtype(self.dtype_name), device=self.device)
 
@@ -71,6 +75,7 @@ class Blank:
 
 Way = Literal["scaled", "rolled", "redrawn", "fixed"]
 """How an input differs from call to call; `contents.py` says what each means."""
+Make = Callable[[Blank], Any]
 ANY: Final = ".*"
 
 
@@ -83,43 +88,45 @@ class Rule(NamedTuple):
     """Kinds of dtype that the rule is for, with spaces between them."""
     name: str
     """Regular expression that the name matches."""
-    make: Callable[[Blank], Any]
+    make: Make
     what: str
     """What the values are, in words: docs/inputs.md lists them."""
     way: Way | None = None
     """How the input differs from call to call; None leaves it to the dtype."""
     when: Callable[[Blank], bool] | None = None
     """What else has to hold of the input; `what` says it."""
+    deviation: Callable[[Blank], float] | None = None
+    """Standard deviation of values that are normal around zero; None for others."""
 
 
 def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
-    """Give the first rule that fits an input; the last rules of a table fit all inputs."""
+    """Return the first rule that fits an input; the last rules of a table fit all inputs."""
     op_type, name = blank.definition.op_type.replace("-", "_"), blank.name.lower()
-    kind = DTYPES[blank.dtype_name].kind
     return next(
         rule
         for rule in rules
-        if kind in rule.kinds.split()
+        if blank.dtype.kind in rule.kinds.split()
         and re.fullmatch(rule.op_type, op_type)
         and re.fullmatch(rule.name, name)
         and (rule.when is None or rule.when(blank))
     )
 
 
-Fill = Callable[[torch.Tensor, torch.Generator], object]
-"""Fills a float tensor in place."""
+def fill_floats(blank: Blank, fill: Callable[[torch.Tensor, torch.Generator], object]) -> torch.Tensor:
+    """Make a float input; if torch cannot fill the dtype in place, float32 chunks are made and rounded.
 
-
-def fill_floats(blank: Blank, fill: Fill) -> torch.Tensor:
-    """Make a float input; where torch cannot fill the dtype in place, float32 chunks are made and rounded."""
+    Packed 4-bit floats get every code equally often, exponents those of 2 ** -2 to 2 ** 2.
+    """
     tensor = blank.empty()
+    if is_packed(tensor.dtype):
+        return fill_bytes(blank)
+    if blank.dtype_name == POWERS_OF_TWO:
+        return fill_bytes(blank, *EXPONENTS)
     generator = blank.generator(blank.device)
-    if tensor.dtype in _FILLED_IN_PLACE:
+    if tensor.itemsize > 1:
         fill(tensor, generator)
         return tensor
-    flat = tensor.view(-1)
-    for start in range(0, flat.numel(), CHUNK_ELEMENTS):
-        part = flat[start : start + CHUNK_ELEMENTS]
+    for part in torch.split(tensor.view(-1), CHUNK_ELEMENTS):
         values = torch.empty(part.shape, dtype=torch.float32, device=blank.device)
         fill(values, generator)
         part.copy_(values)
@@ -127,31 +134,19 @@ def fill_floats(blank: Blank, fill: Fill) -> torch.Tensor:
 
 
 def normal(blank: Blank, deviation: float = 1.0) -> torch.Tensor:
-    """Make normal values around zero; packed 4-bit floats get every code equally often."""
-    if is_packed(torch_dtype(blank.dtype_name)):
-        return fill_bytes(blank)
+    """Make normal values around zero."""
     return fill_floats(blank, lambda values, generator: values.normal_(0.0, deviation, generator=generator))
 
 
 def uniform(blank: Blank, low: float, high: float) -> torch.Tensor:
-    """Make uniform values between two numbers; packed 4-bit floats get every code equally often."""
-    if is_packed(torch_dtype(blank.dtype_name)):
-        return fill_bytes(blank)
+    """Make uniform values between two numbers."""
     return fill_floats(blank, lambda values, generator: values.uniform_(low, high, generator=generator))
 
 
 def uniform_logs(blank: Blank, low: float, high: float) -> torch.Tensor:
-    """Make the logarithms of numbers of all magnitudes between two positive numbers, as float64; of many as float32.
-
-    Few of them are spread evenly, so that a tensor of four numbers has small ones and large ones, too.
-    """
-    generator, count = blank.generator(blank.device), _count(blank.shape)
-    is_few = count <= SPREAD_EVENLY
-    dtype = torch.float64 if is_few else torch.float32
-    shares = torch.rand(count, generator=generator, device=blank.device, dtype=dtype)
-    if is_few:
-        shares.add_(torch.randperm(count, generator=generator, device=blank.device)).div_(max(count, 1))
-    return shares.mul_(math.log(high / low)).add_(math.log(low)).view(blank.shape)
+    """Make the logarithms of numbers of all magnitudes between two positive numbers, as float32."""
+    shares = torch.rand(blank.shape, generator=blank.generator(blank.device), device=blank.device)
+    return shares.mul_(math.log(high / low)).add_(math.log(low))
 
 
 def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:
@@ -161,43 +156,29 @@ def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:
     return tensor
 
 
-def integers(blank: Blank, low: int, high: int) -> torch.Tensor:
-    """Make random integers in [low, high)."""
-    tensor = blank.empty()
-    return tensor.random_(low, max(high, low + 1), generator=blank.generator(blank.device))
-
-
 def distinct_rows(blank: Blank, limit: int) -> torch.Tensor:
     """Make random integers in [0, limit).
 
-    No number is twice in the tensor where `limit` is large enough for that. Otherwise no number is twice in a row,
-    where `limit` is large enough for that.
+    No number is twice in the tensor if `limit` is large enough for that. Otherwise no number is twice in a row, if
+    `limit` is large enough for that.
     """
     generator = blank.generator()
     columns = blank.shape[-1] if blank.shape else 1
-    rows = _count(blank.shape) // max(columns, 1)
+    rows = math.prod(blank.shape) // max(columns, 1)
     if rows * columns <= limit:
         return blank.finish(torch.randperm(limit, generator=generator)[: rows * columns])
     if columns > limit:
         return blank.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
     # One number from each of equal parts of the range: distinct without a permutation of `limit` for every row.
-    start = torch.arange(columns) * limit // columns
-    width = (torch.arange(columns) + 1) * limit // columns - start
-    picked = start + (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * width).long()
+    ends = torch.arange(columns + 1) * limit // columns
+    picked = ends[:-1] + (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * ends.diff()).long()
     order = torch.rand(rows, columns, generator=generator).argsort(dim=1)
     return blank.finish(picked.gather(1, order))
 
 
 def split_total(total: int, parts: int, generator: torch.Generator) -> torch.Tensor:
-    """Split a number into random parts; no part is zero where the number is large enough for that."""
+    """Split a number into random parts; no part is zero if the number is large enough for that."""
     least = 1 if total >= parts else 0
     weights = torch.empty(parts, dtype=torch.float64).exponential_(generator=generator)
     edges = (weights.cumsum(0) / weights.sum() * (total - least * parts)).round().long()
     return torch.diff(edges, prepend=torch.zeros(1, dtype=torch.long)) + least
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -14,14 +14,14 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
+from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import find_deviation
+from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom
 from flashinfer_bench.bench.evaluators.inputs.stand_ins import DONE, Operation, Traced, Watch, run
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.data import Definition, RandomInput, ScalarInput, Workload
-from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
+from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
 LAYOUT: Final = frozenset(
@@ -55,32 +55,26 @@ class _Follower(Watch):  # type: ignore[no-untyped-call] # torch has no types fo
             return None
         return value.note or (self._whole.get(value.name) if value.name else None)
 
-    def conclude(self, operation: Operation, args: Any, kwargs: Any, result: Any) -> None:
+    def conclude(self, operation: Operation, given: Mapping[str, Any], result: Any) -> None:
         """Note what follows for an operation's result."""
-        given = [value for value in args if isinstance(value, Traced)]
-        sides = [side for value in given if (side := self.find(value)) is not None]
-        if not isinstance(result, Traced) or len(sides) < len(given) or not sides or not result.is_floating_point():
+        tensors = [value for value in given.values() if isinstance(value, Traced)]
+        sides = [side for value in tensors if (side := self.find(value)) is not None]
+        if not isinstance(result, Traced) or len(sides) < len(tensors) or not sides or not result.is_floating_point():
             return
-        name, sizes = operation.name, [value.numel() for value in (*given, result)]
+        name, sizes = operation.name, [value.numel() for value in (*tensors, result)]
         if 0 in sizes:
             return
+        numbers = [value for value in given.values() if not isinstance(value, torch.Tensor)]
+        are_factors = all(isinstance(one, bool | int | float) and one and math.isfinite(one) for one in numbers)
         inputs = frozenset[str]().union(*(side.inputs for side in sides))
+        is_power = name == "pow" and operation.overload == "Tensor_Scalar" and given["exponent"] in (2, 0.5, -0.5)
         if name in LAYOUT:
             result.note = sides[0] if sizes[-1] >= sizes[0] else None
-        elif name in SUMS and not kwargs and _are_factors(args):
+        elif name in SUMS and are_factors and "alpha" not in given:
             shared = sides[0].inputs & sides[1].inputs if len(sides) > 1 else frozenset()
             result.note = _Whole(inputs - shared, is_computed=True)
-        elif (
-            (name == "pow" and operation.overload == "Tensor_Scalar" and args[1] in (2, 0.5, -0.5))
-            or name in ("sum", "mean")
-            or (name in PRODUCTS and _are_factors(args))
-        ):
+        elif is_power or name in ("sum", "mean") or (name in PRODUCTS and are_factors):
             result.note = _Whole(inputs, is_computed=True)
-
-
-def _are_factors(args: Iterable[Any]) -> bool:
-    """Tell whether the numbers among arguments are neither zero, which lets go of the others, nor infinite."""
-    return all(isinstance(value, torch.Tensor) or (value and math.isfinite(value)) for value in args)
 
 
 def find_read_whole(definition: Definition, workload: Workload) -> dict[str, float]:
@@ -91,20 +85,17 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
     """
     with suppress(WorkloadFault):
         axes, shapes = bind_axes(definition, workload)
-        values: dict[str, Any] = {}
-        normal: dict[str, int] = {}
+        given = dict[str, Any]()
+        normal = dict[str, float]()
         for name, spec in definition.inputs.items():
             source, shape = workload.inputs.get(name), shapes[name]
-            if shape is None:
-                values[name] = source.value if isinstance(source, ScalarInput) else None
+            if shape is None or (source is None and spec.optional):
+                given[name] = source.value if isinstance(source, ScalarInput) else None
                 continue
-            if source is None and spec.optional:
-                values[name] = None
-                continue
-            values[name] = torch.empty(storage_shape(shape, spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
-            blank = Blank(name, definition, shape, axes, {}, 0, torch.device("cpu"))
-            if isinstance(source, RandomInput | None) and find_deviation(blank) is not None:
-                normal[name] = values[name].numel()
+            is_random = isinstance(source, RandomInput | None)
+            if is_random and find_freedom(Blank(name, definition, shape, axes)).deviation is not None:
+                normal[name] = math.prod(shape) * DTYPES[spec.dtype].bits / 8
+        values = find_plain_values(definition, axes, given, has_integers=False)
         follower = _Follower(normal)
         returned = run(Reference.compile(definition), values, follower)
         if follower.end != DONE or not follower.is_open:
@@ -113,5 +104,5 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
         outputs = outputs if isinstance(outputs, (list, tuple)) or isinstance(returned, Mapping) else [outputs]
         found = [follower.find(output) for output in outputs]
         read = {name for one in found if one is not None and one.is_computed for name in one.inputs}
-        return {name: normal[name] * DTYPES[definition.inputs[name].dtype].bits / 8 for name in sorted(read)}
+        return {name: normal[name] for name in sorted(read)}
     return {}

@@ -15,6 +15,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
 """Comparisons that tell -1 from all numbers above it."""
 BOOLS: Final = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "any", "all", "isnan", "isinf", "isfinite", "signbit"))
 """Operations that give bools; so do those whose name begins with "logical"."""
-INDICES: Final = frozenset(("argmax", "argmin", "argsort", "searchsorted", "bucketize", "count_nonzero"))
+INDICES: Final = frozenset(("argmax", "argmin", "argsort", "searchsorted", "bucketize", "count_nonzero", "nonzero"))
 """Operations that give indices alone."""
 DONE: Final = "done"
 STOPPED: Final = "stopped"
@@ -59,14 +60,11 @@ class Seen(NamedTuple):
     wraps: bool
     """Whether negative indices count from the end."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are none."""
-        return self.low > self.high
-
     def lies_within(self, least: int) -> bool:
-        """Tell whether all indices are at least a number, and inside of the tensor."""
-        return self.is_empty or (self.low >= least and self.high < self.size)
+        """Tell whether all indices are inside of the tensor; those from the end are at least a number."""
+        return self.low > self.high or (
+            self.low >= (max(least, -self.size) if self.wraps else 0) and self.high < self.size
+        )
 
 
 class _Stop(BaseException):
@@ -155,97 +153,86 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         self.count += 1
         if self.count > MOST_OPERATIONS:
             raise _Stop
-        operation = _operations.get(id(func)) or _operations.setdefault(id(func), Operation.read(func))
-        name, kwargs, tensors = operation.name, kwargs or {}, list[Traced]()
-        args = [self._enter(one, tensors) for one in args]
-        if name == "_local_scalar_dense":
+        operation, tensors = read_operation(func), list[Traced]()
+        named = {**dict(zip(operation.arguments, args, strict=False)), **(kwargs or {})}
+        given = {name: self._enter(value, tensors) for name, value in named.items()}
+        if operation.name == "_local_scalar_dense":
             return tensors[0].read().item()
-        for key, one in kwargs.items():
-            kwargs[key] = self._enter(one, tensors)
-        names = set[str]().union(*[tensor.sources for tensor in tensors])
-        if names:
-            self._note(operation, args, names)
-        self._check_indices(name, args)
+        sources = set[str]().union(*[tensor.sources for tensor in tensors])
+        if sources:
+            self._note(operation, given, sources)
+        self._check_indices(operation.name, given, tensors)
         is_known = not any(tensor.content.is_meta for tensor in tensors)
-        if operation.written is not None:
-            written: Traced = (kwargs if isinstance(operation.written, str) else args)[operation.written]
-            written.sources |= names
+        if operation.written:
+            written: Traced = given[operation.written]
+            written.sources |= sources
             self.is_open = False
             if is_known or operation.turns:  # else its old values stand for the new ones
-                operation.execute(args, kwargs)
+                operation.execute(given)
             if operation.turns:
                 with torch._C._DisableTorchDispatch():
-                    func(*args, **kwargs)
+                    func(**given)
             return written
-        if operation.is_view:
-            result = operation.execute(args, kwargs)
+        results = None
+        if not operation.is_view:
+            results = _find_shapes(operation, given, tensors)
+        if results is None or (is_known and not operation.is_random and all(map(_is_small, results))):
+            made = operation.execute(given)
         else:
-            shapes = _find_shapes(operation, args, kwargs, tensors)
-            is_small = all(
-                math.prod(shape) <= (MOST_FLOATS if dtype.is_floating_point else MOST_ELEMENTS)
-                for shape, dtype in shapes
-            )
-            if is_known and is_small and not operation.is_random:
-                result = operation.execute(args, kwargs)
-            else:
-                made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes]
-                result = made[0] if operation.returns == 1 else made
-        shared = tensors[0].sources if operation.is_view and tensors else names
-        if isinstance(result, torch.Tensor):
-            result = Traced.make(result, shared, self)
-        elif isinstance(result, (tuple, list)):
-            result = [Traced.make(one, shared, self) for one in result]
-        self.conclude(operation, args, kwargs, result)
-        return result
+            made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in results]
+            made = made[0] if operation.returns == 1 else made
+        shared = tensors[0].sources if operation.is_view and tensors else sources
+        if isinstance(made, torch.Tensor):
+            made = Traced.make(made, shared, self)
+        elif isinstance(made, (tuple, list)):
+            made = [Traced.make(one, shared, self) for one in made]
+        self.conclude(operation, given, made)
+        return made
 
-    def conclude(self, operation: Operation, args: Any, kwargs: Any, result: Any) -> None:
+    def conclude(self, operation: Operation, given: Mapping[str, Any], result: Any) -> None:
         """Note more of an operation that writes nothing in place."""
 
     def _enter(self, value: Any, tensors: list[Traced]) -> Any:
         """Return an argument; a stand-in for a tensor of the reference's own."""
-        if isinstance(value, torch.Tensor):
-            if not isinstance(value, Traced):
-                value = Traced.make(take_values(value), set(), self)
-            tensors.append(value)
-        elif isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)):
             return [self._enter(one, tensors) for one in value]
+        if isinstance(value, torch.Tensor):
+            value = value if isinstance(value, Traced) else Traced.make(take_values(value), set(), self)
+            tensors.append(value)
         return value
 
-    def _note(self, operation: Operation, args: Any, names: set[str]) -> None:
+    def _note(self, operation: Operation, given: Mapping[str, Any], sources: set[str]) -> None:
         """Note what an operation does with the bits of words, and tests for padding."""
-        name, overload = operation.name.strip("_"), operation.overload
+        name, overload, other = operation.name.strip("_"), operation.overload, given.get("other")
         what = DID.get(name)
         if name == "view" and overload == "dtype":
-            what = "choose" if args[1].is_floating_point else "divide"
+            what = "choose" if given["dtype"].is_floating_point else "divide"
         if what is not None and (name, overload) != ("pow", "Tensor_Scalar"):
-            self.did[what] |= names
-        if overload == "Scalar" and len(args) > 1 and isinstance(args[0], Traced) and not args[0].content.is_meta:
-            number = -1 if (name, args[1]) in TESTS else args[1] if name in ("eq", "ne") else 0
-            if number < 0 and args[0].numel() and args[0].content.min() == number:
-                self.tests |= {(one, int(number)) for one in names}
+            self.did[what] |= sources
+        if overload == "Scalar" and other is not None and not given["self"].content.is_meta:
+            number = -1 if (name, other) in TESTS else other if name in ("eq", "ne") else 0
+            if number < 0 and given["self"].numel() and given["self"].content.min() == number:
+                self.tests |= {(one, int(number)) for one in sources}
 
-    def _check_indices(self, name: str, args: Any) -> None:
+    def _check_indices(self, name: str, given: dict[str, Any], tensors: list[Traced]) -> None:
         """Note the indices among arguments, and put valid ones in their places."""
-        shape: Sequence[int] = args[0].shape if args and isinstance(args[0], Traced) else ()
+        shape: Sequence[int] = tensors[0].shape if tensors else ()
+        dim, key = given.get("dim", 0), "indices" if "indices" in given else "index"
         if name.strip("_") in ("index", "index_put", "unsafe_index"):
-            given = [part for one in args[1] for part in self._to_integers(one)]
-            args[1] = [self._check("index", one, size, wraps=True) for one, size in zip(given, shape, strict=False)]
-        elif name == "select":
-            args[2] = self._check(name, args[2], shape[args[1]], wraps=True)
+            parts = [part for one in given[key] for part in self._to_integers(one)]
+            given[key] = [self._check("index", one, size, wraps=True) for one, size in zip(parts, shape, strict=False)]
         elif name == "slice":
-            for end in args[2:4]:
+            for end in (given.get("start"), given.get("end")):
                 if end is not None and abs(end) < 1 << 62:
-                    self._check(name, end, shape[args[1]] + 1, wraps=True)
-        elif name == "embedding":
-            args[1] = self._check(name, args[1], shape[0])
-        elif name == "take":
-            args[1] = self._check(name, args[1], args[0].numel(), wraps=True)
+                    self._check(name, end, shape[dim] + 1, wraps=True)
         elif name in ("nll_loss_forward", "nll_loss2d_forward"):
-            self._check(name, args[1], shape[1 if len(shape) > 1 else 0], ignored=args[4])
-        elif name == "eq" and isinstance(args[1], Traced) and shape[-1:] == (1,) and _counts(args[1]):
-            self._check("one_hot", args[0], len(args[1]))
-        elif BY_DIMENSION.fullmatch(name) and len(args) > 2:
-            args[2] = self._check(name, args[2], shape[args[1]] if shape else 1)
+            self._check(name, given["target"], shape[min(len(shape) - 1, 1)], ignored=given["ignore_index"])
+        elif name == "eq" and isinstance(given["other"], Traced) and shape[-1:] == (1,) and _counts(given["other"]):
+            self._check("one_hot", given["self"], len(given["other"]))
+        elif name == "take":
+            given[key] = self._check(name, given[key], tensors[0].numel(), wraps=True)
+        elif name in ("select", "embedding") or (BY_DIMENSION.fullmatch(name) and key in given):
+            given[key] = self._check(name, given[key], shape[dim] if shape else 1, wraps=name == "select")
 
     def _to_integers(self, index: Traced | None) -> list[Traced | None]:
         """Return the indices of what a mask chooses; of one without known values, of all elements."""
@@ -275,11 +262,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
                 self.tests |= {(name, ignored) for name in index.sources}
             low, high = map(int, values.aminmax()) if values.numel() else (0, -1)
         self.seen.append(Seen(operation, size, low, high, wraps))
-        least = -size if wraps else 0
-        if self.seen[-1].lies_within(least):
+        if self.seen[-1].lies_within(-size):
             return index
         if size < 1:
             raise _Stop
+        least = -size if wraps else 0
         if not isinstance(index, Traced):
             return min(max(index, least), size - 1)
         return Traced.make(index.content.clamp(least, size - 1), index.sources, self)
@@ -293,39 +280,35 @@ class Operation(NamedTuple):
     overload: str
     arguments: list[str]
     returns: int
-    written: int | str | None
-    """The position or the name of the argument that it writes to."""
+    written: str
+    """The argument that it writes to; "" if there is none."""
     is_view: bool
     turns: bool
     """It gives its argument another shape in place."""
     is_random: bool
     is_pointwise: bool
 
-    @classmethod
-    def read(cls, func: Any) -> Operation:
-        """Return what the schema of an operation says."""
-        schema, tags = func._schema, func.tags
-        at = next((at for at, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write), None)
-        return cls(
-            func,
-            schema.name.removeprefix("aten::"),
-            schema.overload_name,
-            [one.name for one in schema.arguments],
-            len(schema.returns),
-            at if at is None or not schema.arguments[at].kwarg_only else schema.arguments[at].name,
-            func.is_view,
-            torch.Tag.inplace_view in tags,
-            torch.Tag.nondeterministic_seeded in tags,
-            torch.Tag.pointwise in tags,
-        )
-
-    def execute(self, args: Any, kwargs: Any) -> Any:
-        """Execute it on what is inside of stand-ins."""
-        given = {key: _open(value) for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-        return self.func(*[_open(one) for one in args], **given)
+    def execute(self, given: Mapping[str, Any]) -> Any:
+        """Execute it on the contents of stand-ins."""
+        return self.func(**{key: _open(value) for key, value in given.items() if key not in ("device", "pin_memory")})
 
 
-_operations: dict[int, Operation] = {}
+@cache
+def read_operation(func: Any) -> Operation:
+    """Return what the schema of an operation says."""
+    schema, tags = func._schema, func.tags
+    return Operation(
+        func,
+        schema.name.removeprefix("aten::"),
+        schema.overload_name,
+        [one.name for one in schema.arguments],
+        len(schema.returns),
+        next((one.name for one in schema.arguments if one.alias_info and one.alias_info.is_write), ""),
+        func.is_view,
+        torch.Tag.inplace_view in tags,
+        torch.Tag.nondeterministic_seeded in tags,
+        torch.Tag.pointwise in tags,
+    )
 
 
 def _open(value: Any) -> Any:
@@ -340,16 +323,18 @@ def _broadcast(*shapes: Sequence[int]) -> list[int]:
     return [0 if 0 in sizes else max(sizes) for sizes in columns]
 
 
+def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
+    return math.prod(result[0]) <= (MOST_FLOATS if result[1].is_floating_point else MOST_ELEMENTS)
+
+
 def _find_shapes(
-    operation: Operation, args: Any, kwargs: Any, tensors: list[Traced]
+    operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
     """Return shapes and dtypes of what an operation gives; those of its first tensor if nothing else is known.
 
-    torch itself would import its compiler for that, which takes seconds.
+    Torch itself would import its compiler for that, which takes seconds.
     """
-    name, count = operation.name, operation.returns
-    given = {**dict(zip(operation.arguments, args, strict=False)), **kwargs}
-    dim = given.get("dim", -1)
+    name, count, dim = operation.name, operation.returns, given.get("dim", -1)
     if not tensors:
         size = given.get("size", [])
         if name == "arange":
@@ -359,7 +344,7 @@ def _find_shapes(
     shape, dtype = list(first.shape), given.get("dtype") or first.dtype
     others = [list(tensor.shape) for tensor in tensors[1:]]
     if operation.is_pointwise:
-        shape = list(_broadcast(first.shape, *others))
+        shape = _broadcast(first.shape, *others)
         for tensor in tensors[1:]:
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.ndim or not first.ndim else dtype
         if name in ("div", "true_divide") and not dtype.is_floating_point:
@@ -369,15 +354,15 @@ def _find_shapes(
     elif "keepdim" in operation.arguments:
         axes = range(len(shape)) if given.get("dim") in (None, []) else dim if isinstance(dim, list) else [dim]
         dims = {one % max(len(shape), 1) for one in axes}
-        keeps = given.get("keepdim", False)
-        shape = [1 if at in dims else size for at, size in enumerate(shape) if keeps or at not in dims]
-    elif name in ("sum", "mean", "max", "min", "prod", "all", "any", "norm", "dot"):
+        shape = [1 if at in dims else size for at, size in enumerate(shape) if at not in dims or given.get("keepdim")]
+    elif name in ("sum", "mean", "max", "min", "prod", "all", "any", "norm", "dot", "nll_loss_forward"):
         shape = []
     elif name in ("mm", "bmm", "mv", "addmm", "baddbmm", "addmv"):
         left, right = (list(tensor.shape) for tensor in tensors[-2:])
         shape = [*left[:-1], *right[len(left) - 1 :]]
     elif name == "cat":
-        shape[dim if "dim" in given else 0] = sum(tensor.shape[dim if "dim" in given else 0] for tensor in tensors)
+        dim = given.get("dim", 0)
+        shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     elif name == "stack":
         shape.insert(given.get("dim", 0) % (len(shape) + 1), len(tensors))
     elif name == "topk":
@@ -385,18 +370,16 @@ def _find_shapes(
     elif name == "embedding":
         shape = [*others[0], *shape[1:]]
     elif name == "gather":
-        shape = list(others[0])
+        shape = others[0]
     elif name == "index_select":
         shape[dim] = tensors[1].numel()
     elif name in ("index", "_unsafe_index"):
-        indexed = [at for at, one in enumerate(args[1]) if one is not None]
+        indexed = [at for at, one in enumerate(given["indices"]) if one is not None]
         at = indexed[0] if indexed[-1] - indexed[0] < len(indexed) else 0
         left = [size for axis, size in enumerate(shape) if axis not in indexed]
         shape = [*left[:at], *_broadcast(*others), *left[at:]]
-    elif name == "nonzero":
-        shape = [first.numel(), first.ndim]
-    elif name == "masked_select":
-        shape = [first.numel()]
+    elif name in ("nonzero", "masked_select"):
+        shape = [first.numel(), first.ndim][: 1 + (name == "nonzero")]
     elif name == "repeat":
         times = given["repeats"]
         shape = [size * many for size, many in zip([1] * (len(times) - len(shape)) + shape, times, strict=True)]
@@ -405,11 +388,9 @@ def _find_shapes(
             shape[-1 - at] += before + after
     elif name.startswith("new_"):
         shape = given["size"]
-    elif name == "nll_loss_forward":
-        shape = []
     if name in BOOLS or name.startswith("logical"):
         dtype = torch.bool
-    elif name in INDICES or name == "nonzero":
+    elif name in INDICES:
         dtype = torch.long
     return [(shape, dtype), *[(shape, torch.long if count == 2 else dtype)] * (count - 1)]
 

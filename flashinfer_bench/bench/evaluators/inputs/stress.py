@@ -1,9 +1,9 @@
 """Stress cases: inputs that differ from usual ones in scale, side or shape, which some calls of a job get.
 
 Usual inputs are normal values around zero, near one. There x passes for 30 tanh(x / 30), rows need no normalisation,
-a part of a row tells the size of all of it, and a mean is nothing. Each case makes one of these wrong. A case is a list
-of steps: a support (which elements) and a transform (what they become). Bytes and bools have the same steps; a
-transform says what it means for them.
+a part of a row tells the size of all of it, and a mean is nothing. Each case makes one of these wrong. `STRESS_CASES`
+is the table of them: how many calls of a job, and steps of a support (which elements) and a transform (what they
+become). Bytes and bools have the same steps; a transform says what it means for them.
 
 The definition and the workload settle the list: each run tries the same cases. The places and values of each are
 secret, and so is when they come. Only random inputs are changed to which no rule gives a meaning. Nothing here waits
@@ -17,20 +17,17 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import (
-    find_flips,
-    is_free,
-)
+from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_freedom
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
@@ -58,7 +55,7 @@ NEAR: Final = (0.9, 1.2)
 FAR: Final = (2.5, 4.5)
 """A shift after which a mean of sigmoids is at least 0.9, or at most 0.1."""
 GATE: Final = (3.5, 5.0)
-"""A shift of a gate: a sigmoid keeps 0.97 to 0.993 then, or lets as much through."""
+"""A shift of a gate: a sigmoid keeps nearly all then, or lets as much through."""
 OPEN_STEPS: Final = 80
 """Last steps in which some gates are shifted. Before them a state lets something in."""
 LEAST_LENGTH: Final = 4
@@ -92,49 +89,44 @@ class Chance:
         self.seed, self.device = seed, device
 
     @cached_property
-    def many(self) -> torch.Generator:
-        """The generator of tensors."""
+    def _many(self) -> torch.Generator:
         return torch.Generator(device=self.device).manual_seed(self.seed)
 
     def order(self, count: int) -> torch.Tensor:
         """Return the numbers below a count in random order."""
-        return torch.randperm(count, generator=self.many, device=self.device)
+        return torch.randperm(count, generator=self._many, device=self.device)
 
     def places(self, below: int, count: int) -> torch.Tensor:
         """Return random numbers below another; some may occur twice."""
-        return torch.randint(below, (count,), generator=self.many, device=self.device)
+        return torch.randint(below, (count,), generator=self._many, device=self.device)
 
     def uniform(self, like: torch.Tensor, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
         """Return random numbers of the shape and dtype of another tensor; of float32 instead of integers."""
         dtype = like.dtype if like.is_floating_point() else torch.float32
-        return torch.empty_like(like, dtype=dtype).uniform_(low, high, generator=self.many)
+        return torch.empty_like(like, dtype=dtype).uniform_(low, high, generator=self._many)
 
     def log_uniform(self, low: float, high: float) -> float:
         """Return a number between two bounds, as likely in each factor of two."""
         return math.exp(self.host.uniform(math.log(low), math.log(high)))
 
 
-@dataclass(frozen=True)
-class Field:
-    """An input that is changed.
-
-    Args:
-        values: of any shape, contiguous.
-        chance: of this input and call.
-        of_columns: the same for all inputs with the same last axis.
-        of_rows: the same for all inputs with the same other axes.
-        groups: as in `Free`.
-        part: number of the part that differs.
-        not_finite: values that the reference looks for.
-    """
+class Field(NamedTuple):
+    """An input that is changed."""
 
     values: torch.Tensor
+    """Of any shape, contiguous."""
     chance: Chance
+    """Of this input and call."""
     of_columns: Chance
+    """The same for all inputs with the same last axis."""
     of_rows: Chance
+    """The same for all inputs with the same other axes."""
     groups: int
+    """As in `Free`."""
     part: int
+    """Number of the part that differs."""
     not_finite: tuple[float, ...]
+    """Values that the reference looks for."""
 
     @property
     def rows(self) -> torch.Tensor:
@@ -186,9 +178,7 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
         if axis == -1 and not late:
             return rows, chosen
         steps = torch.arange(len(field.rows), device=field.values.device).view(-1, shape[-2])
-        if axis == -2:
-            return steps[:, chosen].reshape(-1), rows
-        return steps[:, -OPEN_STEPS:].reshape(-1), chosen
+        return (steps[:, -OPEN_STEPS:].reshape(-1), chosen) if late else (steps[:, chosen].reshape(-1), rows)
 
     return choose
 
@@ -322,23 +312,21 @@ def zero(values: torch.Tensor, _field: Field) -> torch.Tensor:
     return torch.zeros_like(values)
 
 
-def large(size: float | Callable[[Field], float], *, one_sided: bool = False) -> Transform:
-    """Replace by values of 0.7 to 1 times a size, as far as the dtype can tell.
-
-    Args:
-        size: a number, or gives one for a field.
-        one_sided: whether all have one sign, positive in three calls of four; else each has its own.
-    """
+def large(size: Callable[[Field], float]) -> Transform:
+    """Replace by values of 0.7 to 1 times a size, of either sign, as far as the dtype can tell."""
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
-        top = size(field) if callable(size) else size
-        if one_sided:
-            low, high = field.chance.host.choice(((0.7, 1.0), (0.7, 1.0), (0.7, 1.0), (-1.0, -0.7)))
-            return field.chance.uniform(values, low * top, high * top)
+        top = size(field)
         drawn = field.chance.uniform(values, -0.3 * top, 0.3 * top)
         return drawn.add_(drawn.sgn(), alpha=0.7 * top)
 
     return change
+
+
+def one_sided(values: torch.Tensor, field: Field) -> torch.Tensor:
+    """Return values near STRETCH_VALUE of one sign, positive in three calls of four."""
+    low, high = field.chance.host.choice(((0.7, 1.0), (0.7, 1.0), (0.7, 1.0), (-1.0, -0.7)))
+    return field.chance.uniform(values, low * STRETCH_VALUE, high * STRETCH_VALUE)
 
 
 def quieten(axis: int, least: float = 0.0) -> Transform:
@@ -373,10 +361,12 @@ class StressCase(NamedTuple):
     """Whether it leaves bytes and bools as they are."""
 
 
-A_FEW_IN_ONE_ROW: Final = "a few large values in one row"
+FEW_IN_64: Final = "a few large values in one row of 64"
 SHIFTED_ROWS: Final = "some rows shifted"
 SMALL: Final = "small values, all but a few rows and columns smaller still"
+LARGER: Final = "all values about 20 times as large"
 CUBED: Final = "cubed values (heavy tails)"
+FEW_IN_ONE: Final = "a few large values in one row"
 STRETCH: Final = "a stretch of one row near 200"
 PART_OF_COLUMNS: Final = "every second column of one half shifted"
 PART_OF_ROWS: Final = "every second row of one half shifted"
@@ -388,61 +378,36 @@ GATES_DOWN: Final = "gates shifted down"
 SOME_GATES: Final = "some gates shifted"
 SPIKE: Final = "one huge value"
 FAR_LARGER: Final = "all values 100 to 1,000 times as large"
+TO_LARGE: Final = large(lambda _: LARGE_VALUE)
+TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, QUIETEST)))
+SOME_OF_GATES: Final = tuple(
+    (part_of(-1, turn=turn, late=turn > 1), shift(GATE[1], GATE[1], (-1) ** turn)) for turn in range(4)
+)
 
-USUAL: Final = {
-    "a few large values in one row of 64": StressCase([(few_columns(ROWS_PER_CHOSEN), large(LARGE_VALUE))]),
-    SHIFTED_ROWS: StressCase(
-        [
-            (sixth_of_rows(0), shift(*NEAR)),
-            (sixth_of_rows(2), shift(*FAR)),
-        ],
-        is_of_floats=False,
-    ),
-    SMALL: StressCase(
-        [
-            (everything, scale(1 / 32, 1 / 16)),
-            (most_of(1), quieten(1)),
-            (most_of(0), quieten(0, QUIETEST)),
-        ],
-        is_of_floats=False,
-    ),
-    "all values about 20 times as large": StressCase([(everything, scale(16, 24))], 1.0, is_of_floats=False),
-    CUBED: StressCase([(everything, cube)], 4.0, is_of_floats=False),
-}
-"""Cases of every job: name, in words → the case. Traces and messages have these names."""
-STRESS_CASES: Final = USUAL | {
-    A_FEW_IN_ONE_ROW: StressCase([(few_columns(), large(LARGE_VALUE))]),
-    STRETCH: StressCase([(stretch, large(STRETCH_VALUE, one_sided=True))], 0.5),
-    PART_OF_COLUMNS: StressCase([(part_of(-1), shift(*FAR))], 0.5, is_of_floats=False),
-    PART_OF_ROWS: StressCase([(part_of(-2), shift(*FAR))], 0.5, is_of_floats=False),
+STRESS_CASES: Final = {
+    FEW_IN_64: StressCase([(few_columns(ROWS_PER_CHOSEN), TO_LARGE)]),
+    SHIFTED_ROWS: StressCase([(sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(2), shift(*FAR))], 2.0, False),
+    SMALL: StressCase(TO_SMALL, 2.0, False),
+    LARGER: StressCase([(everything, scale(16, 24))], 1.0, False),
+    CUBED: StressCase([(everything, cube)], 4.0, False),
+    FEW_IN_ONE: StressCase([(few_columns(), TO_LARGE)]),
+    STRETCH: StressCase([(stretch, one_sided)], 0.5),
+    PART_OF_COLUMNS: StressCase([(part_of(-1), shift(*FAR))], 0.5, False),
+    PART_OF_ROWS: StressCase([(part_of(-2), shift(*FAR))], 0.5, False),
     ONE_ROW: StressCase([(loud_row, large(loud_size))]),
-    ZEROS: StressCase([(half_of_some_rows, zero)], is_of_floats=False),
+    ZEROS: StressCase([(half_of_some_rows, zero)], 2.0, False),
     NOT_FINITE: StressCase([(one_element, special)]),
-    GATES_UP: StressCase([(everything, shift(*GATE, side=1))]),
-    GATES_DOWN: StressCase([(everything, shift(*GATE, side=-1))]),
-    SOME_GATES: StressCase(
-        [
-            (
-                part_of(-1, turn=turn, late=turn > 1),
-                shift(GATE[1], GATE[1], side=(-1) ** turn),
-            )
-            for turn in range(4)
-        ],
-        0.5,
-    ),
+    GATES_UP: StressCase([(everything, shift(*GATE, 1))]),
+    GATES_DOWN: StressCase([(everything, shift(*GATE, -1))]),
+    SOME_GATES: StressCase(SOME_OF_GATES, 0.5),
     SPIKE: StressCase([(one_element, spike)]),
     FAR_LARGER: StressCase([(everything, scale(1e2, 1e3))], 1.0),
 }
-"""All cases by name."""
+"""All cases: name, in words → the case. Traces and messages have these names."""
 GATES: Final = frozenset({GATES_UP, GATES_DOWN, SOME_GATES})
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
 FOR_CONSTANTS_ALONE: Final = frozenset({SPIKE, FAR_LARGER})
 """Cases in which floats are not judged: between the operations of a kernel float16 has no such numbers."""
-
-
-Kind = Literal["float", "float8", "bytes", "bools"]
-KINDS: Final[dict[int, Kind]] = {0x80: "float8", 0xFF: "bytes", 0x01: "bools"}
-"""Bits of each byte of a random input that may be flipped → its kind."""
 
 
 class Free(NamedTuple):
@@ -460,38 +425,24 @@ def why_no_stress(definition: Definition) -> str | None:
     return None if _float_outputs(definition) else "none of its outputs is a float"
 
 
-def _float_outputs(definition: Definition) -> list[tuple[str, ...]]:
+def _float_outputs(definition: Definition) -> dict[str, tuple[str, ...]]:
     """Return the axes of each float output."""
-    specs = definition.outputs.values()
-    return [tuple(spec.shape or ()) for spec in specs if DTYPES[spec.dtype].kind == "float"]
-
-
-def _has_few_numbers(definition: Definition, workload: Workload) -> bool:
-    """Tell whether a float output has few elements; False if its shape cannot be told."""
-    try:
-        shapes = definition.get_output_shapes(workload.axes)
-    except (KeyError, ValueError):
-        return False
-    specs = zip(definition.outputs.values(), shapes, strict=True)
-    return any(0 < math.prod(shape or ()) < FEW_NUMBERS for spec, shape in specs if DTYPES[spec.dtype].kind == "float")
+    specs = definition.outputs.items()
+    return {name: tuple(spec.shape or ()) for name, spec in specs if DTYPES[spec.dtype].kind == "float"}
 
 
 def _find_free(definition: Definition, name: str, shape: tuple[int, ...], axes: dict[str, int]) -> Free | None:
     """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
-    blank = Blank(name, definition, shape, axes, {}, 0, torch.device("cpu"))
     count = math.prod(shape)
     if RATES.fullmatch(name.lower()) or not shape or not count:
         return None
-    kind: Kind | None = None
-    if is_free(blank):
-        kind = "float"
-    elif DTYPES[blank.dtype_name].bits == 8 and count <= MANY_ELEMENTS:
-        kind = KINDS.get(find_flips(blank))
-    if kind is None:
+    blank = Blank(name, definition, shape, axes)
+    kind = find_freedom(blank).kind
+    if kind is None or (blank.dtype.bits == 8 and count > MANY_ELEMENTS):
         return None
     named = tuple(definition.inputs[name].shape or ())
     groups = 1
-    for wanted in _float_outputs(definition):
+    for wanted in _float_outputs(definition).values():
         leading = takewhile(wanted.__contains__, named[:-1])
         made = math.prod(shape[: len(list(leading))])
         if named[-1] not in wanted and made < math.prod(shape[:-1]):
@@ -537,7 +488,9 @@ class StressPlan:
         most: int | None = None,
     ) -> None:
         self._seed = derive_seed(seed, "stress")
-        self._settled = derive_seed(0, "stress", definition.name, workload.uuid)
+        self._looks = look_at(definition.reference or "")
+        self._changed: Counter[str] = Counter()
+        """Calls of each case that were changed."""
         axes, shapes = bind_axes(definition, workload)
         self.free = [
             _find_free(definition, name, shape or (), axes)
@@ -546,31 +499,38 @@ class StressPlan:
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
-        self._looks = look_at(definition.reference or "")
-        self._changed: Counter[str] = Counter()
-        """Calls of each case that were changed."""
-        self._counts = self._count(definition, has_constants, _has_few_numbers(definition, workload))
+        counts = self._count(definition, workload, has_constants)
+        self.names = list(counts)
+        """All cases that the job may have."""
         specs = zip(definition.inputs.values(), shapes.values(), strict=True)
         size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
-        self._most = max(1, MOST_BYTES // max(size, 1))
-        if most is not None:
-            self._most = min(self._most, most)
+        affordable = max(1, MOST_BYTES // max(size, 1))
+        settled = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
+        keys = {name: settled.expovariate(STRESS_CASES[name].strength) for name in self.names}
+        found = [(again, keys[name], name) for name in self.names for again in range(counts[name])]
+        self.calls = [name for _, _, name in sorted(found)][: min(affordable, affordable if most is None else most)]
+        """The case of each call of the job, in the order in which they come: one of each first, strong ones sooner."""
 
-    def _count(self, definition: Definition, has_constants: bool, has_few: bool) -> dict[str, int]:
+    def _count(self, definition: Definition, workload: Workload, has_constants: bool) -> dict[str, int]:
         """Return the calls of each case. Cases that differ in a small part have more: a look may miss it in some."""
         free = [one for one in self.free if one is not None]
-        outputs = _float_outputs(definition)
+        outputs, has_few = _float_outputs(definition), False
+        with suppress(KeyError, ValueError):
+            sizes = (math.prod(shape or ()) for shape in definition.get_output_shapes(workload.axes))
+            named = zip(definition.outputs, sizes, strict=True)
+            has_few = any(0 < size < FEW_NUMBERS for name, size in named if name in outputs)
         has_floats = any(one.kind == "float" for one in free)
         # Rows join in one number if an output lacks their axis. Statistics of bytes are of whole images.
         joins_rows = any(
-            len(one.axes) > 1 and (one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs))
+            one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs.values())
             for one in free
+            if len(one.axes) > 1
         )
         has_gates = any(map(self._is_gate, free)) and not HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
-        counts = dict.fromkeys(USUAL, 1) | {
-            SMALL: 10 if has_few else 1,
+        counts = dict.fromkeys(STRESS_CASES, 1) | {
             SHIFTED_ROWS: 4 if has_constants else 1,
-            A_FEW_IN_ONE_ROW: 3 * has_floats,
+            SMALL: 10 if has_few else 1,
+            FEW_IN_ONE: 3 * has_floats,
             STRETCH: 6 * has_floats,
             PART_OF_COLUMNS: 6,
             PART_OF_ROWS: 6 * joins_rows,
@@ -585,19 +545,6 @@ class StressPlan:
         }
         return {name: count for name, count in counts.items() if count and free}
 
-    @property
-    def names(self) -> list[str]:
-        """All cases that the job may have."""
-        return list(self._counts)
-
-    @property
-    def calls(self) -> list[str]:
-        """The case of each call of the job, in the order in which they come: one of each first, strong ones sooner."""
-        chance = random.Random(self._settled)
-        keys = {name: chance.expovariate(STRESS_CASES[name].strength) for name in self._counts}
-        found = [(again, keys[name], name) for name, count in self._counts.items() for again in range(count)]
-        return [name for _, _, name in sorted(found)][: self._most]
-
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a case, in place.
 
@@ -611,7 +558,7 @@ class StressPlan:
             if free is None or value is None or not self._concerns(name, free):
                 continue
             wide = value.float() if free.kind == "float8" else value
-            field = self._open(name, number, index, wide)
+            field = self._open(name, number, index, free, wide)
             usual = wide.clone() if free.kind == "bools" else wide
             for support, transform in STRESS_CASES[name].steps:
                 places = support(field)
@@ -639,22 +586,13 @@ class StressPlan:
     def _is_gate(self, free: Free) -> bool:
         return free.kind == "float" and free.name in self._looks.gates
 
-    def _open(self, name: str, number: int, index: int, values: torch.Tensor) -> Field:
-        free = self.free[index]
-        assert free is not None
-
+    def _open(self, name: str, number: int, index: int, free: Free, values: torch.Tensor) -> Field:
         def draw(*names: str | int) -> Chance:
             return Chance(derive_seed(self._seed, name, number, *names), values.device)
 
-        return Field(
-            values,
-            draw(index),
-            draw("places", *free.axes[-1:]),
-            draw("places", *free.axes[:-1]),
-            free.groups,
-            derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4,
-            self._looks.not_finite,
-        )
+        part = derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4
+        of_columns, of_rows = draw("places", *free.axes[-1:]), draw("places", *free.axes[:-1])
+        return Field(values, draw(index), of_columns, of_rows, free.groups, part, self._looks.not_finite)
 
 
 def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -27,12 +26,7 @@ from flashinfer_bench.timing import driver
 
 Unsigned = NDArray[np.uint64]
 """Unsigned 64-bit numbers: addresses, moves, keys."""
-MULTIPLIED: Final = {
-    torch.bfloat16: 2,
-    torch.float16: 3,
-    torch.float32: 4,
-    torch.float64: 5,
-}
+MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
 """Dtypes that can be shuffled and multiplied → the kernel's number for it."""
 DRAWN: Final = {torch.bfloat16: 6, torch.float16: 7, torch.float32: 8}
 """Dtypes that can be drawn → the kernel's number for it. Its numbers have 24 bits, too few for float64."""
@@ -58,14 +52,8 @@ FLIPPED_TOGETHER: Final = 1 << 26
 """Bytes whose bits are flipped together; the random bits take as much memory, and places in a table four times that."""
 
 
-@dataclass(frozen=True)
-class Flips:
-    """Which bits of the bytes of a tensor may be flipped at random."""
-
-    bits: int | torch.Tensor
-    """The same bits of each byte, or a table: byte → its bits, uint8 [256]."""
-    is_whole: bool = False
-    """Whether all bits of a byte are flipped together."""
+Flips = int | torch.Tensor
+"""Bits of each byte that may be flipped at random, or a table uint8 [256]: byte → bits that are flipped together."""
 
 
 class Writer:
@@ -109,19 +97,10 @@ class Writer:
             return
         source = value.view(-1).view(torch.uint8)
         for row, move in zip(rows, by.tolist(), strict=True):
-            flat = into[row].view(-1).view(torch.uint8)
-            left = len(flat) - move * size
-            flat[:left].copy_(source[move * size :])
-            flat[left:].copy_(source[: move * size])
+            torch.cat((source[move * size :], source[: move * size]), out=into[row].view(-1).view(torch.uint8))
 
     def vary_rows(
-        self,
-        value: torch.Tensor,
-        into: torch.Tensor,
-        rows: Sequence[int],
-        by: Unsigned,
-        keys: Unsigned,
-        columns: int,
+        self, value: torch.Tensor, into: torch.Tensor, rows: Sequence[int], by: Unsigned, keys: Unsigned, columns: int
     ) -> None:
         """Write a tensor to some rows, moved along, then shuffled in lines and multiplied by factors.
 
@@ -162,11 +141,8 @@ class Writer:
             self._add(DRAWN[into.dtype], bits, addresses_of(into, rows), into[0].numel(), keys)
             return
         for row, key in zip(rows, keys.tolist(), strict=True):
-            target = into[row]
-            values = target if target.dtype is torch.float32 else torch.empty(target.shape)
-            values.normal_(0.0, deviation, generator=torch.Generator().manual_seed(key))
-            if values is not target:
-                target.copy_(values)
+            generator = torch.Generator().manual_seed(key)
+            into[row].copy_(torch.empty(into.shape[1:]).normal_(0.0, deviation, generator=generator))
 
     def flip_rows(self, into: torch.Tensor, rows: Sequence[int], keys: Unsigned, flips: Flips) -> None:
         """Flip bits at random, once all else is written.
@@ -235,15 +211,11 @@ def _draw_factors(chance: np.random.Generator, shape: tuple[int, ...]) -> torch.
 
 
 def _flip(into: torch.Tensor, key: int, flips: Flips) -> None:
-    device = into.device
-    generator = torch.Generator(device).manual_seed(key)
+    generator = torch.Generator(into.device).manual_seed(key)
     for held in torch.split(into.view(-1).view(torch.uint8), FLIPPED_TOGETHER):
-        words = torch.empty(-(-len(held) // 8), dtype=torch.int64, device=device)
+        words = torch.empty(-(-len(held) // 8), dtype=torch.int64, device=into.device)
         pattern = words.random_(-(1 << 63), None, generator=generator).view(torch.uint8)[: len(held)]
-        if flips.is_whole:
-            pattern.bitwise_and_(1).neg_()
-        if isinstance(flips.bits, int):
-            bits = pattern.bitwise_and_(flips.bits)
+        if isinstance(flips, int):
+            held.bitwise_xor_(pattern.bitwise_and_(flips))
         else:
-            bits = flips.bits.index_select(0, held.int()).bitwise_and_(pattern)
-        held.bitwise_xor_(bits)
+            held.bitwise_xor_(flips.index_select(0, held.int()).bitwise_and_(pattern.bitwise_and_(1).neg_()))

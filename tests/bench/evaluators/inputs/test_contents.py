@@ -13,13 +13,11 @@ from flashinfer_bench.bench.evaluators.inputs.contents import (
     Contents,
     DealtContents,
     VariedInput,
-    choose_columns,
     choose_moves,
     find_nudge,
     find_varied,
 )
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from flashinfer_bench.bench.evaluators.inputs.rules import FEW_BOOLS
 from flashinfer_bench.bench.evaluators.inputs.writer import Writer
 from tests.kit.make import make_definition, make_workload
 
@@ -35,21 +33,15 @@ FLOAT4 = torch.float4_e2m1fn_x2
 
 
 def find(inputs, *, op_type="test", sources=None, constraints=(), **axes):
-    definition = make_definition(
-        op_type=op_type,
-        axes=dict.fromkeys(axes),
-        inputs=inputs,
-        outputs={"y": "float32"},
-        constraints=list(constraints),
-        reference="def run(): 1",
-    )
+    told = {"axes": dict.fromkeys(axes), "inputs": inputs, "outputs": {"y": "float32"}, "reference": "def run(): 1"}
+    definition = make_definition(op_type=op_type, constraints=list(constraints), **told)
     workload = make_workload(axes=axes, inputs=sources or {})
     return definition, workload, find_varied(definition, workload, CPU)
 
 
-def open_contents(inputs, *, op_type="test", seed=7, **axes):
+def open_contents(inputs, *, seed=7, **told):
     """Return the contents of random inputs."""
-    definition, workload, varied = find(inputs, op_type=op_type, **axes)
+    definition, workload, varied = find(inputs, **told)
     return Contents(InputMaker(definition, workload, CPU, None).make(1), varied, seed, BASE_NUMBER)
 
 
@@ -68,12 +60,10 @@ def bytes_of(*values):
 @pytest.mark.parametrize("dtype", [*FLOATS, *NARROW])
 def test_a_number_has_one_content_and_shares_no_row_with_the_base(dtype):
     contents = open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64)
-    base = bytes_of(contents.base[0])
-    made = make_each(contents)
+    base, made = bytes_of(contents.base[0]), make_each(contents)
     assert [bytes_of(one) for one in made] == [bytes_of(contents.make(number)[0]) for number in NUMBERS]
-    assert len({base, *map(bytes_of, made)}) == len(made) + 1
-    known = {bytes_of(row) for row in contents.base[0].view(torch.uint8)}
-    assert not any(bytes_of(row) in known for one in made for row in one.view(torch.uint8))
+    rows = [bytes_of(row) for one in (contents.base[0], *made) for row in one.view(torch.uint8)]
+    assert len(set(rows)) == len(rows)
     assert bytes_of(contents.make(BASE_NUMBER)[0]) == base == bytes_of(contents.base[0])  # it is never written
     other = open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64, seed=8)
     assert bytes_of(other.make(0)[0]) != bytes_of(made[0])
@@ -85,12 +75,11 @@ def test_random_normal_inputs_are_drawn_anew(dtype):
     made = [one.float() for one in make_each(open_one(base, deviation=3.0))]
     for one, other in zip(made, [*made[1:], base.float()], strict=True):
         assert one.std() == pytest.approx(3.0, rel=0.1)
-        assert (one / 3).pow(4).mean() == pytest.approx(3.0, rel=0.3)
         spectra = torch.fft.rfft(one.sign()) * torch.fft.rfft(other.sign()).conj()
         assert torch.fft.irfft(spectra).abs().max() / 4096 < 0.2  # 1 if one is the other moved along
 
 
-@pytest.mark.parametrize("shape", [(256,), (3, 2), (2_000, 4), (3, 1_000), (2, 3, 5_000), (70_001,)])
+@pytest.mark.parametrize("shape", [(256,), (3, 2), (2_000, 4), (3, 1_000), (70_001,)])
 def test_other_floats_are_shuffled_and_each_is_multiplied(shape):
     """Of inputs that tell bit by bit where their elements stood."""
     count = math.prod(shape)
@@ -106,22 +95,14 @@ def test_other_floats_are_shuffled_and_each_is_multiplied(shape):
         assert (sources == places).double().mean() < 0.1
 
 
-def test_sums_and_largest_elements_of_rows_do_not_follow_from_the_base():
-    base = torch.rand(4, 1 << 14) + 1
-    made = torch.stack(make_each(open_one(base)))
-    sums = made.log().mean(-1)
-    assert (sums - base.log().mean()).std() > 0.03
-    assert (sums.diff(dim=-1).abs() > 0.01).double().mean() > 0.7
-    assert len(made.argmax(-1).unique()) > 24
-
-
-def test_only_an_input_of_both_signs_is_negated_and_only_in_some_calls():
-    both, one_sign, infinite = torch.randn(255), torch.rand(255), torch.tensor([-1.0, 2.0, math.inf])
-    largest = both[both.abs().argmax()]
-    made = [open_one(both).make(number)[0] for number in range(10, 42)]
-    assert 4 <= sum(bool(one[one.abs().argmax()] * largest < 0) for one in made) <= 28
-    assert all(bool((one > 0).all()) for one in make_each(open_one(one_sign)))
-    assert all(bool(one.amax() == math.inf) for one in make_each(open_one(infinite)))
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [(torch.randn(255), 4, 28), (torch.rand(255), 0, 0), (torch.tensor([-1.0, 2.0, math.inf]), 0, 0)],
+)
+def test_only_a_finite_input_of_both_signs_is_negated_and_only_in_some_calls(value, least, most):
+    largest = value[value.abs().argmax()]
+    made = [open_one(value).make(number)[0] for number in range(10, 42)]
+    assert least <= sum(bool(one[one.abs().argmax()] * largest < 0) for one in made) <= most
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 5), (7, 1), (4, 4)])
@@ -134,83 +115,56 @@ def test_no_move_is_by_whole_rows(shape):
     assert not 1 < columns < count or (moves % columns).all()
 
 
-@pytest.mark.parametrize(("shape", "columns"), [((3, 2), 6), ((1_001, 9), 3_003), ((1, 9 << 20), 3 << 20)])
-def test_short_rows_are_shuffled_together_and_long_ones_in_parts(shape, columns):
-    assert choose_columns(torch.empty(shape, device="meta")) == columns
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype in NARROW if dtype != "float8_e8m0fnu"])
-def test_random_bytes_are_moved_along_and_bits_flipped_that_may_be(dtype):
-    contents = open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64)
-    base, free = contents.base[0].view(torch.uint8).view(-1), 0x80 if dtype.startswith("float8") else 0xFF
-    changed = 0.0
-    for one in make_each(contents):
-        made = one.view(torch.uint8).view(-1)
-        moves = [by for by in range(1, 256) if not ((made ^ base.roll(-by)) & ~free & 0xFF).any()]
-        assert moves
-        changed += float((made != base.roll(-moves[0])).double().mean()) / len(NUMBERS)
-    assert (0.4 < changed < 0.6) if free == 0x80 else changed > 0.95
-
-
 @pytest.mark.parametrize(
-    ("name", "spec", "is_moved_only"),
+    ("name", "spec", "free"),
     [
-        ("scale", "float8_e4m3fn[n]", True),
-        ("x", "float8_e8m0fnu[n]", True),
-        ("mask", f"bool[{FEW_BOOLS - 1}]", True),
-        ("mask", "bool[n]", False),
+        *(("x", f"{dtype}[n, m]", 0xFF) for dtype in ("float4_e2m1", "int8", "uint8")),
+        *(("x", f"{dtype}[n, m]", 0x80) for dtype in ("float8_e4m3fn", "float8_e5m2")),
+        ("mask", "bool[n, m]", 0x01),
+        ("mask", "bool[63]", 0),
+        ("scale", "float8_e4m3fn[n, m]", 0),
+        ("x", "float8_e8m0fnu[n, m]", 0),
     ],
 )
-def test_exponents_scales_and_few_bools_are_moved_along_only_and_many_bools_flipped(name, spec, is_moved_only):
-    contents = open_contents({name: spec}, n=5_000)
-    base = contents.base[0].view(torch.uint8).sort().values
-    made = make_each(contents)
-    assert all(torch.equal(one.view(torch.uint8).sort().values, base) for one in made) is is_moved_only
-    for one in made if not is_moved_only else ():
-        assert one.view(torch.uint8).max() == 1
-        assert 0.2 < one.float().mean() < 0.8
+def test_random_bytes_are_moved_along_and_bits_flipped_that_may_be(name, spec, free):
+    contents = open_contents({name: spec}, n=4, m=64)
+    base = contents.base[0].view(torch.uint8).view(-1)
+    for one in make_each(contents):
+        made = one.view(torch.uint8).view(-1)
+        moves = [by for by in range(1, len(base)) if not ((made ^ base.roll(-by)) & ~free & 0xFF).any()]
+        assert moves
+        changed = min(float((made != base.roll(-by)).double().mean()) for by in moves)
+        assert changed > 0.9 if free == 0xFF else (changed > 0.2) is (free > 0)
 
 
-def test_integers_that_give_structure_and_numbers_stay_as_they_are():
+def test_structure_and_numbers_stay_as_they_are_and_probabilities_sum_to_one():
     inputs = {"kv_indptr": "int32[n]", "kv_indices": "int32[p]", "eps": "float32", "x": "float32[n]"}
     contents = open_contents(inputs, n=9, p=32)
     for *structure, eps, x in contents.make_all(NUMBERS):
         assert bytes_of(*structure) == bytes_of(*contents.base[:2])
         assert eps == contents.base[2]
         assert not torch.equal(x, contents.base[-1])
+    probabilities = make_each(open_contents({"probs": "float32[n, v]"}, op_type="sampling", n=4, v=512))
+    assert all(made.sum(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5) for made in probabilities)
     assert Contents([None, torch.ones(4)], [VariedInput("b", "scaled")] * 2, 7, 0).make(1)[0] is None
 
 
-def test_random_probabilities_are_made_anew_and_sum_to_one():
-    contents = open_contents({"probs": "float32[n, v]"}, op_type="sampling", n=4, v=512)
-    for made in make_each(contents):
-        assert made.sum(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5)
-        assert not torch.equal(made.sort().values, contents.base[0].sort().values)
-
-
-@pytest.mark.parametrize("dtype", FLOATS[1:3])
-@pytest.mark.parametrize("has_signs", [False, True])
-def test_stored_rows_with_a_form_keep_their_sum_or_length_and_nothing_else(dtype, has_signs):
+@pytest.mark.parametrize(("dtype", "precise"), [("float32", 1e-6), ("float16", 0.01)])
+@pytest.mark.parametrize("power", [1, 2])
+def test_stored_rows_with_a_form_keep_their_sum_or_length_and_nothing_else(dtype, precise, power):
     torch.manual_seed(0)
     base = (torch.randn(4, 512) * torch.tensor([[0.5], [1], [2], [4]])).softmax(dim=-1)
     base[:, 100:120] = 0
-    base = (base * (torch.randint(0, 2, base.shape) * 2 - 1) if has_signs else base).to(getattr(torch, dtype))
-    power, precise = 2 if has_signs else 1, 1e-6 if dtype == "float32" else 0.01
+    base = (base * (torch.randint(0, 2, base.shape) * 2 - 1 if power == 2 else 1)).to(getattr(torch, dtype))
     for made in make_each(open_one(base, "redrawn")):
         sizes = [rows.double().norm(power, dim=-1).tolist() for rows in (base, made)]
         assert sizes[0] == pytest.approx(sizes[1], rel=precise)
-        assert (made < 0).sum() == (base < 0).sum() or dtype == "float16"  # whose small numbers become zero
         assert not any(torch.equal(base.roll(by, -1).argsort(), made.argsort()) for by in range(512))
         factors = made.double().abs().sort().values / base.double().abs().sort().values
         assert len(factors.unique()) > 100  # one temperature or scale does not give them
-
-
-def test_stored_rows_of_zeros_or_with_infinities_spoil_no_other_element():
-    base = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.25, 0.25], [1.0, 2.0, math.inf]])
-    (made,) = open_one(base, "redrawn").make(1)
-    assert made[0].tolist() == [0, 0, 0]
-    assert float(made[1].sum()) == pytest.approx(1)
-    assert int(made[2].isfinite().sum()) == 2
+    odd = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.25, 0.25], [1.0, 2.0, math.inf]])
+    (made,) = open_one(odd, "redrawn").make(1)
+    assert [made[0].tolist(), float(made[1].sum()), int(made[2].isfinite().sum())] == [[0, 0, 0], pytest.approx(1), 2]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +179,7 @@ def test_stored_rows_of_zeros_or_with_infinities_spoil_no_other_element():
         (torch.arange(8), "fixed", False),
         (torch.empty(0), "scaled", False),
         (None, "scaled", False),
+        *((torch.rand(3, 5), way, True) for way in ("scaled", "rolled", "redrawn")),
     ],
 )
 def test_it_is_known_if_nothing_can_differ(value, way, differs):
@@ -232,20 +187,12 @@ def test_it_is_known_if_nothing_can_differ(value, way, differs):
     assert Contents([value, torch.ones(3)], [VariedInput("x", way), VariedInput("y", "scaled")], 7, 0).differs
 
 
-@pytest.mark.parametrize("way", ["scaled", "rolled", "redrawn", "fixed"])
-def test_every_way_takes_every_shape(way):
-    for shape in ((0,), (1,), (2, 1), (1, 2), (3, 5)):
-        (made,) = open_one(torch.randn(shape), way).make(1)
-        assert made.shape == shape
-        assert bool(made.isfinite().all())
-
-
 def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
     bases = [torch.full((64,), 10.0**at) for at in range(3)]
     dealt = DealtContents([Contents([base], [VariedInput("x", "scaled")], at, 1) for at, base in enumerate(bases)])
     made = [values[0] for values in dealt.make_all(range(12))]
-    assert [dealt.set_of(number) for number in range(12)] == [0, 1, 2] * 4
-    assert [round(float(one.abs().log10().mean())) for one in made] == [0, 1, 2] * 4
+    sets = [dealt.set_of(number) for number in range(12)]
+    assert sets == [round(float(one.abs().log10().mean())) for one in made] == [0, 1, 2] * 4
     assert [number for number in range(12) if dealt.is_base(number)] == [3, 4, 5]
     assert all(map(torch.equal, made[3:6], bases))
     assert all(torch.equal(dealt.make(number)[0], one) for number, one in enumerate(made))
@@ -253,25 +200,29 @@ def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
 
 
 @pytest.mark.parametrize(
-    ("op_type", "inputs", "deviations"),
+    ("op_type", "name", "spec", "deviation"),
     [
-        ("test", {"x": "bfloat16[n, 16]", "x_scale": "float32[n]", "i": "int32[n]"}, [1.0, None, None]),
-        ("sampling", {"logits": "float32[n, 16]", "probs": "float32[n, 16]"}, [3.0, None]),
-        ("moe", {"gemm1_weights": "bfloat16[n, 8, 16]", "w2": "float8_e4m3fn[n, 8, 16]"}, [0.25, None]),
+        ("test", "x", "bfloat16[n, 16]", 1.0),
+        ("sampling", "logits", "float32[n, 16]", 3.0),
+        ("moe", "gemm1_weights", "bfloat16[n, 8, 16]", 0.25),
+        ("moe", "w2", "float8_e4m3fn[n, 8, 16]", None),
+        ("sampling", "probs", "float32[n, 16]", None),
+        ("test", "x_scale", "float32[n]", None),
+        ("test", "i", "int32[n]", None),
     ],
 )
-def test_the_deviation_of_random_normal_inputs_is_known(op_type, inputs, deviations):
-    definition, workload, varied = find(inputs, op_type=op_type, n=4096)
-    assert [one.deviation for one in varied] == deviations
-    made = InputMaker(definition, workload, CPU, None).make(1)
-    assert made[0].float().std() == pytest.approx(deviations[0], rel=0.05)
+def test_the_deviation_of_random_normal_inputs_is_known(op_type, name, spec, deviation):
+    definition, workload, varied = find({name: spec}, op_type=op_type, n=4096)
+    assert [one.deviation for one in varied] == [deviation]
+    (made,) = InputMaker(definition, workload, CPU, None).make(1)
+    assert deviation is None or made.float().std() == pytest.approx(deviation, rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("is_nudged", "name", "dtype", "told"),
     [
         *((True, "x", dtype, {}) for dtype in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int8")),
-        (True, "x", "float8_e4m3fn", {"constraints": ["x.shape[0] == n"]}),
+        (True, "x", "float8_e4m3fn", {"constraints": ["x.shape[0] == n", "len(x) == n"]}),
         (False, "x", "float8_e4m3fn", {"sources": {"x": {"type": "random"}}}),  # any of its bits are flipped
         *((False, "x", dtype, {}) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
         *((False, name, "float8_e4m3fn", {}) for name in ("w_scale", "top_p")),
@@ -286,76 +237,39 @@ def test_only_stored_quantised_numbers_are_changed_a_little(is_nudged, name, dty
 
 
 EVERY_BYTE = torch.arange(256, dtype=torch.int16).to(torch.uint8).repeat(16)
-
-
-def nudge(value, count=24):
-    """Return some calls' values of a stored input that is not moved along: [calls, elements], and its own."""
-    flips, made = find_nudge(value), torch.stack([value] * count)
-    if flips is not None:
-        writer = Writer(CPU)
-        writer.flip_rows(made, range(count), np.arange(count, dtype=np.uint64), flips)
-        writer.finish()
-    read = unpack if value.dtype is FLOAT4 else torch.Tensor.double
-    return torch.stack([read(one) for one in made]), read(value)
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, FLOAT4])
-def test_narrow_floats_change_signs_and_lowest_bits_and_keep_what_is_special(dtype):
-    made, before = nudge(EVERY_BYTE.view(dtype))
-    odd = ~before.isfinite()
-    assert torch.equal(made[:, odd].nan_to_num(), before[odd].nan_to_num().expand(len(made), -1))
-    assert bool(((made == 0) == (before == 0)).all())
-    ratio = made[:, ~odd & (before != 0)].abs() / before[~odd & (before != 0)].abs()
-    assert 0.49 < ratio.min() < 0.9 < 1.1 < ratio.max() <= 2
-    found = [len(set(column.tolist())) for column in made[:, :256].nan_to_num(nan=3.0).T]
-    assert found.count(4) > (128 if dtype is FLOAT4 else 200)  # either sign, and either lowest bit
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
-@pytest.mark.parametrize("size", [7.0, 100.0])
-def test_no_number_becomes_larger_than_those_seen(dtype, size):
-    value = (torch.randn(5_000, generator=torch.Generator().manual_seed(0)) * size).clamp(-128, 127).to(dtype)
-    made, before = nudge(value)
-    assert made.max() <= before.max()
-    assert made.min() >= min(before.min(), -before.max())
-    assert 0.2 < (made != before).double().mean() < 0.8
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_floats_of_one_sign_keep_it(sign):
-    value = (torch.rand(4_000).add(0.01) * sign).to(torch.float8_e4m3fn)
-    value[17] = -0.03 * sign  # one number of the other sign does not make it any sign
-    made, before = nudge(value)
-    assert torch.equal(made.sign(), before.sign().expand_as(made))
-    assert not torch.equal(made[0], before)
-
-
-def test_whole_numbers_change_their_sign_if_both_signs_were_seen():
-    made, before = nudge(torch.tensor([*range(-20, 13), -128, -127, 127], dtype=torch.int8).repeat(50))
-    assert torch.equal(made.abs(), before.abs().expand_as(made))
-    both = (before.abs() <= 12) | (before.abs() == 127)
-    assert bool((made[:, ~both] == before[~both]).all())
-    assert bool(((made < 0).any(0) == (made > 0).any(0))[both & (before != 0)].all())
-
-
+NORMAL = torch.randn(5_000, generator=torch.Generator().manual_seed(0))
 CODES = torch.cartesian_prod(*[torch.arange(3)] * 4) @ torch.tensor([1, 4, 16, 64])
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "least"),
     [
-        torch.tensor([-1, 0, 1, 2, 77], dtype=torch.int8),  # indices, -1 for none
-        torch.tensor([*range(10), -100], dtype=torch.int8),  # labels
-        torch.empty(0, dtype=torch.int8),
-        torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]).to(torch.float8_e5m2),
-        EVERY_BYTE.view(torch.float8_e8m0fnu),
-        EVERY_BYTE,
+        *((EVERY_BYTE.view(dtype), 0.3) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, FLOAT4)),
+        *((NORMAL.mul(7).to(dtype), 0.3) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)),
+        (NORMAL.abs().to(torch.float8_e4m3fn), 0.3),
+        (torch.tensor([*range(-20, 13), -128, -127, 127], dtype=torch.int8).repeat(50), 0.2),
+        (CODES.to(torch.uint8).view(torch.int8).repeat(9), 0.01),  # four codes of 0 to 2 in a byte
+        (torch.tensor([-1, 0, 1, 2, 77], dtype=torch.int8), None),  # indices, -1 for none
+        (torch.tensor([*range(10), -100], dtype=torch.int8), None),  # labels
+        (torch.empty(0, dtype=torch.int8), None),
+        (torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]).to(torch.float8_e5m2), None),
     ],
 )
-def test_other_bytes_stay(value):
-    assert find_nudge(value) is None
-
-
-def test_four_codes_of_0_to_2_in_a_byte_stay_such_codes():
-    made, before = nudge(CODES.to(torch.uint8).view(torch.int8).repeat(9))
-    assert set(made.unique().tolist()) <= set(before.tolist())
+def test_quantised_numbers_become_others_that_are_there_and_special_ones_stay(value, least):
+    flips = find_nudge(value)
+    assert (flips is None) is (least is None)
+    if flips is None:
+        return
+    made = value.expand(24, -1).clone()
+    writer = Writer(CPU)
+    writer.flip_rows(made, range(24), np.arange(24, dtype=np.uint64), flips)
+    writer.finish()
+    assert {*made.view(torch.uint8).unique().tolist()} <= {*value.view(torch.uint8).tolist()}
+    read = unpack if value.dtype is FLOAT4 else torch.Tensor.double
+    made, before = torch.stack([read(one) for one in made]), read(value)
+    is_odd = ~before.isfinite() | (before == 0)
+    assert torch.equal(made[:, is_odd].nan_to_num(), before[is_odd].nan_to_num().expand(len(made), -1))
+    changed = (made != before)[:, ~is_odd]
+    assert least < changed.double().mean() < 0.7
+    ratio = (made / before)[:, ~is_odd].abs()
+    assert 0.49 < ratio.min() <= ratio.max() <= 2 if value.is_floating_point() else bool((ratio == 1).all())

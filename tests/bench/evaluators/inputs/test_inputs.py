@@ -45,10 +45,6 @@ def test_an_equal_seed_gives_equal_bytes_and_another_seed_or_name_others(dtype):
     alone = make(define(x=f"{dtype}[n, 64]"), n=16, seed=5)["x"]
     made = (first["x"], other["x"], first["w"])
     assert [torch.equal(alone.view(torch.uint8), one.view(torch.uint8)) for one in made] == [True, False, False]
-    if dtype in ("float32", "bfloat16", "float8_e4m3fn"):
-        x = make(definition, n=2000)["x"].float()
-        assert float(x.mean()) == pytest.approx(0, abs=0.02)
-        assert float(x.std()) == pytest.approx(1, abs=0.02)
     if dtype == "float4_e2m1":
         assert (alone.dtype, alone.shape) == (torch.float4_e2m1fn_x2, (16, 32))
 
@@ -82,62 +78,35 @@ def test_random_paged_prefill_gives_every_query_a_key(seed):
     assert len(set(pages.tolist()) & set(range(40))) == 16
 
 
-NAMED = {
-    "positions": ("int64[n]", 0, 29),
-    "seq_lens": ("int32[n]", 1, 24),
-    "block_table": ("int32[n, max_num_pages]", 0, 1999),
-    "top_k": ("int32[n]", 1, 1000),
-    "topk_ids": ("int32[n, 4]", 0, 15),
-    "state_indices": ("int32[n]", 0, 99),
-    "probs": ("float32[n, vocab_size]", 0, 1),
-    "top_p": ("float32[n]", 0.1, 1),
-    "x_scale": ("float32[n]", 0.5, 1.5),
-    "min_p": ("float32[n]", 0.01, 0.2),
-}
+TABLES = {"state": "float32[pool_size, 4]", "cache": "float32[num_pages, page_size]", "cos": "float32[max_seq_len]"}
+NAMED = [
+    ("moe", "positions", "int64[n]", 0, 29),
+    ("moe", "seq_lens", "int32[n]", 1, 30),
+    ("moe", "block_table", "int32[n, max_num_pages]", 0, 1999),
+    ("moe", "top_k", "int32[n]", 1, 1000),
+    ("moe", "topk_ids", "int32[n, 4]", 0, 15),
+    ("moe", "state_indices", "int32[n]", 0, 99),
+    ("sampling", "probs", "float32[n, vocab_size]", 0, 1),
+    ("test", "top_p", "float32[n]", 0.1, 1),
+    ("test", "x_scale", "float32[n]", 0.5, 1.5),
+    ("test", "min_p", "float32[n]", 0.01, 0.2),
+    ("gdn", "a_log", "float32[n]", math.log(0.001), math.log(16)),
+    ("mamba", "A", "float32[n, 4]", -16.01, -0.00099),
+    ("gdn", "dt_bias", "float32[n]", math.log(math.expm1(0.0099)), math.log(math.expm1(1.01))),
+    ("mamba", "dt_bias", "float32[n]", math.log(math.expm1(0.00099)), math.log(math.expm1(0.101))),
+]
 
 
-@pytest.mark.parametrize("op_type", ["moe", "sampling"])
-def test_names_decide_what_values_mean(op_type):
-    tables = {"state": "float32[pool_size, 4]", "cache": "float32[num_pages, page_size]", "cos": "float32[max_seq_len]"}
-    definition = define(
-        op_type,
-        axes={"page_size": 8, "num_experts": 16, "vocab_size": 1000},
-        **tables,
-        **{name: spec for name, (spec, _, _) in NAMED.items()},
-    )
-    made = make(definition, n=64, pool_size=100, num_pages=2000, max_seq_len=30, max_num_pages=3)
-    for name, (_, low, high) in NAMED.items():
-        if op_type == ("sampling" if name == "probs" else "moe") or name.startswith(("top_", "x_", "min_")):
-            assert low <= float(made[name].min()) <= float(made[name].max()) <= high, name
-    assert made["state_indices"].unique().numel() == 64
-    assert op_type != "moe" or all(row.unique().numel() == 4 for row in made["topk_ids"])
-    assert op_type == "moe" or torch.allclose(made["probs"].sum(dim=1), torch.ones(64))
-
-
-@pytest.mark.parametrize("op_type", ["gdn", "mamba"])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_channels_of_a_state_forget_quickly_and_slowly(op_type, has_bias):
-    bias = {"dt_bias": "float32[h]"} if has_bias else {}
-    definition = define(op_type, a_log="float32[h]", **({"A": "float32[h, n]"} if op_type == "mamba" else {}), **bias)
-    low, high = (1.0, 16.0) if has_bias else (0.001, 16.0)
-    for seed in range(9):
-        made = make(definition, h=4, n=8, seed=seed)
-        for rates in [made["a_log"].exp(), *([-made["A"]] if "A" in made else [])]:
-            assert 0.999 * low <= rates.min() < low * 2.1 * (high / low) ** 0.25
-            assert 1.001 * high >= rates.max() > high / 16
-        if has_bias:
-            steps = torch.nn.functional.softplus(made["dt_bias"]) / (10 if op_type == "gdn" else 1)
-            assert 0.00099 <= steps.min() < 0.0033
-            assert 0.03 < steps.max() < 0.1001
-
-
-def test_logarithms_are_uniform_and_no_two_of_few_are_near_each_other():
-    places = {}
-    for count in (7, 5_000):
-        made = make(define("mamba", A="float32[h]"), h=count)["A"]
-        places[count] = (-made).log().sub(math.log(0.001)).div(math.log(16_000)).sort().values
-    assert places[7].mul(7).floor().tolist() == list(range(7))
-    assert places[5_000].mean() == pytest.approx(0.5, abs=0.03)
+@pytest.mark.parametrize(("op_type", "name", "spec", "low", "high"), NAMED, ids=[f"{r[0]} {r[1]}" for r in NAMED])
+def test_names_decide_what_values_mean(op_type, name, spec, low, high):
+    definition = define(op_type, axes={"page_size": 8, "num_experts": 16, "vocab_size": 1000}, **TABLES, **{name: spec})
+    sizes = {"n": 64, "pool_size": 100, "num_pages": 2000, "max_seq_len": 30, "max_num_pages": 3}
+    values = make(definition, **{axis: size for axis, size in sizes.items() if axis in definition.axes})[name]
+    assert low <= float(values.min()) <= float(values.max()) <= high
+    assert float(values.max()) > float(values.min()) + (high - low) / 4
+    assert name != "state_indices" or values.unique().numel() == 64
+    assert name != "topk_ids" or all(row.unique().numel() == 4 for row in values)
+    assert name != "probs" or torch.allclose(values.sum(dim=1), torch.ones(64))
 
 
 def test_packed_fp8_keys_hold_values_first_and_then_a_scale_for_each_token():
