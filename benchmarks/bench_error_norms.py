@@ -33,7 +33,7 @@ from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker, bind_axes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import measure_outputs
+from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, USUAL_ROUNDING, Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -209,13 +209,13 @@ def measure_workload(
 def largest_norms(call: JudgedCall, stability: Stability, limit: float) -> tuple[float, float]:
     """Return the largest norms over outputs and over rows, without what is not settled."""
     share = row = 0.0
-    for index, one in enumerate(measure_outputs(call.expected, call.got)):
+    for index, one in enumerate(map(measure_norms, call.expected, call.got)):
         if one is None or not one.says_something:
             continue
-        over = one.row_shares > limit
+        over = one.shares() > limit
         left_out = stability.find_unsettled(index, limit, over) if bool(over.any()) else torch.zeros_like(over)
         share = max(share, one.share(left_out))
-        row = max(row, float(one.row_shares[~left_out].max()) if bool((~left_out).any()) else 0.0)
+        row = max(row, float(one.shares()[~left_out].max()) if bool((~left_out).any()) else 0.0)
     return share, row
 
 
@@ -271,8 +271,8 @@ def measure_twins() -> None:
                         inputs = InputMaker(definition, workload, torch.device("cpu"), root).make(1)
                         expected = reference(inputs)
                         runnable.expect(expected)
-                        measured = measure_outputs(expected, runnable(*inputs))
-                        shares = [max(one.share(), float(one.row_shares.max())) for one in measured if one is not None]
+                        measured = map(measure_norms, expected, runnable(*inputs))
+                        shares = [max(one.share(), float(one.shares().max())) for one in measured if one is not None]
                         norms.append((max(shares, default=0.0), f"{solution.name}, {workload.uuid[:8]}"))
     norms.sort()
     limits = [0.1, 0.15]

@@ -13,9 +13,10 @@ from time import perf_counter
 
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
+from flashinfer_bench.data import AxisVar, Definition, TensorSpec
 
 
 def main() -> None:
@@ -45,9 +46,7 @@ def time_verdicts(arguments: argparse.Namespace, device: torch.device) -> list[f
     seconds = []
     for repeat in range(arguments.repeats + 1):
         start = perf_counter()
-        verdict = judge_draws(
-            problem, tokens, SamplingLimits(arguments.calls), torch.Generator().manual_seed(1 + repeat)
-        )
+        verdict = judge(problem, tokens, arguments.calls, 1 + repeat)
         seconds.append(perf_counter() - start)
         if not isinstance(verdict, Accepted):
             raise SystemExit(f"a perfect sampler was rejected: {verdict.message}")
@@ -59,11 +58,25 @@ def count_false_alarms(arguments: argparse.Namespace, device: torch.device) -> i
     rejected = 0
     for seed in range(arguments.false_alarms):
         problem, tokens = make_problem(arguments, device, seed=seed)
-        verdict = judge_draws(
-            problem, tokens, SamplingLimits(arguments.calls), torch.Generator().manual_seed(2**40 + seed)
-        )
+        verdict = judge(problem, tokens, arguments.calls, 2**40 + seed)
         rejected += not isinstance(verdict, Accepted)
     return rejected
+
+
+def judge(problem: SamplingProblem, tokens: torch.Tensor, trials: int, seed: int) -> Verdict:
+    """Judge draws [calls, rows] as those of a definition with the problem's filters."""
+    row, tokens_of_row = TensorSpec(shape=["n"], dtype="float64"), TensorSpec(shape=["n"], dtype="int64")
+    definition = Definition(
+        name="rows",
+        op_type="sampling",
+        axes={"n": AxisVar(), "v": AxisVar()},
+        inputs={"probs": TensorSpec(shape=["n", "v"], dtype="float32"), **dict.fromkeys(problem.filters, row)},
+        outputs={"samples": tokens_of_row},
+        reference="def run(probs, **filters):\n    return probs.argmax(dim=1)\n",
+    )
+    inputs = [problem.probabilities, *problem.filters.values()]
+    calls = [JudgedCall(inputs, [drawn], [drawn]) for drawn in tokens]
+    return judge_draws(definition, calls, SamplingLimits(trials), torch.Generator().manual_seed(seed))
 
 
 def make_problem(
@@ -82,7 +95,8 @@ def make_problem(
     kept = kept / kept.sum(dim=-1, keepdim=True)
     kept = torch.where(kept.cumsum(dim=-1) - kept < top_p[:, None], kept, 0.0)
     ranks = torch.multinomial(kept, arguments.calls, replacement=True, generator=generator)
-    return SamplingProblem(probabilities, top_k, top_p, None, joint=False), ids.gather(1, ranks).T.contiguous()
+    filters = {"top_k": top_k, "top_p": top_p}
+    return SamplingProblem(probabilities, filters), ids.gather(1, ranks).T.contiguous()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.sandbox.processes import show_memory
+from flashinfer_bench.sandbox.processes import in_child, show_memory
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 1
@@ -46,13 +46,7 @@ def enter_own_network() -> bool:
 
 def has_own_network() -> bool:
     """Tell whether a process could have a network of its own here: a child tries it."""
-    pid = os.fork()
-    if pid == 0:
-        is_done = False
-        with suppress(BaseException):
-            is_done = enter_own_network()
-        os._exit(0 if is_done else 1)
-    return os.waitpid(pid, 0)[1] == 0
+    return in_child(enter_own_network)
 
 
 def seal_proc() -> None:

@@ -2,8 +2,9 @@
 
 A call that names a process is free below the supervisor, and refused everywhere else. Modes and times of the worker's
 own files are set here, since a call that went on could be deceived: its path lies in memory that changes. So the
-supervisor opens the file, looks where it lies, and changes it. In the same way it connects a tool's socket, to names
-and addresses of the tool's own network alone; a path would lead to every service of the machine.
+supervisor opens the file, looks where it lies, and changes it; of times it sets the present one. In the same way it
+connects a tool's socket, to names and addresses of the tool's own network alone; a path would lead to every service of
+the machine.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ import fcntl
 import os
 import platform
 import re
-import signal
 import socket
 import stat
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,10 +33,8 @@ ANSWER: Final = struct.Struct("=QqiI")
 RECEIVE, SEND, GO_ON = 0xC0502100, 0xC0182101, 1
 PIDFD_OPEN, PIDFD_GETFD = 434, 438
 AT_FDCWD, AT_SYMLINK_NOFOLLOW = -100, 0x100
-MOST_PATH_BYTES, MOST_ADDRESS_BYTES, TIMES_BYTES = 4096, 128, 32
+MOST_PATH_BYTES, MOST_ADDRESS_BYTES = 4096, 128
 MODE_BITS: Final = 0o777
-FILE_CALLS: Final = {"chmod": (None, 0), "fchmod": (0, None), "fchmodat": (0, 1), "utimensat": (0, 1)}
-"""Call → which arguments are a folder's descriptor, and a path. The mode or times come after these."""
 
 
 class Notifications:
@@ -77,25 +74,15 @@ class Notifications:
         fcntl.ioctl(self._listener, RECEIVE, question)
         number, pid, _, call, _, _, *arguments = QUESTION.unpack(question)
         name, verdict = self._calls[call]
-        if name == "connect":  # a peer that never accepts holds up whoever asked, not the supervisor
-            with suppress(RuntimeError):
-                threading.Thread(target=self._connect, args=(number, arguments, pid), daemon=True).start()
-                return
-            self._send(number, errno.EAGAIN)  # no room for a thread
-        elif name in FILE_CALLS:
-            self._send(number, _error_of(change_file, name, arguments, pid, self._folders))
+        flags = 0
+        if name == "connect":
+            error = _error_of(connect_socket, arguments, pid)
+        elif verdict == "own-file":
+            error = _error_of(change_file, name, arguments, pid, self._folders)
         else:
-            aim = _signed(arguments[int(verdict[-1])])
-            self._send(number, _error_of(judge_aim, aim, os.getpid()), GO_ON)
-
-    def _connect(self, number: int, arguments: Sequence[int], pid: int) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else the end of a child interrupts it
-        error = _error_of(connect_socket, arguments, pid)
-        with suppress(OSError):
-            self._send(number, error)
-
-    def _send(self, number: int, error: int, if_right: int = 0) -> None:
-        fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(number, 0, -error, 0 if error else if_right)))
+            aim = ctypes.c_int(arguments[int(verdict.rpartition(":")[2])] & 0xFFFFFFFF).value
+            error, flags = _error_of(judge_aim, aim, os.getpid()), GO_ON
+        fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(number, 0, -error, 0 if error else flags)))
 
 
 def _error_of(act: Callable[..., None], *arguments: object) -> int:
@@ -110,7 +97,7 @@ def _error_of(act: Callable[..., None], *arguments: object) -> int:
 
 
 def judge_aim(aim: int, supervisor: int) -> None:
-    """Judge a call that names a process or, where it is negative, a process group.
+    """Judge a call that names a process or, if it is negative, a process group.
 
     Raises:
         PermissionError: not all that it means descends from the supervisor.
@@ -123,10 +110,10 @@ def judge_aim(aim: int, supervisor: int) -> None:
 
 
 def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence[str]) -> None:
-    """Set the mode or the times of a file below some folders, as a process's call asks.
+    """Set the mode of a file below some folders as a process's call asks, or the present time.
 
     Args:
-        name: one of FILE_CALLS.
+        name: chmod, fchmod, fchmodat or utimensat.
         arguments: the call's.
         pid: the thread that asks.
         folders: real paths.
@@ -134,51 +121,31 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
     Raises:
         OSError: there is no such file, or it lies elsewhere.
     """
-    folder_at, path_at = FILE_CALLS[name]
-    folder = AT_FDCWD if folder_at is None else _signed(arguments[folder_at])
-    path = b"" if path_at is None or not arguments[path_at] else _read_path(pid, arguments[path_at])
-    value = arguments[max(folder_at or 0, path_at or 0) + 1]
-    follows = name != "utimensat" or not arguments[3] & AT_SYMLINK_NOFOLLOW
-    if not path and path_at is not None and arguments[path_at]:
-        raise FileNotFoundError(errno.ENOENT, "no path")
-    fd = _open(pid, folder, os.fsdecode(path), follows=follows)
+    folder, path_at, mode = arguments[0], arguments[1], arguments[2]
+    if name == "chmod":
+        folder, path_at, mode = AT_FDCWD, *arguments[:2]
+    elif name == "fchmod":
+        path_at, mode = 0, arguments[1]
+    elif name == "utimensat" and arguments[3] & AT_SYMLINK_NOFOLLOW:
+        return  # nobody reads a link's times
+    number = ctypes.c_int(folder & 0xFFFFFFFF).value
+    start = Path(f"/proc/{pid}", "cwd" if number == AT_FDCWD else f"fd/{number}")
+    if path_at or name not in ("fchmod", "utimensat"):
+        path, end, _ = os.fsdecode(read_memory(pid, path_at, MOST_PATH_BYTES)).partition("\0")
+        if not path or not end:
+            raise OSError(errno.ENAMETOOLONG if path else errno.ENOENT, "path")
+        start /= re.sub("^/proc/(thread-)?self/", f"/proc/{pid}/", path)
+    fd = os.open(start, os.O_PATH | os.O_CLOEXEC)  # without its content
     try:
-        opened = f"/proc/self/fd/{fd}"
-        place = Path(opened).readlink()
-        if not any(place.is_relative_to(own) for own in folders):
+        opened = Path(f"/proc/self/fd/{fd}")
+        if not any(opened.readlink().is_relative_to(own) for own in folders):
             raise PermissionError(errno.EPERM, "a file of others")
-        if stat.S_ISLNK(os.fstat(fd).st_mode):
-            return  # nobody reads a link's times
-        if name != "utimensat":
-            Path(opened).chmod(value & MODE_BITS)
-            return
-        times = _read_whole(pid, value, TIMES_BYTES) if value else None
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.utimensat(AT_FDCWD, opened.encode(), times, 0) != 0:
-            raise OSError(ctypes.get_errno(), "utimensat")
+        if name == "utimensat":
+            os.utime(opened)
+        else:
+            opened.chmod(mode & MODE_BITS)
     finally:
         os.close(fd)
-
-
-def _open(pid: int, folder: int, path: str, *, follows: bool) -> int:
-    """Open what a process names, without its content; of a descriptor without a path the file itself."""
-    how = os.O_PATH | os.O_CLOEXEC
-    start = f"/proc/{pid}/" + ("cwd" if folder == AT_FDCWD else f"fd/{folder}")
-    at = os.open(start, how)
-    if not path:
-        return at
-    try:
-        own = re.sub("^/proc/(thread-)?self/", f"/proc/{pid}/", path)
-        return os.open(own, how if follows else how | os.O_NOFOLLOW, dir_fd=at)
-    finally:
-        os.close(at)
-
-
-def _read_path(pid: int, address: int) -> bytes:
-    path, end, _ = read_memory(pid, address, MOST_PATH_BYTES).partition(b"\0")
-    if not end:
-        raise OSError(errno.ENAMETOOLONG, "path")
-    return path
 
 
 def connect_socket(arguments: Sequence[int], pid: int) -> None:
@@ -194,7 +161,9 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
     size = arguments[2] & 0xFFFFFFFF
     if not 2 <= size <= MOST_ADDRESS_BYTES:
         raise OSError(errno.EINVAL, "address")
-    address = _read_whole(pid, arguments[1], size)
+    address = read_memory(pid, arguments[1], size)
+    if len(address) < size:
+        raise OSError(errno.EFAULT, "memory")
     status = Path(f"/proc/{pid}/status").read_bytes()  # the name in it may be any bytes but a line feed
     process = int(status.partition(b"\nTgid:")[2].split(None, 1)[0])
     pidfd = _check(system_call(PIDFD_OPEN, process, 0))
@@ -207,24 +176,18 @@ def connect_socket(arguments: Sequence[int], pid: int) -> None:
             raise OSError(errno.ENOTSOCK, "no socket")
         with socket.socket(fileno=os.dup(fd)) as taken:
             family = taken.family
-        if not leads_inside(family, address):
+        is_inside = family in (socket.AF_INET, socket.AF_INET6)
+        if family == socket.AF_UNIX:
+            is_inside = address[2:3] == b"\0"  # the name of no path begins so
+        if not is_inside or struct.unpack_from("=H", address)[0] != family:
             raise PermissionError(errno.EACCES, "the machine's services")
         _check(ctypes.CDLL(None, use_errno=True).connect(fd, address, ctypes.c_uint(size)))
     finally:
         os.close(fd)
 
 
-def leads_inside(family: int, address: bytes) -> bool:
-    """Tell whether an address, for a socket of this family, stays in the socket's network."""
-    if struct.unpack_from("=H", address)[0] != family:
-        return False
-    if family == socket.AF_UNIX:
-        return len(address) > 2 and address[2] == 0  # the name of no path begins so
-    return family in (socket.AF_INET, socket.AF_INET6)
-
-
 def read_memory(pid: int, address: int, size: int) -> bytes:
-    """Read a process's memory: less, where it ends before.
+    """Read a process's memory: less, if it ends before.
 
     Raises:
         OSError: there is none.
@@ -236,19 +199,7 @@ def read_memory(pid: int, address: int, size: int) -> bytes:
     raise OSError(errno.EFAULT, "memory")
 
 
-def _read_whole(pid: int, address: int, size: int) -> bytes:
-    data = read_memory(pid, address, size)
-    if len(data) < size:
-        raise OSError(errno.EFAULT, "memory")
-    return data
-
-
 def _check(result: int) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), "call")
     return result
-
-
-def _signed(value: int) -> int:
-    number: int = ctypes.c_int(value & 0xFFFFFFFF).value
-    return number

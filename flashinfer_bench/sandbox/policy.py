@@ -51,11 +51,11 @@ It gives no access to a process's memory."""
 class Policy:
     """What a worker may reach."""
 
-    readable: tuple[str, ...]
+    readable: Sequence[str]
     """Folders and files that it reads and executes."""
-    writable: tuple[str, ...]
+    writable: Sequence[str]
     """Folders of its own."""
-    devices: tuple[str, ...]
+    devices: Sequence[str]
     """Device nodes that it reads, writes and steers."""
     user: int | None = None
     """The user and group that it becomes; None to stay who it is."""
@@ -63,11 +63,6 @@ class Policy:
     """Root that keeps its right to read files of other owners, since the environment belongs to one."""
     for_tool: bool = False
     """A tool that looks at a solution: it has a network of its own, and its programs name their threads."""
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Policy:
-        """Return what `to_json` described."""
-        return cls(**{**fields, **{name: tuple(fields[name]) for name in ("readable", "writable", "devices")}})
 
     def to_json(self) -> dict[str, Any]:
         """Return the policy as a frame carries it."""
@@ -130,7 +125,7 @@ def confine(order: Mapping[str, Any], fds: Sequence[int], supervisor: socket.soc
     inherited = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     set_limits(order.get("most_tasks"))
     if order.get("sandbox") is not None:
-        listener = Policy.from_json(order["sandbox"]).enter()
+        listener = Policy(**order["sandbox"]).enter()
     else:
         drop_capabilities()
         landlock.keep_apart()

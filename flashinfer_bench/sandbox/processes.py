@@ -11,14 +11,12 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
-FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 KILL_ROUNDS: Final = 100
 """Look for new processes of a session at most this many times."""
 KILL_POLL_S: Final = 0.002
@@ -68,8 +66,18 @@ def show_memory() -> None:
     prctl(PR_SET_DUMPABLE, 1)
 
 
-@dataclass(frozen=True)
-class Process:
+def in_child(act: Callable[[], bool]) -> bool:
+    """Return what a function returns in a child of this process, which ends then; False if it raises."""
+    pid = fork()
+    if pid == 0:
+        is_done = False
+        with suppress(BaseException):
+            is_done = act()
+        os._exit(0 if is_done else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+class Process(NamedTuple):
     """A line of the process table."""
 
     state: str
@@ -77,25 +85,21 @@ class Process:
     parent: int
     group: int
     session: int
-    threads: int
 
 
 def read_process(pid: int) -> Process | None:
-    """Return a process, or a thread's process, from proc(5)'s stat; None where it is gone."""
+    """Return a process, or a thread's process, from proc(5)'s stat; None if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-    except OSError:
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()[:4]
+    except (OSError, ValueError):
         return None
-    if not fields:
-        return None
-    parent, group, session = map(int, fields[1:4])
-    return Process(fields[0].decode(), parent, group, session, threads=int(fields[17]))
+    return Process(state, *map(int, numbers))
 
 
 def process_table() -> dict[int, Process]:
     """Return every process that this one can see, by its id."""
-    entries = os.scandir("/proc") if Path("/proc").is_dir() else ()
-    found = {int(entry.name): read_process(int(entry.name)) for entry in entries if entry.name.isdigit()}
+    names = [entry.name for entry in os.scandir("/proc")] if Path("/proc").is_dir() else []
+    found = {int(name): read_process(int(name)) for name in names if name.isdigit()}
     return {pid: process for pid, process in found.items() if process is not None}
 
 
@@ -108,7 +112,7 @@ def is_alive(pid: int) -> bool:
 def ancestors(pid: int) -> list[int]:
     """Return the processes above one, the nearest first."""
     found: list[int] = []
-    while (process := read_process(pid)) is not None and process.parent:
+    while (process := read_process(pid)) is not None and process.parent not in (0, *found):
         found.append(pid := process.parent)
     return found
 
@@ -126,29 +130,15 @@ def descendants(root: int) -> list[int]:
 
 def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
     """Return of each session pid → state of its processes."""
-    found: dict[int, dict[int, str]] = {session: {} for session in sessions}
-    for pid, process in process_table().items():
-        if process.session in found:
-            found[process.session][pid] = process.state
-    return found
+    table = process_table().items()
+    return {wanted: {pid: one.state for pid, one in table if one.session == wanted} for wanted in sessions}
 
 
-def count_own_tasks() -> int | None:
-    """Return how many threads this user has; None in a container, where not all of them can be seen."""
-    try:
-        if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
-            return None
-    except OSError:
-        return None
-    return sum(process.threads for pid, process in process_table().items() if _user_of(pid) == os.getuid())
-
-
-def _user_of(pid: int) -> int | None:
-    """Return the user of a process. The owner of its folder in /proc is root where it hides its memory."""
-    try:
-        return int(Path(f"/proc/{pid}/status").read_bytes().partition(b"\nUid:")[2].split(None, 1)[0])
-    except OSError:
-        return None
+def count_tasks() -> int:
+    """Return how many threads the machine has, those of others and of other containers included."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    return 0
 
 
 def kill_session(session: int, *, spare: int | None = None) -> None:
@@ -163,7 +153,7 @@ def kill_session(session: int, *, spare: int | None = None) -> None:
 def end_tree(root: int, limit_s: float) -> bool:
     """Kill a process and all below it; say whether everything was gone before the limit.
 
-    The root is killed last: where it adopts orphans, it gets every process that loses its parent, also while stopped.
+    The root is killed last: if it adopts orphans, it gets every process that loses its parent, also while stopped.
     """
     deadline = time.monotonic() + limit_s
     if not kill_below(root, limit_s):
@@ -194,6 +184,25 @@ def kill_below(root: int, limit_s: float) -> bool:
         time.sleep(KILL_POLL_S)
 
 
+def kill_with_groups(root: int, below: Iterable[int]) -> None:
+    """Kill processes below one, and first their groups: a group is killed at once, also while its members fork and end.
+
+    No group is killed that the root, this process or one above them is in.
+    """
+    pids, own = list(below), [root, os.getpid(), *ancestors(root)]
+    groups, spared = ({one.group for one in map(read_process, some) if one is not None} for some in (pids, own))
+    for group in groups - spared - {0}:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    _kill(pids)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def await_children(limit_s: float) -> None:
     """Wait until this process has no children any more, no longer than the limit."""
     deadline = time.monotonic() + limit_s
@@ -203,42 +212,12 @@ def await_children(limit_s: float) -> None:
             time.sleep(KILL_POLL_S)
 
 
-def kill_with_groups(root: int, below: Iterable[int]) -> None:
-    """Kill processes below one, and first their groups: a group is killed at once, also where its members fork and end.
-
-    No group is killed that the root, this process or one above them is in.
-    """
-    pids = list(below)
-    spared = {_group_of(pid) for pid in (root, os.getpid(), *ancestors(root))}
-    for group in {_group_of(pid) for pid in pids} - spared - {0}:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-    _kill(pids)
-
-
-def _group_of(pid: int) -> int:
-    """Return the process group of a process; 0 where it is gone."""
-    with suppress(ProcessLookupError, PermissionError):
-        return os.getpgid(pid)
-    return 0
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What processes hold in the machine's memory, in bytes. Files do not count, since the kernel may drop them."""
+class Memory(NamedTuple):
+    """What a process holds in the machine's memory, in bytes. Files do not count, since the kernel may drop them."""
 
     private: int = 0
     shared: int = 0
     """Mapped shared memory. `hidden_memory` sees memory that is not mapped."""
-
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(self.private + other.private, self.shared + other.shared)
 
 
 def resident_memory(pid: int) -> Memory:
@@ -273,16 +252,16 @@ def hidden_memory(file: Path = MACHINE_MEMORY) -> tuple[int, int]:
 
     First whatever is neither available nor private: pinned pages and drivers' buffers, too. The kernel reports freed
     memory late, so this lags. Then what the kernel counts at once: shared memory, mapped or not, its tables and its
-    buffers. Zeros where the kernel reports nothing.
+    buffers. Zeros if the kernel reports nothing.
     """
-    try:
+    text = b""
+    with suppress(OSError):
         text = file.read_bytes()
-    except OSError:
-        return 0, 0
     total, available, private = (read_kilobytes(text, name) for name in (b"MemTotal", b"MemAvailable", b"AnonPages"))
-    is_known = total is not None and available is not None and private is not None
-    counted = (read_kilobytes(text, name) or 0 for name in (b"Shmem", b"SUnreclaim", b"PageTables"))
-    return (total or 0) - (available or 0) - (private or 0) if is_known else 0, sum(counted)
+    counted = sum(read_kilobytes(text, name) or 0 for name in (b"Shmem", b"SUnreclaim", b"PageTables"))
+    if total is None or available is None or private is None:
+        return 0, counted
+    return total - available - private, counted
 
 
 def read_kilobytes(status: bytes, name: bytes) -> int | None:

@@ -7,8 +7,9 @@ In a sandbox it also refuses what Landlock does not know: ways to connect other 
 netlink), rings of calls that no filter sees (io_uring), shared memory and queues that outlive a process, namespaces,
 mounts, kernel modules, and things of which the machine or a user has a number for all processes (watches on files).
 Modes, times and attributes of files are no matter of Landlock's either: an owner could take the right to read a data
-set from everybody. A worker with a user of its own owns its own files only, and sets their modes freely. Otherwise the
-supervisor sets modes and times for it, below its own folders. The filter holds for threads and all that is started.
+set from everybody. A worker with a user of its own owns its own files only, and sets these freely. Otherwise the
+supervisor sets modes and the present time for it, below its own folders. The filter holds for threads and all that is
+started.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ sched_setattr            314     274     process:0
 prlimit64                302     261     process:0
 migrate_pages            256     238     process:0
 move_pages               279     239     process:0
-setpriority              141     140     process:1
-ioprio_set               251      30     process:1
-fcntl                     72      25     arguments
-ioctl                     16      29     arguments
-socket                    41     198     arguments
-socketpair                53     199     arguments
-connect                   42     203     arguments
-sendto                    44     206     arguments
-clone                     56     220     arguments
-unshare                  272      97     arguments
-personality              135      92     arguments
+setpriority              141     140     refuse:0=1,2 process:1
+ioprio_set               251      30     refuse:0=2,3 process:1
+fcntl                     72      25     refuse:1=8,10,15 sealed:1=1024
+ioctl                     16      29     refuse:1=0x8901,0x8902 sealed:1=\
+0x40086602,0x40046602,0x401C5820,0x40087602,0x40047602,0x40806685
+socket                    41     198     stream
+socketpair                53     199     stream
+connect                   42     203     connect
+sendto                    44     206     address
+clone                     56     220     sealed:0&0x7E020000
+unshare                  272      97     sealed:0&0x7E020080
+personality              135      92     sealed:0!0,0xFFFFFFFF
 clone3                   435     435     missing
 chmod                     90       -     own-file
 fchmod                    91      52     own-file
@@ -71,10 +73,10 @@ fchmodat2                452     452     missing
 utime                    132       -     missing
 utimes                   235       -     missing
 futimesat                261       -     missing
-chown                     92       -     owner
-fchown                    93      55     owner
-lchown                    94       -     owner
-fchownat                 260      54     owner
+chown                     92       -     done
+fchown                    93      55     done
+lchown                    94       -     done
+fchownat                 260      54     done
 setxattr                 188       5     attribute
 lsetxattr                189       6     attribute
 fsetxattr                190       7     attribute
@@ -122,10 +124,12 @@ inotify_init1            294      26     sealed
 inotify_add_watch        254      27     sealed
 fanotify_init            300     262     sealed
 """
-"""Verdicts: `refuse` with EPERM, `process:N` asks unless argument N is the caller; in a sandbox only: `sealed` is
-refused with EPERM, `missing` answered as by a kernel without it (clone3's flags lie in memory; libraries then take an
-older call), `own-file` done by the supervisor, `owner` answered as done, `attribute` as by a file system without any.
-`arguments` are judged by `_judge_arguments`."""
+"""Verdicts: `refuse` with EPERM; `process:N` asks unless argument N is the caller. In a sandbox only: `sealed` is
+refused with EPERM, `missing` answered as by a kernel without the call (clone3's flags lie in memory; libraries then
+take an older one), `own-file` done by the supervisor, `done` answered as if it were, `attribute` answered as by a file
+system without any; `stream` allows sockets that have to connect before they can send, `address` is refused with one,
+`connect` altogether. Of `refuse` and `sealed` those of an argument's lower half that are listed (`N=`), all others
+(`N!`), or those with any of some bits (`N&`). The kernel reads ids and flags from that half."""
 MACHINES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """Machine → its column of the table, and the number by which the kernel names it."""
 SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
@@ -138,32 +142,21 @@ ASKING_KERNEL: Final = (5, 5)
 X32_CALLS: Final = 0x40000000
 LOAD, AND, RETURN, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT = 0x20, 0x54, 0x06, 0x15, 0x35, 0x45
 ALLOW, ASK, FAIL = 0x7FFF0000, 0x7FC00000, 0x00050000
+REFUSE, NO_ACCESS = FAIL | errno.EPERM, FAIL | errno.EACCES
 NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16
 
-AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET, SOCK_KIND = 1, 1, 5, 0xF
+AF_UNIX, SOCK_KIND = 1, 0xF
+STREAMS: Final = (1, 5)
+"""SOCK_STREAM, SOCK_SEQPACKET."""
 INTERNET: Final = (2, 10, 16)
 """AF_INET, AF_INET6, and AF_NETLINK, by which a program asks which networks there are."""
-NAMESPACES, TIME_NAMESPACE = 0x7E020000, 0x80
-"""Flags of clone and unshare: new mount, cgroup, UTS, IPC, user, process and network namespaces; of unshare alone."""
-PERSONALITIES: Final = (0, 0xFFFFFFFF)
-"""The usual one, and the question which one it is."""
-REFUSED_ARGUMENTS: Final = {"setpriority": (0, (1, 2)), "ioprio_set": (0, (2, 3)), "fcntl": (1, (8, 10, 15))}
-"""Call → an argument, and its refused values: kinds that mean a group or all processes of a user; F_SETOWN, F_SETSIG
-and F_SETOWN_EX, which make a descriptor send signals."""
-SIGNALLING_IOCTLS: Final = (0x8901, 0x8902)
-"""FIOSETOWN, SIOCSPGRP."""
-F_SETLEASE: Final = 1024
-"""A lease holds up whoever writes the file."""
-FILE_FLAGS: Final = (0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602, 0x40806685)
-"""FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION and ENABLE_VERITY, which a file that is open for reading takes."""
-
 Program = list[bytes]
 """Instructions of seccomp's classic BPF."""
 
 
 def read_calls(machine: str) -> dict[str, tuple[int, str]]:
-    """Return call → its number on a machine, and its verdict; a call that the machine does not have is left out."""
-    rows = [line.split() for line in TABLE.splitlines() if line and not line.startswith("#")]
+    """Return call → its number on a machine, and its verdicts; a call that the machine does not have is left out."""
+    rows = [line.split(None, 3) for line in TABLE.splitlines() if line and not line.startswith("#")]
     column = MACHINES[machine][0]
     return {row[0]: (int(row[column]), row[3]) for row in rows if row[column] != "-"}
 
@@ -177,42 +170,32 @@ def install_filter(*, sandboxed: bool = False, has_own_user: bool = False, for_t
         for_tool: leave open what a tool needs that looks at a solution in a network of its own: that network's sockets.
 
     Returns:
-        The descriptor by which the supervisor is asked; None where the kernel asks nobody. Then calls that name another
+        The descriptor by which the supervisor is asked; None if the kernel asks nobody. Then calls that name another
         process are refused in a sandbox, and go on without.
 
     Raises:
         OSError: a sandbox cannot be had.
     """
-    machine = platform.machine()
-    if machine not in MACHINES:
-        if sandboxed:
-            raise OSError(f"there is no filter on system calls for {machine}")
+    machine, kind = platform.machine(), {"sandboxed": sandboxed, "has_own_user": has_own_user, "for_tool": for_tool}
+    if machine in MACHINES and can_ask(platform.release()):
+        listener = _install(make_program(machine, os.getpid(), **kind), machine, SPEC_ALLOW | NEW_LISTENER)
+        if listener >= 0:
+            return listener
+    verdict = REFUSE if sandboxed else ALLOW
+    if machine in MACHINES and _install(make_program(machine, os.getpid(), ask=verdict, **kind), machine) >= 0:
         return None
-    for verdict in (ASK, FAIL | errno.EPERM if sandboxed else ALLOW):
-        if verdict == ASK and not can_ask(platform.release()):
-            continue
-        program = make_program(
-            machine, os.getpid(), ask=verdict, sandboxed=sandboxed, has_own_user=has_own_user, for_tool=for_tool
-        )
-        result = _install(program, machine, SPEC_ALLOW | (NEW_LISTENER if verdict == ASK else 0))
-        if result >= 0:
-            return result if verdict == ASK else None
     if sandboxed:
-        raise OSError("the kernel takes no filter on system calls")
+        raise OSError(f"there is no filter on system calls for this kernel on {machine}")
     return None
 
 
 def refuse_calls(names: Iterable[str]) -> None:
-    """Refuse these calls from here on; an earlier filter stays. Where none can be had, do nothing."""
+    """Refuse these calls from here on; an earlier filter stays. If none can be had, do nothing."""
     machine = platform.machine()
     if machine in MACHINES:
         calls = read_calls(machine)
-        checks = [_if_equal(calls[name][0], _return(FAIL | errno.EPERM)) for name in names]
-        _install(
-            [_step(LOAD, NUMBER_AT), *(step for check in checks for step in check), *_return(ALLOW)],
-            machine,
-            SPEC_ALLOW,
-        )
+        checks = [step for name in names for step in _if_equal(calls[name][0], _return(REFUSE))]
+        _install([_step(LOAD, NUMBER_AT), *checks, *_return(ALLOW)], machine)
 
 
 def can_filter() -> bool:
@@ -240,61 +223,46 @@ def make_program(
     for_tool: bool = False,
 ) -> Program:
     """Return the filter of a worker whose process id is `own`; `ask` is the verdict in place of asking."""
-    fixed = {"refuse": FAIL | errno.EPERM}
+    fixed = {"refuse": REFUSE}
     if sandboxed:
-        fixed |= {"sealed": FAIL | errno.EPERM, "missing": FAIL | errno.ENOSYS, "attribute": FAIL | errno.EOPNOTSUPP}
+        fixed |= {"sealed": REFUSE, "missing": FAIL | errno.ENOSYS, "attribute": FAIL | errno.EOPNOTSUPP}
+        fixed |= {"connect": ask if for_tool else NO_ACCESS}
     if sandboxed and not has_own_user:
-        fixed |= {"own-file": ask, "owner": FAIL}
+        fixed |= {"own-file": ask, "done": FAIL}
     program = [
-        *(_step(LOAD, MACHINE_AT), _step(IF_EQUAL, MACHINES[machine][1], 1), *_return(FAIL | errno.EPERM)),
-        *(_step(LOAD, NUMBER_AT), _step(IF_AT_LEAST, X32_CALLS, 0, 1), *_return(FAIL | errno.EPERM)),
+        *(_step(LOAD, MACHINE_AT), _step(IF_EQUAL, MACHINES[machine][1], 1), *_return(REFUSE)),
+        *(_step(LOAD, NUMBER_AT), _step(IF_AT_LEAST, X32_CALLS, 0, 1), *_return(REFUSE)),
     ]
-    for name, (number, verdict) in read_calls(machine).items():
-        kind, _, argument = verdict.partition(":")
-        if kind == "process":
-            body = [*_refused(name), *_compare(int(argument), (0, own), ALLOW), *_return(ask)]
-        elif kind == "arguments":
-            body = _judge_arguments(name, sandboxed, for_tool, ask)
-        else:
-            body = _return(fixed[kind]) if kind in fixed else []
-        program += _if_equal(number, body) if body else []
+    for name, (number, verdicts) in read_calls(machine).items():
+        body: Program = []
+        for kind, argument, how, values in re.findall(r"([a-z-]+)(?::(\d)([=!&]?)(\S*))?", verdicts):
+            if kind == "process":
+                body += [*_compare(int(argument), (0, own), ALLOW), *_return(ask)]
+            elif kind == "address" and sandboxed and not for_tool:  # a pointer has two halves
+                body += [_step(LOAD, ARGUMENTS_AT + 32), _step(IF_EQUAL, 0, 0, 2)]
+                body += [_step(LOAD, ARGUMENTS_AT + 36), _step(IF_EQUAL, 0, 1), *_return(NO_ACCESS)]
+            elif kind == "stream" and sandboxed:
+                body += _compare(0, INTERNET if for_tool and name == "socket" else (), ALLOW)
+                body += [_step(LOAD, ARGUMENTS_AT), _step(IF_EQUAL, AF_UNIX, 1), *_return(NO_ACCESS)]
+                body += [_step(LOAD, ARGUMENTS_AT + 8), _step(AND, SOCK_KIND)]
+                body += [step for one in STREAMS for step in _if_equal(one, _return(ALLOW))] + _return(NO_ACCESS)
+            elif kind in fixed:
+                body += _give(fixed[kind], argument, how, [int(value, 0) for value in values.split(",") if value])
+        program += _if_equal(number, [*body, *_return(ALLOW)]) if body else []
     return [*program, *_return(ALLOW)]
 
 
-def _judge_arguments(name: str, sandboxed: bool, for_tool: bool, ask: int) -> Program:
-    """Return the steps for a call of which some arguments are refused; none where all are free."""
-    refuse, no_access = FAIL | errno.EPERM, FAIL | errno.EACCES
-    if name == "fcntl":
-        return [*_refused(name), *_compare(1, (F_SETLEASE,) if sandboxed else (), refuse), *_return(ALLOW)]
-    if name == "ioctl":
-        return [*_compare(1, SIGNALLING_IOCTLS + (FILE_FLAGS if sandboxed else ()), refuse), *_return(ALLOW)]
-    if not sandboxed or (for_tool and name == "sendto"):
-        return []
-    if name == "connect":
-        return _return(ask if for_tool else no_access)
-    if name == "personality":
-        return [*_compare(0, PERSONALITIES, ALLOW), *_return(refuse)]
-    if name == "sendto":  # `send` is the same call without an address; a pointer has two halves
-        checks = [_step(LOAD, ARGUMENTS_AT + 32), _step(IF_EQUAL, 0, 0, 2), _step(LOAD, ARGUMENTS_AT + 36)]
-        return [*checks, _step(IF_EQUAL, 0, 1), *_return(no_access), *_return(ALLOW)]
-    if name in ("clone", "unshare"):
-        flags = NAMESPACES | (TIME_NAMESPACE if name == "unshare" else 0)
-        return [_step(LOAD, ARGUMENTS_AT), _step(IF_ANY_BIT, flags, 0, 1), *_return(refuse), *_return(ALLOW)]
-    # socket, socketpair: streams of this machine, which have to connect before they can send
-    internet = _compare(0, INTERNET, ALLOW) if for_tool and name == "socket" else []
-    local = [_step(LOAD, ARGUMENTS_AT), _step(IF_EQUAL, AF_UNIX, 1), *_return(no_access)]
-    kind = [_step(LOAD, ARGUMENTS_AT + 8), _step(AND, SOCK_KIND)]
-    streams = [step for one in (SOCK_STREAM, SOCK_SEQPACKET) for step in _if_equal(one, _return(ALLOW))]
-    return [*internet, *local, *kind, *streams, *_return(no_access)]
-
-
-def _refused(name: str) -> Program:
-    argument, values = REFUSED_ARGUMENTS.get(name, (0, ()))
-    return _compare(argument, values, FAIL | errno.EPERM)
+def _give(verdict: int, argument: str, how: str, values: Sequence[int]) -> Program:
+    """Return the steps that give a verdict: in any case, or for some values or bits of an argument."""
+    if how == "&":
+        return [_step(LOAD, ARGUMENTS_AT + 8 * int(argument)), _step(IF_ANY_BIT, values[0], 0, 1), *_return(verdict)]
+    if how == "=":
+        return _compare(int(argument), values, verdict)
+    return [*_compare(int(argument or 0), values, ALLOW), *_return(verdict)]
 
 
 def _compare(argument: int, values: Sequence[int], verdict: int) -> Program:
-    """Give a verdict for some values of an argument's lower half: the kernel reads ids and flags from that half."""
+    """Return the steps that give a verdict for some values of an argument's lower half."""
     steps = [step for value in values for step in _if_equal(value & 0xFFFFFFFF, _return(verdict))]
     return [_step(LOAD, ARGUMENTS_AT + 8 * argument), *steps] if steps else []
 
@@ -312,7 +280,7 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
-def _install(program: Program, machine: str, flags: int) -> int:
+def _install(program: Program, machine: str, flags: int = SPEC_ALLOW) -> int:
     code = ctypes.create_string_buffer(b"".join(program))
     order = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
     return system_call(SECCOMP[machine], SET_MODE_FILTER, flags, order)

@@ -51,7 +51,7 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
     """Fork the worker, watch it to its end, clean up after it and report.
 
     Args:
-        order: the worker's, with its `memory_limit_bytes` and its `sandbox`, where it has one.
+        order: the worker's, with its `memory_limit_bytes` and its `sandbox`, if it has one.
         fds: the worker's socket, the pipe for what it prints, the supervisor's socket.
         run_worker: is called in the fork.
     """
@@ -74,19 +74,30 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
     report(session, {"started": pid, "supervisor": os.getpid()})
     watch = Watch(pid, int(order["memory_limit_bytes"]), Notifications(ours, sandbox.get("writable", ())))
     try:
-        status = watch.until_end(session, wake_read)
+        code = os.waitstatus_to_exitcode(watch.until_end(session, wake_read))
     finally:
         leftover = end_descendants(is_apart=is_apart)
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-    signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    ended = {"code": code, "signal": signal_number, "leftover": leftover, "over_memory": watch.over_memory}
-    report(session, {"exit": ended})
+    ended = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
+    report(session, {"exit": {**ended, "leftover": leftover, "over_memory": watch.over_memory}})
 
 
 def report(session: socket.socket, message: dict[str, Any]) -> None:
     """Send the session a message, if it is still there."""
     with suppress(OSError):
         send_frame(session, message)
+
+
+def reap() -> tuple[list[tuple[int, int]], bool]:
+    """Reap what has ended, orphans too: return pids with their wait statuses, and whether a child is left."""
+    found: list[tuple[int, int]] = []
+    with suppress(ChildProcessError):
+        while len(found) < MOST_REAPED:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return found, True
+            found.append((pid, status))
+        return found, True
+    return found, False
 
 
 class Watch:
@@ -110,30 +121,21 @@ class Watch:
         """Return the worker's wait status."""
         told_by = [session.fileno()]
         while True:
-            ready, _, _ = select.select([wake_read, *told_by, *self.asked.descriptors()], [], [], POLL_S)
-            if any(fd in ready for fd in self.asked.descriptors()):
+            asked = self.asked.descriptors()
+            ready, _, _ = select.select([wake_read, *told_by, *asked], [], [], POLL_S)
+            if set(asked) & set(ready):
                 self.asked.turn()
             if wake_read in ready:
                 os.read(wake_read, 4096)
             if session.fileno() in ready:
                 told_by = []
                 self.kill()
-            status = self._reap()
+            status = dict(reap()[0]).get(self.pid)
             if status is not None:
                 return status
             if self.memory_limit_bytes and self.is_over_memory():
                 self.over_memory = True
                 self.kill()
-
-    def _reap(self) -> int | None:
-        """Reap what has ended, orphans too, which would stay in the process table; return the worker's own status."""
-        for _ in range(MOST_REAPED):
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == self.pid:
-                return status
-            if pid == 0:
-                return None
-        return None
 
     def kill(self) -> None:
         """End the worker and all that is in its group."""
@@ -152,11 +154,13 @@ class Watch:
         self._next_tree_poll = time.monotonic() + TREE_POLL_S
         below = descendants(os.getpid())
         # Forks share their parent's pages, which the first sum counts once for each of them.
-        return self._is_too_much(map(resident_memory, below)) and self._is_too_much(map(proportional_memory, below))
+        return all(self._is_too_much(map(measure, below)) for measure in (resident_memory, proportional_memory))
 
     def _is_too_much(self, held: Iterable[Memory]) -> bool:
-        memory = sum(held, Memory())
-        return memory.private + max(0, memory.shared - self._arena_bytes) > self.memory_limit_bytes
+        private = shared = 0
+        for one in held:
+            private, shared = private + one.private, shared + one.shared
+        return private + max(0, shared - self._arena_bytes) > self.memory_limit_bytes
 
 
 def end_descendants(*, is_apart: bool = False) -> int:
@@ -167,20 +171,15 @@ def end_descendants(*, is_apart: bool = False) -> int:
     Args:
         is_apart: `kill_domain` reaches what is below this process, and nothing else.
     """
-    own = os.getpid()
     seen: set[int] = set()
-    while True:
+    is_left = True
+    while is_left:
         if is_apart:
             kill_domain()
         else:
-            seen.update(alive := descendants(own))
-            kill_with_groups(own, alive)
-        try:
-            for _ in range(MOST_REAPED):
-                pid = os.waitpid(-1, os.WNOHANG)[0]
-                if pid == 0:
-                    time.sleep(0.001)
-                    break
-                seen.add(pid)
-        except ChildProcessError:
-            return len(seen)
+            seen.update(alive := descendants(os.getpid()))
+            kill_with_groups(os.getpid(), alive)
+        reaped, is_left = reap()
+        seen.update(pid for pid, _ in reaped)
+        time.sleep(0.001 if is_left else 0.0)
+    return len(seen)

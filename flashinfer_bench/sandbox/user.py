@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.sandbox.policy import drop_capabilities
+from flashinfer_bench.sandbox.processes import in_child
+
 PACKAGE: Final = Path(__file__).parents[1]
 FIRST_USER, USERS = 1_300_000_000, 1 << 24
 """Far from users with names, and from ranges that containers are given."""
@@ -27,19 +30,19 @@ NEEDED: Final = {"CHOWN": 0, "KILL": 5, "SETGID": 6, "SETUID": 7}
 
 
 def find_own_user(cache_root: Path) -> str | None:
-    """Say why root cannot give its workers a user of their own; None where it can."""
+    """Say why root cannot give its workers a user of their own; None if it can."""
     lacking = [name for name, number in NEEDED.items() if not _held_rights() >> number & 1]
-    if lacking:
-        return f"workers stay root, without its rights: root lacks CAP_{' and CAP_'.join(lacking)} here"
-    for path in (*environment_files(), *device_files(), Path(tempfile.gettempdir())):
+    problem = f"root lacks CAP_{' and CAP_'.join(lacking)} here" if lacking else None
+    devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("nvidiactl")]
+    for path in (*environment_files(), *devices, Path(tempfile.gettempdir())):
         barrier = find_barrier(path)
         if barrier is not None:
-            return f"workers stay root, without its rights: other users cannot read {barrier}"
-    barrier = find_barrier(_nearest(cache_root), enters_only=True)
+            problem = problem or f"other users cannot read {barrier}"
+    above = (cache_root.absolute(), *cache_root.absolute().parents)
+    barrier = find_barrier(next(path for path in above if path.exists()), enters_only=True)
     if barrier is not None:
-        advice = "set FIB_CACHE_PATH to a folder that they can"
-        return f"workers stay root, without its rights: other users cannot enter {barrier}; {advice}"
-    return None
+        problem = problem or f"other users cannot enter {barrier}; set FIB_CACHE_PATH to a folder that they can"
+    return problem and f"workers stay root, without its rights: {problem}"
 
 
 def choose_user(digest: str) -> int:
@@ -59,12 +62,6 @@ def environment_files() -> Iterator[Path]:
     torch = importlib.util.find_spec("torch")
     if torch is not None and torch.origin:
         yield Path(torch.origin)
-
-
-def device_files() -> Iterator[Path]:
-    """Yield the device nodes of GPUs, which a user must be able to write."""
-    devices = Path("/dev")
-    yield from (*devices.glob("nvidia[0-9]*"), *devices.glob("nvidiactl"))
 
 
 def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:
@@ -88,21 +85,8 @@ def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:
 
 def reads_without_rights() -> bool:
     """Tell whether root reads the environment as its owner, or as anybody, and not by its rights alone."""
-    return all(_may_read(path) for path in environment_files())
-
-
-def _may_read(path: Path) -> bool:
-    for folder in path.absolute().parents:
-        if not _bits(folder) & 1:
-            return False
-    return bool(_bits(path) & 4)
-
-
-def _bits(path: Path) -> int:
-    """Return what user and group 0 may do with a file: 4 to read, 2 to write, 1 to execute or enter."""
-    facts = path.stat()
-    shift = 6 if facts.st_uid == 0 else 3 if facts.st_gid == 0 else 0
-    return facts.st_mode >> shift & 7
+    files = list(environment_files())
+    return in_child(lambda: drop_capabilities(kept=None) and all(os.access(path, os.R_OK) for path in files))
 
 
 def _held_rights() -> int:
@@ -121,8 +105,3 @@ def _has_name(number: int) -> bool:
     except KeyError:
         return False
     return True
-
-
-def _nearest(path: Path) -> Path:
-    """Return a path, or the nearest folder above it that is there."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

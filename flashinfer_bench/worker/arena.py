@@ -15,7 +15,6 @@ import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -114,18 +113,6 @@ class IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_char * IPC_HANDLE_BYTES),)
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    """Return libcuda, with the calls declared that are made here."""
-    library, pointer = driver.driver(), ctypes.c_uint64
-    library.cuMemAlloc_v2.argtypes = [ctypes.POINTER(pointer), ctypes.c_size_t]
-    library.cuMemFree_v2.argtypes = [pointer]
-    library.cuIpcGetMemHandle.argtypes = [ctypes.POINTER(IpcHandle), pointer]
-    library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.POINTER(pointer), IpcHandle, ctypes.c_uint]
-    library.cuIpcCloseMemHandle.argtypes = [pointer]
-    return library
-
-
 def _check(code: int, what: str) -> None:
     driver.check(code, what, error=CudaMemoryError)
 
@@ -133,33 +120,35 @@ def _check(code: int, what: str) -> None:
 def allocate(size: int) -> int:
     """Allocate `size` bytes on the current device and return the address."""
     address = ctypes.c_uint64()
-    _check(_library().cuMemAlloc_v2(ctypes.byref(address), size), f"allocating {size} bytes of device memory")
+    code = driver.driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
+    _check(code, f"allocating {size} bytes of device memory")
     return address.value
 
 
 def free(address: int) -> None:
     """Give an allocation back."""
-    _check(_library().cuMemFree_v2(address), "freeing device memory")
+    _check(driver.driver().cuMemFree_v2(ctypes.c_uint64(address)), "freeing device memory")
 
 
 def export_handle(address: int) -> bytes:
     """Return the handle with which another process can open the allocation."""
     handle = IpcHandle()
-    _check(_library().cuIpcGetMemHandle(ctypes.byref(handle), address), "exporting device memory")
+    code = driver.driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(address))
+    _check(code, "exporting device memory")
     return ctypes.string_at(ctypes.byref(handle), IPC_HANDLE_BYTES)
 
 
 def open_handle(handle: bytes) -> int:
     """Map an allocation of another process and return its address here."""
     opened, address = IpcHandle.from_buffer_copy(handle), ctypes.c_uint64()
-    code = _library().cuIpcOpenMemHandle_v2(ctypes.byref(address), opened, IPC_LAZY_PEER_ACCESS)
+    code = driver.driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), opened, ctypes.c_uint(IPC_LAZY_PEER_ACCESS))
     _check(code, "opening device memory")
     return address.value
 
 
 def close_handle(address: int) -> None:
     """Unmap what open_handle mapped."""
-    _check(_library().cuIpcCloseMemHandle(address), "closing device memory")
+    _check(driver.driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)), "closing device memory")
 
 
 class _DeviceBytes:

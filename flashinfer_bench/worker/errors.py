@@ -27,13 +27,13 @@ def describe_error(error: BaseException) -> dict[str, str]:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         trace = trace.tb_next
-    location, lines = "", list[str]()
+    message, location, lines = "", "", list[str]()
     try:
         message = message_of(error)
         location = find_location(error)
         lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
     except BaseException as second:
-        message = f"(its message could not be read: {type(second).__name__})"
+        message = message or f"(its message could not be read: {type(second).__name__})"
     told = escape_surrogates("".join(lines))
     bounds = {"type": (type(error).__name__, 500), "message": (message, MAX_TEXT), "location": (location, MOST_WORDS)}
     return {name: escape_surrogates(text)[:most] for name, (text, most) in bounds.items()} | {
@@ -81,7 +81,8 @@ def _find_kernel_error(error: BaseException) -> Any:
     """Return the error of the innermost Triton function that does not compile; None if the error is another one."""
     if not hasattr(error, "error_message"):
         return None
-    return [cause for cause in _causes_of(error) if hasattr(cause, "node") and hasattr(cause, "error_message")][-1]
+    found = [cause for cause in _causes_of(error) if hasattr(cause, "node") and hasattr(cause, "error_message")]
+    return found[-1] if found else None
 
 
 def _location_of(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from flashinfer_bench.base.wire import FrameReader, WireClosed
 from flashinfer_bench.sandbox.processes import (
     adopt_orphans,
     await_children,
-    count_own_tasks,
+    count_tasks,
     die_with_parent,
     fork,
     hide_memory,
@@ -49,8 +49,9 @@ SUPERVISORS_LIMIT_S: Final = 2.0
 END_LIMIT_S: Final = 30.0
 """Seconds to kill everything below the server at its end."""
 MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
-"""A worker's user may have this many threads and processes more than at the start. The limit counts all of the user's,
-so it has room for workers and compilers on all devices. It is half of the ids that Linux has on a large machine."""
+"""A worker's user may have this many threads and processes more than the machine has at the start. The limit counts all
+of the user's, so it has room for workers and compilers on all devices. It is half of the ids that Linux has on a large
+machine."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,7 @@ def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    tasks = count_own_tasks()
-    most_tasks = None if tasks is None else tasks + MORE_TASKS + MORE_TASKS_PER_CORE * (os.cpu_count() or 1)
+    most_tasks = count_tasks() + MORE_TASKS + MORE_TASKS_PER_CORE * (os.cpu_count() or 1)
     try:
         if preparation.precompiles:
             die_with_parent(signal.SIGKILL)  # it takes seconds to be ready, and may not be in time to hear of an end
@@ -135,7 +135,7 @@ def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation
         os._exit(0)
 
 
-def _serve_all(sock: socket.socket, preparation: Preparation, most_tasks: int | None) -> None:
+def _serve_all(sock: socket.socket, preparation: Preparation, most_tasks: int) -> None:
     """Fork a supervisor for each order. References' workers whose orders are there need nothing of Triton's."""
     reader = FrameReader(sock)
     is_prepared = False

@@ -71,7 +71,6 @@ class Digests:
 
 @pytest.mark.parametrize("words", [1, 33, SMALL_BYTES // WORD_BYTES, SMALL_BYTES // WORD_BYTES + 1, 70_001])
 def test_masks_are_philox_of_key_and_place(kernels, words):
-    """Held against the numbers that the tests of the kernels' source hold them against on a CPU."""
     held = torch.randint(0, 256, ((words + 1) * WORD_BYTES,), dtype=torch.uint8, device=DEVICE)
     given, inputs = held.to("cpu", copy=True), held[: words * WORD_BYTES]
     key, ready = torch.tensor([KEY], device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)

@@ -236,10 +236,10 @@ class PlayedWorker:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(copy)
 
-    def __call__(self, verb, expected, what, *, along, **fields):
+    def __call__(self, verb, expected, what, *, fds, meanwhile, **fields):
         self.asked.append((verb, fields))
-        self.gpu.meanwhile = along.meanwhile
-        answer = {"joined": self.run_chain(along.fds[0], **fields)}
+        self.gpu.meanwhile = meanwhile
+        answer = {"joined": self.run_chain(fds[0], **fields)}
         self.then()
         return expected.model_validate({"id": 1, **answer, **self.answer})
 

@@ -10,7 +10,6 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteTrial
@@ -117,12 +116,12 @@ class ScriptedWorker:
         return [fields for asked, fields in self.asked if asked == verb]
 
     def __call__(self, verb, expected, what, **fields):
-        along = fields.pop("along", Along())
+        meanwhile = fields.pop("meanwhile", None)
         self.asked.append((verb, fields))
         self.now += self.request_ns
         self.left = [*self.late.get(verb, ())]
-        if along.meanwhile is not None:
-            along.meanwhile(lambda: False)
+        if meanwhile is not None:
+            meanwhile(lambda: False)
         answer = {"id": 1, **getattr(self, f"_{verb}")(fields), **self.answers.get(verb, {})}
         return expected.model_validate(answer)
 

@@ -73,8 +73,3 @@ def test_a_solution_keeps_its_user(monkeypatch):
     assert choose_user(digests[0]) == first + 1
     monkeypatch.setattr(user, "_sees_all_users", lambda: False)
     assert choose_user(digests[0]) < 65_534
-
-
-def test_root_without_the_rights_to_start_another_users_process_says_so(monkeypatch):
-    monkeypatch.setattr(user, "_held_rights", lambda: 1 << 0 | 1 << 5)
-    assert "CAP_SETGID and CAP_SETUID" in user.find_own_user(CACHE)

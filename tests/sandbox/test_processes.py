@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: memory under any name, without a first thread; and waiting for children."""
+"""What the kernel tells of processes: memory under any name, without a first thread."""
 
 import signal
 import subprocess
@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from flashinfer_bench.sandbox.processes import hidden_memory, proportional_memory, resident_memory
-from tests.kit.workers import ROOT
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="the files are Linux's")]
 MEGABYTE = 1 << 20
@@ -60,21 +59,3 @@ def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path, 
 
 def test_of_a_process_that_is_gone_nothing_is_known():
     assert resident_memory(1 << 30).private == proportional_memory(1 << 30).private == 0
-
-
-WAITS = """
-import os, signal, sys, time
-from flashinfer_bench.sandbox.processes import await_children
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-if os.fork() == 0:
-    time.sleep(float(sys.argv[1])); os._exit(0)
-start = time.monotonic()
-await_children(2.0)
-print(time.monotonic() - start)
-"""
-
-
-@pytest.mark.parametrize(("lives", "least", "most"), [("0.3", 0.2, 1.5), ("5", 2.0, 4.0)])
-def test_a_fork_server_gives_supervisors_a_moment(lives, least, most):
-    said = subprocess.run([sys.executable, "-c", WAITS, lives], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert least < float(said.stdout) < most

@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -18,9 +17,9 @@ from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.sandbox import landlock, notifications, supervisor
+from flashinfer_bench.sandbox import landlock, supervisor
 from flashinfer_bench.sandbox.notifications import Notifications
-from flashinfer_bench.sandbox.processes import Memory, count_own_tasks, descendants, is_alive, read_process
+from flashinfer_bench.sandbox.processes import Memory, count_tasks, descendants, is_alive, read_process
 from flashinfer_bench.sandbox.seccomp import can_filter
 from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.processes import wait_until_gone
@@ -160,8 +159,7 @@ def test_a_worker_has_limits_that_it_cannot_raise(load):
     assert (core, file_bytes, error) == (0, 16 << 30, errno.EFBIG)
     assert descriptors <= 4096
     assert score > int(Path("/proc/self/oom_score_adj").read_text())
-    if (own := count_own_tasks()) is not None:
-        assert 0 < tasks < own + 4096 + 1024 * os.cpu_count()
+    assert 0 < tasks < count_tasks() + 4096 + 1024 * os.cpu_count()
 
 
 @pytest.mark.parametrize("scopes_from", [6, 1000], ids=["scopes", "as on an older kernel"])
@@ -217,7 +215,6 @@ def test_a_worker_that_does_not_end_or_has_lost_its_supervisor_is_a_fault(start,
     ("source", "said"),
     [
         ("import sys\nsys.stdout.write('out ')\nsys.stderr.write('err ')", "out err "),
-        ("import sys\nprint('out', flush=True)\nsys.stdout = None\nsys.stderr.close()", "out\n"),
         ("import os\nprint('last words')\nos.kill(os.getpid(), 9)", "last words\n"),
     ],
 )
@@ -370,17 +367,6 @@ def test_where_signals_are_not_kept_apart_groups_are_killed(chain, tmp_path):
 # The supervisor itself.
 
 
-@pytest.mark.parametrize(("name", "judge"), [("utimensat", "change_file"), ("kill", "judge_aim")])
-def test_whatever_a_supervisor_is_asked_with_is_answered(monkeypatch, name, judge):
-    given, asked = [], Notifications(None)
-    monkeypatch.setattr(notifications.fcntl, "ioctl", lambda _, code, data: given.append((code, bytes(data))))
-    asked._calls = {0: (name, "process:0")}
-    for error in (OverflowError("a time"), ValueError("a word"), KeyError("a name")):
-        monkeypatch.setattr(notifications, judge, Mock(side_effect=error))
-        asked.turn()
-        assert notifications.ANSWER.unpack(given[-1][1]) == (0, 0, -errno.EINVAL, 0)
-
-
 @pytest.mark.parametrize(
     ("session", "worker", "is_over"),
     [((0, 0), (90, 0), False), ((0, 0), (90, 20), True), ((0, 50), (90, 50), False), ((0, 50), (90, 70), True)],
@@ -393,12 +379,6 @@ def test_a_worker_is_over_its_limit_without_the_session_s_arena(monkeypatch, ses
     monkeypatch.setattr(supervisor, "descendants", lambda _: [2])
     monkeypatch.setattr(supervisor, "proportional_memory", held.get)
     assert supervisor.Watch(2, 100, Notifications(None)).is_over_memory() is is_over
-
-
-def test_a_supervisor_that_cannot_see_the_session_watches_all_the_same(monkeypatch):
-    monkeypatch.setattr(supervisor, "ancestors", lambda pid: [pid - 1])
-    over = [supervisor.Watch(os.getpid(), limit, Notifications(None)).is_over_memory() for limit in (1, 1 << 50)]
-    assert over == [True, False]
 
 
 FAILS = """

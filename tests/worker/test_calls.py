@@ -1,21 +1,20 @@
-"""How a worker calls what it has loaded."""
+"""How a worker calls what it has loaded, brings results into their slots, and describes them."""
 
 import functools
+import socket
 
 import pytest
 import torch
 
+from flashinfer_bench.base.wire import FrameReader
+from flashinfer_bench.timing.clocks import make_clock
+from flashinfer_bench.worker import main
 from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.calls import (
-    CallLaunch,
-    LaidCall,
-    Shelf,
-    lay_out_calls,
-    share_memory,
-)
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf, lay_out_calls, share_memory
 from flashinfer_bench.worker.load import LoadedEntry
 
 pytestmark = pytest.mark.cpu
+CPU = torch.device("cpu")
 
 
 class Swapped(torch.nn.Module):
@@ -34,11 +33,9 @@ def pass_keywords(function):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, y: (x, y),
         lambda y, x: (x, y),
         lambda **given: (given["x"], given["y"]),
         lambda x, /, *, y: (x, y),
-        lambda *rest, y: (rest[0], y),
         lambda *rest, **named: rest,
         lambda first, second: (first, second),
         pass_positions(lambda y, x: (x, y)),
@@ -51,8 +48,8 @@ def test_arguments_reach_a_reference_by_their_names(function):
     assert LaidCall(LoadedEntry(function), {"x": 1, "y": 2}, {}, "keyword").run() == (1, 2)
 
 
-def call_for(given, outputs, *rest):
-    """Lay out a call that gives something, run it and bring that into the slots of its outputs."""
+def make_call(given, outputs, *rest):
+    """Lay out a call that gives something, and run it; its results are in the slots of its outputs."""
     call = LaidCall(LoadedEntry(lambda: given), {}, outputs, "value", *rest)
     launch = CallLaunch(call, Shelf(0), "run")
     launch()
@@ -60,37 +57,43 @@ def call_for(given, outputs, *rest):
     return call
 
 
-def test_what_several_outputs_gave_is_brought_into_their_slots_and_what_does_not_fit_is_left_out():
+def test_results_are_brought_into_their_slots_and_those_that_do_not_fit_are_left_out():
     x = torch.ones(4)
     given = (torch.nn.Parameter(x * 2), (x * 3).requires_grad_(), torch.ones(5), 7, x * 5, x)
     outputs = {f"y{at}": torch.zeros(() if at == 3 else 4) for at in range(len(given))}
-    call_for(given, outputs, x.untyped_storage().data_ptr())
+    make_call(given, outputs, x.untyped_storage().data_ptr())
     assert [float(output.max()) for output in outputs.values()] == [2, 3, 0, 7, 5, 0]
     assert not any(output.requires_grad for output in outputs.values())
 
 
+NUMBERS = torch.arange(32, dtype=torch.float32)
 VALUES = {
-    "large": torch.arange(1 << 15, dtype=torch.float32),
-    "strided": torch.arange(32, dtype=torch.float32)[::2],
-    "expanded": torch.arange(16, dtype=torch.float32).expand(2, -1),
-    "conjugated": torch.conj(torch.arange(16) * (1 + 2j)).imag,
-    "negated": torch._neg_view(torch.arange(16, dtype=torch.float32)),
-    "bfloat16": torch.arange(16, dtype=torch.float32).view(torch.bfloat16),
-    "zeros without memory": torch._efficientzerotensor(16),
+    # a result, whether it lies otherwise than its slot, whether its bytes are those of the slot
+    "plain": (NUMBERS[:16], False, True),
+    "a parameter": (torch.nn.Parameter(NUMBERS[:16]), False, True),
+    "strided": (NUMBERS[::2], True, False),
+    "expanded": (NUMBERS.expand(2, -1), True, False),
+    "conjugated": (torch.conj(NUMBERS * (1 + 2j)), False, False),
+    "the imaginary part of a conjugated one": (torch.conj(NUMBERS * (1 + 2j)).imag, True, False),
+    "negated": (torch._neg_view(NUMBERS), False, False),
+    "between two words": (NUMBERS[1:17], False, False),
+    "zeros without memory": (torch._efficientzerotensor(16), False, None),
 }
 
 
-@pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("among", [0, 2])
-def test_what_is_brought_into_a_slot_is_what_was_returned_however_it_lies(kind, among):
-    given = (VALUES[kind], *[torch.ones(3)] * among)
-    outputs = {f"y{at}": torch.full(one.shape, 7, dtype=one.dtype) for at, one in enumerate(given)}
-    call_for(given, outputs)
-    for output, one in zip(outputs.values(), given, strict=True):
-        assert torch.equal(output.nan_to_num(), torch.zeros_like(output) + one.nan_to_num())
+@pytest.mark.parametrize(("result", "is_strided", "is_plain"), VALUES.values(), ids=VALUES)
+def test_a_slot_holds_what_was_returned_however_that_lies(result, is_strided, is_plain):
+    for given in (result, {"y1": torch.ones(3), "y0": result}):
+        outputs = {"y0": torch.full(result.shape, 7, dtype=result.dtype), "y1": torch.zeros(3)}
+        call = make_call(given, outputs if isinstance(given, dict) else {"y0": outputs["y0"]})
+        assert torch.equal(outputs["y0"], torch.zeros_like(outputs["y0"]) + result)
+        assert call.is_strided is is_strided
+        if is_plain is not None:
+            assert call.is_plain(result, outputs["y0"]) is is_plain
+    assert not call.is_plain(result, outputs["y0"].new_zeros(3))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("shape", [(), (4, 0), (2, 3, 5)])
 def test_calls_lie_one_stride_behind_the_other(dtype, shape):
     block, stride = torch.zeros(1 << 16, dtype=torch.uint8), 2048
@@ -108,19 +111,6 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
                 assert found.data_ptr() == block.data_ptr() + slot.offset + at * stride
 
 
-@pytest.mark.parametrize(
-    ("result", "is_strided"),
-    [
-        (torch.ones(3, 4), False),
-        (torch.ones(1, 4).expand(3, 4), True),
-        ({"y": torch.ones(4, 3).t()}, True),
-        (torch.ones(4, 3), False),  # it does not fit, and is not copied
-    ],
-)
-def test_a_result_that_lies_otherwise_than_its_slot_is_noticed(result, is_strided):
-    assert call_for(result, {"y": torch.zeros(3, 4)}).is_strided is is_strided
-
-
 MEMORY = torch.zeros(64)
 SHARED = {
     "own": ([MEMORY[:8], torch.zeros(8)], False),
@@ -131,10 +121,59 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("case", SHARED)
-def test_results_that_share_memory_are_found(case):
-    results, shared = SHARED[case]
-    calls = [LaidCall(LoadedEntry(lambda: None), {}, {"y": torch.zeros(8)}, "value") for _ in results]
-    for call, result in zip(calls, results, strict=True):
-        call.result = result
-    assert share_memory(calls) is shared
+@pytest.mark.parametrize(("results", "shared"), SHARED.values(), ids=SHARED)
+def test_results_that_share_memory_are_found(results, shared):
+    assert share_memory([make_call(result, {"y": torch.zeros(8)}) for result in results]) is shared
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """Yield a worker without a process, and the session's end of its socket; captures are made by calls."""
+    captured = []
+
+    def capture(launch):
+        launch()
+        captured.append(launch)
+        return launch
+
+    monkeypatch.setattr(main, "capture", capture)
+    monkeypatch.setattr(main, "see_operations", lambda least: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = main.Worker(theirs, CPU, make_clock(CPU))
+        made.captured = captured
+        yield made, ours
+
+
+def test_graphs_of_a_batch_replace_those_of_the_one_before_and_empty_batches_keep_theirs(worker):
+    made, _ = worker
+    slots = [torch.zeros(4) for _ in range(4)]
+    made._laid = [LaidCall(LoadedEntry(lambda: torch.ones(4)), {}, {"y": slot}, "value") for slot in slots]
+    captures = []
+    for verb, part, sizes in (
+        ("burst", "nothing", (1, 65) * 3),
+        ("burst", "run", (2, 2, 4, 2)),
+        ("collect", "run", (2,)),
+    ):
+        for calls in sizes:
+            getattr(made, verb)({"part": part, "indices": [*range(calls)], "together": True, "operations": 0})
+        captures.append(len(made.captured))
+    assert captures == [2, 2 + 3, 2 + 3 + 1]
+    assert [bool(slot.all()) for slot in slots] == [True, True, False, False]
+
+
+def test_a_worker_makes_its_captures_before_it_can_be_given_code(worker, monkeypatch):
+    (made, ours), heard_before = worker, []
+
+    def capture_first(device):
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+        heard_before.append(device)
+
+    monkeypatch.setattr(main, "capture_first", capture_first)
+    ours.setblocking(False)
+    ours.shutdown(socket.SHUT_WR)
+    made.serve()
+    ours.setblocking(True)
+    assert heard_before == [CPU]
+    assert FrameReader(ours).read()["ready"] is True

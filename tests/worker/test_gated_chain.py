@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, open_memory_file
-from flashinfer_bench.worker.gated_chain import calls as calls_module
 from flashinfer_bench.worker.gated_chain.kernels import BLOCK_BYTES, MOST_CALLS, ControlBlock
 from tests.kit.chain_on_cpu import CALLS, CODE, PlayedGpu, PlayedWorker
 from tests.kit.trials import make_trial
@@ -27,19 +26,6 @@ def fd():
 
 def read_keys(fd, calls=MOST_CALLS):
     return [int.from_bytes(os.pread(fd, 8, ControlBlock(fd).key_at(at)), "little") for at in range(calls)]
-
-
-@pytest.mark.parametrize("call", [0, MOST_CALLS - 1])
-def test_a_key_is_for_one_call_and_none_takes_the_place_of_another(fd, call):
-    ours, theirs = ControlBlock(fd), ControlBlock(fd, SIZE)
-    ours.give(call, LARGEST)
-    assert [at for at in range(MOST_CALLS) if theirs.has_key(at)] == [call]
-    for at in (call, 3):
-        theirs.give_if_missing(at)
-    assert read_keys(fd) == [LARGEST if at == call else int(at == 3) for at in range(MOST_CALLS)]
-    ours.clear()
-    assert os.pread(fd, BLOCK_BYTES, 0) == bytes(BLOCK_BYTES)
-    assert theirs.text(BLOCK_BYTES, SIZE).rstrip(b"\0") == CODE
 
 
 @pytest.mark.parametrize(("call", "groups"), [(0, 1), (MOST_CALLS - 1, 4)])
@@ -69,7 +55,7 @@ def run_chain(worker, fd, keys=KEYS, **changes):
     ControlBlock(fd).clear()
     worker.gpu.ahead, places = iter(keys), worker.trial.places
     fields = {"size": SIZE, "indices": range(CALLS), "operations": 5, "settles": False, **changes}
-    return worker.run_chain(fd, stride=places.stride, inputs=places.input_bytes(1).shape[1], **fields)
+    return worker.run_chain(fd, stride=places.stride, inputs=places.inputs_end, **fields)
 
 
 BY_HOST, SETTLED = {"operations": None}, {"settles": True}
@@ -131,17 +117,3 @@ def test_where_a_call_raises_no_kernel_waits_for_a_key_any_more(
     assert read_keys(fd, CALLS + 1) == [*given, *[1] * (CALLS - len(given)), 0]
     calls = [at for what, at in gpu.log if what == "call"]
     assert calls == list(range(raises)) * (synchronize is None)  # the device was waited for
-
-
-def test_a_settled_call_does_not_wait_for_its_key_for_ever(gpu, fd, open_worker, monkeypatch):
-    monkeypatch.setattr(calls_module, "LIMIT_S", 0.01)
-    run_chain(open_worker(), fd, (), **SETTLED)
-    assert gpu.keys == [0] * CALLS
-
-
-def test_where_the_board_cannot_be_mapped_its_memory_is_given_up(fd, open_worker, monkeypatch):
-    monkeypatch.setattr(calls_module, "ControlBlock", fail)
-    worker = open_worker()
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        run_chain(worker, fd)
-    assert not worker.chains.forget()

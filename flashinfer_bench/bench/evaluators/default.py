@@ -1,12 +1,12 @@
 """The Default evaluator: every element of every output within tolerance, on fresh inputs in each trial.
 
 It is the template of the other evaluators: they override one of its hooks (`tolerance`, `judge_trial`,
-`check_reference`) and inherit the rest. Its steps are functions too, so that another evaluator can borrow one by name.
+`check_reference`) and inherit the rest. Its steps have names in this module too, for evaluators that borrow one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -35,9 +35,8 @@ from flashinfer_bench.bench.evaluators.evaluator import (
 from flashinfer_bench.bench.evaluators.inputs import memory
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule, surely_pass
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
-from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.bench.evaluators.verdict import (
@@ -48,10 +47,10 @@ from flashinfer_bench.bench.evaluators.verdict import (
     resolve_tolerance,
 )
 from flashinfer_bench.data import Correctness, Definition, Performance, Workload
+from flashinfer_bench.errors import DefinitionFault
 
 INPUT_SHARE: Final = 4
 """The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
-Judge = Callable[[JudgedCall], Verdict]
 
 
 class DefaultEvaluator(Evaluator):
@@ -136,13 +135,21 @@ class DefaultEvaluator(Evaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Call the reference again and judge what it gives as a solution is judged.
+        """Call the reference again on the inputs of the first trial, and judge what it gives as a solution is judged.
 
         Raises:
-            WorkloadFault: the reference would be rejected.
+            DefinitionFault: the second call is rejected.
         """
-        if not cls.is_random:
-            check_repeats(baseline, context, lambda trial: cls.judge_trial(definition, trial, cfg))
+        reference = context.reference
+        if cls.is_random or not isinstance(reference, Reference) or not baseline.inputs:
+            return
+        inputs = baseline.inputs[0]
+
+        def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
+            verdict = cls.judge_trial(definition, JudgedCall(inputs, second, first), cfg)
+            return verdict.message if isinstance(verdict, Rejected) else None
+
+        reference.check_repeats(inputs, baseline.outputs[0], find_difference)
 
     @classmethod
     def build_baseline(
@@ -184,7 +191,7 @@ class DefaultEvaluator(Evaluator):
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
 
         can_look = cls.judges_calls_alone and cls.compares_elements(definition)
-        if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
+        if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)):
             return Accepted(Correctness())
         return super().judge_reads(definition, calls, cfg, context)
 
@@ -199,8 +206,12 @@ class DefaultEvaluator(Evaluator):
         *,
         context: JudgeContext,
     ) -> Performance:
-        """Time the solution on the inputs of all trials."""
-        return eval_performance(sol_runnable, inputs, ref_mean_latency_ms, context=context)
+        """Time the solution on the inputs of all trials; the notes get the measurement under "measurement"."""
+        measured = sol_runnable.measure(inputs)
+        context.notes["measurement"] = {"trials_ms": measured.trials, **measured.record}
+        reference_ms = ref_mean_latency_ms or 0.0
+        speedup = reference_ms / measured.latency_ms if reference_ms and measured.latency_ms else 0.0
+        return Performance(latency_ms=measured.latency_ms, reference_latency_ms=reference_ms, speedup_factor=speedup)
 
 
 def build_baseline(
@@ -237,63 +248,23 @@ def build_baseline(
     return Baseline(inputs, outputs, measured.latency_ms, {"trials_ms": measured.trials, **measured.record})
 
 
-def check_reference(definition: Definition, baseline: Baseline, tolerance: Tolerance, *, context: JudgeContext) -> None:
-    """Call the reference again and compare every element.
+def check_own_outputs(
+    evaluator: type[DefaultEvaluator], definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, does: str
+) -> None:
+    """Judge the reference's outputs of each trial as those of a solution.
 
     Raises:
-        DefinitionFault: the two calls differ by more than the tolerance.
+        DefinitionFault: they are wrong; the message says what the reference does not do.
     """
-    check_repeats(baseline, context, _compare_elements(definition, tolerance))
+    for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
+        found = evaluator.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
+        if isinstance(found, Rejected):
+            raise DefinitionFault(f"the reference of {definition.name} does not {does}: {found.message}")
 
 
-def check_repeats(baseline: Baseline, context: JudgeContext, judge: Judge) -> None:
-    """Call the reference again on the inputs of the first trial and judge what it gives.
-
-    Raises:
-        DefinitionFault: the second call is rejected.
-    """
-
-    reference = context.reference
-    if not isinstance(reference, Reference) or not baseline.inputs:
-        return
-    inputs = baseline.inputs[0]
-
-    def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
-        verdict = judge(JudgedCall(inputs, second, first))
-        return verdict.message if isinstance(verdict, Rejected) else None
-
-    reference.check_repeats(inputs, baseline.outputs[0], find_difference)
-
-
-def check_elements(
-    definition: Definition,
-    sol_runnable: SolutionRunnable,
-    inputs: list[list[Any]],
-    ref_outputs: list[list[torch.Tensor]],
-    *,
-    tolerance: Tolerance,
-) -> Verdict:
-    """Call the solution on each trial's inputs and compare every element; the first wrong trial decides."""
-
-    judge = _compare_elements(definition, tolerance)
-    return check_trials(definition, sol_runnable, inputs, ref_outputs, judge=judge)
-
-
-def _compare_elements(definition: Definition, tolerance: Tolerance) -> Judge:
-
-    return lambda trial: judge_elements(definition, trial.got, trial.expected, tolerance)
-
-
-def eval_performance(
-    sol_runnable: SolutionRunnable,
-    inputs: list[list[Any]],
-    ref_mean_latency_ms: float | None,
-    *,
-    context: JudgeContext,
-) -> Performance:
-    """Time the solution on the inputs of all trials; the notes get the measurement under "measurement"."""
-    measured = sol_runnable.measure(inputs)
-    context.notes["measurement"] = {"trials_ms": measured.trials, **measured.record}
-    reference_ms = ref_mean_latency_ms or 0.0
-    speedup = reference_ms / measured.latency_ms if reference_ms and measured.latency_ms else 0.0
-    return Performance(latency_ms=measured.latency_ms, reference_latency_ms=reference_ms, speedup_factor=speedup)
+check_reference, check_elements, eval_performance = (
+    DefaultEvaluator.check_reference,
+    DefaultEvaluator.check_correctness,
+    DefaultEvaluator.eval_performance,
+)
+"""Steps that other evaluators may borrow by name."""

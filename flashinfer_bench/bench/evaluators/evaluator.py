@@ -8,7 +8,6 @@ declares them in `extra_keys`.
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,8 +78,6 @@ class JudgeContext:
     """Times the reference, one trial for each set of inputs."""
     notes: dict[str, Any]
     """What the evaluator puts in here goes into the trace, as JSON."""
-    call_reference_first: Callable[[list[Any]], list[torch.Tensor]] | None = None
-    """None. Evaluators from outside may ask for it, and then call `reference`."""
 
 
 class SolutionMetadata(Protocol):
@@ -123,14 +120,16 @@ class RecordedCalls:
     """Timed calls, as a solution that can be called: each inputs give what they gave then."""
 
     class Metadata:
-        """What is known of recorded calls."""
+        """Known of recorded calls."""
 
         destination_passing_style = False
 
     metadata = Metadata()
 
     def __init__(self, calls: Sequence[JudgedCall]) -> None:
-        self._calls = list(calls)
+        self._outputs: dict[tuple[int, ...], list[list[torch.Tensor]]] = {}
+        for call in calls:
+            self._outputs.setdefault(tuple(map(id, call.inputs)), []).append(call.got)
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
         """Return copies of what was given for these inputs.
@@ -138,21 +137,14 @@ class RecordedCalls:
         Raises:
             WorkloadFault: no call was made on them.
         """
-        for call in self._calls:
-            count = len(call.inputs)
-            if count <= len(args) and all(map(operator.is_, call.inputs, args)):
-                results = [output.clone() for output in call.got]
-                for target, result in zip(args[count:], results, strict=False):
-                    target.copy_(result)
-                return results
-        raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
+        found = self._outputs.get(tuple(map(id, args)))
+        if found is None:
+            raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
+        found.append(found.pop(0))  # several calls on the same inputs: one after the other
+        return [output.clone() for output in found[-1]]
 
     def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
-        """Yield copies of what was given for these inputs, `count` times.
-
-        Raises:
-            WorkloadFault: no call was made on them.
-        """
+        """Yield copies of what was given for these inputs, `count` times."""
         return (self(*inputs) for _ in range(count))
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:

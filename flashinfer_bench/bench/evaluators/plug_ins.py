@@ -1,21 +1,28 @@
-"""Evaluators from outside this package: which ones a run has. They are imported by `registry`, not here.
+"""Evaluators from outside this package: which ones a run has, and which keys of `extra` they declare.
 
-A plug-in is named `module` or `module:name`, as the value of an entry point. It comes from one of three places: the
-configuration (`evaluator_modules`), an installed package (entry-point group `flashinfer_bench.evaluators`), or a script
-that appended a class to `registry._EVALUATORS`. The script's process does not judge, so the class is imported again.
+They are imported by `registry`, not here: this module needs no torch. A plug-in is named `module` or `module:name`, as
+the value of an entry point. It comes from one of three places: the configuration (`evaluator_modules`), an installed
+package (entry-point group `flashinfer_bench.evaluators`), or a script that appended a class to `registry._EVALUATORS`.
+The script's process does not judge, so the class is imported again.
+
+An evaluator declares key → default, or key → type if there is no default. If all plug-ins of a run declare theirs,
+every other key is a slip; if one declares nothing, only a key that is nearly a known one is.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.bench.evaluators.parameters import Parameter
+from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluator_record import known_keys
+from flashinfer_bench.data.names import KEY_CUTOFF, did_you_mean, nearest_name
 from flashinfer_bench.errors import ConfigError
 
 GROUP: Final = "flashinfer_bench.evaluators"
@@ -25,9 +32,19 @@ BUILT_IN: Final = "built-in"
 APPENDED: Final = "registry._EVALUATORS"
 """Origin of evaluators that were appended to the registry."""
 REGISTRY: Final = "flashinfer_bench.bench.evaluators.registry"
-"""Module of the registry; it needs torch, so it is looked at only where something else has imported it."""
+"""Module of the registry; it needs torch, so it is looked at only if something else has imported it."""
 OWN_PACKAGE: Final = "flashinfer_bench."
 """Start of the module names of this package's evaluators."""
+KINDS: Final[dict[str, tuple[str, type | tuple[type, ...]]]] = {
+    "bool": ("true or false", bool),
+    "int": ("a whole number", int),
+    "float": ("a number", (int, float)),
+    "str": ("text", str),
+    "list": ("a list", list),
+    "dict": ("a mapping", dict),
+    "NoneType": ("any value", object),
+}
+"""Name of a type → what a value of it is called in a configuration, and the types that are taken for it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,21 @@ class PlugIn:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """One key of `extra` that an evaluator reads."""
+
+    kind: str
+    """A key of `KINDS`."""
+    default: Any = None
+    has_default: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        """Tell whether a value is of the type that was declared."""
+        is_bool = isinstance(value, bool) and self.kind not in ("bool", "NoneType")
+        return isinstance(value, KINDS[self.kind][1]) and not is_bool
+
+
+@dataclass(frozen=True)
 class EvaluatorChoice:
     """Which evaluator judges a definition, and why."""
 
@@ -58,7 +90,16 @@ class EvaluatorChoice:
     fingerprint: str
     """Class and revision; for a plug-in also a digest of its source file."""
     parameters: Mapping[str, Parameter] | None = None
-    """What it declares of the keys of `extra` that it reads; None where it declares nothing, or is built in."""
+    """The keys of `extra` that it declares; None if it declares nothing, or is built in."""
+
+
+@dataclass(frozen=True)
+class KnownParameters:
+    """What the plug-ins of a run declare together. `extra` is one for all of them, so a key of another is no slip."""
+
+    keys: frozenset[str] = field(default_factory=frozenset)
+    are_all: bool = True
+    """Whether every plug-in declares its keys."""
 
 
 EntryPoints = Callable[..., Iterable[metadata.EntryPoint]]
@@ -74,12 +115,11 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
     Raises:
         ConfigError: a class that was appended in this process cannot be imported by another process.
     """
-    named = [
-        PlugIn(reference, f"evaluator_modules: {reference}", folder=_find_folder(reference)) for reference in modules
-    ]
-    installed = sorted(find_entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
-    appended = list_appended(sys.modules[REGISTRY]._EVALUATORS) if REGISTRY in sys.modules else []
-    return [*named, *map(_read_entry_point, installed), *appended]
+    found = [PlugIn(name, f"evaluator_modules: {name}", folder=_find_folder(name)) for name in modules]
+    for entry in sorted(find_entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+        found.append(PlugIn(entry.value, f"entry point {entry.name}{distribution}"))
+    return [*found, *(list_appended(sys.modules[REGISTRY]._EVALUATORS) if REGISTRY in sys.modules else ())]
 
 
 def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
@@ -88,23 +128,20 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
     Raises:
         ConfigError: one is no class, or was defined where only this process can find it.
     """
+    found, is_first = [], True
     for evaluator in evaluators:
         if not isinstance(evaluator, type):
             raise ConfigError(f"{APPENDED}: {evaluator!r} is no class; append the class itself, and no object of it")
-    is_own = [evaluator.__module__.startswith(OWN_PACKAGE) for evaluator in evaluators]
-    found = []
-    for place, evaluator in enumerate(evaluators):
-        if is_own[place]:
+        module, name = evaluator.__module__, evaluator.__qualname__
+        if module.startswith(OWN_PACKAGE):
+            is_first = False
             continue
-        name = evaluator.__qualname__
-        if evaluator.__module__ == "__main__" or "<locals>" in name:
+        if module == "__main__" or "<locals>" in name:
             raise ConfigError(
                 f"{APPENDED}: {name} is defined in the script or in a function of it, where the process that judges "
                 "cannot import it; put it into a module, and the module into evaluator_modules"
             )
-        is_first = place < is_own.index(True) if True in is_own else True
-        reference = f"{evaluator.__module__}:{name}"
-        found.append(PlugIn(reference, APPENDED, is_first=is_first, folder=_find_folder(reference)))
+        found.append(PlugIn(f"{module}:{name}", APPENDED, is_first, _find_folder(module)))
     return found
 
 
@@ -115,7 +152,48 @@ def _find_folder(reference: str) -> str | None:
     return next((str(Path(place).absolute().parent) for place in places if place is not None), None)
 
 
-def _read_entry_point(entry: metadata.EntryPoint) -> PlugIn:
-    distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-    reference = f"{entry.module}:{entry.attr}" if entry.attr else entry.module
-    return PlugIn(reference, f"entry point {entry.name}{distribution}")
+def read_parameters(declared: Any) -> dict[str, Parameter]:
+    """Read what an evaluator declares (`extra_keys`).
+
+    Raises:
+        ValueError: it is no mapping of names to defaults or types.
+    """
+    if not isinstance(declared, Mapping) or not all(isinstance(key, str) for key in declared):
+        raise ValueError(f"{declared!r} is no mapping of names to defaults or types")
+    found = {}
+    for key, value in declared.items():
+        default = list(value) if isinstance(value, tuple) else value
+        is_type = isinstance(value, type)
+        kind = value.__name__ if is_type else type(default).__name__
+        try:
+            json.dumps(None if is_type else default)
+        except (TypeError, ValueError):
+            kind = ""
+        if kind not in KINDS:
+            raise ValueError(f"{value!r} is neither a default, which is a value of JSON, nor a type of such values")
+        found[key] = Parameter(kind) if is_type else Parameter(kind, default, has_default=True)
+    return found
+
+
+def find_wrong_parameters(
+    config: ResolvedEvalConfig, evaluator: str, parameters: Mapping[str, Parameter], known: KnownParameters
+) -> list[str]:
+    """Return a line for each key and value of `extra` that an evaluator cannot use, with the place that gave it.
+
+    Args:
+        config: the settings of a definition that it judges.
+        evaluator: its name.
+        parameters: what it declares.
+        known: what all plug-ins of the run declare.
+    """
+    everyone, lines = sorted({*parameters, *known_keys(), *known.keys}), []
+    for key, value in config.extra.items():
+        if key in parameters and not parameters[key].accepts(value):
+            reason = f"is {value!r}; {evaluator} takes {KINDS[parameters[key].kind][0]}"
+        elif key not in everyone and (known.are_all or nearest_name(key, everyone, cutoff=KEY_CUTOFF)):
+            hint = did_you_mean(key, everyone) or f"; {evaluator} has {', '.join(parameters) or 'none'}"
+            reason = f"is no parameter of {evaluator}, nor of another evaluator{hint}"
+        else:
+            continue
+        lines.append(f"{config.origins.get(f'extra.{key}', 'the configuration')}: extra.{key} {reason}")
+    return lines

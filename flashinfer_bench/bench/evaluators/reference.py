@@ -11,9 +11,8 @@ import sys
 import time
 import traceback
 import types
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
 from typing import Any, Final
@@ -25,7 +24,7 @@ from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import logical_shape, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
-from flashinfer_bench.data import Definition, TensorSpec
+from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.data.reference import ENTRY_NAME
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
@@ -46,20 +45,16 @@ class Reference:
 
     definition: Definition
     run: Callable[..., Any]
-    module: ReferenceModule | None = None
-    """What its source defines; None where only its definition is known."""
     returns_inputs: bool | None = None
     """Whether an output lay in the memory of an input; None before the first call."""
     mutates: frozenset[str] | None = None
     """Names of the inputs that the reference writes to; None before the first call."""
     broken: str | None = None
-    """Why the reference cannot be used at all: two calls disagreed before any two agreed. None where it can be used."""
-    _repeated: set[tuple[Any, ...]] = field(default_factory=set)
-    """The shapes of inputs on which two calls agreed."""
+    """Why the reference cannot be used at all: two calls disagreed before any two agreed. None if it can be used."""
+    _has_agreed: bool = False
+    """Whether any two calls agreed."""
     _repeating_s: float = 0.0
     """Seconds that all second calls took."""
-    _fitting: tuple[Any, ...] | None = None
-    """The shapes of the inputs and outputs that were found to fit the definition last."""
 
     @classmethod
     def compile(cls, definition: Definition) -> Reference:
@@ -72,11 +67,10 @@ class Reference:
         if reason is not None:
             raise DefinitionFault(f"{definition.name}: {reason}")
         with Blame(partial(explain_error, definition)):
-            module = ReferenceModule(definition.name, definition.reference)
-        run = module.names.get(ENTRY_NAME)
+            run = execute_reference(definition.name, definition.reference).get(ENTRY_NAME)
         if not callable(run):
             raise _fault(definition, f"its {ENTRY_NAME!r} is {'missing' if run is None else 'no function'}")
-        return cls(definition, run, module)
+        return cls(definition, run)
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Call the reference with inputs in the order of the definition; the inputs are not changed.
@@ -91,10 +85,9 @@ class Reference:
         compares = self.mutates is None  # once: kernels of its own write without torch's knowing
         with usual_threads():
             returned = self.launch(spared)
-        steps = zip(self.definition.inputs, inputs, spared, before, strict=True)
         written = {
             name: given is used
-            for name, given, used, version in steps
+            for name, given, used, version in zip(self.definition.inputs, inputs, spared, before, strict=True)
             if _version(used) != version or (compares and _differs(given, used))
         }
         self.mutates = (self.mutates or frozenset()) | frozenset(written)
@@ -120,11 +113,11 @@ class Reference:
     def spare(self, inputs: Sequence[Any]) -> list[Any]:
         """Clone the inputs that the reference writes to; before its first call, all inputs if there is memory."""
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        unknown = self.mutates is None
-        if unknown and tensors and bytes_of(tensors) > free_bytes(tensors[0].device) // 2:
+        written = self.definition.inputs if self.mutates is None else self.mutates
+        if self.mutates is None and tensors and bytes_of(tensors) > free_bytes(tensors[0].device) // 2:
             return list(inputs)
         return [
-            value.clone() if isinstance(value, torch.Tensor) and (unknown or name in (self.mutates or ())) else value
+            value.clone() if isinstance(value, torch.Tensor) and name in written else value
             for name, value in zip(self.definition.inputs, inputs, strict=True)
         ]
 
@@ -134,30 +127,26 @@ class Reference:
         outputs: list[torch.Tensor],
         find_difference: Callable[[list[torch.Tensor], list[torch.Tensor]], str | None],
     ) -> None:
-        """Call the reference again on inputs whose outputs are known.
-
-        This is done once for each set of input shapes, within `REPEAT_BUDGET_S`, so that a slow reference does not take
-        twice as long.
+        """Call the reference again on inputs whose outputs are known, within `REPEAT_BUDGET_S`.
 
         Args:
-            inputs: what the first call was given.
-            outputs: what the first call gave.
-            find_difference: says how the outputs of the two calls differ; None where they do not.
+            inputs: of the first call.
+            outputs: of the first call.
+            find_difference: says how the outputs of the two calls differ; None if they do not.
 
         Raises:
             DefinitionFault: the calls differ. If no two calls agreed before, every later call raises this too.
         """
-        shapes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs)
-        if shapes in self._repeated or (self._repeated and self._repeating_s >= REPEAT_BUDGET_S):
+        if self._has_agreed and self._repeating_s >= REPEAT_BUDGET_S:
             return
         start = time.monotonic()
         difference = find_difference(outputs, self(inputs))
         self._repeating_s += time.monotonic() - start
         if difference is not None:
             fault = _fault(self.definition, f"a second call with equal inputs gives something else; {difference}")
-            self.broken = None if self._repeated else str(fault)
+            self.broken = None if self._has_agreed else str(fault)
             raise fault
-        self._repeated.add(shapes)
+        self._has_agreed = True
 
     def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Give what the reference returned as the definition's outputs: in their order, count, shapes and dtypes."""
@@ -183,25 +172,25 @@ class Reference:
         return outputs
 
     def _check_shapes(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
-        """Hold the outputs' shapes against the definition's, once for all calls whose tensors have the same shapes.
+        """Compare the outputs' shapes with the definition's; the first tensor with a var axis says its size.
 
         Raises:
             DefinitionFault: an output has another shape.
         """
-        definition, specs = self.definition, self.definition.outputs
-        values = [*inputs, *outputs]
-        shapes_seen = tuple([value.shape if isinstance(value, torch.Tensor) else None for value in values])
-        if shapes_seen == self._fitting:
-            return
-        axes = _bind_axes(definition, zip([*definition.inputs.values(), *specs.values()], values, strict=True))
+        definition, sizes = self.definition, dict[str, int]()
+        for spec, value in zip(
+            (*definition.inputs.values(), *definition.outputs.values()), (*inputs, *outputs), strict=True
+        ):
+            if isinstance(value, torch.Tensor) and spec.shape is not None and len(spec.shape) == value.ndim:
+                sizes = {**dict(zip(spec.shape, logical_shape(value.shape, spec.dtype), strict=True)), **sizes}
         try:
-            shapes = [tuple(shape or ()) for shape in definition.get_output_shapes(axes)]
+            shapes = definition.get_output_shapes({axis: sizes[axis] for axis in definition.var_axes if axis in sizes})
         except ValueError as error:
             raise _fault(definition, str(error)) from None
-        for (name, spec), shape, output in zip(specs.items(), shapes, outputs, strict=True):
-            if tuple(output.shape) != storage_shape(shape, spec.dtype):
-                raise _fault(definition, f"output {name!r} has shape {list(output.shape)}, expected {list(shape)}")
-        self._fitting = shapes_seen
+        for (name, spec), shape, output in zip(definition.outputs.items(), shapes, outputs, strict=True):
+            if tuple(output.shape) != storage_shape(shape or (), spec.dtype):
+                wanted = list(shape or ())
+                raise _fault(definition, f"output {name!r} has shape {list(output.shape)}, expected {wanted}")
 
 
 def normalize_result(definition: Definition, result: Any, device: torch.device | str | None) -> list[torch.Tensor]:
@@ -230,28 +219,23 @@ def normalize_result(definition: Definition, result: Any, device: torch.device |
     return values
 
 
-class ReferenceModule:
-    """The source of a definition's reference, executed as a module.
+def execute_reference(definition: str, source: str) -> dict[str, Any]:
+    """Execute the source of a reference as a module of its own; return what it defines.
 
-    While this object lives, the module is found by its name: pickle, dataclasses and `typing` look for a class there.
-
-    Args:
-        definition: its name.
-        source: the reference.
+    The module is found by its name: pickle, dataclasses and `typing` look for a class there. Tracebacks, inspect and
+    triton.jit look for the source under the name of its file.
     """
+    file_name = _file_name(definition)
+    linecache.cache[file_name] = (len(source), None, source.splitlines(keepends=True), file_name)
+    stem = re.sub(r"\W", "_", definition)
+    module = types.ModuleType(f"reference_{next(_numbers)}_of_{stem}")
+    module.__file__ = file_name
+    sys.modules[module.__name__] = module
+    exec(compile(source, file_name, "exec", dont_inherit=True), module.__dict__)  # not with our own __future__ flags
+    return module.__dict__
 
-    def __init__(self, definition: str, source: str) -> None:
-        file_name = _file_name(definition)
-        # Tracebacks, inspect and triton.jit look for the source under the name of its file.
-        linecache.cache[file_name] = (len(source), None, source.splitlines(keepends=True), file_name)
-        stem = "reference_of_" + re.sub(r"\W", "_", definition)
-        taken = (name for number in count() if (name := f"{stem}_{number}" if number else stem) not in sys.modules)
-        module = types.ModuleType(next(taken))
-        module.__file__ = file_name
-        sys.modules[module.__name__] = module
-        weakref.finalize(self, sys.modules.pop, module.__name__, None)
-        self.names = module.__dict__
-        exec(compile(source, file_name, "exec", dont_inherit=True), self.names)  # not with our own __future__ flags
+
+_numbers = count()
 
 
 def explain_error(definition: Definition, error: BaseException) -> WorkloadFault:
@@ -288,13 +272,3 @@ def _differs(given: Any, used: Any) -> bool:
 
 def _memory(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr()
-
-
-def _bind_axes(definition: Definition, tensors: Iterable[tuple[TensorSpec, Any]]) -> dict[str, int]:
-    """Read the sizes of the var axes from the tensors; the first tensor with an axis decides."""
-    bound: dict[str, int] = {}
-    for spec, value in tensors:
-        if isinstance(value, torch.Tensor) and spec.shape is not None and len(spec.shape) == value.ndim:
-            for axis, size in zip(spec.shape, logical_shape(value.shape, spec.dtype), strict=True):
-                bound.setdefault(axis, size)
-    return {axis: bound[axis] for axis in definition.var_axes if axis in bound}

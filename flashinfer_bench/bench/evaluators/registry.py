@@ -1,6 +1,9 @@
 """The list of evaluators, in the order in which they are asked. The judge's process adds the evaluators of plug-ins.
 
 A plug-in's module offers its evaluators in a list `EVALUATORS`, or appends them to `_EVALUATORS` while it is imported.
+Evaluators as the public package documents them are made to fit the calls of the device session: their methods may have
+no parameter `context`, or take `device`, `log_path` and `trace_set_root`. They may return a `Correctness`, or a pair of
+it and an `Evaluation`, which is None if the solution is right.
 """
 
 from __future__ import annotations
@@ -9,23 +12,32 @@ import hashlib
 import importlib
 import inspect
 import operator
+import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from flashinfer_bench.bench.evaluator_record import find_records, make_mark
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Evaluator
-from flashinfer_bench.bench.evaluators.parameters import KnownParameters, read_parameters
-from flashinfer_bench.bench.evaluators.plug_ins import APPENDED, BUILT_IN, OWN_PACKAGE, EvaluatorChoice, PlugIn
-from flashinfer_bench.bench.evaluators.without_context import METHODS, accept_context
-from flashinfer_bench.data import Definition
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected
+from flashinfer_bench.bench.evaluators.plug_ins import (
+    APPENDED,
+    BUILT_IN,
+    OWN_PACKAGE,
+    EvaluatorChoice,
+    KnownParameters,
+    PlugIn,
+    read_parameters,
+)
+from flashinfer_bench.data import Correctness, Definition, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.data.names import nearest_name
-from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.errors import ConfigError, WorkloadFault
 
 _EVALUATORS: list[type[Evaluator]] = [
     getattr(importlib.import_module(f"{__package__}.{record.module}"), record.name)
@@ -44,15 +56,26 @@ SLIP_CUTOFF: Final = 0.9
 """A method at this similarity to one that may be overridden is a slip: a letter or two of such names differ."""
 DIGEST_LENGTH: Final = 16
 """Hexadecimal digits of a source file's sha256 that a fingerprint has."""
+METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")
+"""The methods that the device session calls with `context`."""
+NEEDED: Final = {"check_correctness": "Accepted(correctness) or Rejected(…)", "eval_performance": "a Performance"}
+"""Method → what it has to return."""
 
 
 def find_evaluator(definition: Definition) -> type[Evaluator]:
     """Give the evaluator that judges a definition, such that each of its methods can be called with `context`."""
-    return accept_context(_find(definition))
+    evaluator = _find(definition)
+    # The module of somebody who has put theirs into a checkout has our name, too.
+    if evaluator.__module__.startswith(OWN_PACKAGE) and all(_takes_context(getattr(evaluator, it)) for it in METHODS):
+        return evaluator
+    kept = ("__module__", "__qualname__", "__doc__", "is_elementwise")
+    names = {name: getattr(evaluator, name) for name in kept if hasattr(evaluator, name)}
+    methods = {name: classmethod(partial(_call, name, getattr(evaluator, name))) for name in METHODS}
+    return type(evaluator.__name__, (evaluator,), {**names, **methods})
 
 
 def register(plug_ins: Iterable[PlugIn]) -> None:
-    """Import plug-ins and add their evaluators: before the built-in ones where `is_first`, else after them.
+    """Import plug-ins and add their evaluators: before the built-in ones if `is_first`, else after them.
 
     Raises:
         ConfigError: a plug-in cannot be imported, offers no evaluator, or offers something that is no evaluator.
@@ -76,14 +99,18 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
     with Blame(partial(_explain, what)):
         evaluator = _find(definition)
         why = str(evaluator.why(definition))
-    module = evaluator.__module__
+    module, name = evaluator.__module__, evaluator.__qualname__
     is_own = module.startswith(OWN_PACKAGE)
+    fingerprint = make_mark(name if is_own else f"{module}:{name}", evaluator.revision)
+    file = None if is_own else inspect.getsourcefile(evaluator)
+    if file is not None:
+        fingerprint += f" {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:DIGEST_LENGTH]}"
     return EvaluatorChoice(
-        name=evaluator.__qualname__,
+        name=name,
         module=module,
         origin=BUILT_IN if is_own else _ORIGINS.get(evaluator, APPENDED),
         why=why,
-        fingerprint=_fingerprint(evaluator, is_own=is_own),
+        fingerprint=fingerprint,
         parameters=None if evaluator.extra_keys is None else read_parameters(evaluator.extra_keys),
     )
 
@@ -101,37 +128,22 @@ def _find(definition: Definition) -> type[Evaluator]:
 
 def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     name, _, attribute = plug_in.reference.partition(":")
-    before = list(_EVALUATORS)
+    before, told = list(_EVALUATORS), f"{plug_in.origin}: {plug_in.reference}"
     if plug_in.folder is not None and plug_in.folder not in sys.path:
         sys.path.append(plug_in.folder)  # last, so that nothing in it hides an installed module
-    what = f"{plug_in.origin}: {plug_in.reference} cannot be imported"
-    with Blame(partial(_explain, what, missing=name)):
+    with Blame(partial(_explain, f"{told} cannot be imported", missing=name)):
         module = importlib.import_module(name)
         offered = operator.attrgetter(attribute)(module) if attribute else getattr(module, OFFER, None)
     if offered is None:
         offered = [evaluator for evaluator in _EVALUATORS if evaluator not in before or evaluator.__module__ == name]
     evaluators = list(offered) if isinstance(offered, (list, tuple)) else [offered]
     if not evaluators:
-        raise ConfigError(
-            f"{plug_in.origin}: {plug_in.reference} offers no evaluator; give the module a list {OFFER} = [...]"
-        )
+        raise ConfigError(f"{told} offers no evaluator; give the module a list {OFFER} = [...]")
     for evaluator in evaluators:
         reason = _why_unusable(evaluator)
         if reason is not None:
-            raise ConfigError(f"{plug_in.origin}: {plug_in.reference} offers {evaluator!r}, {reason}")
+            raise ConfigError(f"{told} offers {evaluator!r}, {reason}")
     return evaluators
-
-
-def _find_slips(evaluator: type[Evaluator]) -> Iterator[tuple[str, str]]:
-    """Yield each method of a plug-in whose name is nearly that of one to override, which it leaves as it was."""
-    known = {name for owner in (Evaluator, DefaultEvaluator) for name in vars(owner) if not name.startswith("_")}
-    for name, item in vars(evaluator).items():
-        if name.startswith("_") or name in known or not isinstance(item, (classmethod, staticmethod)):
-            continue
-        meant = nearest_name(name, known, cutoff=SLIP_CUTOFF)
-        # A name that goes on behind a known one, such as `tolerances`, is no slip.
-        if meant is not None and meant not in vars(evaluator) and not name.startswith(meant):
-            yield name, meant
 
 
 def _why_unusable(evaluator: Any) -> str | None:
@@ -142,35 +154,26 @@ def _why_unusable(evaluator: Any) -> str | None:
     plain = [name for name in ("can_evaluate", *METHODS) if inspect.isfunction(inspect.getattr_static(evaluator, name))]
     if plain:
         return f"whose {', '.join(plain)} cannot be called on the class: write @classmethod above"
-    for name, meant in _find_slips(evaluator):
-        return f"whose {name} overrides nothing: is {meant} meant? (if not, begin the name with an underscore)"
+    own = vars(evaluator)
+    known = {name for owner in (Evaluator, DefaultEvaluator) for name in vars(owner) if not name.startswith("_")}
+    for name in (name for name, item in own.items() if isinstance(item, (classmethod, staticmethod))):
+        meant = None if name.startswith("_") or name in known else nearest_name(name, known, cutoff=SLIP_CUTOFF)
+        # A name that goes on behind a known one, such as `tolerances`, is no slip.
+        if meant is not None and meant not in own and not name.startswith(meant):
+            return f"whose {name} overrides nothing: is {meant} meant? (if not, begin the name with an underscore)"
     try:
         read_parameters(evaluator.extra_keys or {})
     except ValueError as error:
         return f"whose `extra_keys` cannot be used: {error}"
-    inherited = inspect.getattr_static(evaluator, "can_evaluate")
-    default = inspect.getattr_static(DefaultEvaluator, "can_evaluate")
-    is_inherited = inherited is default and evaluator is not DefaultEvaluator
-    if is_inherited and getattr(evaluator, "record", None) is DefaultEvaluator.record:
+    takers = [getattr(one.can_evaluate, "__func__", None) for one in (evaluator, DefaultEvaluator)]
+    takes_all = takers[0] is takers[1] and getattr(evaluator, "record", None) is DefaultEvaluator.record
+    if takes_all and evaluator is not DefaultEvaluator:
         return "which has no can_evaluate of its own and would take every definition; if that is meant, return True"
     return None
 
 
-def _fingerprint(evaluator: type[Evaluator], *, is_own: bool) -> str:
-    if is_own:
-        return make_mark(evaluator.__qualname__, evaluator.revision)
-    name = f"{evaluator.__module__}:{evaluator.__qualname__}"
-    return f"{make_mark(name, evaluator.revision)} {_digest_source(evaluator)}".strip()
-
-
-def _digest_source(evaluator: type[Evaluator]) -> str:
-    """Return the beginning of the sha256 of the evaluator's source file; empty where there is no file."""
-    path = inspect.getsourcefile(evaluator)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:DIGEST_LENGTH] if path is not None else ""
-
-
 def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigError:
-    """Say where a plug-in failed and in which line; where the module `missing` is not found, how to make it found."""
+    """Say where a plug-in failed and in which line; if the module `missing` is not found, how to make it found."""
     ours = (__file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours and frame.line]
     where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
@@ -178,3 +181,28 @@ def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigErr
     if isinstance(error, ModuleNotFoundError) and error.name and f"{missing}.".startswith(f"{error.name}."):
         hint = "; install its package, or put the folder that it lies in on PYTHONPATH"
     return ConfigError(f"{what}: {type(error).__name__}: {error}{where}{hint}")
+
+
+def _takes_context(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters
+    return "context" in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+
+
+def _call(name: str, method: Callable[..., Any], cls: type[Evaluator], *arguments: Any, context: JudgeContext) -> Any:
+    """Call a method of an evaluator from outside with the parameters that it has, and read what it returns."""
+    offered: dict[str, Any] = {"context": context, "log_path": os.devnull, "trace_set_root": context.blob_root}
+    if name != "build_baseline":
+        tensors = (value for trial in arguments[2] for value in trial if isinstance(value, torch.Tensor))
+        offered["device"] = str(next(tensors, torch.empty(0)).device)
+    wanted = {*inspect.signature(method).parameters, *(["context"] if _takes_context(method) else [])}
+    returned = method(*arguments, **{key: value for key, value in offered.items() if key in wanted})
+    if name == "build_baseline":
+        return returned
+    found, evaluation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    if isinstance(evaluation, Evaluation) and evaluation.status is not EvaluationStatus.PASSED:
+        return Rejected(evaluation.status, evaluation.log, found)
+    wanted_types = (Accepted, Rejected, Correctness) if name == "check_correctness" else Performance
+    if evaluation is None and isinstance(found, wanted_types):
+        return Accepted(found) if isinstance(found, Correctness) else found
+    what = "nothing (None)" if returned is None else f"an object of type {type(returned).__name__}"
+    raise WorkloadFault(f"{cls.__qualname__}.{name} returned {what}: {NEEDED[name]} is needed")

@@ -13,14 +13,13 @@ from typing import Final
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.stress import GATES, ONE_ROW, why_no_stress
 from flashinfer_bench.bench.evaluators.integrity.constants import Constants, find_left_out
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, surely_pass
 from flashinfer_bench.bench.evaluators.integrity.stability import (
     GATE_ROUNDING,
     LOUD_ROUNDING,
     REGIME_ROUNDING,
     Stability,
 )
-from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
 from flashinfer_bench.bench.evaluators.verdict import judge_norms
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 
@@ -56,13 +55,8 @@ class StressChecks:
         message = f"on stress inputs ({case}), {verdict.message}; {SEE}"
         return replace(verdict, message=message, integrity=integrity)
 
-    def surely_pass(self, calls: Sequence[JudgedCall]) -> list[bool] | None:
-        """Tell by one look at several calls whether `judge` would accept each.
-
-        Returns:
-            None says nothing, and each is judged. A list says that it would accept all: for each whether anything else
-            than zeros was expected.
-        """
+    def surely_pass(self, calls: Sequence[JudgedCall]) -> bool:
+        """Tell by one look at several calls whether `judge` would accept each; False says nothing."""
         return surely_pass(calls, self._rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:

@@ -7,7 +7,7 @@ any runnable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,30 +26,22 @@ from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
-    USUAL_LIMIT,
-    NormRule,
-    describe_norms,
-    find_excess,
-    measure_outputs,
-)
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import USUAL_LIMIT, NormRule
+from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
-__all__ = ["Accepted", "Rejected", "Verdict", "check_form", "decide", "judge_elements", "read_parameter"]
-
 MAX_RECORDED_OUTPUTS: Final = 16
 """Outputs that a trace has a record of, at most."""
-_NUMBERS_FOR: Final = {"float": (float, int), "int": (int,), "bool": (bool,)}
 _INFINITE: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 
 
-def decide(problem: str | None, correctness: Correctness) -> Verdict:
+def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str, Any] | None = None) -> Verdict:
     """Return the verdict on values: accepted if there is no problem."""
     if problem is None:
         return Accepted(correctness)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, correctness)
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, correctness, integrity)
 
 
 def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
@@ -98,24 +90,25 @@ def check_form(
     that are NaN by right have to be written, too.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    names = list(definition.outputs)
+    names, form = list(definition.outputs), EvaluationStatus.INCORRECT_SHAPE
     if len(values) != len(names):
         message = f"returned {len(values)} outputs, the definition has {len(names)} ({', '.join(names)})"
-        return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
-    triples = list(zip(names, values, expected, strict=True))
-    for name, value, wanted in triples:
-        shape = list(value.shape) if isinstance(value, torch.Tensor) else []
+        return Rejected(form, message)
+    for name, value, wanted in zip(names, values, expected, strict=True):
+        shape = list(getattr(value, "shape", ()))
         if isinstance(value, (torch.Tensor, bool, int, float)) and shape != list(wanted.shape):
-            message = f"output {name!r} has shape {shape}, expected {list(wanted.shape)}"
-            return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
-    for name, value, wanted in triples:
-        if not _fits_dtype(value, wanted.dtype):
-            kind = value.dtype if isinstance(value, torch.Tensor) else f"a Python {type(value).__name__}"
-            return Rejected(EvaluationStatus.INCORRECT_DTYPE, f"output {name!r} is {kind}, expected {wanted.dtype}")
-    outputs = [
-        value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=wanted.dtype, device=wanted.device)
-        for _, value, wanted in triples
-    ]
+            return Rejected(form, f"output {name!r} has shape {shape}, expected {list(wanted.shape)}")
+    outputs = []
+    for name, value, wanted in zip(names, values, expected, strict=True):
+        is_tensor, dtype = isinstance(value, torch.Tensor), wanted.dtype
+        kinds = (bool,) if dtype == torch.bool else (float, int) if dtype.is_floating_point else (int,)
+        fits = (
+            value.dtype in (dtype, torch.uint8 if dtype == torch.bool else dtype) if is_tensor else type(value) in kinds
+        )
+        if not fits:
+            kind = value.dtype if is_tensor else f"a Python {type(value).__name__}"
+            return Rejected(EvaluationStatus.INCORRECT_DTYPE, f"output {name!r} is {kind}, expected {dtype}")
+        outputs.append(value if is_tensor else torch.tensor(value, dtype=dtype, device=wanted.device))
     for name, output, wanted in zip(names, outputs, expected, strict=True):
         count = count_unwritten(wanted, output)
         if count:
@@ -123,38 +116,31 @@ def check_form(
                 f"output {name!r} was not written: {count} of {output.numel()} elements, which are nan by right, hold "
                 "what lay there before the call; write nan there"
             )
-            return decide(message, Correctness(**_INFINITE))  # type: ignore[return-value] # there is a message
+            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**_INFINITE))
     return outputs
-
-
-def _fits_dtype(value: Any, dtype: torch.dtype) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.dtype == dtype or (dtype == torch.bool and value.dtype == torch.uint8)
-    kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
-    return type(value) in _NUMBERS_FOR[kind]
 
 
 def judge_elements(
     definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
 ) -> Verdict:
     """Compare every element of every output of one trial."""
-    comparisons = []
+    found, problems = [], []
     for name, value, wanted in zip(definition.outputs, got, expected, strict=True):
-        found = compare(wanted, value, tolerance, output=name)
-        if found.problem() is not None:
-            found = replace(found, pattern=describe_pattern(wanted, value, tolerance))
-        comparisons.append(found)
-    problems = [problem for found in comparisons if (problem := found.problem()) is not None]
+        one = compare(wanted, value, tolerance, output=name)
+        if one.problem() is not None:
+            one = replace(one, pattern=describe_pattern(wanted, value, tolerance))
+            problems.append(one.problem())
+        found.append(one)
     correctness = Correctness(
-        max_relative_error=max((comparison.max_rel_error for comparison in comparisons), default=0.0),
-        max_absolute_error=max((comparison.max_abs_error for comparison in comparisons), default=0.0),
+        max_relative_error=max((one.max_rel_error for one in found), default=0.0),
+        max_absolute_error=max((one.max_abs_error for one in found), default=0.0),
         extra={
             "trials": 1,
-            "matched_ratio": min((comparison.matched_ratio for comparison in comparisons), default=1.0),
-            "outputs": {each.output: each.to_record() for each in comparisons[:MAX_RECORDED_OUTPUTS]},
+            "matched_ratio": min((one.matched_ratio for one in found), default=1.0),
+            "outputs": {one.output: one.to_record() for one in found[:MAX_RECORDED_OUTPUTS]},
         },
     )
-    return decide("\n".join(problems) if problems else None, correctness)
+    return decide("\n".join(map(str, problems)) or None, correctness)
 
 
 def judge_norms(
@@ -163,22 +149,17 @@ def judge_norms(
     """Judge the norms of a call's errors, and add them to what is known of its outputs."""
     if not rule.is_on:
         return Accepted(correctness)
-    names, norms = list(definition.outputs), measure_outputs(call.expected, call.got)
+    names, norms = list(definition.outputs), list(map(measure_norms, call.expected, call.got))
     extra = dict(correctness.extra or {})
     outputs = dict(extra.get("outputs", {}))
-    for name, item in describe_norms(norms, names).items():
-        outputs[name] = {**outputs.get(name, {}), **item}
+    for name, one in zip(names, norms, strict=True):
+        if one is not None and one.says_something and not one.is_small:
+            outputs[name] = {**outputs.get(name, {}), "error_norm": one.share(), "worst_row_norm": one.figures[2]}
     correctness = correctness.model_copy(update={"extra": {**extra, "outputs": outputs}})
-    excess = find_excess(rule, norms, names, stability)
-    if excess is None:
-        return Accepted(correctness)
-    message, name = excess.message, excess.evidence["output"]
-    at = names.index(name)
-    found = compare(call.expected[at], call.got[at], Tolerance(math.inf, math.inf), output=name)
-    if found.nonfinite_mismatched:
-        message = f"{found.problem()} (rule {excess.rule!r})"
+    message, integrity = rule.find_excess(norms, names, stability) or (None, None)
+    if integrity is not None and math.isinf(integrity["evidence"]["error_norm"]):
         correctness = correctness.model_copy(update=_INFINITE)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, excess.integrity)
+    return decide(message, correctness, integrity)
 
 
 def check_trials(

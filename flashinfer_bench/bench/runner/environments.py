@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from flashinfer_bench.bench.machine import Device
 
@@ -21,47 +21,30 @@ SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "A
 """A variable whose name has one of these words does not reach a session. So no worker can read it."""
 SECRET_VALUE: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 """Nor does a variable whose value has a password in an address."""
-
-
 MOST_RECORDED: Final = 200
 """Characters of a value that a trace has."""
 
 
-class Variables(NamedTuple):
-    """Variables of the user's that reach workers."""
-
-    pattern: str
-    """A name; `*` stands for any characters."""
-    names_paths: bool = False
-    """Their values name programs, files and folders, which workers with walls may read."""
-    is_recorded: bool = False
-    """They may change what is computed, by solutions and references alike. So each trace has those that are set."""
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
-def _variables(patterns: str, *, names_paths: bool = False, is_recorded: bool = False) -> list[Variables]:
-    return [Variables(pattern, names_paths, is_recorded) for pattern in patterns.split()]
-
-
-PASSED_ON: Final = (
-    *_variables("PATH LANG LC_ALL TZ MAX_JOBS"),
-    # where compilers are, and what they read
-    *_variables(
-        """CC CXX CUDACXX CUDAHOSTCXX PYTORCH_NVCC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_LIBRARY_PATH
-        CUDA_HOME CUDA_PATH CUDNN_HOME CUDNN_PATH CUTLASS_PATH CUTE_DSL_LIBS NVCC_CCBIN NVCC_PREPEND_PATH TRITON_*_PATH
-        FLASHINFER_CUBIN_DIR FLASHINFER_NVCC""",
-        names_paths=True,
-    ),
-    # settings of compilers and devices
-    *_variables(
-        """CUDA_* NVCC_* NVIDIA_* CUPTI_* TORCH_* FLASHINFER_* TVM_* TILELANG_* CUTE_* CUTLASS_* DG_* NUMBA_* CUPY_*
-        OMP_* KMP_* MKL_* OPENBLAS_*"""
-    ),
-    # settings that may change what is computed
-    *_variables(
-        """CUBLAS_* CUBLASLT_* CUDNN_* NVIDIA_TF32_OVERRIDE PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_*""",
-        is_recorded=True,
-    ),
-)
+NAMES_PATHS: Final = _split("""
+CC CXX CUDACXX CUDAHOSTCXX PYTORCH_NVCC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH LD_LIBRARY_PATH CUDA_HOME
+CUDA_PATH CUDNN_HOME CUDNN_PATH CUTLASS_PATH CUTE_DSL_LIBS NVCC_CCBIN NVCC_PREPEND_PATH TRITON_*_PATH
+FLASHINFER_CUBIN_DIR FLASHINFER_NVCC
+""")
+"""Variables of compilers whose values name programs, files and folders, which workers with walls may read. As in the
+lists below `*` stands for any characters."""
+RECORDED: Final = _split("""
+CUBLAS_* CUBLASLT_* CUDNN_* NVIDIA_TF32_OVERRIDE PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_*
+""")
+"""Settings that may change what is computed, by solutions and references alike. So a trace has those that are set."""
+SETTINGS: Final = _split("""
+PATH LANG LC_ALL TZ MAX_JOBS CUDA_* NVCC_* NVIDIA_* CUPTI_* TORCH_* FLASHINFER_* TVM_* TILELANG_* CUTE_* CUTLASS_* DG_*
+NUMBA_* CUPY_* OMP_* KMP_* MKL_* OPENBLAS_*
+""")
+PASSED_ON: Final = (*NAMES_PATHS, *RECORDED, *SETTINGS)
 """What a worker sees of the user's environment. docs/building.md lists it."""
 WITHHELD: Final = {
     "*_CACHE_DIR": "each solution has a folder of its own",
@@ -140,12 +123,8 @@ def is_passed_on(name: str) -> bool:
     return _why_withheld(name) is None and _is_among(name, PASSED_ON)
 
 
-_NAMES_PATHS: Final = [row for row in PASSED_ON if row.names_paths]
-_RECORDED: Final = [row for row in PASSED_ON if row.is_recorded]
-
-
-def _is_among(name: str, rows: Iterable[Variables]) -> bool:
-    return any(fnmatchcase(name, row.pattern) for row in rows)
+def _is_among(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _why_withheld(name: str) -> str | None:
@@ -165,19 +144,14 @@ def _is_secret(name: str, value: str) -> bool:
 
 def tell_withheld(environment: Mapping[str, str]) -> list[str]:
     """Return a line for each variable for compilers and libraries that the user set, and that reaches no solution."""
-    found = {name: _why_withheld(name) for name in sorted(environment)}
+    found = {name: _why_withheld(name) for name in sorted(environment) if _is_among(name, (*PASSED_ON, "LD_PRELOAD"))}
     found["CC"] = _why_no_program(environment)
-    families = (*PASSED_ON, Variables("LD_PRELOAD"))
-    return [
-        f"variable {name} is not passed on to solutions: {why}"
-        for name, why in found.items()
-        if why is not None and _is_among(name, families)
-    ]
+    return [f"variable {name} is not passed on to solutions: {why}" for name, why in found.items() if why is not None]
 
 
 def named_paths(environment: Mapping[str, str]) -> list[str]:
     """Return the programs, files and folders that variables for workers name, as they stand there."""
-    values = [value for name, value in environment.items() if _is_among(name, _NAMES_PATHS) and is_passed_on(name)]
+    values = [value for name, value in environment.items() if _is_among(name, NAMES_PATHS) and is_passed_on(name)]
     return [part for value in values for part in value.split(os.pathsep) if part]
 
 
@@ -186,10 +160,8 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value[:MOST_RECORDED]
         for name, value in sorted(environment.items())
-        if _is_among(name, _RECORDED)
-        and not _is_among(name, _NAMES_PATHS)
-        and is_passed_on(name)
-        and not _is_secret(name, value)
+        if _is_among(name, RECORDED) and not _is_among(name, NAMES_PATHS)
+        if is_passed_on(name) and not _is_secret(name, value)
     }
 
 

@@ -18,8 +18,13 @@ from typing import Any, Final
 from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluators.parameters import KnownParameters, Parameter, find_wrong_parameters
-from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, PlugIn
+from flashinfer_bench.bench.evaluators.plug_ins import (
+    EvaluatorChoice,
+    KnownParameters,
+    Parameter,
+    PlugIn,
+    find_wrong_parameters,
+)
 from flashinfer_bench.bench.runner.environments import starter_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for
 from flashinfer_bench.data import Definition

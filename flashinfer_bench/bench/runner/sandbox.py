@@ -39,6 +39,10 @@ NO_FILES: Final = (
 NO_CALLS: Final = (
     "the call filter (seccomp) cannot be used here: a solution can connect to any service, and change modes of files"
 )
+NO_ROOT: Final = (
+    "the environment belongs to another user, so a worker of root keeps the right to read every file that its walls "
+    "leave; run as that user"
+)
 
 
 @dataclass(frozen=True)
@@ -96,15 +100,21 @@ def find_sandbox(level: Level, cache_root: Path, *, look: Callable[[Path], Sandb
     if level == "off":
         return Sandbox(level)
     support = (look or read_support)(cache_root)
-    missing = dict(_find_missing(support))
+    fails, missing = support.own_user_fails if support.is_root else None, dict[str, str]()
+    if support.landlock_version < FIRST_VERSION:
+        missing["files"] = NO_FILES.format(version=support.landlock_version, needed=FIRST_VERSION)
+    if not support.filters_calls:
+        missing["calls"] = NO_CALLS
+    if fails and not support.reads_without_rights:
+        missing["root"] = NO_ROOT
     if level == "strict" and missing:
         gaps = "; ".join(f"{part}: {why}" for part, why in missing.items())
         raise ConfigError(f"sandbox: strict cannot be had on this machine: {gaps}; use auto to run without it")
-    sandbox = Sandbox(level, missing)
-    if not sandbox.has_walls:
-        return sandbox
-    notes = (support.own_user_fails,) if support.is_root and support.own_user_fails else ()
-    return Sandbox(level, missing, _choose_user(support), notes)
+    user: User = "own" if support.is_root else "the session's"
+    if fails:
+        user = "root without rights" if support.reads_without_rights else "root that reads all files"
+    sandbox = Sandbox(level, missing, user, (fails,) if fails else ())
+    return sandbox if sandbox.has_walls else Sandbox(level, missing)
 
 
 def read_support(cache_root: Path) -> SandboxSupport:
@@ -117,23 +127,3 @@ def read_support(cache_root: Path) -> SandboxSupport:
         reads_without_rights=not is_root or reads_without_rights(),
         own_user_fails=find_own_user(cache_root) if is_root else None,
     )
-
-
-def _find_missing(support: SandboxSupport) -> list[tuple[str, str]]:
-    found = []
-    if support.landlock_version < FIRST_VERSION:
-        found.append(("files", NO_FILES.format(version=support.landlock_version, needed=FIRST_VERSION)))
-    if not support.filters_calls:
-        found.append(("calls", NO_CALLS))
-    if support.is_root and support.own_user_fails and not support.reads_without_rights:
-        why = "the environment belongs to another user, so a worker of root keeps the right to read every file"
-        found.append(("root", f"{why} that its walls leave; run as that user"))
-    return found
-
-
-def _choose_user(support: SandboxSupport) -> User:
-    if not support.is_root:
-        return "the session's"
-    if support.own_user_fails is None:
-        return "own"
-    return "root without rights" if support.reads_without_rights else "root that reads all files"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Evaluator, JudgeContext, Verdict
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Evaluator, JudgeContext, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.data import Definition, Performance, Workload
@@ -54,6 +54,10 @@ class Judging:
         return self.evaluator.check_correctness(
             self.definition, FakeRunnable(function), made.inputs, made.outputs, self.config, context=self.context
         )
+
+    def judge(self, inputs: list[Any], got: list[torch.Tensor], expected: list[torch.Tensor] | None = None) -> Verdict:
+        """Judge what one call gave, as one trial."""
+        return self.evaluator.judge_trial(self.definition, JudgedCall(inputs, got, expected or got), self.config)
 
     def measure(self, function: Callable[..., Any]) -> Performance:
         made = self.baseline()

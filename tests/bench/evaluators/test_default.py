@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Accepted
 from flashinfer_bench.bench.evaluators.inputs import memory
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Correctness
@@ -28,13 +28,8 @@ def judging(reference: str = TWO, **settings) -> Judging:
     return Judging(definition, make_workload(axes={"n": 16}), **settings)
 
 
-def spoilt(at, value):
-    def solution(x):
-        y = x * 2
-        y[at] = value
-        return [y, x > 0]
-
-    return solution
+def spoilt(x):
+    return [(x * 2).index_fill(0, torch.tensor(0), 1e3), x > 0]
 
 
 def half_wrong(x):
@@ -47,16 +42,16 @@ LOOSE = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": Fa
 @pytest.mark.parametrize(
     ("solution", "settings", "status", "words"),
     [
-        pytest.param(lambda x: [x + x, x > 0], {}, None, [], id="right"),
-        pytest.param(lambda x: x * 2, {}, "SHAPE", ["1 outputs", "2 (y, mask)"], id="missing output"),
-        pytest.param(lambda x: [x[:1] * 2, x > 0], {}, "SHAPE", ["'y'", "[1, 4]", "[16, 4]"], id="shape"),
-        pytest.param(lambda x: [x.half() * 2, x > 0], {}, "DTYPE", ["'y'", "float16", "float32"], id="dtype"),
-        pytest.param(lambda x: [x * 2, (x > 0).int()], {}, "DTYPE", ["'mask'", "int32"], id="int for bool"),
-        pytest.param(lambda x: [None, x > 0], {}, "DTYPE", ["'y'", "NoneType"], id="none"),
-        pytest.param(lambda x: [x * 2.1, x > 0], {}, "NUMERICAL", ["'y'", "differ", "trial 1 of 3"], id="values"),
-        pytest.param(lambda x: [x * 2, x >= x.max()], {}, "NUMERICAL", ["'mask'"], id="bool values"),
-        pytest.param(half_wrong, {"required_matched_ratio": 0.4}, None, [], id="half under a ratio"),
-        pytest.param(spoilt((0, 0), 1e3), LOOSE, "NUMERICAL", ["max_error_cap=2"], id="far off under a ratio"),
+        (lambda x: [x + x, x > 0], {}, None, ""),
+        (lambda x: x * 2, {}, "SHAPE", "1 outputs, the definition has 2 (y, mask)"),
+        (lambda x: [x[:1] * 2, x > 0], {}, "SHAPE", "'y' has shape [1, 4], expected [16, 4]"),
+        (lambda x: [x.half() * 2, x > 0], {}, "DTYPE", "'y' is torch.float16, expected torch.float32"),
+        (lambda x: [x * 2, (x > 0).int()], {}, "DTYPE", "'mask' is torch.int32"),
+        (lambda x: [None, x > 0], {}, "DTYPE", "'y' is a Python NoneType"),
+        (lambda x: [x * 2.1, x > 0], {}, "NUMERICAL", "trial 1 of 3"),
+        (lambda x: [x * 2, x >= x.max()], {}, "NUMERICAL", "'mask'"),
+        (half_wrong, {"required_matched_ratio": 0.4}, None, ""),
+        (spoilt, LOOSE, "NUMERICAL", "max_error_cap=2"),
     ],
 )
 def test_what_is_wrong_gets_its_status_and_says_where(solution, settings, status, words):
@@ -66,7 +61,7 @@ def test_what_is_wrong_gets_its_status_and_says_where(solution, settings, status
         return
     assert verdict.status.value == f"INCORRECT_{status}"
     assert (verdict.correctness is not None) == (status == "NUMERICAL")
-    assert [word for word in words if word not in verdict.message] == []
+    assert words in verdict.message
 
 
 def test_trials_have_inputs_of_their_own_and_a_wrong_element_in_the_last_is_found():
@@ -140,21 +135,15 @@ class Calling(DefaultEvaluator):
         return super().check_correctness(*given, **named)
 
 
-def test_a_subclass_may_judge_a_trial_in_its_own_way():
+def test_a_subclass_may_judge_a_trial_in_its_own_way_and_declares_no_longer_what_it_overrides():
     job = judging("import torch\ndef run(x):\n    return x * (1 + torch.rand_like(x)), x > 0\n")
+    declared = {DefaultEvaluator: (True, True), Signs: (False, True), Calling: (False, False)}
+    for one, (compares, alone) in declared.items():
+        assert (one.compares_elements(job.definition), one.judges_calls_alone) == (compares, alone)
+        assert (one.stress_checks(job.definition, job.config) is not None) == compares
     job.evaluator = Signs
     assert job.check(lambda x: [x, x > 0]).correctness.extra == {"trials": 3}
     assert job.check(lambda x: [-x, x > 0]).message == "another sign (trial 1 of 3)"
-
-
-@pytest.mark.parametrize(
-    ("evaluator", "compares", "alone"),
-    [(DefaultEvaluator, True, True), (Signs, False, True), (Calling, False, False)],
-)
-def test_what_a_class_overrides_it_no_longer_declares(evaluator, compares, alone):
-    job = judging()
-    assert (evaluator.compares_elements(job.definition), evaluator.judges_calls_alone) == (compares, alone)
-    assert (evaluator.stress_checks(job.definition, job.config) is not None) == compares
 
 
 def lowbit(share=0.0, at=None, value=0.0):
@@ -171,25 +160,20 @@ def lowbit(share=0.0, at=None, value=0.0):
 
 
 @pytest.mark.parametrize(
-    ("solution", "ratio", "words"),
+    ("solution", "words"),
     [
-        (lowbit(0.04), None, None),
-        (lowbit(0.06), None, "required 0.95"),
-        (lowbit(at=5), None, "[5, 0] looks unwritten"),
-        (lowbit(at=(5, 5), value=1e30), None, "max_error_cap"),
+        (lowbit(0.04), None),
+        (lowbit(0.06), "required 0.95"),
+        (lowbit(at=5), "[5, 0] looks unwritten"),
+        (lowbit(at=(5, 5), value=1e30), "max_error_cap"),
     ],
 )
-def test_a_small_share_of_a_low_bit_output_may_be_off_and_no_row_or_garbage(solution, ratio, words):
+def test_a_small_share_of_a_low_bit_output_may_be_off_and_no_row_or_garbage(solution, words):
     definition = make_definition(
         op_type="lowbit",
         inputs={"x": "bfloat16[n, 64]", "w": "float8_e4m3fn[128, 64]", "w_scale": "float32[128]"},
         outputs={"y": "bfloat16[n, 128]"},
         reference="def run(x, w, w_scale):\n    return (x.float() @ (w.float() * w_scale[:, None]).T).to(x.dtype)\n",
     )
-    job = Judging(definition, make_workload(axes={"n": 32}, inputs={}), required_matched_ratio=ratio)
-    verdict = job.check(solution)
-    if words is not None:
-        assert isinstance(verdict, Rejected)
-        assert words in verdict.message
-    else:
-        assert 0.9 < verdict.correctness.extra["matched_ratio"] < 0.97
+    verdict = Judging(definition, make_workload(axes={"n": 32}, inputs={})).check(solution)
+    assert isinstance(verdict, Accepted) if words is None else words in verdict.message

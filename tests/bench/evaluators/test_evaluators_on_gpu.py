@@ -17,7 +17,7 @@ from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, judge_indices, read_problem
 from flashinfer_bench.bench.evaluators.verdict import check_form, judge_elements
 from flashinfer_bench.data import TraceSet
-from tests.bench.evaluators.sampling.samplers import WRONG, draw, expected_shares, make_problem
+from tests.bench.evaluators.sampling.samplers import WRONG, as_calls, draw, expected_shares, make_problem
 from tests.bench.evaluators.selection.indexers import WRONG_INDEXERS, index
 
 pytestmark = [
@@ -66,12 +66,15 @@ def test_an_indexer_gets_the_same_verdict_on_both_devices():
 def test_samplers_get_the_same_verdicts():
     problem = make_problem(torch.Generator().manual_seed(0), vocabulary=32_000, filters="kp")
     shares = expected_shares(problem)
-    there = SamplingProblem(problem.probabilities.cuda(), problem.top_k.cuda(), problem.top_p.cuda(), None, joint=False)
+    there = SamplingProblem(problem.probabilities.cuda(), {name: one.cuda() for name, one in problem.filters.items()})
     generator = torch.Generator().manual_seed(1)
-    assert isinstance(judge_draws(there, draw(shares, generator).cuda(), SamplingLimits(), generator), Accepted)
+
+    def judge(tokens):
+        return judge_draws(*as_calls(there, tokens.cuda()), SamplingLimits(), generator)
+
+    assert isinstance(judge(draw(shares, generator)), Accepted)
     for name, sampler in WRONG.items():
-        verdict = judge_draws(there, sampler(shares, generator).cuda(), SamplingLimits(), generator)
-        assert isinstance(verdict, Rejected), name
+        assert isinstance(judge(sampler(shares, generator)), Rejected), name
 
 
 def test_every_workload_of_the_bundled_set_has_inputs_and_a_steady_reference():

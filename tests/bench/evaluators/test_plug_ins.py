@@ -12,8 +12,14 @@ from flashinfer_bench.bench.config_sources import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators import registry
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Evaluator, Rejected
-from flashinfer_bench.bench.evaluators.parameters import KnownParameters, find_wrong_parameters, read_parameters
-from flashinfer_bench.bench.evaluators.plug_ins import PlugIn, list_appended, list_plug_ins
+from flashinfer_bench.bench.evaluators.plug_ins import (
+    KnownParameters,
+    PlugIn,
+    find_wrong_parameters,
+    list_appended,
+    list_plug_ins,
+    read_parameters,
+)
 from flashinfer_bench.bench.evaluators.registry import choose_evaluator, find_evaluator, register
 from flashinfer_bench.bench.runner.lookup import answer
 from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
@@ -99,9 +105,7 @@ def test_who_is_asked_first(module, modules, asked):
     ("source", "reason"),
     [
         (None, "broken cannot be imported: ModuleNotFoundError: No module named 'broken'; install its package, or put"),
-        ("import nothing_of_this_name\n", "No module named 'nothing_of_this_name' ("),
         ("raise SystemExit(3)\n", "SystemExit: 3 ("),
-        ("def f(:\n", "SyntaxError: invalid syntax"),
         ("", "offers no evaluator; give the module a list EVALUATORS"),
         ("EVALUATORS = ['Mine']\n", "offers 'Mine', which is no subclass of Evaluator"),
         ("class Mine(DefaultEvaluator):\n    pass\n" + LIST, "has no can_evaluate of its own"),
@@ -125,12 +129,6 @@ def test_what_cannot_be_used_is_refused_by_name_with_the_reason(module, source, 
     refused = answer({"plug_ins": [{"reference": "broken", "origin": "evaluator_modules"}], "definitions": []})
     assert refused["refused"].startswith("evaluator_modules: broken ")
     assert reason in refused["refused"]
-
-
-def test_an_interrupt_at_the_import_is_no_fault_of_the_plug_in(module):
-    module("interrupted", "raise KeyboardInterrupt\n")
-    with pytest.raises(KeyboardInterrupt):
-        register_all("interrupted")
 
 
 def test_a_helper_beside_the_method_of_nearly_its_name_is_no_slip(module):
@@ -165,16 +163,12 @@ def test_installed_packages_come_after_the_configuration_by_name():
     assert found[1].origin == "entry point a"
 
 
-@pytest.mark.parametrize("name", ["beside", "pack.inner"])
-def test_a_plug_in_is_imported_from_the_folder_where_the_script_finds_it(module, tmp_path, monkeypatch, name):
-    (tmp_path / "pack").mkdir()
-    (tmp_path / "pack/__init__.py").touch()
+def test_a_plug_in_is_imported_from_the_folder_where_the_script_finds_it(module, tmp_path, monkeypatch):
     module("beside", LIST)
-    (tmp_path / "pack/inner.py").write_text((tmp_path / "beside.py").read_text())
-    (found,) = list_plug_ins([name], find_entry_points=lambda group: [])
+    (found,) = list_plug_ins(["beside"], find_entry_points=lambda group: [])
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     register([found])  # as another process does, whose search path is another one
-    assert registry._EVALUATORS[0].__module__ == name
+    assert registry._EVALUATORS[0].__module__ == "beside"
     assert (found.folder, sys.path[-1]) == (str(tmp_path), str(tmp_path))
     assert list_plug_ins(["not_there_at_all"], find_entry_points=lambda group: [])[0].folder is None
 
@@ -230,12 +224,6 @@ def test_what_is_no_mapping_to_defaults_or_types_is_refused(declared):
         read_parameters(declared)
 
 
-def test_an_evaluator_reads_what_is_given_and_else_its_default():
-    mine = type("Mine", (Evaluator,), {"extra_keys": DECLARED})
-    given = ResolvedEvalConfig(extra={"max_bias": 0.5})
-    assert [mine.extra_value(given, key) for key in ("max_bias", "rounds", "limit")] == [0.5, 3, None]
-
-
 WRONG = Evaluation(
     status="INCORRECT_NUMERICAL",
     log="two apart",
@@ -246,7 +234,32 @@ WRONG = Evaluation(
 REJECTED = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "two apart", WRONG.correctness)
 
 
-@pytest.mark.parametrize("module_name", [__name__, "flashinfer_bench.bench.evaluators.mine"])
+class Public(Evaluator):
+    """Takes mine, with methods as the public package documents them."""
+
+    returned = None
+
+    @staticmethod
+    def can_evaluate(definition):
+        return definition.op_type == "mine"
+
+    @classmethod
+    def build_baseline(cls, definition, workload, cfg, device):
+        x = torch.ones(workload.axes["n"], device=device)
+        return Baseline([[x]], [[2 * x]], None, None)
+
+    @classmethod
+    def check_correctness(cls, definition, sol_runnable, inputs, ref_outputs, cfg, log_path, device):
+        assert (log_path, device) == ("/dev/null", "cpu")
+        assert torch.equal(sol_runnable(*inputs[0])[0], ref_outputs[0][0])
+        return cls.returned
+
+    @classmethod
+    def eval_performance(cls, definition, sol_runnable, inputs, ref_mean_latency_ms, cfg, **kwargs):
+        assert "context" in kwargs
+        return Performance(latency_ms=1.0)
+
+
 @pytest.mark.parametrize(
     ("returned", "verdict"),
     [
@@ -260,42 +273,20 @@ REJECTED = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "two apart", WRONG.cor
     ],
 )
 def test_methods_as_the_public_package_documents_them_judge_or_are_a_fault_that_names_them(
-    monkeypatch, module_name, returned, verdict
+    monkeypatch, returned, verdict
 ):
-    class Public(Evaluator):
-        """Takes mine."""
-
-        @staticmethod
-        def can_evaluate(definition):
-            return definition.op_type == "mine"
-
-        @classmethod
-        def build_baseline(cls, definition, workload, cfg, device):
-            x = torch.ones(workload.axes["n"], device=device)
-            return Baseline([[x]], [[2 * x]], None, None)
-
-        @classmethod
-        def check_correctness(cls, definition, sol_runnable, inputs, ref_outputs, cfg, log_path, device):
-            assert (log_path, device) == ("/dev/null", "cpu")
-            assert torch.equal(sol_runnable(*inputs[0])[0], ref_outputs[0][0])
-            return returned
-
-        @classmethod
-        def eval_performance(cls, definition, sol_runnable, inputs, ref_mean_latency_ms, cfg, **kwargs):
-            assert "context" in kwargs
-            return Performance(latency_ms=1.0)
-
-    Public.__module__, Public.__qualname__ = module_name, "Public"
-    monkeypatch.setattr(registry, "_EVALUATORS", [Public])
-    job = Judging(MINE, make_workload())
-    found, choice = job.evaluator, choose_evaluator(MINE)
-    assert (found.__name__, found.__module__, choice.name) == ("Public", module_name, "Public")
-    assert found.eval_performance(MINE, None, [], None, None, context=job.context).latency_ms == 1.0
-    if not isinstance(verdict, str):
-        assert job.check(lambda x: x * 2) == verdict
-        return
-    with pytest.raises(WorkloadFault, match=rf"Public.check_correctness returned .*{verdict}"):
-        job.check(lambda x: x * 2)
+    monkeypatch.setattr(Public, "returned", returned)
+    for module in (__name__, "flashinfer_bench.bench.evaluators.mine"):  # also put into a checkout
+        monkeypatch.setattr(Public, "__module__", module)
+        monkeypatch.setattr(registry, "_EVALUATORS", [Public])
+        job = Judging(MINE, make_workload())
+        assert (job.evaluator.__name__, job.evaluator.__module__) == ("Public", module)
+        assert job.evaluator.eval_performance(MINE, None, [], None, None, context=job.context).latency_ms == 1.0
+        if not isinstance(verdict, str):
+            assert job.check(lambda x: x * 2) == verdict
+            continue
+        with pytest.raises(WorkloadFault, match=rf"Public.check_correctness returned .*{verdict}"):
+            job.check(lambda x: x * 2)
 
 
 def test_a_subclass_in_another_module_keeps_what_it_declares():

@@ -1,15 +1,14 @@
 """Compare an output with the expected one, chunk by chunk with torch: every dtype on every device, no whole copy.
 
-Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A first look takes every element
-for a number that matches, and all that it finds comes over in one transfer. Only chunks in which that was not so are
-looked at closely, in one more transfer. `rule` decides on the numbers.
+Floats are compared in float32, float64 in float64, integers and booleans bit by bit. The numbers of all chunks come
+over in one transfer; the worst element comes in another. `rule` decides on the numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
@@ -27,38 +26,8 @@ from flashinfer_bench.bench.evaluators.compare.rule import (
 CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Elements that are compared at once, by device. On a CPU torch uses one thread for chunks of up to this size. On a GPU
 a chunk of this size takes less than 200 MB of extra memory. A float32 holds each index in a chunk."""
-SMALL_ELEMENTS: Final = 1 << 15
-"""A GPU's output with no more elements than this is compared on the CPU, in one transfer of each side: there an
-operation costs a fifth of a launch."""
-EXACT_BELOW: Final = 2.0**62
-"""Two whole numbers of 64 bits are less than 2**63 apart if their difference in float64 is below this."""
 ZERO: Final = 2.0**-127
 """A magnitude that counts as zero. It is the least scale that is a power of two, whose byte is 0."""
-
-
-class _Seen(NamedTuple):
-    """What a look finds in one chunk."""
-
-    max_abs_error: float
-    max_rel_error: float
-    max_expected: float
-    worst_score: float
-    """Largest error in multiples of its element's bound."""
-    worst_at: float
-    """Index in the chunk."""
-    expected: float
-    got: float
-    error: float
-    mismatched: float = 0.0
-    nonfinite: float = 0.0
-    unwritten_at: float = -1.0
-    """Index in the chunk; -1 if no window looks unwritten."""
-    shared_zeros: float = 0.0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all elements are finite and match: a side that is not finite makes an error or a magnitude so."""
-        return math.isfinite(self.max_abs_error + self.max_expected) and self.worst_score <= 1
 
 
 def compare(
@@ -78,56 +47,43 @@ def compare(
         output: the output's name for messages.
         chunk_elements: stored elements of a chunk; the result does not depend on it.
     """
-    left, right = bring_small(expected.contiguous().reshape(-1), got.contiguous().reshape(-1))
-    if not left.numel():
+    if not expected.numel():
         return Comparison(output, tolerance)
-    chunks = list(_split(left, right, chunk_elements))
-    seen = _look_at([_look(*chunk, tolerance) for chunk in chunks])
-    close = [at for at, one in enumerate(seen) if not one.is_plain]
-    if close:
-        close = list(range(len(seen))) if tolerance.ignores_shared_zeros else close
-        closely = zip(close, _look_at([_look(*chunks[at], tolerance, closely=True) for at in close]), strict=True)
-        for at, one in closely:
-            seen[at] = one
+    left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
+    chunks = list(split_flat(left, right, chunk_elements))
+    seen = torch.stack([_look(*chunk, tolerance) for chunk in chunks]).tolist()
+    failed, nonfinite, error, relative, largest, scores, places, unwritten, shared = zip(*seen, strict=True)
     width = 2 if is_packed(expected.dtype) else 1
     shape = (*expected.shape[:-1], expected.shape[-1] * width) if width > 1 else tuple(expected.shape)
     step = len(chunks[0][0]) * width
-    worst_in = max(range(len(seen)), key=lambda at: seen[at].worst_score)
-    worst, at = seen[worst_in], worst_in * step + int(seen[worst_in].worst_at)
-    wanted, given, error = worst.expected, worst.got, worst.error
-    mismatched, nonfinite = (int(sum(counts)) for counts in zip(*(one[8:10] for one in seen), strict=True))
-    is_exact = _is_whole(expected)
-    if is_exact and mismatched:
-        wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
-        error = float(abs(given - wanted))
-    unwritten = (chunk * step + int(one.unwritten_at) for chunk, one in enumerate(seen) if one.unwritten_at >= 0)
-    unwritten_at = next(unwritten, None)
+    worst_in = max(range(len(seen)), key=scores.__getitem__)
+    at = worst_in * step + int(places[worst_in])
+    is_exact = is_whole(expected)
+    wanted, given = (_read_element(side, at, width) for side in (left, right))
+    off = float(abs(given - wanted))
+    off = off if off == off else math.inf if scores[worst_in] > 1 else 0.0
+    blank = next((chunk * step + int(one) for chunk, one in enumerate(unwritten) if one >= 0), None)
     return Comparison(
         output=output,
         tolerance=tolerance,
-        elements=left.numel() * width,
-        mismatched=mismatched,
-        nonfinite_mismatched=nonfinite,
-        max_abs_error=math.inf if nonfinite else max(one.max_abs_error for one in seen),
-        max_rel_error=math.inf if nonfinite else max(one.max_rel_error for one in seen),
-        max_expected=max(one.max_expected for one in seen),
-        worst=Element(_unravel(at, shape), wanted, given, error),
-        unwritten_at=None if unwritten_at is None else _unravel(unwritten_at, shape),
-        shared_zeros=int(sum(one.shared_zeros for one in seen)) if tolerance.ignores_shared_zeros else 0,
+        elements=expected.numel() * width,
+        mismatched=int(sum(failed)),
+        nonfinite_mismatched=int(sum(nonfinite)),
+        max_abs_error=math.inf if any(nonfinite) else max(*error, off if is_exact else 0.0),
+        max_rel_error=math.inf if any(nonfinite) else max(relative),
+        max_expected=max(largest),
+        worst=Element(_unravel(at, shape), wanted, given, off),
+        unwritten_at=None if blank is None else _unravel(blank, shape),
+        shared_zeros=int(sum(shared)),
         is_exact=is_exact,
     )
 
 
 def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """Return which elements fail, as booleans of the output's shape. Packed values give two elements each."""
-    if _is_whole(expected):
+    if is_whole(expected):
         return ~match_bits(expected, got)
     return find_beyond(read_values(expected), read_values(got), tolerance)
-
-
-def bring_small(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Return tensors of one size, on the CPU if they are so small that a GPU would take longer to look at them."""
-    return [one.cpu() if one.numel() <= SMALL_ELEMENTS else one for one in tensors]
 
 
 def read_values(values: torch.Tensor) -> torch.Tensor:
@@ -139,7 +95,12 @@ def read_values(values: torch.Tensor) -> torch.Tensor:
     return values.float()
 
 
-def _split(
+def is_whole(values: torch.Tensor) -> bool:
+    """Tell whether an output is of whole numbers or bools, which have no tolerance."""
+    return not (values.dtype.is_floating_point or values.dtype.is_complex or is_packed(values.dtype))
+
+
+def split_flat(
     left: torch.Tensor, right: torch.Tensor, size: int | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Return two flat tensors in chunks of whole windows."""
@@ -148,41 +109,31 @@ def _split(
     return ((left[at : at + size], right[at : at + size]) for at in range(0, len(left), size))
 
 
-def _look_at(numbers: list[list[torch.Tensor]]) -> list[_Seen]:
-    """Return what was found in chunks, in one transfer."""
-    flat = torch.stack([number for of_chunk in numbers for number in of_chunk])
-    return [_Seen(*line) for line in flat.view(len(numbers), -1).tolist()]
-
-
-def _look(
-    left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, *, closely: bool = False
-) -> list[torch.Tensor]:
-    """Return the fields of `_Seen`, all of one dtype; the last four only if the elements are looked at closely."""
+def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    """Return the figures of a chunk: counts, largest errors, and the place of the worst element."""
     expected, got = read_values(left), read_values(right)
-    error, magnitude = (got - expected).abs_(), expected.abs()
-    if _is_whole(left):
-        if left.element_size() == 8:  # float64 has not all of them
-            exact = (right.view(torch.int64) - left.view(torch.int64)).abs_().double()
-            error = torch.where(error < EXACT_BELOW, exact, error)
-        score = torch.where(match_bits(left, right), 0.0, error.clamp(min=2.0))
+    failed, finite = find_failing(left, right, tolerance), expected.isfinite()
+    # The arithmetic is wrong where a side is nan or infinite.
+    error, magnitude = (got - expected).abs_(), torch.where(finite, expected.abs(), 0.0)
+    error = torch.where(error.isnan(), torch.where(failed, math.inf, 0.0), error)
+    if is_whole(left):
+        score = torch.where(failed, error.clamp(min=2.0), 0.0)
     else:
-        score = error / bounds_of(magnitude, tolerance)
-    counts: tuple[torch.Tensor, ...] = ()
-    if closely:
-        failed, finite = find_failing(left, right, tolerance), expected.isfinite()
-        # The arithmetic is wrong where a side is nan or infinite.
-        error = torch.where(error.isnan(), torch.where(failed, math.inf, 0.0), error)
-        score = torch.where(finite & ~error.isinf(), score, error)
-        magnitude = torch.where(finite, magnitude, 0.0)
-        nonfinite = failed & ~(finite & got.isfinite())
-        both = (expected.isnan() & got.isnan()) | ((expected.abs() <= ZERO) & (got.abs() <= ZERO))
-        unwritten = _first_unwritten(got, failed) if tolerance.by_ratio else torch.full_like(failed.sum(), -1)
-        counts = (failed.sum(), nonfinite.sum(), unwritten, both.sum())
-    relative = (error / magnitude).nan_to_num_(nan=0.0, posinf=0.0)
-    worst_score, at = score.max(dim=0)
-    largest = [error.max(), relative.max(), magnitude.max(), worst_score, at.to(error.dtype)]
-    worst = [values.take(at) for values in (expected, got, error)]
-    return [*largest, *worst, *(count.to(error.dtype) for count in counts)]
+        score = torch.where(finite & ~error.isinf(), error / bounds_of(magnitude, tolerance), error)
+    both = (expected.isnan() & got.isnan()) | ((expected.abs() <= ZERO) & (got.abs() <= ZERO))
+    worst, at = score.max(dim=0)
+    figures = [
+        failed.sum(),
+        (failed & ~(finite & got.isfinite())).sum(),
+        error.max(),
+        (error / magnitude).nan_to_num_(nan=0.0, posinf=0.0).max(),
+        magnitude.max(),
+        worst,
+        at,
+        _first_unwritten(got, failed) if tolerance.by_ratio else torch.full_like(at, -1),
+        both.sum() if tolerance.ignores_shared_zeros else torch.zeros_like(at),
+    ]
+    return torch.stack([one.to(error.dtype) for one in figures])
 
 
 def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
@@ -195,8 +146,10 @@ def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
     return torch.where(suspicious.any(), suspicious.to(torch.uint8).argmax() * WINDOW, -1)
 
 
-def _is_whole(values: torch.Tensor) -> bool:
-    return not (values.dtype.is_floating_point or is_packed(values.dtype))
+def _read_element(flat: torch.Tensor, at: int, width: int) -> float | int:
+    if is_whole(flat):
+        return int(_bytes_of_bool(flat[at]).item())
+    return float(read_values(flat[at // width : at // width + 1])[at % width])
 
 
 def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.threads import usual_threads
-from flashinfer_bench.bench.evaluators.reference import ReferenceModule, explain_error
+from flashinfer_bench.bench.evaluators.reference import execute_reference, explain_error
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.data.workload import CustomInput, ScalarInput
@@ -62,8 +62,7 @@ class CustomInputs:
         self._shapes = shapes
         self._device = device
         numbers = {name: item.value for name, item in workload.inputs.items() if isinstance(item, ScalarInput)}
-        function, self._module = _find_function(definition)
-        self._call = _bind(function, {**axes, **numbers}, device)
+        self._call = _bind(_find_function(definition), {**axes, **numbers}, device)
         self._last: tuple[int, dict[str, Any]] | None = None
 
     def draw(self, seed: int) -> dict[str, Any]:
@@ -128,20 +127,19 @@ def list_custom(workload: Workload) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _execute(name: str, reference: str) -> ReferenceModule:
-    return ReferenceModule(name, reference)
+def _execute(name: str, reference: str) -> dict[str, Any]:
+    return execute_reference(name, reference)
 
 
-def _find_function(definition: Definition) -> tuple[Callable[..., Any], ReferenceModule]:
+def _find_function(definition: Definition) -> Callable[..., Any]:
     entry = definition.custom_inputs_entrypoint
     if entry is None:
         raise DefinitionFault(f"{definition.name} has no custom_inputs_entrypoint; its workloads want custom inputs")
     with Blame(functools.partial(explain_error, definition)):
-        module = _execute(definition.name, definition.reference)
-    function: Callable[..., Any] | None = module.names.get(entry)
+        function: Callable[..., Any] | None = _execute(definition.name, definition.reference).get(entry)
     if not callable(function):
         raise DefinitionFault(f"the reference of {definition.name} has no function {entry!r}, which makes its inputs")
-    return function, module
+    return function
 
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:

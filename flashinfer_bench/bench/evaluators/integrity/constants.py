@@ -14,32 +14,24 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.outputs import is_whole
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
-from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.integrity.stability import (
-    FEWEST_DRAWS,
-    MOST_DRAWS,
-    PATIENCE_S,
-    REGIME_ROUNDING,
-    add_rounding,
-    call_with_other_ties,
-)
+from flashinfer_bench.bench.evaluators.integrity.stability import FEWEST_DRAWS, REGIME_ROUNDING, call_rounded
 
 FLOAT_CHANGE: Final = 0.01
-"""A float counts as changed where it differs by more than this share of what it is on usual inputs."""
+"""A float counts as changed if it differs by more than this share of its value on usual inputs."""
 LEAST_FLOAT: Final = 1e-12
-"""Where that is zero, where it is more than this: a share of very many elements is more, and what some processors take
-for zero is less."""
+"""The same for a value of zero: a share of very many elements is more, and what some processors take for zero less."""
 WRONG_SHARE: Final = 0.25
 """Elements that may be wrong, as a share of those that differ from the usual output."""
 
 Constants = Mapping[int, torch.Tensor]
-"""Number of an output → what it is on all usual inputs."""
+"""Number of an output → its value on all usual inputs."""
 
 
 class LeftOut(NamedTuple):
-    """An output that stays as it is on usual inputs where the reference's does not."""
+    """An output that stays as it is on usual inputs though the reference's does not."""
 
     output: int
     wrong: int
@@ -57,26 +49,20 @@ def find_constants(outputs: Sequence[Sequence[torch.Tensor]]) -> Constants:
             several calls.
     """
     calls = list({id(one): one for one in outputs}.values())  # where memory is short, trials share what is expected
-    if not calls:
-        return {}
-    first, *others = calls
-    return {
-        number: value
-        for number, value in enumerate(first)
-        if value.numel()
-        and (is_whole(value) or (others and value.dtype.is_floating_point and not is_packed(value.dtype)))
-        and ((others and is_whole(value)) or _is_one_number(value))
-        and all(torch.equal(value, other[number]) for other in others)
-    }
-
-
-def _is_one_number(value: torch.Tensor) -> bool:
-    first = value.reshape(-1)[0]
-    return bool((value == first).all()) and bool(first.isfinite())
+    found: dict[int, torch.Tensor] = {}
+    for number, value in enumerate(calls[0] if calls else ()):
+        whole, others = is_whole(value), [call[number] for call in calls[1:]]
+        if not value.numel() or not (whole or (others and not is_packed(value.dtype))):
+            continue
+        first = value.reshape(-1)[0]
+        is_one = bool((value == first).all()) and bool(first.isfinite())
+        if (is_one or (whole and others)) and all(torch.equal(value, other) for other in others):
+            found[number] = value
+    return found
 
 
 def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
-    """Tell of each element whether it differs from what it is on usual inputs; roundings of floats are no difference.
+    """Tell of each element whether it differs from its value on usual inputs; roundings of floats are no difference.
 
     Args:
         value: of any shape.
@@ -86,11 +72,6 @@ def differs(value: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
         return value != usual
     bound = usual.double().abs().mul_(FLOAT_CHANGE).clamp_(min=LEAST_FLOAT)
     return ~((value.double() - usual.double()).abs() <= bound)  # also where it is no number
-
-
-def is_whole(output: torch.Tensor) -> bool:
-    """Tell whether an output is of whole numbers or bools."""
-    return not output.dtype.is_floating_point and not output.dtype.is_complex and not is_packed(output.dtype)
 
 
 def find_left_out(
@@ -109,26 +90,25 @@ def find_left_out(
         seed: of these errors.
         now: a clock.
     """
-    suspects = {}
+    suspects, made = {}, 0
     for number, usual in constants.items():
         changed = differs(call.expected[number], usual)
-        wrong = changed != differs(call.got[number], usual)
-        wrong &= differs(call.expected[number], call.got[number])
-        suspects[number] = changed, wrong
-    start = now()
-    for draw in range(MOST_DRAWS + 1):
-        suspects = {number: one for number, one in suspects.items() if _is_left_out(*one)}
-        if not suspects or draw == MOST_DRAWS or now() - start > PATIENCE_S:
-            break
-        drawn = derive_seed(seed, "constants", draw)
-        found, _ = call_with_other_ties(reference, add_rounding(call.inputs, REGIME_ROUNDING, drawn), drawn)
-        for number, (changed, wrong) in suspects.items():
-            settled = differs(found[number], constants[number]) == changed
+        wrong = (changed != differs(call.got[number], usual)) & differs(call.expected[number], call.got[number])
+        if _is_left_out(changed, wrong):
+            suspects[number] = changed, wrong
+    for drawn, _ in call_rounded(reference, call.inputs, REGIME_ROUNDING, seed, now) if suspects else ():
+        made += 1
+        for number, (changed, wrong) in list(suspects.items()):
+            settled = differs(drawn[number], constants[number]) == changed
             suspects[number] = changed & settled, wrong & settled
-    if not suspects or draw < FEWEST_DRAWS:
+            if not _is_left_out(*suspects[number]):
+                del suspects[number]
+        if not suspects:
+            break
+    if made < FEWEST_DRAWS:
         return None
-    number, (changed, wrong) = next(iter(suspects.items()))
-    return LeftOut(number, int(wrong.sum()), int(changed.sum()))
+    left = (LeftOut(number, int(wrong.sum()), int(changed.sum())) for number, (changed, wrong) in suspects.items())
+    return next(left, None)
 
 
 def _is_left_out(changed: torch.Tensor, wrong: torch.Tensor) -> bool:

@@ -5,8 +5,8 @@ better solution has other numbers there. So is a row in which only the solution 
 overflows sooner, and a shortcut that fits numbers of the usual size gives none that are infinite.
 
 An output that overflows in some rows is left out whole: what grows that fast is moved by any rounding, and rows that
-are nearly infinite outweigh all others. Infinities that usual inputs give, too, such as scores that a mask leaves out,
-are meant: the rest of such a row is judged (`norms`).
+are nearly infinite outweigh all others. Infinities and nans that usual inputs give, too, such as scores that a mask
+leaves out, are meant: the rest of such a row is judged (`norms`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.outputs import read_values
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.integrity.norms import has_norms, row_length
 
 Outputs = Sequence[torch.Tensor]
+ODD_KINDS = (torch.isposinf, torch.isneginf, torch.isnan)
 
 
 @dataclass(frozen=True)
@@ -45,35 +47,26 @@ class FiniteRows:
 
 
 def find_finite_rows(call: JudgedCall, usual: Sequence[Outputs]) -> FiniteRows | None:
-    """Return which rows of a call are judged; None if no more of it is infinite or nan than on usual inputs.
+    """Return which rows of a call are judged; None if nothing is infinite or nan that is not so on usual inputs.
 
     Args:
         call: on inputs of a stress case.
         usual: what the reference gives for usual inputs, call by call.
     """
-    count = count_nonfinite(call.expected)
-    if not count or count <= max(map(count_nonfinite, usual)):
-        return None
-    return FiniteRows(tuple(map(_find_kept, call.expected, call.got, zip(*usual, strict=True))))
-
-
-def count_nonfinite(outputs: Outputs) -> int:
-    """Count the elements of float outputs that are nan or infinite, with one wait for the device."""
-    floats = [output.float() for output in outputs if output.dtype.is_floating_point and not is_packed(output.dtype)]
-    counts = [(value - value).count_nonzero() for value in floats]  # of a finite number nothing is left
-    return int(torch.stack(counts).sum()) if counts else 0
-
-
-def _find_kept(expected: torch.Tensor, got: torch.Tensor, usual: Outputs) -> torch.Tensor | None:
-    if not has_norms(expected.dtype) or is_packed(expected.dtype) or not expected.numel():
-        return None
-    wanted = expected.float().reshape(-1, row_length(expected) or expected.numel())
-    meant = torch.zeros_like(wanted, dtype=torch.bool)
-    for infinite in (torch.inf, -torch.inf):
-        if any(bool((value.float() == infinite).any()) for value in usual):
-            meant |= wanted == infinite
-    if bool((wanted.isinf() & ~meant).any()):
-        return torch.zeros(len(wanted), dtype=torch.bool, device=wanted.device)
-    is_finite = wanted.isfinite() & got.float().view_as(wanted).isfinite()
-    kept = (is_finite | meant).all(dim=1)
-    return None if bool(kept.all()) else kept
+    kept: list[torch.Tensor | None] = []
+    is_odd = False
+    for expected, got, others in zip(call.expected, call.got, zip(*usual, strict=True), strict=True):
+        if not has_norms(expected) or is_packed(expected.dtype):
+            kept.append(None)
+            continue
+        wanted, given = (
+            read_values(side).reshape(-1, row_length(expected) or side.numel()) for side in (expected, got)
+        )
+        kinds = [kind for kind in ODD_KINDS if any(bool(kind(read_values(one)).any()) for one in others)]
+        meant = torch.stack([torch.zeros_like(wanted, dtype=torch.bool), *(kind(wanted) for kind in kinds)]).any(dim=0)
+        odd = ~(wanted.isfinite() | meant)
+        is_odd |= bool(odd.any())
+        rows = ((wanted.isfinite() & given.isfinite()) | meant).all(dim=1)
+        rows &= ~(odd & wanted.isinf()).any()
+        kept.append(None if bool(rows.all()) else rows)
+    return FiniteRows(tuple(kept)) if is_odd else None

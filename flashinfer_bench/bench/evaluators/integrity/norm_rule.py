@@ -10,6 +10,7 @@ is left of a sum, so it may also be off by several times as much as rounding of 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.integrity.norms import Norms, measure_norms
+from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, read_values, split_flat
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
+from flashinfer_bench.bench.evaluators.integrity.norms import Norms, has_norms, measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
@@ -40,20 +44,12 @@ SMALL_SLACK: Final = 4.0
 scatter."""
 SMALL_SETTLED: Final = 0.5
 """Share of the limit by which rounding may move a small output that is settled: all draws may be small."""
+SURE: Final = 0.99
+"""Share of the limit that norms may come to if a call is not judged by itself."""
 
 
-@dataclass(frozen=True)
-class Excess:
-    """Why an output breaks a rule."""
-
-    rule: str
-    message: str
-    evidence: dict[str, Any]
-
-    @property
-    def integrity(self) -> dict[str, Any]:
-        """What a trace says of it."""
-        return {"rule": self.rule, "evidence": self.evidence}
+Excess = tuple[str, dict[str, Any]]
+"""Message, and `rule` and `evidence` for the trace."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +62,7 @@ class NormRule:
     """Name of the rule that judges rows; None if none does."""
 
     @classmethod
-    def of(
-        cls,
-        definition: Definition,
-        cfg: ResolvedEvalConfig,
-        *,
-        by_ratio: bool,
-        limit: float | None,
-    ) -> NormRule:
+    def of(cls, definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool, limit: float | None) -> NormRule:
         """Return the rule for a definition.
 
         Args:
@@ -84,16 +73,67 @@ class NormRule:
         """
         is_on = cfg.lost_rows_rule if by_ratio else cfg.norm_rule
         row_rule = (LOST_ROWS if by_ratio else NORM) if is_on else None
-        return cls(
-            find_limit(definition, cfg.rtol) if limit is None else limit,
-            cfg.norm_rule,
-            row_rule,
-        )
+        return cls(find_limit(definition, cfg.rtol) if limit is None else limit, cfg.norm_rule, row_rule)
 
     @property
     def is_on(self) -> bool:
         """Whether there is anything to look at."""
         return self.judges_output or self.row_rule is not None
+
+    def find_excess(self, norms: Sequence[Norms | None], names: Sequence[str], stability: Stability) -> Excess | None:
+        """Return the first output that breaks the rule, None if none does.
+
+        Args:
+            norms: of each output.
+            names: of the outputs.
+            stability: says which rows are left out.
+        """
+        for index, (name, one) in enumerate(zip(names, norms, strict=True)):
+            if one is not None and one.says_something:
+                found = self._judge_small if one.is_small else self._judge_rows
+                excess = found(one, index, name, stability)
+                if excess is not None:
+                    return excess
+        return None
+
+    def _judge_rows(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
+        """Leave out rows that are not settled, and then those that were small beside them, until the rest is right."""
+        share, shares = norms.share(), norms.shares()
+        left_out = torch.zeros_like(shares, dtype=torch.bool)
+        judges_rows = self.row_rule is not None and len(shares) > 1 and norms.figures[2] > self.limit
+        while judges_rows or (self.judges_output and share > self.limit):
+            over = (shares > self.limit) & ~left_out
+            suspects = over if bool(over.any()) else ~left_out
+            unsettled = stability.find_unsettled(output, self.limit, suspects, shares, left_out) & ~left_out
+            lost = over & ~unsettled
+            if judges_rows and bool(lost.any()):
+                row, count = int(torch.where(lost, shares, -1.0).argmax()), int(lost.sum())
+                words = f"{count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has"
+                rows = {"output": name, "rows": count, "row": row}
+                return self._describe(self.row_rule or NORM, words, float(shares[row]), rows)
+            judges_rows = False  # rows that were small beside others count for the output alone
+            if not bool(unsettled.any()):
+                return self._describe(NORM, "the error has", share, {"output": name})
+            left_out |= unsettled
+            share, shares = norms.share(left_out), norms.shares(left_out)
+        return None
+
+    def _judge_small(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
+        share = norms.share()
+        if not stability.rounding.judges_small or not self.judges_output or share <= self.limit:
+            return None
+        slack = max(SMALL_SLACK, SMALL_SLACK * self.limit / USUAL_LIMIT)
+        bound = max(self.limit * SMALL_SETTLED, min(share / slack, sys.float_info.max))
+        if bool(stability.find_unsettled(output, bound, torch.ones_like(norms.error, dtype=torch.bool)).any()):
+            return None
+        return self._describe(NORM, "the error has", share, {"output": name})
+
+    def _describe(self, rule: str, words: str, share: float, evidence: dict[str, Any]) -> Excess:
+        size = f"{words} {share:.3g} times the norm of what was expected, {self.limit:g} is allowed"
+        if math.isinf(share):
+            size = "elements are nan or infinite unlike the reference"
+        evidence = {**evidence, "error_norm": share, "limit": self.limit}
+        return f"output {evidence['output']!r}: {size} (rule {rule!r})", {"rule": rule, "evidence": evidence}
 
 
 def find_limit(definition: Definition, rtol: float) -> float:
@@ -106,94 +146,26 @@ def find_limit(definition: Definition, rtol: float) -> float:
     return min(limit, LOOSEST_LIMIT)
 
 
-def describe_norms(norms: Sequence[Norms | None], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the figures of outputs for a trace, by name."""
-    return {
-        name: {"error_norm": one.share(), "worst_row_norm": one.figures[2]}
-        for name, one in zip(names, norms, strict=True)
-        if one is not None and one.says_something and not one.is_small
-    }
+def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Tolerance | None = None) -> bool:
+    """Tell by one transfer whether every call passes for sure; False says nothing.
 
-
-def measure_outputs(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> list[Norms | None]:
-    """Measure each output, also small ones."""
-    return list(map(measure_norms, expected, got))
-
-
-def find_excess(
-    rule: NormRule,
-    norms: Sequence[Norms | None],
-    names: Sequence[str],
-    stability: Stability,
-) -> Excess | None:
-    """Return the first output that breaks the rule; None if none does.
+    Nobody records how far off timed calls are. What passes here passes if each call is judged by itself.
 
     Args:
-        rule: what is allowed.
-        norms: of each output.
-        names: of the outputs.
-        stability: says which rows are left out.
+        calls: what they gave, and what was expected.
+        rule: of norms.
+        tolerance: of elements. None: norms alone are judged, also those of outputs too small for rows.
     """
-    for index, (name, one) in enumerate(zip(names, norms, strict=True)):
-        if one is None or not one.says_something:
-            continue
-        if one.is_small:
-            share = one.share()
-            found = _describe_output(name, share, rule) if _is_small_wrong(rule, share, index, stability) else None
-        else:
-            found = _find_excess(rule, one, index, name, stability)
-        if found is not None:
-            return found
-    return None
-
-
-def _find_excess(rule: NormRule, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
-    """Leave out rows that are not settled, and then those that were small beside them, until the rest is right."""
-    share, shares = norms.share(), norms.row_shares
-    left_out = torch.zeros_like(shares, dtype=torch.bool)
-    judges_rows = rule.row_rule is not None and len(shares) > 1 and norms.figures[2] > rule.limit
-    while judges_rows or (rule.judges_output and share > rule.limit):
-        over = (shares > rule.limit) & ~left_out
-        suspects = over if bool(over.any()) else ~left_out
-        unsettled = stability.find_unsettled(output, rule.limit, suspects, shares, left_out) & ~left_out
-        if judges_rows and bool((over & ~unsettled).any()):
-            return _describe_rows(name, shares, over & ~unsettled, rule)
-        judges_rows = False  # rows that were small beside others count for the output alone
-        if not bool(unsettled.any()):
-            return _describe_output(name, share, rule)
-        left_out |= unsettled
-        share, shares = norms.share(left_out), norms.shares_beside(left_out)
-    return None
-
-
-def _is_small_wrong(rule: NormRule, share: float, output: int, stability: Stability) -> bool:
-    if not stability.rounding.judges_small or not rule.judges_output or share <= rule.limit:
+    if tolerance is not None and (tolerance.by_ratio or tolerance.max_absolute_error < math.inf):
         return False
-    slack = max(SMALL_SLACK, SMALL_SLACK * rule.limit / USUAL_LIMIT)
-    bound = max(rule.limit * SMALL_SETTLED, min(share / slack, sys.float_info.max))
-    return not bool(stability.find_unsettled(output, bound, torch.ones(1, dtype=torch.bool)).any())
-
-
-def _describe_rows(name: str, shares: torch.Tensor, lost: torch.Tensor, rule: NormRule) -> Excess:
-    row, count = int(torch.where(lost, shares, -1.0).argmax()), int(lost.sum())
-    worst, row_rule = float(shares[row]), rule.row_rule or NORM
-    message = (
-        f"output {name!r}: {count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has "
-        f"{worst:.3g} times the norm of what was expected, {rule.limit:g} is allowed (rule {row_rule!r})"
-    )
-    evidence = {
-        "output": name,
-        "rows": count,
-        "row": row,
-        "error_norm": worst,
-        "limit": rule.limit,
-    }
-    return Excess(row_rule, message, evidence)
-
-
-def _describe_output(name: str, share: float, rule: NormRule) -> Excess:
-    message = (
-        f"output {name!r}: the error has {share:.3g} times the norm of what was expected, {rule.limit:g} is allowed "
-        f"(rule {NORM!r}): values below atol are no reason to leave the work out"
-    )
-    return Excess(NORM, message, {"output": name, "error_norm": share, "limit": rule.limit})
+    holds: list[torch.Tensor] = []
+    for expected, got in (pair for call in calls for pair in zip(call.expected, call.got, strict=True)):
+        if tolerance is not None:
+            chunks = split_flat(expected.contiguous().reshape(-1), got.contiguous().reshape(-1))
+            holds += [~find_failing(*chunk, tolerance).any() for chunk in chunks]
+        elif has_norms(expected):
+            holds.append((read_values(expected) * 0 == 0).all())  # rows that are not finite are judged by themselves
+        norms = measure_norms(expected, got) if rule.is_on else None
+        if norms is not None and (tolerance is None or not norms.is_small):
+            holds.append(norms.within(rule.limit * SURE))
+    return not holds or bool(torch.stack(holds).all())

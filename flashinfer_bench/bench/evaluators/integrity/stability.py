@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -49,6 +49,9 @@ CHOOSING: Final = {
 Others, such as argsort, are made of these."""
 MEMORY_SHARE: Final = 4
 """Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
+
+
+Reference = Callable[[list[Any]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -96,18 +99,20 @@ class Stability:
         rounding: their size.
     """
 
-    reference: Callable[[list[Any]], list[torch.Tensor]]
+    reference: Reference
     inputs: Sequence[Any]
     expected: Sequence[torch.Tensor]
     seed: int
     rounding: Rounding = USUAL_ROUNDING
     now: Callable[[], float] = time.monotonic
-    _moved: list[Norms | None] = field(default_factory=list)
-    """Of each output how far its rows were moved at most."""
+    _moved: list[list[Norms | None]] = field(default_factory=list)
+    """For each draw how far the rows of each output were moved."""
     _turned: list[list[Norms | None]] = field(default_factory=list)
-    """For each draw how far rows were moved if only equal values were taken in another order; empty without choices."""
-    _draws: int = 0
-    _spent_s: float = 0.0
+    """The same if only equal values were taken in another order; empty without choices."""
+
+    def __post_init__(self) -> None:
+        """Prepare the draws."""
+        self._draws = call_rounded(self.reference, self.inputs, self.rounding, self.seed, self.now)
 
     def find_unsettled(
         self,
@@ -129,23 +134,27 @@ class Stability:
                 rounding moves it is judged, settled or not. None: none is.
             left_out: bool [rows]: those beside which no row is small; None for none.
         """
+
+        def far(draws: list[list[Norms | None]]) -> torch.Tensor:
+            found = [one.shares(left_out) for norms in draws if (one := norms[output]) is not None]
+            return torch.stack([torch.zeros_like(suspects, dtype=torch.float64), *found])
+
         while True:
-            turned = torch.zeros_like(suspects, dtype=torch.int64)
-            for norms in self._turned:
-                by_ties = _shares_of(norms[output], left_out)
-                turned += 0 if by_ties is None else by_ties > TURNED_SHARE * limit
-            unsettled, is_beyond = turned > 0, torch.zeros_like(suspects)
-            moved = _shares_of(self._moved[output], left_out) if self._moved else None
-            if moved is not None:
-                unsettled |= moved > self.rounding.moved_share * limit
-                if shares is not None and not bool(turned.any()):
-                    is_beyond = suspects & (shares > self.rounding.slack * moved)
-            if self._draws and not bool(((suspects & ~unsettled) | is_beyond).any()):
+            turned = (far(self._turned) > TURNED_SHARE * limit).sum(dim=0)
+            moved = far(self._moved).amax(dim=0)
+            unsettled = (turned > 0) | (moved > self.rounding.moved_share * limit)
+            is_beyond = torch.zeros_like(suspects)
+            if shares is not None and self._moved and not bool(turned.any()):
+                is_beyond = suspects & (shares > self.rounding.slack * moved)
+            if self._moved and not bool(((suspects & ~unsettled) | is_beyond).any()):
                 return unsettled
-            if self._draws >= MOST_DRAWS or self._spent_s > PATIENCE_S:
+            drawn = next(self._draws, None)
+            if drawn is None:
                 break
-            self._draw()
-        if self._draws < FEWEST_DRAWS:
+            for outputs, draws in zip(drawn, (self._moved, self._turned), strict=True):
+                if outputs is not None:
+                    draws.append(list(map(measure_norms, self.expected, outputs)))
+        if len(self._moved) < FEWEST_DRAWS:
             return torch.ones_like(suspects)
         # If rows tie with one another, draws take some of them and a solution others: by Good and Turing's estimate at
         # most as many as there are rows that moved in one draw alone.
@@ -153,31 +162,24 @@ class Stability:
             unsettled |= suspects
         return unsettled & ~is_beyond
 
-    def _draw(self) -> None:
-        start = self.now()
-        seed = derive_seed(self.seed, self._draws)
-        outputs, has_chosen = call_with_other_ties(self.reference, add_rounding(self.inputs, self.rounding, seed), seed)
-        moved = self._measure(outputs)
-        self._moved = [
-            new if old is None or new is None else replace(new, error=torch.maximum(old.error, new.error))
-            for old, new in zip(self._moved or moved, moved, strict=True)
-        ]
-        if has_chosen:
-            turned, _ = call_with_other_ties(self.reference, list(self.inputs), seed)
-            self._turned.append(self._measure(turned))
-        self._draws += 1
-        self._spent_s += self.now() - start
 
-    def _measure(self, outputs: Sequence[torch.Tensor]) -> list[Norms | None]:
-        """Return how far outputs are from the expected ones, row by row."""
-        return list(map(measure_norms, self.expected, outputs))
+def call_rounded(
+    reference: Reference, inputs: Sequence[Any], rounding: Rounding, seed: int, now: Callable[[], float]
+) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor] | None]]:
+    """Yield a reference's outputs for inputs with random rounding errors, MOST_DRAWS times within PATIENCE_S.
 
-
-def _shares_of(norms: Norms | None, left_out: torch.Tensor | None) -> torch.Tensor | None:
-    """Return how far rows [rows] were moved; None if norms say nothing of the output."""
-    if norms is None or left_out is None:
-        return None if norms is None else norms.row_shares
-    return norms.shares_beside(left_out)
+    Equal values are taken in another order. If the reference chooses anything, its outputs for the inputs themselves in
+    that order come with them.
+    """
+    spent_s = 0.0
+    for draw in range(MOST_DRAWS):
+        start, drawn = now(), derive_seed(seed, draw)
+        outputs, has_chosen = call_with_other_ties(reference, add_rounding(inputs, rounding, drawn), drawn)
+        turned = call_with_other_ties(reference, list(inputs), drawn)[0] if has_chosen else None
+        spent_s += now() - start
+        yield outputs, turned
+        if spent_s > PATIENCE_S:
+            return
 
 
 class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
@@ -216,9 +218,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         return order[found] if dim is not None or not found.dim() else order[found].view([1] * args[0].dim())
 
 
-def call_with_other_ties(
-    reference: Callable[[list[Any]], list[torch.Tensor]], inputs: list[Any], seed: int
-) -> tuple[list[torch.Tensor], bool]:
+def call_with_other_ties(reference: Reference, inputs: list[Any], seed: int) -> tuple[list[torch.Tensor], bool]:
     """Call a reference under `OtherTies`; return its outputs, and whether it chose anything.
 
     Compiled code and operations of higher order do not run under such a mode: they are called without it.
@@ -237,25 +237,20 @@ def add_rounding(inputs: Sequence[Any], rounding: Rounding, seed: int) -> list[A
     Small tensors come first: what is rounded may take a share of the free memory.
     """
     rounded = list(inputs)
-    tensors = [
-        (value.numel(), at, value)
-        for at, value in enumerate(inputs)
-        if isinstance(value, torch.Tensor) and value.dtype in (*MULTIPLIED, *FLOAT8)
-    ]
-    room = free_bytes(tensors[0][2].device) // MEMORY_SHARE if tensors else 0
-    for _, at, value in sorted(tensors, key=lambda one: one[:2]):
-        room -= (2 if value.dtype in MULTIPLIED else 10) * value.nbytes
+    known = (*MULTIPLIED, *FLOAT8)
+    tensors = [(at, one) for at, one in enumerate(inputs) if isinstance(one, torch.Tensor) and one.dtype in known]
+    room = free_bytes(tensors[0][1].device) // MEMORY_SHARE if tensors else 0
+    for at, value in sorted(tensors, key=lambda pair: pair[1].numel()):
+        is_wide = value.dtype in MULTIPLIED
+        room -= (2 if is_wide else 10) * value.nbytes
         if room < 0:
             break
         generator = make_generator(seed, "rounding", at, device=value.device)
-        wide = value if value.dtype in MULTIPLIED else value.float()
+        wide = value if is_wide else value.float()
         made = torch.empty_like(wide).normal_(1.0, rounding.size, generator=generator).mul_(wide)
         if rounding.of_sigmoid:
-            most = wide.abs() * MOST_OF_SIGMOID
-            moved = wide.abs().exp_().mul_(rounding.of_sigmoid).minimum(most)
-            made.add_(torch.empty_like(wide).normal_(generator=generator).mul_(moved))
-        if wide is not value:
-            largest = torch.finfo(value.dtype).max
-            made = made.clamp_(-largest, largest).to(value.dtype)
-        rounded[at] = made
+            moved = (wide.abs().exp_() * rounding.of_sigmoid).minimum(wide.abs() * MOST_OF_SIGMOID)
+            made += torch.empty_like(wide).normal_(generator=generator) * moved
+        largest = torch.finfo(value.dtype).max
+        rounded[at] = made if is_wide else made.clamp_(-largest, largest).to(value.dtype)
     return rounded

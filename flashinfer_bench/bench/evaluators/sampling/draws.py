@@ -1,18 +1,18 @@
 """Judges the draws of a sampler. A draw is one token of one row, drawn in one call.
 
-Every draw has to be allowed. All draws together have to look like draws of the right distribution: how often groups of
-tokens come, over all rows and in each row, and whether calls and rows are independent. Counting single tokens would not
-work: with 128,256 tokens and some thousand draws, a perfect sampler is far from the expected shares.
-
-A hundred calls of one row are a hundred draws: few for a sampler that leaves out the likeliest 8 % of the mass. And if
-one token has most of a row, leaving others out changes hardly anything. So by the rule `power` a sampler is called on
-flattened rows, too: the same rows with a higher temperature, until no token has more than about a hundredth of the
-mass. There are enough calls for the smallest cheat that is worth having to show.
+Every draw has to be allowed. The places of all draws (`rules`) have to be uniform and independent (`statistics`).
+Counts of single tokens would not do: with 128,256 tokens and some thousand draws, a perfect sampler is far from the
+expected shares. There are three looks at a sampler:
+* the first draws, many calls on the same rows;
+* flattened rows (rule `power`): the same rows with a higher temperature, until no token has more than about a hundredth
+  of the mass. There are enough calls for the smallest cheat that is worth having to show, also with one row;
+* timed calls, each on rows of its own. Few draws show coarse faults only.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,39 +22,33 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import find_weights
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.sampling.rules import (
-    CHUNK_ELEMENTS,
     ORDERS,
     PlacedDraws,
     SamplingProblem,
-    join_problems,
     place_draws,
     read_problem,
 )
 from flashinfer_bench.bench.evaluators.sampling.statistics import (
     PART_GROUPS,
-    measure_agreement,
     measure_chances,
     measure_distance,
     measure_omission,
-    measure_overuse,
     measure_shares,
 )
 from flashinfer_bench.bench.evaluators.verdict import check_form, decide, read_parameter
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 
-LEAST_CALLS_TO_MOVE: Final = 8
-"""Calls from which on rows are tested for equal tokens in one call; fewer calls are too few to be moved."""
 TIMED_SHARE: Final = 0.05
-"""Timed draws are rejected by chance this many times as often as the first draws: they are a second look."""
-PARTS: Final = {"quarter": 4, "eighth": 8}
-"""Parts of the rows of timed draws, by their largest probability, the flattest first."""
+"""Timed draws reject a right sampler by chance this many times as often as the first draws: they are a second look."""
+PARTS: Final = (4, 8)
+"""Numbers of parts of the rows of timed draws, by their largest probability, the flattest first."""
 LEAST_PART: Final = 24
 """Fewer draws of a part are not tested by themselves."""
 DETECTABLE: Final = 5.5
-"""Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
-to another without being rejected. Few draws show coarse faults only."""
+"""Divided by the root of the number of draws: mass that a sampler can hardly move from one group of tokens to another
+without being rejected."""
 
 POWER: Final = "power"
 CHANCE_UNSEEN: Final = 3e-8
@@ -102,21 +96,32 @@ class SamplingLimits:
         )
 
     def find_odd(self, chances: Mapping[str, float], *, alarm_share: float = 1.0) -> str | None:
-        """Say what is too odd for a perfect sampler, by the p-values of several tests; None if nothing is.
+        """Say what is too odd for a perfect sampler; None if nothing is.
 
         Args:
             chances: test → p-value.
-            alarm_share: a perfect sampler is rejected this many times as often as the limits say.
+            alarm_share: factor on the false alarm rate.
         """
-        oddest = find_oddest(chances)
+        oddest = min(chances, key=chances.__getitem__)
         if chances[oddest] * len(chances) >= self.false_alarm_rate * alarm_share:
             return None
         seldom = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
         return f"not random as they should be: {oddest}: {seldom}"
 
+    def test(self, places: torch.Tensor) -> dict[str, float]:
+        """Return the p-value of each test of places [orders, calls, rows]."""
+        return {
+            f"{test}, tokens by {order}": chance
+            for order, drawn in zip(ORDERS, places, strict=True)
+            for test, chance in (
+                *measure_chances(drawn).items(),
+                ("left out", measure_omission(drawn, self.least_shift)),
+            )
+        }
+
 
 class PlacedCalls(NamedTuple):
-    """Draws of several calls, each on rows of its own."""
+    """Draws of several calls, on rows of their own or on the same."""
 
     places: torch.Tensor
     """[orders, calls, rows]."""
@@ -124,92 +129,46 @@ class PlacedCalls(NamedTuple):
     """[calls, rows]: the largest probability of each row."""
 
 
-def find_oddest(chances: Mapping[str, float]) -> str:
-    """Return the test with the smallest p-value."""
-    return min(chances, key=chances.__getitem__)
-
-
 def judge_draws(
-    problem: SamplingProblem, tokens: torch.Tensor, limits: SamplingLimits, generator: torch.Generator
+    definition: Definition, calls: Sequence[JudgedCall], limits: SamplingLimits, generator: torch.Generator
 ) -> Verdict:
-    """Judge draws [calls, rows] of a sampler.
+    """Judge the first draws of a sampler, all on the same inputs.
 
     Args:
-        problem: what the sampler was given.
-        tokens: the draws, int64, on the device of the problem.
+        definition: names the inputs.
+        calls: one or more.
         limits: the parameters that decide.
-        generator: a generator on the CPU.
+        generator: on the CPU; it decides where in its stretch a draw is placed.
     """
-    placed = place_draws(problem, tokens, generator)
-    forbidden = find_forbidden(problem, tokens, placed)
-    if forbidden is not None:
-        return forbidden
-    chances = _test_places(placed.places, limits) | _test_tokens(placed, tokens.cpu(), generator)
-    distances = {order: measure_distance(places) for order, places in _orders(placed.places)}
-    worst = max(distances, key=lambda order: distances[order].tvd - distances[order].noise)
-    distance, (calls, rows) = distances[worst], tokens.shape
+    placed = place_calls(definition, calls, generator)
+    if isinstance(placed, Rejected):
+        return placed
+    chances, (tvd, noise) = limits.test(placed.places), measure_distance(placed.places)
+    draws = placed.peaks.numel()
     correctness = Correctness(
-        max_absolute_error=max(0.0, distance.tvd - distance.noise),
+        max_absolute_error=max(0.0, tvd - noise),
         extra={
-            "calls": calls,
-            "draws": tokens.numel(),
-            "tvd": distance.tvd,
-            "tvd_noise": distance.noise,
+            "calls": len(calls),
+            "draws": draws,
+            "tvd": tvd,
+            "tvd_noise": noise,
             "tvd_threshold": limits.tvd_threshold,
-            "detectable_shift": DETECTABLE / math.sqrt(tokens.numel()),
+            "detectable_shift": DETECTABLE / math.sqrt(draws),
             "smallest_p_value": min(chances.values()),
             "p_values": chances,
         },
     )
-    facts = f"total variation distance {distance.tvd:.4g}, noise of a perfect sampler {distance.noise:.4g}"
-    draws = f"{calls} calls of {rows} rows"
-    if distance.tvd > limits.tvd_threshold + distance.noise:
-        over = f"threshold {limits.tvd_threshold:g} on top of the noise; tokens grouped by {worst}; {draws}"
-        return decide(f"the draws are too far from the expected distribution: {facts}, {over}", correctness)
-    odd = limits.find_odd(chances)
-    return decide(None if odd is None else f"the draws are {odd} ({draws}; {facts})", correctness)
-
-
-def _test_tokens(placed: PlacedDraws, tokens: torch.Tensor, generator: torch.Generator) -> dict[str, float]:
-    """Test single tokens for being drawn too often, and rows for equal tokens."""
-    calls, rows = tokens.shape
-    keys = tokens + torch.arange(rows) * (int(tokens.max()) + 1)
-    _, group, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-    share = torch.zeros(counts.shape, dtype=torch.float64)
-    share[group.reshape(-1)] = placed.share.reshape(-1)
-    kept = int(placed.kept.sum())
-    chances = {"single tokens": measure_overuse(counts.double(), share, calls=calls, candidates=kept)}
-    if rows > 1 and calls >= LEAST_CALLS_TO_MOVE:
-        chances["equal tokens in one call"] = measure_agreement(tokens, generator)
-    return chances
-
-
-def find_forbidden(
-    problem: SamplingProblem, tokens: torch.Tensor, placed: PlacedDraws, *, groups: int = 1
-) -> Rejected | None:
-    """Return the verdict on draws [calls, groups x rows] that are not allowed; None if all are."""
-    if bool(placed.allowed.all()):
-        return None
-    wrong = ~placed.allowed
-    call, row = (int(index) for index in wrong.nonzero()[0])
-    token, vocabulary = int(tokens[call, row]), problem.probabilities.shape[1]
-    why = f"the vocabulary has {vocabulary}"
-    if 0 <= token < vocabulary:
-        filters = ", ".join(f"{name}={value.item():g}" for name, value in problem.filters(row).items())
-        allowed = f"{int(placed.kept[row])} tokens are allowed{f' ({filters})' if filters else ''}"
-        why = f"its probability is {float(problem.probabilities[row, token]):.4g}; {allowed}"
-    count = int(wrong.sum())
-    first = f"the first is token {token} in call {call}, row {row % (tokens.shape[1] // groups)}: {why}"
-    message = f"{count} of {tokens.numel()} draws are not allowed; {first}"
-    found = {"calls": len(tokens), "draws": tokens.numel(), "not_allowed": count}
-    correctness = Correctness(max_absolute_error=float(wrong.double().mean()), extra=found)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
+    problem = limits.find_odd(chances)
+    if tvd > limits.tvd_threshold + noise:
+        problem = f"too far from the expected distribution, threshold {limits.tvd_threshold:g} on top of the noise"
+    facts = f"{len(calls)} calls; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
+    return decide(problem and f"the draws are {problem} ({facts})", correctness)
 
 
 def judge_timed(
     definition: Definition, calls: Sequence[JudgedCall], limits: SamplingLimits, generator: torch.Generator
 ) -> Verdict:
-    """Judge timed calls, each on probabilities of its own; few of them show coarse faults only.
+    """Judge timed calls.
 
     A sampler may leave tokens out in some of the rows, such as flat ones. Among the draws of all rows that is hardly
     seen. So each quarter of the rows, by how flat they are, is tested by itself, and each eighth.
@@ -217,17 +176,16 @@ def judge_timed(
     placed = place_calls(definition, calls, generator)
     if isinstance(placed, Rejected):
         return placed
-    chances, by_flatness = _test_places(placed.places, limits), placed.peaks.reshape(-1).argsort()
-    for order, drawn in _orders(placed.places):
-        for name, count in PARTS.items():
-            parts = drawn.reshape(-1)[by_flatness].chunk(count) if len(by_flatness) >= count * LEAST_PART else ()
-            for number, part in enumerate(parts, 1):
-                words = f"{name} {number} of the rows by flatness, tokens by {order}"
-                chances[f"shares, {words}"] = measure_shares(part, PART_GROUPS)
+    chances, by_flatness = limits.test(placed.places), placed.peaks.reshape(-1).argsort()
+    for count in (count for count in PARTS if len(by_flatness) >= count * LEAST_PART):
+        for order, drawn in zip(ORDERS, placed.places, strict=True):
+            for number, part in enumerate(drawn.reshape(-1)[by_flatness].chunk(count), 1):
+                words = f"part {number} of {count} of the rows by flatness, tokens by {order}"
+                chances[f"shares, {words}"] = measure_shares(part[None], PART_GROUPS)
                 chances[f"left out, {words}"] = measure_omission(part, limits.least_shift)
     odd = limits.find_odd(chances, alarm_share=TIMED_SHARE)
-    found = {"calls": len(placed.peaks), "smallest_p_value": min(chances.values())}
-    return decide(None if odd is None else f"the draws are {odd}", Correctness(extra=found))
+    found = {"calls": len(calls), "smallest_p_value": min(chances.values())}
+    return decide(odd and f"the draws are {odd}", Correctness(extra=found))
 
 
 def judge_flattened(
@@ -237,19 +195,17 @@ def judge_flattened(
     generator: torch.Generator,
     correctness: Correctness,
 ) -> Verdict:
-    """Judge calls on flattened rows, and add what they show to what is known of the sampler."""
+    """Judge calls on flattened rows, and add the figures to what is known of the sampler."""
     placed = place_calls(definition, calls, generator)
     if isinstance(placed, Rejected):
         return placed
-    chances = _test_places(placed.places, limits)
+    chances = limits.test(placed.places)
     odd = limits.find_odd(chances, alarm_share=FLAT_SHARE)
     found = {"calls": len(calls), "least_shift": limits.least_shift, "smallest_p_value": min(chances.values())}
     correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": found}})
-    if odd is None:
-        return Accepted(correctness)
     message = f"the draws from flattened rows are {odd} ({len(calls)} calls; rule {POWER!r})"
-    integrity = {"rule": POWER, "evidence": {"test": find_oddest(chances), **found}}
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, integrity)
+    integrity = {"rule": POWER, "evidence": {"test": min(chances, key=chances.__getitem__), **found}}
+    return decide(odd and message, correctness, integrity)
 
 
 def place_calls(
@@ -257,10 +213,10 @@ def place_calls(
 ) -> PlacedCalls | Rejected:
     """Return the places of draws, or the verdict on a wrong one.
 
-    Calls on the same inputs stand together. Several such groups are placed at once, as rows of one problem: of a
-    hundred calls on two rows each, to place them one by one takes half a second on a GPU.
+    Calls on the same inputs stand together. Inputs with equal numbers of calls are placed at once, as rows of one
+    problem: one by one, a hundred calls on two rows each take half a second on a GPU.
     """
-    groups: list[tuple[SamplingProblem, torch.Tensor]] = []
+    by_count: dict[int, list[tuple[SamplingProblem, torch.Tensor]]] = defaultdict(list)
     for _, group in groupby(calls, key=lambda call: id(call.inputs)):
         alike, draws = list(group), []
         for call in alike:
@@ -269,46 +225,37 @@ def place_calls(
                 return got
             draws.append(got[0])
         problem = read_problem(definition, alike[0].inputs)
-        groups.append((problem, torch.stack(draws).to(problem.probabilities.device, torch.int64)))
-    groups.sort(key=lambda group: len(group[1]))
-    together = max(1, CHUNK_ELEMENTS // groups[0][0].probabilities.numel())
-    found = []
-    for _, equal in groupby(groups, key=lambda group: len(group[1])):
-        some = list(equal)
-        for start in range(0, len(some), together):
-            problems, tokens = zip(*some[start : start + together], strict=True)
-            placed = _place_together(join_problems(problems), torch.cat(tokens, dim=1), len(problems), generator)
-            if isinstance(placed, Rejected):
-                return placed
-            found.append(placed)
-    return PlacedCalls(torch.cat([one.places for one in found], dim=1), torch.cat([one.peaks for one in found]))
+        tokens = torch.stack(draws).to(problem.probabilities.device, torch.int64)
+        by_count[len(alike)].append((problem, tokens))
+    all_places, all_peaks = [], []
+    for count, groups in by_count.items():
+        problems, some = zip(*groups, strict=True)
+        tokens, rows = torch.cat(some, dim=1), some[0].shape[1]
+        filters = {key: torch.cat([one.filters[key] for one in problems]) for key in problems[0].filters}
+        problem = SamplingProblem(torch.cat([one.probabilities for one in problems]), filters, problems[0].joint)
+        placed = place_draws(problem, tokens, generator)
+        if not bool(placed.allowed.all()):
+            return _describe_forbidden(problem, tokens, placed)
+        all_places.append(placed.places.view(len(ORDERS), count, -1, rows).movedim(2, 1).flatten(1, 2))
+        all_peaks.append(placed.peaks.view(-1, rows).repeat_interleave(count, dim=0))
+    return PlacedCalls(torch.cat(all_places, dim=1), torch.cat(all_peaks))
 
 
-def _place_together(
-    problem: SamplingProblem, tokens: torch.Tensor, groups: int, generator: torch.Generator
-) -> PlacedCalls | Rejected:
-    """Place draws [calls, groups x rows]; return the calls of one group behind those of another."""
-    placed = place_draws(problem, tokens, generator)
-    forbidden = find_forbidden(problem, tokens, placed, groups=groups)
-    if forbidden is not None:
-        return forbidden
-    places = placed.places.view(len(ORDERS), len(tokens), groups, -1).movedim(2, 1).flatten(1, 2)
-    peaks = problem.probabilities.amax(dim=1).cpu().view(groups, 1, -1).expand(-1, len(tokens), -1).flatten(0, 1)
-    return PlacedCalls(places, peaks)
-
-
-def _orders(places: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return each order in words, and the places [calls, rows] in it."""
-    return zip(ORDERS, places, strict=True)
-
-
-def _test_places(places: torch.Tensor, limits: SamplingLimits) -> dict[str, float]:
-    """Return the p-value of each test of places [orders, calls, rows]."""
-    chances: dict[str, float] = {}
-    for order, drawn in _orders(places):
-        tests = {**measure_chances(drawn), "left out": measure_omission(drawn, limits.least_shift)}
-        chances.update({f"{test}, tokens by {order}": chance for test, chance in tests.items()})
-    return chances
+def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, placed: PlacedDraws) -> Rejected:
+    """Return the verdict on draws [calls, rows] that are not allowed."""
+    wrong = ~placed.allowed
+    count, (call, row) = int(wrong.sum()), wrong.nonzero()[0].tolist()
+    token, vocabulary = int(tokens[call, row]), problem.probabilities.shape[1]
+    why = f"the vocabulary has {vocabulary}"
+    if 0 <= token < vocabulary:
+        filters = ", ".join(f"{name}={float(value[row]):g}" for name, value in problem.filters.items())
+        allowed = f"{int(placed.kept[row])} tokens are allowed{f' ({filters})' if filters else ''}"
+        why = f"its probability is {float(problem.probabilities[row, token]):.4g}; {allowed}"
+    return Rejected(
+        EvaluationStatus.INCORRECT_NUMERICAL,
+        f"{count} of {tokens.numel()} draws are not allowed; the first is token {token} in row {row}: {why}",
+        Correctness(max_absolute_error=count / tokens.numel(), extra={"draws": tokens.numel(), "not_allowed": count}),
+    )
 
 
 def count_calls(rows: int, least_shift: float) -> int:

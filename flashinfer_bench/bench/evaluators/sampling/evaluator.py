@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,12 +14,21 @@ from flashinfer_bench.bench.evaluator_record import COUNT, SHARE, EvaluatorRecor
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling import draws, rules
-from flashinfer_bench.bench.evaluators.verdict import check_form
+from flashinfer_bench.bench.evaluators.sampling.draws import (
+    SamplingLimits,
+    count_calls,
+    judge_draws,
+    judge_flattened,
+    judge_timed,
+    make_flattened,
+    place_calls,
+)
+from flashinfer_bench.bench.evaluators.sampling.rules import read_problem
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import DefinitionFault
 
+CPU: Final = torch.device("cpu")
 TIMED_DRAWS: Final = 96
 """Draws of each timed trial that are judged at least. A sampler that draws the likeliest token passes if that has more
 than nine tenths of a row."""
@@ -39,7 +48,7 @@ class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
     record = EvaluatorRecord(
-        revision=3,
+        revision=4,
         op_types=("sampling",),
         takes=draws_tokens,
         extra_keys={
@@ -71,34 +80,27 @@ class SamplingEvaluator(DefaultEvaluator):
         context: JudgeContext,
     ) -> Verdict:
         """Call the sampler many times on the inputs of the first trial and judge all draws together."""
-        limits, problem = draws.SamplingLimits.of(cfg), rules.read_problem(definition, inputs[0])
-        device, made = problem.probabilities.device, []
-        for outputs in sol_runnable.call_repeatedly(inputs[0], limits.trials):
-            got = check_form(definition, outputs, ref_outputs[0])
-            if isinstance(got, Rejected):
-                return got
-            made.append(got[0].to(device, torch.int64))
-        generator = _open_generator(context, "places of draws")
-        found = draws.judge_draws(problem, torch.stack(made), limits, generator)
+        limits, expected = SamplingLimits.of(cfg), ref_outputs[0]
+        read_problem(definition, inputs[0])  # what cannot be judged is no fault of the sampler
+        generator = make_generator(context.seed, "places of draws", device=CPU)
+        calls = list(call_within(math.inf, sol_runnable, inputs[0], limits.trials, expected))
+        found = judge_draws(definition, calls, limits, generator)
         if isinstance(found, Rejected):
-            drawn = ref_outputs[0][0].to(device, torch.int64)[None]
-            if not bool(rules.place_draws(problem, drawn, generator).allowed.all()):
+            own = JudgedCall(inputs[0], expected, expected)
+            if isinstance(place_calls(definition, [own], generator), Rejected):
                 raise DefinitionFault(
                     f"the reference of {definition.name} draws tokens that its own filters do not allow; "
                     "the rules of the Sampling evaluator do not fit this definition"
                 )
             return found
-        if not cfg.power_rule:
-            return found
-        count = draws.count_calls(len(problem.probabilities), limits.least_shift)
-        flattened: list[JudgedCall] = []
         deadline = time.monotonic() + PATIENCE_S
-        for flat, calls in draws.make_flattened(definition, inputs[0], count, generator):
-            for outputs in sol_runnable.call_repeatedly(flat, calls):
-                flattened.append(JudgedCall(flat, outputs, ref_outputs[0]))
-                if time.monotonic() > deadline:
-                    return draws.judge_flattened(definition, flattened, limits, generator, found.correctness)
-        return draws.judge_flattened(definition, flattened, limits, generator, found.correctness)
+        count = count_calls(expected[0].numel(), limits.least_shift) if cfg.power_rule else 0
+        flattened = [
+            call
+            for flat, times in make_flattened(definition, inputs[0], count, generator)
+            for call in call_within(deadline, sol_runnable, flat, times, expected)
+        ]
+        return judge_flattened(definition, flattened, limits, generator, found.correctness) if flattened else found
 
     @classmethod
     def judge_reads(
@@ -109,9 +111,17 @@ class SamplingEvaluator(DefaultEvaluator):
         The calls of `check_correctness` have equal inputs, and timed ones have not. So a solution that tells them apart
         could do without a part of each row in timed calls only.
         """
-        generator = _open_generator(context, "places of timed draws")
-        return draws.judge_timed(definition, calls, draws.SamplingLimits.of(cfg), generator)
+        generator = make_generator(context.seed, "places of timed draws", device=CPU)
+        return judge_timed(definition, calls, SamplingLimits.of(cfg), generator)
 
 
-def _open_generator(context: JudgeContext, purpose: str) -> torch.Generator:
-    return make_generator(context.seed, purpose, device=torch.device("cpu"))
+def call_within(
+    deadline: float, sol_runnable: SolutionRunnable, inputs: list[Any], count: int, expected: list[torch.Tensor]
+) -> Iterator[JudgedCall]:
+    """Yield calls on the same inputs, at most `count`, and none after a time of `time.monotonic`."""
+    if count <= 0 or time.monotonic() > deadline:
+        return
+    for outputs in sol_runnable.call_repeatedly(inputs, count):
+        yield JudgedCall(inputs, outputs, expected)
+        if time.monotonic() > deadline:
+            return

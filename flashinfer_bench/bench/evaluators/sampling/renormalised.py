@@ -1,29 +1,29 @@
 """The Renormalised evaluator: a filter keeps the largest probabilities of a row and scales them to a sum of one.
 
 Nearly all elements are zero, so the share of matching elements says little. A row is judged by the entries that it
-keeps. No kept entry may be smaller than a dropped one. Only entries at the boundary may differ from the reference's
-choice. The value of a kept entry has to be its input divided by the sum of the kept inputs.
+keeps, as `rules` says. No kept entry may be smaller than a dropped one. The value of a kept entry has to be its input
+divided by the sum of the kept inputs.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, find_weights
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, check_own_outputs
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Verdict
+from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem, SortedRows, read_problem
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.errors import WorkloadFault
 
 TIE: Final = 1e-6
 """Inputs whose relative difference is at most this count as equal."""
 BOUNDARY_MASS: Final = 1e-3
-"""Entries holding up to this share of the kept mass may differ from the reference's, because sums are rounded."""
+"""Mass of entries at the boundary of top_p that may be kept or dropped, because sums are rounded."""
 
 
 def renormalises(definition: Definition) -> bool:
@@ -39,7 +39,7 @@ def renormalises(definition: Definition) -> bool:
 class RenormalisedEvaluator(DefaultEvaluator):
     """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
 
-    record = EvaluatorRecord(revision=1, op_types=("sampling",), takes=renormalises)
+    record = EvaluatorRecord(revision=2, op_types=("sampling",), takes=renormalises)
 
     @classmethod
     def check_reference(
@@ -48,79 +48,49 @@ class RenormalisedEvaluator(DefaultEvaluator):
         """Judge the reference's outputs of each trial as those of a solution.
 
         Raises:
-            WorkloadFault: they are wrong.
+            DefinitionFault: they are wrong.
         """
-        for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
-            found = cls.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
-            if isinstance(found, Rejected):
-                fault = f"the reference of {definition.name} does not rescale what it keeps: {found.message}"
-                raise WorkloadFault(fault)
+        check_own_outputs(cls, definition, baseline, cfg, "rescale what it keeps")
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Judge which entries each row keeps, and the values of these entries."""
-        given, got = dict(zip(definition.inputs, trial.inputs, strict=True)), trial.got[0]
-        weights, top_k = given[find_weights(definition) or ""], given.get("top_k")
-        problem = find_problem(weights, got, trial.expected[0], rtol=cfg.rtol, top_k=top_k)
-        error = 1.0 if problem is not None else _errors(weights, got).max().item() if got.numel() else 0.0
+        got = trial.got[0]
+        if not got.numel():
+            return decide(None, Correctness())
+        problem, error = find_problem(read_problem(definition, trial.inputs), got, cfg.rtol)
         return decide(problem, Correctness(max_relative_error=error, max_absolute_error=error))
 
 
-def find_problem(
-    weights: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, *, rtol: float, top_k: Any = None
-) -> str | None:
-    """Say what is wrong with filtered rows; None if they are right.
+def find_problem(problem: SamplingProblem, got: torch.Tensor, rtol: float) -> tuple[str | None, float]:
+    """Say what is wrong with filtered rows, None if they are right; and the largest relative error of a kept value.
 
     Args:
-        weights: the probabilities, [rows, entries].
+        problem: the probabilities [rows, entries], and the filter.
         got: what a solution made of them, [rows, entries].
-        expected: what the reference made of them, [rows, entries].
         rtol: relative error that a kept value may have.
-        top_k: number of entries to keep, one for all rows or one for each; None if the filter keeps a mass (top_p).
     """
-    if not got.numel():
-        return None
-    kept, wanted = got > 0, expected > 0
-    bad = ~(torch.isfinite(got) & (got >= 0))
-    if bool(bad.any()):
-        where = bad.nonzero()[0].tolist()
-        first = f"the first {float(got[tuple(where)])} at {where}"
-        return f"{int(bad.sum())} of {got.numel()} values are no probabilities, {first}"
-    least = torch.where(kept, weights, torch.inf).amin(dim=1)
-    dropped = torch.where(kept, -torch.inf, weights).amax(dim=1)
+    weights, kept = problem.probabilities, got > 0
+    for at in (~(torch.isfinite(got) & (got >= 0))).nonzero()[:1].tolist():
+        return f"values are no probabilities, the first {float(got[tuple(at)])} at {at}", 1.0
+    ordered = SortedRows(problem)
+    narrow, wide = (ordered.count_kept(slack) for slack in (-BOUNDARY_MASS, BOUNDARY_MASS))
+    least = torch.where(kept, weights, torch.inf).amin(dim=1, keepdim=True)
+    dropped = torch.where(kept, -torch.inf, weights).amax(dim=1, keepdim=True)
     for row in (dropped * (1 - TIE) > least).nonzero()[:1, 0].tolist():
-        return f"row {row} keeps {float(least[row]):.6g} and drops {float(dropped[row]):.6g}, which is larger"
-    # Entries that tie with the smallest one that the reference keeps may be kept or dropped.
-    edge = torch.where(wanted, weights, torch.inf).amin(dim=1, keepdim=True)
-    other = (kept != wanted) & ~((weights - edge).abs() <= TIE * edge)
-    if top_k is None:
-        mass = _mass(weights, wanted)
-        slack = BOUNDARY_MASS * mass
-        wrong = (_mass(weights, other) > slack) | (_mass(weights, kept) < mass - slack)
-    else:
-        k = torch.as_tensor(top_k, device=weights.device).reshape(-1)
-        wrong = other.any(dim=1) | (kept.sum(dim=1) < torch.minimum(k, (weights > 0).sum(dim=1)))
+        return f"row {row} keeps {float(least[row]):.6g} and drops {float(dropped[row]):.6g}, which is larger", 1.0
+    few = kept.sum(dim=1, keepdim=True) < narrow
+    wrong = few | (least < ordered.value(wide - 1) * (1 - TIE))
     for row in wrong.nonzero()[:1, 0].tolist():
-        counts = f"{int(kept[row].sum())} entries, the reference {int(wanted[row].sum())}"
-        return f"row {row} keeps {counts}; {int(wrong.sum())} of {len(wrong)} rows keep the wrong ones"
-    errors = _errors(weights, got)
-    count = int((errors > rtol).sum())
+        right = f"{int(narrow[row])} to {int(torch.maximum(narrow, wide)[row])}"
+        counts = f"row {row} keeps {int(kept[row].sum())} entries, {right} would be right"
+        return f"{counts}; {int(wrong.sum())} of {len(wrong)} rows keep the wrong ones", 1.0
+    sums = torch.where(kept, weights, 0.0).sum(dim=1, keepdim=True, dtype=torch.float64)
+    share = torch.where(kept, weights.double() / sums, 1.0)
+    errors = torch.where(kept, (got.double() - share).abs() / share, 0.0)
+    largest, count = float(errors.max()), int((errors > rtol).sum())
     if not count:
-        return None
+        return None, largest
     row, entry = (errors == errors.max()).nonzero()[0].tolist()
-    share = float(weights[row, entry]) / float(_mass(weights, kept)[row])
-    return (
-        f"{count} of {int(kept.sum())} kept values are off; worst at [{row}, {entry}]: "
-        f"expected {share:.9g}, got {float(got[row, entry]):.9g}, rtol={rtol:g}"
-    )
-
-
-def _mass(weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    return torch.where(chosen, weights, 0.0).sum(dim=1, dtype=torch.float64)
-
-
-def _errors(weights: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return the relative errors of kept entries, and 0 for the others, [rows, entries]."""
-    kept = got > 0
-    share = torch.where(kept, weights.double() / _mass(weights, kept)[:, None], 1.0)
-    return torch.where(kept, (got.double() - share).abs() / share, 0.0)
+    off = f"expected {float(share[row, entry]):.9g}, got {float(got[row, entry]):.9g}, rtol={rtol:g}"
+    return f"{count} of {int(kept.sum())} kept values are off; worst at [{row}, {entry}]: {off}", largest

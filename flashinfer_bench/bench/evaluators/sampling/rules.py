@@ -1,6 +1,6 @@
-"""Which tokens a sampler may draw, and where a draw lies in the distribution that it should follow.
+"""Which tokens a sampler may draw, and the place of each draw in the distribution that it should follow.
 
-The rules, for the probabilities of a row sorted from the largest:
+Filters act on the probabilities of a row, sorted from the largest:
 * top-k keeps the first k tokens. A k below 1 or above the vocabulary keeps all.
 * top-p keeps tokens until their mass reaches p; the token that crosses p is kept. A p of 1 or more keeps all, a p of 0
   or less keeps only the largest.
@@ -8,16 +8,19 @@ The rules, for the probabilities of a row sorted from the largest:
 * With top-k and top-p, top-k comes first, and top-p acts on what is left, rescaled. If the definition's name has
   "joint", both act on the original row.
 
-Where rounding or ties decide, implementations differ and all of them are right. So a row has a narrow set and a wide
-set of kept tokens. The tokens between the two are the group at the boundary. Every draw from the wide set is allowed.
-The number of draws in the group shows which set the sampler follows.
+Implementations differ in rounding and ties, and all of them are right. So a row has a narrow set and a wide set of kept
+tokens. The tokens between the two are the group at the boundary. Every draw from the wide set is allowed. The number of
+draws in the group shows which set the sampler follows.
+
+In a fixed order of the tokens, each token has a stretch of [0, 1) as long as its probability. The place of a draw is a
+random point of its token's stretch. Places of a right sampler are uniform and independent, whatever the distribution,
+so places of different rows are tested together (`statistics`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -27,16 +30,15 @@ from flashinfer_bench.bench.evaluator_record import find_weights
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import WorkloadFault
 
+FILTERS: Final = {"top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
 ROUNDING: Final = 1e-4
-"""How far an implementation may move the boundary: mass for top-p, relative size for min-p."""
+"""Shift of the boundary that rounding explains: mass for top-p, relative size for min-p."""
 MATERIAL: Final = 1e-3
-"""Share of the kept mass from which on the group at the boundary is too large for the tests that order tokens by id."""
+"""Mass of the boundary group, as a share of the kept mass, above which a row is not tested in the orders by id."""
 CHUNK_ELEMENTS: Final = 1 << 23
-"""Number of probabilities that are sorted at once; it takes a few hundred megabytes."""
+"""Probabilities sorted at once; this takes a few hundred megabytes."""
 ORDERS: Final = ("probability", "token id", "token id, even ids first")
-"""The orders of the tokens in which draws are placed. The last is that of the reversed bits of ids."""
-ORDERS_KEPT: Final = 4
-"""Vocabularies whose order by reversed bits is kept: to find it takes half as long as to place a few draws."""
+"""Orders of the tokens. The last is that of the reversed bits of ids."""
 
 
 @dataclass(frozen=True)
@@ -45,38 +47,27 @@ class SamplingProblem:
 
     probabilities: torch.Tensor
     """[rows, vocabulary]; none is negative."""
-    top_k: torch.Tensor | None
-    """int64 [rows]."""
-    top_p: torch.Tensor | None
-    """float64 [rows]."""
-    min_p: torch.Tensor | None
-    """float64 [rows]."""
-    joint: bool
+    filters: dict[str, torch.Tensor]
+    """[rows] by name: int64 top_k, float64 top_p and min_p, those that the definition has."""
+    joint: bool = False
     """Whether top-k and top-p both act on the original row."""
 
-    def filters(self, rows: slice | int) -> dict[str, torch.Tensor]:
-        """Return the filters that there are, of some rows."""
-        values = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-        return {name: value[rows] for name, value in values.items() if value is not None}
+    def take(self, rows: slice) -> SamplingProblem:
+        """Return the problem of some rows."""
+        return SamplingProblem(self.probabilities[rows], {k: v[rows] for k, v in self.filters.items()}, self.joint)
 
 
 class PlacedDraws(NamedTuple):
-    """The draws of all rows and calls, on the CPU.
-
-    With the tokens in some order, each token has a stretch of [0, 1) that is as long as its probability. The place of a
-    draw is a random point of its token's stretch. If the sampler is right, places are uniform and independent for
-    every distribution. So the places of all rows can be tested together. In a row in which ties decide what is kept,
-    ids say nothing: there a draw lies anywhere in the orders by id.
-    """
+    """The draws of all rows and calls, on the CPU."""
 
     places: torch.Tensor
     """[orders, calls, rows]."""
     allowed: torch.Tensor
     """[calls, rows]: whether the token is in the wide set."""
-    share: torch.Tensor
-    """[calls, rows]: largest probability that the drawn token may have, in the narrow or the wide set."""
     kept: torch.Tensor
     """[rows]: number of tokens in the wide set."""
+    peaks: torch.Tensor
+    """[rows]: largest probability."""
 
 
 def read_problem(definition: Definition, inputs: Sequence[Any]) -> SamplingProblem:
@@ -90,58 +81,30 @@ def read_problem(definition: Definition, inputs: Sequence[Any]) -> SamplingProbl
     if name is None:
         raise WorkloadFault(f"{definition.name} has no input that holds probabilities or logits")
     weights = values[name].to(torch.float32)
-
-    def per_row(name: str, dtype: torch.dtype) -> torch.Tensor | None:
-        value = values.get(name)
-        if value is None:
-            return None
-        return torch.as_tensor(value, device=weights.device).to(dtype).reshape(-1).expand(len(weights))
-
     if "logits" in name.lower():
-        temperature = per_row("temperature", torch.float32)
-        weights = (weights if temperature is None else weights / temperature[:, None]).softmax(dim=-1)
-    rows = values.get("indices")
-    if isinstance(rows, torch.Tensor):
-        weights = weights[rows.long()]
+        temperature = torch.as_tensor(values.get("temperature", 1.0), device=weights.device)
+        weights = (weights / temperature.to(torch.float32).reshape(-1, 1)).softmax(dim=-1)
+    if isinstance(values.get("indices"), torch.Tensor):
+        weights = weights[values["indices"].long()]
     usable = torch.isfinite(weights).all() & (weights >= 0).all() & (weights.sum(dim=-1) > 0).all()
     if weights.numel() == 0 or not bool(usable):
         raise WorkloadFault(f"input {name!r} of {definition.name} has a row that is no distribution")
-    filters = per_row("top_k", torch.int64), per_row("top_p", torch.float64), per_row("min_p", torch.float64)
-    return SamplingProblem(weights, *filters, "joint" in definition.name.lower())
+    filters = {
+        key: torch.as_tensor(values[key], device=weights.device).to(dtype).reshape(-1).expand(len(weights))
+        for key, dtype in FILTERS.items()
+        if values.get(key) is not None
+    }
+    return SamplingProblem(weights, filters, "joint" in definition.name.lower())
 
 
-def join_problems(problems: Sequence[SamplingProblem]) -> SamplingProblem:
-    """Return one problem with the rows of several problems of one definition, one behind the other."""
-    filters = [one.filters(slice(None)) for one in problems]
-    joined: dict[str, Any] = {name: torch.cat([one[name] for one in filters]) for name in filters[0]}
-    probabilities = torch.cat([one.probabilities for one in problems])
-    return replace(problems[0], probabilities=probabilities, **joined)
+class SortedRows:
+    """Rows sorted from the largest probability. Questions and answers are [rows, n]."""
 
-
-def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> PlacedDraws:
-    """Find the places of all draws, for some rows at a time.
-
-    Args:
-        problem: what the sampler was given.
-        tokens: int64 [calls, rows].
-        generator: a generator on the CPU; it decides where in its stretch a draw is placed.
-    """
-    rows, vocabulary = problem.probabilities.shape
-    step, chunks = max(1, CHUNK_ELEMENTS // vocabulary), []
-    for start in range(0, rows, step):
-        some = slice(start, min(start + step, rows))
-        spread = torch.rand((3, some.stop - start, len(tokens)), dtype=torch.float64, generator=generator)
-        chunks.append([part.cpu() for part in _place(problem, some, tokens[:, some].T, spread.to(tokens.device))])
-    return PlacedDraws(*(torch.cat(parts, dim=-1) for parts in zip(*chunks, strict=True)))
-
-
-class _SortedRows:
-    """Rows sorted from the largest probability. What is asked of them, and the answers, are [rows, n]."""
-
-    def __init__(self, probabilities: torch.Tensor) -> None:
-        self.vocabulary = probabilities.shape[1]
-        # searchsorted needs numbers that ascend.
-        self._negative = probabilities.neg().sort(dim=1).values
+    def __init__(self, problem: SamplingProblem) -> None:
+        self.problem = problem
+        self.vocabulary = problem.probabilities.shape[1]
+        # searchsorted needs ascending numbers.
+        self._negative = problem.probabilities.neg().sort(dim=1).values
         self._mass = pad(self._negative.neg().double().cumsum(dim=1), (1, 0))
 
     def value(self, rank: torch.Tensor) -> torch.Tensor:
@@ -158,19 +121,14 @@ class _SortedRows:
         wanted = value.neg().to(self._negative.dtype).contiguous()
         return torch.searchsorted(self._negative, wanted, right=or_equal)
 
-    def count_until(self, mass: torch.Tensor, *, beyond: bool) -> torch.Tensor:
-        """Count the tokens until a mass is reached, the last one included; `beyond`: until it is exceeded."""
-        found = torch.searchsorted(self._mass[:, 1:].contiguous(), mass, right=beyond)
-        return (found + 1).clamp(max=self.vocabulary)
-
-    def count_kept(self, filters: dict[str, torch.Tensor], *, joint: bool, wide: bool) -> torch.Tensor:
-        """Count the tokens in the narrow or in the wide set, [rows, 1]."""
-        slack = ROUNDING if wide else -ROUNDING
+    def count_kept(self, slack: float) -> torch.Tensor:
+        """Count the kept tokens [rows, 1] of the wide set if `slack` is positive, of the narrow set if negative."""
+        filters, is_wide = self.problem.filters, slack > 0
         zero = torch.zeros_like(self._mass[:, :1])
         kept, everything, whole = self.count_above(zero), zero.long() + self.vocabulary, zero + 1
 
         def with_ties(count: torch.Tensor) -> torch.Tensor:
-            return self.count_above(self.value(count - 1), or_equal=True) if wide else count
+            return self.count_above(self.value(count - 1), or_equal=True) if is_wide else count
 
         if "min_p" in filters:
             least = filters["min_p"][:, None] * self.value(zero.long()).double() * (1 - slack)
@@ -179,21 +137,38 @@ class _SortedRows:
             k = filters["top_k"][:, None]
             active = (k > 0) & (k < self.vocabulary)
             kept = torch.minimum(kept, with_ties(torch.where(active, k, everything)))
-            whole = torch.where(active, self.mass_of(kept), whole) if not joint else whole
+            whole = torch.where(active, self.mass_of(kept), whole) if not self.problem.joint else whole
         if "top_p" in filters:
             p = filters["top_p"][:, None]
-            crossing = self.count_until((p + slack) * whole, beyond=wide)
+            reached = torch.searchsorted(self._mass[:, 1:].contiguous(), (p + slack) * whole, right=is_wide)
+            crossing = (reached + 1).clamp(max=self.vocabulary)
             crossing = torch.where(p >= 1, everything, torch.where(p <= 0, 1, crossing))
             kept = torch.minimum(kept, with_ties(crossing))
         return kept.clamp(min=1)
 
 
-def _place(problem: SamplingProblem, rows: slice, tokens: torch.Tensor, spread: torch.Tensor) -> PlacedDraws:
-    """Find the places of the draws of some rows; `tokens` is [rows, calls], `spread` [3, rows, calls] in [0, 1)."""
-    probabilities, filters = problem.probabilities[rows], problem.filters(rows)
-    ordered = _SortedRows(probabilities)
-    narrow, wide = (ordered.count_kept(filters, joint=problem.joint, wide=wide) for wide in (False, True))
-    wide = torch.maximum(wide, narrow)
+def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> PlacedDraws:
+    """Find the places of draws, for some rows at a time.
+
+    Args:
+        problem: what the sampler was given.
+        tokens: int64 [calls, rows].
+        generator: on the CPU; it decides where in its stretch a draw is placed.
+    """
+    rows, vocabulary = problem.probabilities.shape
+    step, chunks = max(1, CHUNK_ELEMENTS // vocabulary), []
+    for start in range(0, rows, step):
+        some, drawn = problem.take(slice(start, start + step)), tokens[:, start : start + step].T
+        spread = torch.rand((3, *drawn.shape), dtype=torch.float64, generator=generator).to(tokens.device)
+        chunks.append([part.cpu() for part in _place(some, drawn, spread)])
+    return PlacedDraws(*(torch.cat(parts, dim=-1) for parts in zip(*chunks, strict=True)))
+
+
+def _place(problem: SamplingProblem, tokens: torch.Tensor, spread: torch.Tensor) -> PlacedDraws:
+    """Find the places of draws [rows, calls]; `spread` is [orders, rows, calls] in [0, 1)."""
+    probabilities, ordered = problem.probabilities, SortedRows(problem)
+    narrow = ordered.count_kept(-ROUNDING)
+    wide = torch.maximum(ordered.count_kept(ROUNDING), narrow)
     in_range = (tokens >= 0) & (tokens < ordered.vocabulary)
     tokens = torch.where(in_range, tokens, 0)
     drawn, least = probabilities.gather(1, tokens), ordered.value(wide - 1)
@@ -207,31 +182,23 @@ def _place(problem: SamplingProblem, rows: slice, tokens: torch.Tensor, spread: 
     whole = torch.where(follows_wide, wide_mass, narrow_mass)
     low = torch.where(in_group, core_mass, ordered.mass_of(above))
     high = torch.where(in_group, whole, ordered.mass_of(ordered.count_above(drawn, or_equal=True)))
+    places = [(low + spread[0] * (high - low)) / whole]
     weights = torch.where(probabilities >= least, probabilities, 0.0)
-    ids, ranks = order_by_reversed_bits(ordered.vocabulary, tokens.device)
+    ids = torch.arange(ordered.vocabulary, device=tokens.device)
+    # If ties decide what a row keeps, ids say nothing: its draws lie anywhere.
     clear = wide_mass - narrow_mass <= MATERIAL * narrow_mass
-    by_id = _place_in_order(weights, tokens, spread[1]), _place_in_order(weights[:, ids], ranks[tokens], spread[2])
-    places = [(low + spread[0] * (high - low)) / whole, *torch.where(clear, torch.stack(by_id), spread[1:])]
-    return PlacedDraws(
-        places=torch.stack(places).mT,
-        allowed=(in_range & (drawn >= least) & (drawn > 0)).T,
-        share=(drawn.double() / narrow_mass).clamp(max=1.0).T,
-        kept=wide[:, 0],
-    )
+    for order, by_chance in zip((ids, _reverse_bits(ids).argsort()), spread[1:], strict=True):
+        position = torch.empty_like(order).scatter_(0, order, ids)[tokens]
+        in_order = weights[:, order].double()
+        mass = in_order.cumsum(dim=1)
+        place = (mass.gather(1, position) - by_chance * in_order.gather(1, position)) / mass[:, -1:]
+        places.append(torch.where(clear, place, by_chance))
+    allowed = in_range & (drawn >= least) & (drawn > 0)
+    return PlacedDraws(torch.stack(places).mT, allowed.T, wide[:, 0], probabilities.amax(dim=1))
 
 
-def _place_in_order(weights: torch.Tensor, positions: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """Find the places of draws, with the tokens in the order of the columns."""
-    mass = weights.double().cumsum(dim=1)
-    return (mass.gather(1, positions) - spread * weights.gather(1, positions)) / mass[:, -1:]
-
-
-@lru_cache(maxsize=ORDERS_KEPT)
-def order_by_reversed_bits(vocabulary: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids [vocabulary] ordered by their reversed bits, and the place of each id in this order."""
-    ids = torch.arange(vocabulary, device=device)
+def _reverse_bits(ids: torch.Tensor) -> torch.Tensor:
     key = torch.zeros_like(ids)
-    for bit in range(max(vocabulary - 1, 1).bit_length()):
+    for bit in range(max(len(ids) - 1, 1).bit_length()):
         key = (key << 1) | ((ids >> bit) & 1)
-    order = key.argsort()
-    return order, order.argsort()
+    return key

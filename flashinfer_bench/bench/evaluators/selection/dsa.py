@@ -11,12 +11,11 @@ from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, ExtraKey, is_number
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, check_own_outputs
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.selection.indexer import DSA_TOLERANCE, find_roles, judge_indices, read_problem
 from flashinfer_bench.bench.evaluators.verdict import read_parameter
 from flashinfer_bench.data import Definition
-from flashinfer_bench.errors import DefinitionFault
 
 DEFAULT_TOLERANCE: Final = 2e-3
 """How far off a score may be, as a share of its magnitude. Rounding the scaled keys to bfloat16 changes the worst of
@@ -61,9 +60,6 @@ class DSAEvaluator(DefaultEvaluator):
             DefinitionFault: it is rejected, so the scores are not this definition's.
         """
         if not cls.compares_elements(definition):
-            first = baseline.outputs[0]
-            found = cls.judge_trial(definition, JudgedCall(baseline.inputs[0], first, first), cfg)
-            if isinstance(found, Rejected):
-                rule = "the DSA evaluator's scores, weight * relu(query . key) summed over heads"
-                raise DefinitionFault(f"the reference of {definition.name} does not choose by {rule}: {found.message}")
+            rule = "choose by the DSA evaluator's scores, weight * relu(query . key) summed over heads"
+            check_own_outputs(cls, definition, baseline, cfg, rule)
         super().check_reference(definition, baseline, cfg, context)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -29,17 +28,6 @@ SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
-class IndexerRoles:
-    """The name of the input that has each role."""
-
-    queries: str
-    keys: str
-    weights: str
-    lengths: str
-    table: str
-
-
-@dataclass(frozen=True)
 class IndexerProblem:
     """What an indexer was given."""
 
@@ -49,26 +37,20 @@ class IndexerProblem:
     """Packed: bytes [pages, page size, 1, dim + 4]. Else floats [pages, page size, dim], or with a 1 before dim."""
     weights: torch.Tensor
     """[sequences, heads]."""
-    lengths: list[int]
+    lengths: torch.Tensor
     """Cached tokens of each sequence."""
     table: torch.Tensor
     """Pages of each sequence, [sequences, largest number of pages]."""
 
-    @property
-    def page_size(self) -> int:
-        """Tokens in a page."""
-        return self.keys.shape[1]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens in the whole cache; an index is below this."""
-        return self.keys.shape[0] * self.page_size
+ROLES: Final = {("float", 3): "queries", ("float", 2): "weights", ("int", 1): "lengths", ("int", 2): "table"}
+"""Kind of dtype and number of axes → role of an input."""
 
 
-def find_roles(definition: Definition) -> IndexerRoles | None:
+def find_roles(definition: Definition) -> dict[str, str] | None:
     """Find the input of each role: the keys by their name, the others by their kind of dtype and number of axes.
 
-    None where the definition is no indexer. An indexer has these five inputs, and one integer output with a line for
+    None if the definition is no indexer. An indexer has these five inputs, and one integer output with a line for
     each sequence.
     """
     outputs = list(definition.outputs.values())
@@ -76,57 +58,38 @@ def find_roles(definition: Definition) -> IndexerRoles | None:
         return None
     found: dict[str, str] = {}
     for name, spec in definition.inputs.items():
-        if spec.shape is None or not spec.shape:
-            continue
-        role = _role(name, DTYPES[spec.dtype].kind, len(spec.shape))
-        if role is None or role in found:
-            return None
-        found[role] = name
-    if set(found) != set(IndexerRoles.__dataclass_fields__):
-        return None
-    roles = IndexerRoles(**found)
+        if spec.shape:
+            is_keys = "cache" in name.lower() and len(spec.shape) >= 3
+            role = "keys" if is_keys else ROLES.get((DTYPES[spec.dtype].kind, len(spec.shape)))
+            if role is None or role in found:
+                return None
+            found[role] = name
     rows = {(definition.inputs[name].shape or [""])[0] for role, name in found.items() if role != "keys"}
-    return roles if rows == {(outputs[0].shape or [""])[0]} else None
+    return found if len(found) == len(ROLES) + 1 and rows == {(outputs[0].shape or [""])[0]} else None
 
 
-def _role(name: str, kind: str, axes: int) -> str | None:
-    if "cache" in name.lower() and axes >= 3:
-        return "keys"
-    roles = {("float", 3): "queries", ("float", 2): "weights", ("int", 1): "lengths", ("int", 2): "table"}
-    return roles.get((kind, axes))
-
-
-def read_problem(definition: Definition, roles: IndexerRoles, inputs: Sequence[Any]) -> IndexerProblem:
+def read_problem(definition: Definition, roles: dict[str, str], inputs: Sequence[Any]) -> IndexerProblem:
     """Read the inputs of an indexer.
 
     Raises:
         WorkloadFault: a sequence's length or page is out of range, or the layout of the cache is not known.
     """
     values = dict(zip(definition.inputs, inputs, strict=True))
-    problem = IndexerProblem(
-        queries=values[roles.queries],
-        keys=values[roles.keys],
-        weights=values[roles.weights],
-        lengths=values[roles.lengths].tolist(),
-        table=values[roles.table].long(),
-    )
-    dim, width = problem.queries.shape[-1], problem.keys.shape[-1]
-    heads = problem.keys.shape[2] if problem.keys.ndim == 4 else 1
-    if heads != 1 or width != dim + (SCALE_BYTES if _is_packed(problem.keys) else 0):
-        shape = f"{problem.keys.dtype} {list(problem.keys.shape)}"
-        raise WorkloadFault(f"input {roles.keys!r} is {shape}: no cache of keys with {dim} elements that is known")
-    capacity = problem.table.shape[1] * problem.page_size
-    outside = [row for row, length in enumerate(problem.lengths) if not 0 <= length <= capacity]
-    if outside:
-        has = f"input {roles.lengths!r} gives sequence {outside[0]} {problem.lengths[outside[0]]} tokens"
-        raise WorkloadFault(f"{has}; its line in {roles.table!r} has room for 0 to {capacity}")
-    needed = torch.tensor([-(-length // problem.page_size) for length in problem.lengths], device=problem.table.device)
-    used = torch.arange(problem.table.shape[1], device=problem.table.device) < needed[:, None]
-    wrong = used & ((problem.table < 0) | (problem.table >= problem.keys.shape[0]))
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        page = f"page {int(problem.table[row, column])} at [{row}, {column}]"
-        raise WorkloadFault(f"input {roles.table!r} has {page}; the cache has {problem.keys.shape[0]} pages")
+    problem = IndexerProblem(**{role: values[name] for role, name in roles.items()})
+    keys, dim = problem.keys, problem.queries.shape[-1]
+    heads = keys.shape[2] if keys.ndim == 4 else 1
+    if heads != 1 or keys.shape[-1] != dim + (SCALE_BYTES if _is_packed(keys) else 0):
+        shape = f"{keys.dtype} {list(keys.shape)}"
+        raise WorkloadFault(f"input {roles['keys']!r} is {shape}: no cache of keys with {dim} elements that is known")
+    lengths, table, pages, size = problem.lengths, problem.table, *keys.shape[:2]
+    capacity = table.shape[1] * size
+    for row in ((lengths < 0) | (lengths > capacity)).nonzero()[:1, 0].tolist():
+        has = f"input {roles['lengths']!r} gives sequence {row} {int(lengths[row])} tokens"
+        raise WorkloadFault(f"{has}; its line in {roles['table']!r} has room for 0 to {capacity}")
+    used = torch.arange(table.shape[1], device=table.device) * size < lengths[:, None]
+    for row, column in (used & ((table < 0) | (table >= pages))).nonzero()[:1].tolist():
+        page = f"page {int(table[row, column])} at [{row}, {column}]"
+        raise WorkloadFault(f"input {roles['table']!r} has {page}; the cache has {pages} pages")
     return problem
 
 
@@ -137,22 +100,21 @@ def offer_tokens(problem: IndexerProblem, tolerance: float) -> Offer:
         problem: what the indexer was given.
         tolerance: how far off a score may be, as a share of its magnitude.
     """
-    most, device = max(1, *problem.lengths), problem.table.device
-    shape = (len(problem.lengths), most)
-    tokens = torch.full(shape, problem.tokens, device=device)
+    lengths, pages, size, device = problem.lengths.long(), *problem.keys.shape[:2], problem.table.device
+    shape = (len(lengths), max(1, int(lengths.max())))
+    tokens = torch.full(shape, pages * size, device=device)
     scores, margins = (torch.zeros(shape, device=device) for _ in range(2))
-    for row, length in enumerate(problem.lengths):
-        pages = problem.table[row, : -(-length // problem.page_size)]
-        offsets = torch.arange(problem.page_size, device=device)
-        values, scales = _read_keys(problem.keys[pages], problem.queries.shape[-1])
+    for row, length in enumerate(lengths.tolist()):
+        used = problem.table[row, : -(-length // size)].long()
+        values, scales = _read_keys(problem.keys[used], problem.queries.shape[-1])
         dots = problem.queries[row].float() @ values[:length].T
         # A scale may be negative, so it is applied before the relu.
         terms = torch.relu_(dots if scales is None else dots.mul_(scales[:length]))
-        weights = problem.weights[row].float()
-        tokens[row, :length], order = (pages[:, None] * problem.page_size + offsets).reshape(-1)[:length].sort()
+        weights, places = problem.weights[row].float(), used[:, None] * size + torch.arange(size, device=device)
+        tokens[row, :length], order = places.reshape(-1)[:length].sort()
         scores[row, :length] = (weights @ terms)[order]
         margins[row, :length] = (weights.abs() @ terms)[order] * tolerance
-    return Offer(tokens, scores, torch.tensor(problem.lengths, device=device), margins)
+    return Offer(tokens, scores, lengths, margins)
 
 
 def _read_keys(pages: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -170,20 +132,8 @@ def _is_packed(keys: torch.Tensor) -> bool:
     return keys.element_size() == 1 and not keys.dtype.is_floating_point
 
 
-def explain_strange(problem: IndexerProblem, row: int, index: int) -> str:
-    """Say why an index is not offered to a sequence."""
-    if not 0 <= index < problem.tokens:
-        return f"is no token: the cache has 0 to {problem.tokens - 1}, and -1 is padding"
-    pages = problem.table[row, : -(-problem.lengths[row] // problem.page_size)].tolist()
-    page = index // problem.page_size
-    if page in pages:
-        return f"lies beyond the end of sequence {row}, which has {problem.lengths[row]} tokens"
-    return f"cannot be reached: page {page} is none of the {len(pages)} pages of sequence {row} in the block table"
-
-
 def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: float, *, name: str) -> Verdict:
     """Judge the indices [sequences, topk] that an indexer gave; the scores may be off by a share of their magnitude."""
-    offer, explain = offer_tokens(problem, tolerance), partial(explain_strange, problem)
-    found = judge_choice(offer, indices, name=name, explain=explain, note=f"; {DSA_TOLERANCE}={tolerance:g}")
+    found = judge_choice(offer_tokens(problem, tolerance), indices, name=name, note=f"; {DSA_TOLERANCE}={tolerance:g}")
     (found.correctness.extra or {})[DSA_TOLERANCE] = tolerance  # type: ignore[union-attr] # values were compared
     return found

@@ -6,19 +6,17 @@ be a column, an entry of the row's page table, or a column plus the row's offset
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, check_own_outputs
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.selection.choices import PADDING, Offer, judge_choice
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Definition
-from flashinfer_bench.errors import WorkloadFault
 
 BEYOND: Final = 2**62
 """Stands in a page table behind a row's entries; no index is so large."""
@@ -40,44 +38,33 @@ class TopKEvaluator(DefaultEvaluator):
         """Judge the reference's outputs of each trial as those of a solution.
 
         Raises:
-            WorkloadFault: they are wrong.
+            DefinitionFault: they are wrong.
         """
-        for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
-            found = judge(definition, inputs, outputs)
-            if isinstance(found, Rejected):
-                fault = f"the reference of {definition.name} does not select the largest scores: {found.message}"
-                raise WorkloadFault(fault)
+        check_own_outputs(cls, definition, baseline, cfg, "select the largest scores")
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Judge the indices by the scores that they select, and the values by the indices."""
-        return judge(definition, trial.inputs, trial.got)
-
-
-def judge(definition: Definition, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Verdict:
-    """Judge a selection."""
-    given = dict(zip(definition.inputs, inputs, strict=True))
-    made = dict(zip(definition.outputs, outputs, strict=True))
-    scores, indices, lengths = given["scores"], made["indices"].long(), given.get("lengths")
-    rows, columns = scores.shape
-    device = scores.device
-    lengths = torch.full((rows,), columns, device=device) if lengths is None else lengths.long()
-    tokens, offered = torch.arange(columns, device=device), scores
-    if "offsets" in given:
-        tokens = tokens + given["offsets"].long()[:, None]
-    elif "src_page_table" in given:
-        table, of_rows = given["src_page_table"].long(), given.get("row_to_batch")
-        table = (table if of_rows is None else table[of_rows.long()])[:, :columns]
-        tokens, order = torch.where(tokens[: table.shape[1]] < lengths[:, None], table, BEYOND).sort(dim=1, stable=True)
-        offered = scores.gather(1, order)
-
-    offer = Offer(tokens, offered.float(), lengths)
-    found = judge_choice(offer, indices, name="indices", explain=lambda *_: "points to no score of the row")
-    if isinstance(found, Rejected) or "values" not in made:
+        given = dict(zip(definition.inputs, trial.inputs, strict=True))
+        made = dict(zip(definition.outputs, trial.got, strict=True))
+        scores, indices, lengths = given["scores"], made["indices"].long(), given.get("lengths")
+        (rows, columns), device = scores.shape, scores.device
+        lengths = torch.full((rows,), columns, device=device) if lengths is None else lengths.long()
+        tokens, offered = torch.arange(columns, device=device), scores
+        if "offsets" in given:
+            tokens = tokens + given["offsets"].long()[:, None]
+        elif "src_page_table" in given:
+            table, of_rows = given["src_page_table"].long(), given.get("row_to_batch")
+            table = (table if of_rows is None else table[of_rows.long()])[:, :columns]
+            inside = tokens[: table.shape[1]] < lengths[:, None]
+            tokens, order = torch.where(inside, table, BEYOND).sort(dim=1, stable=True)
+            offered = scores.gather(1, order)
+        found = judge_choice(Offer(tokens, offered.float(), lengths), indices, name="indices")
+        if isinstance(found, Rejected) or "values" not in made:
+            return found
+        places = torch.searchsorted(tokens.contiguous(), indices).clamp(max=columns - 1)
+        differs = (made["values"] != offered.gather(1, places)) & (indices != PADDING)
+        for row, place in differs.nonzero()[:1].tolist():
+            what = f"the value at [{row}, {place}] is {float(made['values'][row, place]):.9g}"
+            return decide(f"{what}, not the score that its index points to", found.correctness)
         return found
-    places = torch.searchsorted(tokens.contiguous(), indices).clamp(max=columns - 1)
-    differs = (made["values"] != offered.gather(1, places)) & (indices != PADDING)
-    for row, place in differs.nonzero()[:1].tolist():
-        what = f"the value at [{row}, {place}] is {float(made['values'][row, place]):.9g}"
-        return decide(f"{what}, not the score that its index points to", found.correctness)
-    return found

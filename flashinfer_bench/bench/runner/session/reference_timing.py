@@ -98,7 +98,7 @@ class ReferenceTimer:
     def _open(self, job: JobContext) -> RemoteKernel:
         """Return the reference, loaded in its worker, as a callable for a job's workload."""
         definition, digest = job.block.definition, job.block.digest
-        worker = self.pool.reference_worker(digest)
+        worker, is_fresh = self.pool.worker_for(reference_files(digest))
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
@@ -109,9 +109,8 @@ class ReferenceTimer:
             is_reference=True,
         )
         kernel = RemoteKernel(worker, self.tools, task, KernelMetadata("run", definition.name, False))
-        if not worker.is_loaded:
+        if is_fresh:
             load_solution(kernel, self.pool, describe_reference(definition.name, digest, definition.reference))
-            worker.is_loaded = True
         return kernel
 
 

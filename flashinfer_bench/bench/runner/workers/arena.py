@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -67,16 +66,11 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 def open_memory_file(size: int) -> int:
     """Return the descriptor of a file that exists in memory only.
 
-    Where the system has seals nobody can make the file smaller. SIGBUS would end a process that reads what was cut off.
+    Nobody can make the file smaller: SIGBUS would end a process that reads what was cut off.
     """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return fd
-    fd, path = tempfile.mkstemp(prefix="flashinfer_bench_arena_")
-    os.unlink(path)  # noqa: PTH108 - a path from mkstemp
+    fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd
 
 
@@ -117,8 +111,8 @@ class SharedArena:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.generation = 0
-        self._empty = torch.empty(0, dtype=torch.uint8, device=device)
-        self._memory: Memory | None = None
+        self._nothing = Memory(torch.empty(0, dtype=torch.uint8, device=device))
+        self._memory = self._nothing
         self._retired: list[Memory] = []
         """Given up; workers may still map it."""
         self._home: Memory | None = None
@@ -135,7 +129,7 @@ class SharedArena:
     @property
     def block(self) -> torch.Tensor:
         """The memory as bytes."""
-        return self._empty if self._memory is None else self._memory.block
+        return self._memory.block
 
     @property
     def size(self) -> int:
@@ -145,7 +139,7 @@ class SharedArena:
     @property
     def largest(self) -> int:
         """Bytes of the memory that it lies in, or comes back to, whichever is more."""
-        return max(self.size, 0 if self._home is None else self._home.block.numel())
+        return max(self.size, (self._home or self._nothing).block.numel())
 
     def reserve(self, size: int) -> None:
         """Make the arena at least `size` bytes large; what it held is lost when it has to grow.
@@ -168,7 +162,7 @@ class SharedArena:
         """
         if self.device.type == "cpu":
             self._retire()
-        elif self._memory is not None:
+        else:
             self._memory.wiped()
 
     @property
@@ -177,7 +171,7 @@ class SharedArena:
         return self._home is not None
 
     def may_step_aside(self, size: int) -> bool:
-        """Tell whether there is room for `step_aside`, where a worker's first calls need so many bytes."""
+        """Tell whether there is room for `step_aside`, if a worker's first calls need this many bytes."""
         return size <= LARGEST_ANTEROOM_BYTES and len(self._anterooms) < MOST_ANTEROOMS
 
     def step_aside(self) -> None:
@@ -186,12 +180,11 @@ class SharedArena:
         So a worker's first calls need not wait for their end. Timed calls are to have the same memory in all workers:
         where data lies has a part in how fast it is read.
         """
-        if self._memory is not None:
-            if self._home is None:
-                self._home = self._memory
-            else:
-                self._anterooms.append(self._memory)
-        self._memory = None
+        if self._home is not None:
+            self._anterooms.append(self._memory)
+        elif self._memory is not self._nothing:
+            self._home = self._memory
+        self._memory = self._nothing
 
     def come_back(self) -> None:
         """Lie where the arena lay before `step_aside`, wiped; call it when all earlier workers have ended."""
@@ -199,7 +192,7 @@ class SharedArena:
             return
         for memory in self._anterooms:
             memory.free()
-        self._anterooms = [] if self._memory is None else [self._memory]
+        self._anterooms = [self._memory]
         self._memory, self._home = self._home.wiped(), None
         self.generation += 1
 
@@ -211,15 +204,15 @@ class SharedArena:
 
     def release(self) -> None:
         """Give all memory back."""
-        self._retired += self._anterooms + ([] if self._home is None else [self._home])
+        self._retired += [*self._anterooms, self._home or self._nothing]
         self._anterooms, self._home = [], None
         self._retire()
         self.drop_retired()
 
     def describe(self) -> tuple[dict[str, Any], list[int]]:
         """Return the fields of a bind request and the descriptors that go with it."""
-        if self._memory is None or self.device.type == "cpu":
-            return {"kind": "memfd", "size": self.size}, [] if self._memory is None else [self._memory.fd]
+        if self.device.type == "cpu":
+            return {"kind": "memfd", "size": self.size}, [self._memory.fd]
         handle = base64.b64encode(shared.export_handle(self._memory.address)).decode()
         return {"kind": "cuda", "handle": handle, "size": self.size}, []
 
@@ -227,6 +220,5 @@ class SharedArena:
         return self.device.type == "cuda" and size <= recently_free_bytes(self.device) // GROWN_SHARE
 
     def _retire(self) -> None:
-        if self._memory is not None:
-            self._retired.append(self._memory)
-        self._memory = None
+        self._retired.append(self._memory)
+        self._memory = self._nothing

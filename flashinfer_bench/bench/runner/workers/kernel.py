@@ -24,7 +24,6 @@ from flashinfer_bench.bench.runner.workers.claims import check_memory, check_ret
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.reader import Inspected, ReadCall
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
@@ -281,7 +280,7 @@ class RemoteKernel:
         memory = arena, arena.generation
         if self.worker.mapped != memory:
             description, fds = arena.describe()
-            self.ask("bind", Claim, "mapping its memory", along=Along(fds), arena=description)
+            self.ask("bind", Claim, "mapping its memory", fds=fds, arena=description)
             arena.drop_retired()
             self.worker.mapped, self._laid_out = memory, False
         if not self._laid_out:

@@ -133,7 +133,6 @@ class WorkerPool:
         self._precompiles: bool | None = None
         """What `hear_ready` told of that server."""
         self._is_gpu = hello.device == "cuda"
-        self._gpu_index = hello.gpu_index
         self._numbers = itertools.count(1)
         self._warm: list[Made] = []
         self._wanted: list[SolutionFiles] = []
@@ -141,8 +140,8 @@ class WorkerPool:
         """A worker has started; the latest to start did not. Then none is started ahead until another has started."""
         self._best_gap_ns = 0
         """Time of a link of a chain of empty kernels in the best context so far; 0 if nobody knows."""
-        self._current: Made | None = None
-        self._reference: Made | None = None
+        self._held: dict[bool, Made] = {}
+        """The worker that holds a solution (False), and that of a reference (True)."""
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
         self._ending: list[WorkerProcess] = []
@@ -163,33 +162,20 @@ class WorkerPool:
 
     # Whose worker it is now.
 
-    def worker_for(self, solution: SolutionFiles) -> tuple[WorkerProcess, bool]:
-        """Return the solution's worker, ready, and whether it is a fresh one that has loaded nothing yet.
+    def worker_for(self, files: SolutionFiles) -> tuple[WorkerProcess, bool]:
+        """Return the worker of a solution or a reference, ready, and whether it is a fresh one that has loaded nothing.
 
         Raises:
             DeviceFault: no worker can be started.
         """
-        if self._current is not None and self._current.files.digest == solution.digest:
-            return self._current.worker, False
-        self.discard()
-        self._current = self._take(solution)
-        self.tend()
-        return self._current.worker, True
-
-    def reference_worker(self, definition_digest: str) -> WorkerProcess:
-        """Return a ready worker for a definition's reference. No solution is loaded in it.
-
-        Raises:
-            DeviceFault: no worker can be started.
-        """
-        files = reference_files(definition_digest)
-        if self._reference is not None and (self._reference.files != files or self._reference.worker.has_ended):
-            self.end_reference()
-        if self._reference is None:
-            self._reference = self._take(files)
+        held = self._held.get(files.is_reference)
+        is_fresh = held is None or held.files.digest != files.digest or held.worker.has_ended
+        if held is None or is_fresh:
+            self._end(is_reference=files.is_reference)
+            held = self._held[files.is_reference] = self._take(files)
             self.tend()
-        self._has_rested = False
-        return self._reference.worker
+        self._has_rested = self._has_rested and not files.is_reference
+        return held.worker, is_fresh
 
     def rest_reference(self) -> None:
         """Have the worker that holds a reference give up the session's memory: a solution is to get that.
@@ -197,38 +183,39 @@ class WorkerPool:
         On a GPU it is kept for the next batch of baselines, since another one would cost a context. One that has no
         sandbox, or does not answer, is ended.
         """
-        if self._reference is not None and not self._has_rested:
+        if True in self._held and not self._has_rested:
             may_rest = self._hello.has_walls and self._is_gpu
-            self._has_rested = may_rest and self._reference.worker.does("unbind")
+            self._has_rested = may_rest and self._held[True].worker.does("unbind")
             if not self._has_rested:
                 self.end_reference()
 
     def end_reference(self) -> None:
-        """End the worker that holds a reference, without waiting for it."""
-        if self._reference is not None:
-            self._retire(self._reference.worker)
-            self._reference = None
+        """Begin to end the worker that holds a reference."""
+        self._end(is_reference=True)
 
     def discard(self) -> None:
         """Begin to end the current worker and all that it started."""
-        if self._current is not None:
-            self._retire(self._current.worker)
-            self._current = None
+        self._end(is_reference=False)
+
+    def _end(self, *, is_reference: bool) -> None:
+        held = self._held.pop(is_reference, None)
+        if held is not None:
+            self._retire(held.worker)
             self._reap()
             self.finish_ending(leave=MOST_ENDING)
 
     def recover(self) -> bool:
         """Make the current worker fit for its solution's next job after an error; say whether it is."""
-        return self._current is not None and self._current.worker.does("recover")
+        return False in self._held and self._held[False].worker.does("recover")
 
     def take_output(self) -> str:
         """Return what the current worker printed since the last call."""
-        return "" if self._current is None else self._current.worker.take_output()
+        return self._held[False].worker.take_output() if False in self._held else ""
 
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
         self._hear()
-        held = [one.worker for one in (self._current, self._reference, *self._warm) if one is not None]
+        held = [one.worker for one in (*self._held.values(), *self._warm)]
         return [worker.pid for worker in (*self._ending, *held) if worker.pid is not None]
 
     # Waiting for what starts and ends.
@@ -291,7 +278,7 @@ class WorkerPool:
         If nothing is wanted, those that are there stay. A worker that nobody wants, or for which there is no room any
         more, is ended.
         """
-        held = [one.files.digest for one in (self._current, self._reference) if one is not None]
+        held = [one.files.digest for one in self._held.values()]
         self._wanted = list(solutions)
         while self._wanted and self._wanted[0].digest in held:
             held.remove(self._wanted.pop(0).digest)
@@ -365,7 +352,7 @@ class WorkerPool:
         self._retire(warm.worker)
 
     def _hear(self) -> None:
-        """Hear which workers have started; replace those on another GPU, and those with a slow context.
+        """Hear which workers have started; replace those with a slow context.
 
         Raises:
             DeviceFault: one that somebody waits for does not start.
@@ -382,19 +369,12 @@ class WorkerPool:
                     raise _start_fault(worker, error) from None
                 continue
             self._has_started, self._has_failed = True, False
-            if worker.is_on_another_gpu:
-                self._gpu_index = None  # CUDA counts GPUs in another way here: they are named by UUID from now on
-                self._replace(warm, warm.attempt)
-            else:
-                self._on_ready(worker)
-                self.see_context(worker.ready.chain_gap_ns)
+            self._on_ready(worker)
+            self.see_context(worker.ready.chain_gap_ns)
         for warm in [one for one in self._warm if one.worker.is_ready]:
             if self.excess_ns(warm.worker.ready.chain_gap_ns) and warm.attempt < MOST_CONTEXTS:
-                self._replace(warm, warm.attempt + 1)
-
-    def _replace(self, warm: Made, attempt: int) -> None:
-        self._drop(warm)
-        self._start(warm.files, is_awaited=warm.is_awaited, attempt=attempt)
+                self._drop(warm)
+                self._start(warm.files, is_awaited=warm.is_awaited, attempt=warm.attempt + 1)
 
     def see_context(self, chain_gap_ns: int) -> None:
         """Learn how fast a context of this session is; 0 if nobody knows."""
@@ -433,8 +413,8 @@ class WorkerPool:
         self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
     ) -> dict[str, Any]:
         """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
-        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
-        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
+        image = self.timing_image if precompiled is None else None
+        order = make_order(self._hello, home, image) | {"is_reference": files.is_reference}
         policy = self.policies.make_policy(files.digest, files.artifact, given)
         if policy is None:
             return order
@@ -481,21 +461,17 @@ class WorkerPool:
             self.precompiling = None
 
 
-def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
+def make_order(hello: Hello, home: Path, image: bytes | None = None) -> dict[str, Any]:
     """Return the spawn order of a worker without a sandbox, or of a program in its place.
 
     Args:
         hello: the session's settings.
         home: the worker's folder.
-        gpu_index: its GPU's number as CUDA counts; None to go by what the session sees.
         image: machine code of the timing kernels, which it then need not assemble.
     """
-    environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
-    if gpu_index is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
+    environment = worker_environment(os.environ, Path(hello.cache_root))
     return {
-        "environment": environment,
-        "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
+        "environment": environment | {"HOME": str(home), "TMPDIR": str(home)},
         "device": "cuda:0" if hello.device == "cuda" else "cpu",
         "threads": usable_cores(),
         "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),

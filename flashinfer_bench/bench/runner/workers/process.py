@@ -13,17 +13,16 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, send_frame, send_frame_by
-from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox.processes import descendants, end_tree, hidden_memory, resident_memory
@@ -67,8 +66,9 @@ NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=Fal
 NOT_READY: Final = WorkerReady(id=0, ready=True, launch_gap_ns=0, chain_gap_ns=0, clock=NO_CLOCK)
 """Stands for what a worker says when it can take work."""
 
-ALONE: Final = Along()
 Answer = TypeVar("Answer", bound=Claim)
+Meanwhile: TypeAlias = Callable[[Callable[[], bool]], object]
+"""Takes a function that tells whether an answer has come, or none will."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,10 @@ class WorkerProcess:
         """Processes below the supervisor that are stopped."""
         self.overhead = BatchOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
-        self._wanted_gpu: str | None = order.get("gpu_uuid")
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
         self._next_look = -math.inf
-        self.is_loaded = False
-        """A reference was loaded."""
         self.has_setup = False
         """The solution that was loaded exports `setup`."""
         self.mapped: tuple[object, int] | None = None
@@ -194,11 +191,6 @@ class WorkerProcess:
     def clock(self) -> ClockTraits:
         """The clock that it uses; known before a solution is loaded."""
         return self.ready.clock
-
-    @property
-    def is_on_another_gpu(self) -> bool:
-        """Whether the GPU that it found is not the one that it was to find."""
-        return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
         """Wait until the worker can take work; no solution code has run in it yet. For the errors see `look`."""
@@ -248,7 +240,14 @@ class WorkerProcess:
     # Requests.
 
     def ask(
-        self, verb: str, expected: type[Answer], limit_s: float, *, along: Along = ALONE, **fields: Any
+        self,
+        verb: str,
+        expected: type[Answer],
+        limit_s: float,
+        *,
+        fds: Sequence[int] = (),
+        meanwhile: Meanwhile | None = None,
+        **fields: Any,
     ) -> Answer | Failed:
         """Send a request and wait for its answer.
 
@@ -256,7 +255,8 @@ class WorkerProcess:
             verb: names the request.
             expected: the answer is checked as this.
             limit_s: seconds that it may take.
-            along: what goes along with the request.
+            fds: descriptors for the worker.
+            meanwhile: called once the request is sent.
             **fields: of the request.
 
         Raises:
@@ -269,14 +269,14 @@ class WorkerProcess:
         self._request_id += 1
         self.resume()
         try:
-            is_sent = send_frame_by(deadline, self._sock, {"verb": verb, "id": self._request_id, **fields}, along.fds)
+            is_sent = send_frame_by(deadline, self._sock, {"verb": verb, "id": self._request_id, **fields}, fds)
         except OSError:
             self._await_exit(min(deadline, time.monotonic() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
         if not is_sent:  # it reads nothing
             raise WorkerLate
-        if along.meanwhile is not None:
-            along.meanwhile(lambda: self._is_over(deadline))
+        if meanwhile is not None:
+            meanwhile(lambda: self._is_over(deadline))
             self.hear()  # an answer that has come is in time, also if that took until after the deadline
         while (message := self._pop()) is None:
             left_s = deadline - time.monotonic()

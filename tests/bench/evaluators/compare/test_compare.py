@@ -1,4 +1,4 @@
-"""The comparison: which elements fail, what is counted and reported, and that neither chunks nor devices change it."""
+"""The comparison: which elements fail, what is counted and reported, and that chunks do not change it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.evaluators.compare import outputs
-from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.outputs import compare, find_failing
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from tests.bench.evaluators.pretend_gpu import PretendGpu
 
 pytestmark = pytest.mark.cpu
 
@@ -30,35 +28,30 @@ def vector(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def draw(*size: int) -> torch.Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize(
     ("expected", "got", "tolerance", "passes"),
     [
-        pytest.param(100.0, 100.5, USUAL, True, id="beyond atol, within rtol"),
-        pytest.param(0.001, 0.005, USUAL, True, id="beyond rtol, within atol"),
-        pytest.param(1.0, 1.03, USUAL, False, id="beyond both"),
-        pytest.param(0.0, 0.02, USUAL, False, id="zero expected"),
-        pytest.param(4.0, 4.5, Tolerance(0.125, 0.0), True, id="just rtol"),
-        pytest.param(0.0, 0.5, Tolerance(0.0, 0.5), True, id="just atol"),
-        pytest.param(1.0, NAN, USUAL, False, id="nan"),
-        pytest.param(NAN, NAN, EXACT, True, id="nan expected"),
-        pytest.param(-INF, INF, USUAL, False, id="wrong sign of inf"),
-        pytest.param(3e38, -3e38, USUAL, False, id="difference overflows"),
-        pytest.param(3e38, INF, Tolerance(10.0, 0.0), False, id="an infinite bound lets nothing infinite pass"),
+        (100.0, 100.5, USUAL, True),
+        (0.001, 0.005, USUAL, True),
+        (1.0, 1.03, USUAL, False),
+        (0.0, 0.02, USUAL, False),
+        (4.0, 4.5, Tolerance(0.125, 0.0), True),
+        (0.0, 0.5, Tolerance(0.0, 0.5), True),
+        (1.0, NAN, USUAL, False),
+        (NAN, NAN, EXACT, True),
+        (-INF, INF, USUAL, False),
+        (3e38, -3e38, USUAL, False),  # the difference overflows
+        (3e38, INF, Tolerance(10.0, 0.0), False),  # so does the bound
         *(
-            pytest.param(one, one + share * (0.01 + 0.01 * abs(one)), SUMMED, share < 1, id=f"{share} of a sum, {one}")
-            for one in (-1.0, 0.001, 100.0)
-            for share in (0.95, 1.05)
+            (one, one + share * (0.01 + 0.01 * abs(one)), SUMMED, share < 1)
+            for one in (-1, 100)
+            for share in (0.9, 1.1)
         ),
     ],
 )
 def test_an_element_fails_beyond_its_tolerance(expected, got, tolerance, passes):
     found = compare(vector(0.5, expected), vector(0.5, got), tolerance)
     assert (found.problem() is None, found.mismatched) == (passes, 0 if passes else 1)
-    assert bool(outputs.find_failing(vector(expected), vector(got), tolerance).any()) == (not passes)
 
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -81,14 +74,11 @@ def convert(side: torch.Tensor, dtype: torch.dtype | str) -> torch.Tensor:
     st.integers(1, 6),
 )
 @settings(max_examples=300, deadline=None)
-def test_the_rule_is_the_one_that_is_written_down_in_any_chunks_on_any_device(elements, tolerance, dtype, chunks):
+def test_the_rule_is_the_one_that_is_written_down_in_any_chunks(elements, tolerance, dtype, chunks):
     expected, got = (convert(vector(*side), dtype) for side in zip(*elements, strict=True))
     found = compare(expected, got, tolerance)
     assert repr(compare(expected, got, tolerance, chunk_elements=chunks * 32)) == repr(found)
-    with PretendGpu() as gpu, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs, "SMALL_ELEMENTS", 0)
-        assert repr(compare(gpu.put(expected), gpu.put(got), tolerance)) == repr(found)
-    assert found.mismatched == int(outputs.find_failing(expected, got, tolerance).sum())
+    assert found.mismatched == int(find_failing(expected, got, tolerance).sum())
     if dtype is torch.float32:
 
         def matches(left: float, right: float) -> bool:
@@ -102,24 +92,18 @@ def test_the_rule_is_the_one_that_is_written_down_in_any_chunks_on_any_device(el
         assert found.mismatched == len(failing)
         assert found.nonfinite_mismatched == sum(not all(map(math.isfinite, pair)) for pair in failing)
         alike = sum(left == right == 0 or (left != left and right != right) for left, right in pairs)
-        is_counted = tolerance.ignores_shared_zeros and failing
-        assert found.shared_zeros == (alike if is_counted else 0)
-
-
-@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 28), (torch.int32, 36), ("packed", 46)], ids=str)
-def test_a_gpu_is_waited_for_once_and_once_more_if_not_all_is_right(dtype, most):
-    side = convert(draw(1 << 16), dtype)
-    with PretendGpu() as gpu:
-        assert compare(gpu.put(side), gpu.put(side.clone()), USUAL).problem() is None
-        assert (len(gpu.waits), len(gpu.operations) <= most) == (1, True), gpu.operations
-        del gpu.waits[:]
-        compare(gpu.put(draw(1 << 16)), gpu.put(draw(1 << 16) + torch.eye(1, 1 << 16)[0]), USUAL)
-    assert len(gpu.waits) <= 2, gpu.waits
+        assert found.shared_zeros == (alike if tolerance.ignores_shared_zeros else 0)
 
 
 GRID = torch.arange(12.0).reshape(3, 4).T
 TWOS = torch.full((100,), 2.0)
-DRAWN = draw(100, 64)
+DRAWN = torch.randn(100, 64, generator=torch.Generator().manual_seed(0))
+ZERO_ROW = DRAWN.index_fill(0, torch.tensor(3), 0.0)
+NINE = torch.ones(4, 5).index_put((torch.tensor(2), torch.tensor(3)), vector(9.0)[0])
+BOOLS = [vector(1, one, 0, dtype=torch.uint8).view(torch.bool) for one in (1, 0xA5)]
+PACKED = [vector(0x21, one, dtype=torch.uint8) for one in (0x43, 0x73)]
+if hasattr(torch, "float4_e2m1fn_x2"):
+    PACKED = [one.view(torch.float4_e2m1fn_x2)[None] for one in PACKED]
 
 
 def spoilt(count: int, value: float) -> torch.Tensor:
@@ -129,106 +113,39 @@ def spoilt(count: int, value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("expected", "got", "tolerance", "parts"),
     [
-        pytest.param(
+        (
             vector(1.0, 2.0),
             vector(1.0, NAN),
             replace(USUAL, required_matched_ratio=0.1),
-            ["1 of 2 elements are nan or infinite", "overflow"],
-            id="a nan is wrong whatever the ratio",
+            "1 of 2 elements are nan or inf",
         ),
-        pytest.param(
-            vector(1, 1),
-            vector(NAN, NAN),
-            USUAL,
-            ["all 2 elements are nan, as those of an output that was never written"],
-            id="nothing but nan",
-        ),
-        pytest.param(
-            torch.ones(4, 5),
-            torch.ones(4, 5).index_put((torch.tensor(2), torch.tensor(3)), vector(9.0)[0]),
-            USUAL,
-            [
-                "output 'out': 1 of 20 elements differ",
-                "worst at [2, 3]: expected 1, got 9 (abs error 8, rel error 8)",
-                "matched ratio 0.95, required 1, atol=0.01, rtol=0.01",
-            ],
-            id="the worst element and the numbers",
-        ),
-        pytest.param(
-            vector(1000.0, 0.0),
-            vector(1020.0, 0.5),
-            SUMMED,
-            ["worst at [1]", "rtol=0.01, added"],
-            id="the worst is furthest beyond its bound",
-        ),
-        pytest.param(GRID, GRID + 5 * torch.eye(4, 3), USUAL, ["worst at [0, 0]"], id="not contiguous"),
-        pytest.param(TWOS, spoilt(11, 2.5), MOSTLY, ["11 of 100 elements differ"], id="a ratio excuses no more"),
-        pytest.param(TWOS, spoilt(10, 2.5), MOSTLY, None, id="a ratio excuses so many"),
-        pytest.param(
-            TWOS,
-            spoilt(1, 99.0),
-            MOSTLY,
-            ["the largest error, 97, is over max_error_cap=2 times the largest expected 2"],
-            id="an absurd error",
-        ),
-        pytest.param(TWOS, spoilt(1, 99.0), replace(MOSTLY, max_error_cap=1e6), None, id="a cap that allows it"),
-        pytest.param(
-            TWOS,
-            spoilt(1, 2.015),
-            replace(USUAL, max_absolute_error=0.01),
-            ["the largest error, 0.015", "is over 0.01"],
-            id="a cap on any error",
-        ),
-        pytest.param(
-            DRAWN,
-            DRAWN.index_fill(0, torch.tensor(3), 0.25),
-            MOSTLY,
-            ["a stretch of equal, wrong values at [3, 0] looks unwritten"],
-            id="an unwritten stretch",
-        ),
-        pytest.param(
-            DRAWN.index_fill(0, torch.tensor(3), 0.0),
-            DRAWN.index_fill(0, torch.tensor(3), 0.0) + torch.eye(100, 64),
-            MOSTLY,
-            None,
-            id="equal neighbours that are right",
-        ),
-        pytest.param(
-            vector(1, 1, 0, dtype=torch.bool),
-            vector(1, 0xA5, 0, dtype=torch.uint8).view(torch.bool),
-            USUAL,
-            ["worst at [1]: expected 1, got 165", "integers and booleans have no tolerance"],
-            id="a byte of a bool that was never written",
-        ),
-        pytest.param(
-            vector(0x21, 0x43, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[None],
-            vector(0x21, 0x73, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[None],
-            USUAL,
-            ["1 of 4 elements differ; worst at [0, 3]: expected 2, got 6"],
-            id="packed by element",
-        ),
-        pytest.param(
-            vector(6e4, dtype=torch.float16),
-            vector(-6e4, dtype=torch.float16),
-            USUAL,
-            ["abs error 120000"],
-            id="half in single",
-        ),
-        pytest.param(
-            vector(1.0, dtype=torch.float64),
-            vector(1.0 + 1e-12, dtype=torch.float64),
-            Tolerance(0.0, 1e-13),
-            ["1 of 1"],
-            id="double in double",
-        ),
-        pytest.param(torch.zeros(()), torch.zeros(()), EXACT, None, id="a single number"),
-        pytest.param(torch.zeros(3, 0, 2), torch.zeros(3, 0, 2), EXACT, None, id="an empty output"),
+        (vector(1.0, 2.0), vector(1.0, INF), USUAL, "overflow"),
+        (vector(1, 1), vector(NAN, NAN), USUAL, "all 2 elements are nan, as those of an output that was never written"),
+        (torch.ones(4, 5), NINE, USUAL, "output 'out': 1 of 20 elements differ"),
+        (torch.ones(4, 5), NINE, USUAL, "worst at [2, 3]: expected 1, got 9 (abs error 8, rel error 8)"),
+        (torch.ones(4, 5), NINE, USUAL, "matched ratio 0.95, required 1, atol=0.01, rtol=0.01"),
+        (vector(1000.0, 0.0), vector(1020.0, 0.5), SUMMED, "worst at [1]"),  # the furthest beyond its bound
+        (vector(1000.0, 0.0), vector(1020.0, 0.5), SUMMED, "rtol=0.01, added"),
+        (GRID, GRID + 5 * torch.eye(4, 3), USUAL, "worst at [0, 0]"),  # not contiguous
+        (TWOS, spoilt(11, 2.5), MOSTLY, "11 of 100 elements differ"),
+        (TWOS, spoilt(10, 2.5), MOSTLY, None),
+        (TWOS, spoilt(1, 99.0), MOSTLY, "largest error, 97, is over max_error_cap=2 times the largest expected 2"),
+        (TWOS, spoilt(1, 99.0), replace(MOSTLY, max_error_cap=1e6), None),
+        (TWOS, spoilt(1, 2.015), replace(USUAL, max_absolute_error=0.01), "is over 0.01"),
+        (DRAWN, DRAWN.index_fill(0, torch.tensor(3), 0.25), MOSTLY, "equal, wrong values at [3, 0] looks unwritten"),
+        (ZERO_ROW, ZERO_ROW + torch.eye(100, 64), MOSTLY, None),  # equal neighbours that are right
+        (*BOOLS, USUAL, "worst at [1]: expected 1, got 165"),  # a byte that was never written
+        (*BOOLS, USUAL, "integers and booleans have no tolerance"),
+        (*PACKED, USUAL, "differ"),
+        (vector(6e4, dtype=torch.float16), vector(-6e4, dtype=torch.float16), USUAL, "abs error 120000"),
+        (vector(1.0, dtype=torch.float64), vector(1.0 + 1e-12, dtype=torch.float64), Tolerance(0.0, 1e-13), "1 of 1"),
+        (torch.zeros(()), torch.zeros(()), EXACT, None),
+        (torch.zeros(3, 0, 2), torch.zeros(3, 0, 2), EXACT, None),
     ],
 )
 def test_what_is_said_of_an_output(expected, got, tolerance, parts):
     problem = compare(expected, got, tolerance, output="out").problem()
-    assert (problem is None) == (parts is None)
-    assert [part for part in parts or () if part not in problem] == []
+    assert problem is None if parts is None else parts in problem
 
 
 def test_relative_errors_leave_expected_zeros_out():
@@ -237,44 +154,34 @@ def test_relative_errors_leave_expected_zeros_out():
     assert (found.matched_ratio, found.max_expected, found.worst.index) == (1.0, 2.0, (0,))
 
 
-@pytest.mark.parametrize("chunk_elements", [None, 64])
 @pytest.mark.parametrize(
     ("dtype", "expected", "got"),
     [
         ("int64", 2**62 + 1, 2**62 + 2),
         ("int64", -(2**63), 2**63 - 1),
         ("uint64", 2**64 - 6, 2**64 - 5),
-        ("int32", 2**31 - 1, -(2**31)),
         ("uint8", 3, 250),
     ],
 )
-def test_whole_numbers_and_their_distance_are_exact(dtype, expected, got, chunk_elements):
+def test_whole_numbers_and_their_distance_are_exact(dtype, expected, got):
     wanted, other = (torch.tensor([one] * 96, dtype=getattr(torch, dtype)) for one in (expected, got))
-    found = compare(wanted, other, Tolerance(1.0, 1e9), chunk_elements=chunk_elements)
+    found = compare(wanted, other, Tolerance(1.0, 1e9), chunk_elements=64)
     assert f"expected {expected}, got {got} " in (found.problem() or "")
     assert found.max_abs_error == pytest.approx(abs(got - expected), rel=1e-15)
-    assert found.mismatched == 96
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shared", "other"),
-    [
-        (torch.float32, 0.0, 2.0),
-        (torch.uint8, 0, 2),
-        (torch.float8_e4m3fn, NAN, 2.0),
-        (torch.float8_e8m0fnu, 2.0**-127, 2.0),
-    ],
+    ("dtype", "shared"),
+    [(torch.float32, 0.0), (torch.uint8, 0), (torch.float8_e4m3fn, NAN), (torch.float8_e8m0fnu, 2.0**-127)],
 )
-def test_shared_zeros_do_not_count_for_the_ratio_if_they_are_ignored(dtype, shared, other):
+def test_shared_zeros_do_not_count_for_the_ratio_if_they_are_ignored(dtype, shared):
     expected = torch.full((1000,), shared)
     expected[:20] = 1.0
     got = expected.clone()
-    got[:2] = other
+    got[:2] = 2.0
     usual = Tolerance(0.1, 0.1, required_matched_ratio=0.95)
     expected, got = expected.to(dtype), got.to(dtype)
     assert compare(expected, got, usual).problem() is None
     found = compare(expected, got, replace(usual, ignores_shared_zeros=True), chunk_elements=128)
-    assert (found.shared_zeros, found.counted_ratio, found.matched_ratio) == (980, 0.9, 0.998)
     assert "2 of the 20 elements that are not zero on both sides differ" in (found.problem() or "")
-    allowing = replace(usual, ignores_shared_zeros=True, required_matched_ratio=0.9)
-    assert compare(expected, got, allowing).problem() is None
+    assert compare(expected, got, replace(found.tolerance, required_matched_ratio=0.9)).problem() is None

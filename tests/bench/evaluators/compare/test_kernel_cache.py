@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from types import SimpleNamespace
-
 import pytest
 
 from flashinfer_bench.bench.evaluators.compare import kernel_cache
-from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers, lend_helpers, shared_folder
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import lend_helpers, shared_folder
 
 
 @pytest.fixture(autouse=True)
@@ -42,20 +39,3 @@ def test_helpers_of_triton_are_lent_and_kernels_are_not(tmp_path):
     assert lend_helpers(cache) == [cache, helper.parent, helper]
     assert helper.read_bytes() == b"K1"
     assert sorted(cache.rglob("*")) == [helper.parent, helper]
-
-
-def test_helpers_are_built_in_the_shared_folder(tmp_path, monkeypatch):
-    seen = []
-
-    class Driver:
-        @property
-        def active(self):
-            seen.append(os.environ["TRITON_CACHE_DIR"])
-            raise RuntimeError("0 active drivers")
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", "the user's")
-    monkeypatch.setattr(kernel_cache.importlib, "import_module", lambda name: SimpleNamespace(driver=Driver()))
-    build_helpers()
-    kernel_cache.share_kernels(tmp_path)
-    build_helpers()
-    assert (seen, os.environ["TRITON_CACHE_DIR"]) == ([str(shared_folder(tmp_path))], "the user's")

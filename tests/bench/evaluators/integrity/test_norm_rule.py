@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.packed import FLOAT4_PACKED
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
-    NORM,
-    NormRule,
-    find_excess,
-    find_limit,
-    measure_outputs,
-)
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, find_limit, surely_pass
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms, says_something
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
-from flashinfer_bench.bench.evaluators.verdict import judge_norms
-from flashinfer_bench.data import Correctness
 from tests.bench.evaluators.judging import Judging
-from tests.bench.evaluators.pretend_gpu import PretendGpu
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -42,7 +34,7 @@ def made(*shape, seed=0):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(
     ("shape", "columns"),
-    [((40, 100), 100), ((3, 7, 16), 16), ((1, 70_000), 70_000), ((9_000, 16), 16), ((6, 4, 4), 16), ((3, 5), 15)],
+    [((40, 100), 100), ((1, 70_000), 70_000), ((6, 4, 4), 16), ((3, 5), 15)],
 )
 def test_norms_are_those_of_the_rows_however_many_and_long_they_are(dtype, shape, columns):
     expected, got = (made(*shape, seed=seed).to(dtype) for seed in (0, 1))
@@ -50,27 +42,10 @@ def test_norms_are_those_of_the_rows_however_many_and_long_they_are(dtype, shape
     rows, error = (value.double().reshape(-1, columns) for value in (expected, got.double() - expected.double()))
     wanted, off = rows.norm(dim=1), error.norm(dim=1)
     shares = off / wanted.clamp(min=0.1 * wanted.square().mean().sqrt())
-    torch.testing.assert_close(norms.row_shares, shares, rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(norms.shares(), shares, rtol=1e-4, atol=1e-9)
     assert norms.is_small == (shape == (3, 5))
     assert norms.share() == pytest.approx(float(off.norm() / wanted.norm()), rel=1e-4)
     assert norms.figures[2] == pytest.approx(float(shares.max()), rel=1e-4)
-
-
-def test_elements_that_are_not_finite_on_both_sides_are_left_out_and_on_one_side_they_are_infinite():
-    expected = made(4, 32)
-    expected[1, 3] = -math.inf
-    assert measure_norms(expected, expected.clone()).share() == 0.0
-    got = expected.clone()
-    got[2, 5] = math.nan
-    assert torch.isinf(measure_norms(expected, got).row_shares).tolist() == [False, False, True, False]
-
-
-def test_a_row_that_cancels_out_is_held_against_a_share_of_the_usual_one():
-    expected = made(64, 32)
-    expected[5] *= 1e-6
-    norms = measure_norms(expected, expected + 1e-3 * made(64, 32, seed=1))
-    assert norms.row_shares[5] < 0.02
-    assert norms.shares_beside(torch.arange(64) != 5)[5] > 100
 
 
 @pytest.mark.parametrize(
@@ -88,22 +63,11 @@ def test_norms_say_something_of_floats_that_are_finite_and_not_zero(value, says)
     assert says_something(value) is says
 
 
-@pytest.mark.skipif(FLOAT4_PACKED is None, reason="this torch has no 4-bit floats")
-def test_packed_floats_are_unpacked():
-    codes = torch.full((4, 16), 0x22, dtype=torch.uint8)  # 1.0 twice
-    got = codes.clone()
-    got[1] = 0
-    norms = measure_norms(codes.view(FLOAT4_PACKED), got.view(FLOAT4_PACKED))
-    assert norms.row_shares.tolist() == pytest.approx([0.0, 1.0, 0.0, 0.0])
-
-
-def judging(reference=SMALL, *, dtype="float32", seed=1, rows=64, **settings):
+def judging(reference=SMALL, **settings):
     definition = make_definition(
-        inputs={"x": f"{dtype}[n, 32]", "w": f"{dtype}[32, 48]"},
-        outputs={"y": f"{dtype}[n, 48]"},
-        reference=reference,
+        inputs={"x": "float32[n, 32]", "w": "float32[32, 48]"}, outputs={"y": "float32[n, 48]"}, reference=reference
     )
-    return Judging(definition, make_workload(axes={"n": rows}, inputs={}), seed=seed, **settings)
+    return Judging(definition, make_workload(axes={"n": 64}, inputs={}), **settings)
 
 
 def right(x, w):
@@ -128,12 +92,11 @@ def test_values_below_atol_have_to_be_computed_all_the_same(wrong):
     assert isinstance(judging(norm_rule=False).check(wrong), Accepted)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_product_of_fp8_passes_below_atol(dtype):
+def test_a_product_of_fp8_passes_below_atol():
     def coarse(x, w):
         return right(*(value.to(torch.float8_e4m3fn).to(value.dtype) for value in (x, w)))
 
-    assert isinstance(judging(dtype=dtype).check(coarse), Accepted)
+    assert isinstance(judging().check(coarse), Accepted)
 
 
 def test_a_limit_of_the_user_is_taken_and_the_trace_has_the_figures():
@@ -188,14 +151,14 @@ def test_once_rows_that_rounding_moves_are_left_out_the_next_ones_count(most):
     def judge(got):
         expected = reference([x])
         stability = Stability(reference, [x], expected, seed=1, rounding=REGIME_ROUNDING)
-        return find_excess(RULE, measure_outputs(expected, got), ["y"], stability)
+        return RULE.find_excess([measure_norms(*expected, *got)], ["y"], stability)
 
     x = made(32, 128, seed=1)
     x[:, 0] = torch.linspace(1, most, 32)
     assert judge(reference([x.bfloat16().float()])) is None
     excess = judge([reference([x])[0] * 0.5])
     assert excess is not None
-    assert excess.evidence["error_norm"] == pytest.approx(0.5)
+    assert excess[1]["evidence"]["error_norm"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +176,47 @@ def test_the_limit_follows_the_tolerance_and_the_dtypes(spec, rtol, limit):
     assert find_limit(make_definition(inputs={"x": spec}), rtol) == limit
 
 
-def test_a_verdict_on_norms_costs_a_gpu_one_wait_and_few_operations():
-    expected = made(64, 1024).bfloat16()
-    expected[0, 3] = -math.inf
-    with PretendGpu() as gpu:
-        call = JudgedCall([], [gpu.put(expected.clone())], [gpu.put(expected)])
-        stability = Stability(lambda inputs: [], [], call.expected, 1)
-        verdict = judge_norms(make_definition(), call, RULE, stability, Correctness())
-    assert verdict.correctness.extra["outputs"] == {"y": {"error_norm": 0.0, "worst_row_norm": 0.0}}
-    assert len(gpu.waits) == 1, gpu.waits
-    assert len(gpu.operations) <= 22, gpu.operations
+LOOSE = Tolerance(rtol=1.0, atol=1.0)
+USUAL = Tolerance(rtol=0.01, atol=0.01)
+ROWS = made(6, 64, seed=3)
+
+
+def lose(value, at=2):
+    changed = ROWS.clone()
+    changed[at] = value
+    return changed
+
+
+FLAT, ONE = lose(0.005 * ROWS[2]), torch.ones(1)
+BAD = [lose(bad, (3, 5)) for bad in (math.nan, math.inf)]
+BOUND = 0.01 + 0.01 * ROWS.abs()
+BOOLS = torch.full((64,), 1, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize(
+    ("expected", "got", "tolerance", "passes"),
+    [
+        *((one, one, USUAL, True) for one in (ROWS.double(), ROWS.int(), ROWS.to(torch.float8_e4m3fn), ONE[:0])),
+        (ROWS.mT, ROWS.mT.contiguous(), USUAL, True),
+        (ROWS, ROWS * 1.02, USUAL, False),
+        (ROWS, ROWS * 1.02, None, True),
+        (ROWS * 0, ROWS * 0, None, True),
+        *((ROWS, ROWS + BOUND * 0.9, replace(USUAL, is_sum=is_sum), is_sum) for is_sum in (False, True)),
+        (ROWS, ROWS * 1.005, replace(USUAL, max_absolute_error=1e-3), False),
+        (ROWS, ROWS, replace(USUAL, required_matched_ratio=0.9), False),
+        *((ROWS, bad, tolerance, False) for bad in BAD for tolerance in (USUAL, None)),
+        *((bad, got, None, False) for bad in BAD for got in (ROWS, bad)),
+        (ROWS * 1e-4, ROWS * 0, USUAL, False),
+        *((ROWS, lose(0.0), tolerance, False) for tolerance in (LOOSE, None)),
+        (FLAT, lose(0.0), LOOSE, True),  # a row far below the usual one
+        *((ONE * 2.5, ONE * 0, tolerance, bool(tolerance)) for tolerance in (Tolerance(3.0, 3.0), None)),
+        (ROWS.int(), ROWS.int() + 1, USUAL, False),
+        (ROWS.int(), ROWS.int() + 1, None, True),  # whole numbers have no norms
+        (BOOLS.view(torch.bool), (BOOLS * 0xA5).view(torch.bool), USUAL, False),  # bytes that nobody wrote
+        (1e-3 * ROWS, 1.3e-3 * ROWS, LOOSE, False),  # held against its own norm, beside large calls
+    ],
+)
+def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes, count):
+    large = [JudgedCall([], [1e3 * ROWS], [1e3 * ROWS])] * (count - 1)
+    assert surely_pass([*large, JudgedCall([], [got], [expected])], RULE, tolerance) is passes

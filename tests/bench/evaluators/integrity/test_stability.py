@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.integrity.stability import (
-    GATE_ROUNDING,
     REGIME_ROUNDING,
     Stability,
     add_rounding,
@@ -53,12 +52,6 @@ def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite(dtype):
     assert 200 < int((steps > 0).sum()) < 3000
     assert int(steps.max()) <= 3
     assert found.float().isfinite().all()
-
-
-def test_sigmoids_that_are_off_by_a_little_move_numbers_far_from_zero():
-    x = torch.tensor([0.0, 1.0, 4.0, 9.0]).repeat(2000, 1)
-    (found,) = add_rounding([x], GATE_ROUNDING, 3)
-    assert (found - x).std(dim=0).tolist() == pytest.approx([0.0, 0.0079, 0.0415, 0.903], rel=0.1)
 
 
 def test_a_row_that_is_off_by_far_more_than_rounding_moves_it_is_judged_though_it_is_not_settled():
@@ -118,11 +111,3 @@ def test_a_reference_that_runs_under_no_mode_is_called_without_one():
 
     outputs, has_chosen = call_with_other_ties(picky, [torch.tensor([1.0, 3.0, 2.0])], seed=1)
     assert (outputs[0].tolist(), has_chosen) == ([3.0], False)
-
-
-def test_a_choice_keeps_its_shape_under_other_ties():
-    def largest(inputs):
-        return [inputs[0].argmax(**how) for how in ({"keepdim": True}, {}, {"dim": 1, "keepdim": True})]
-
-    outputs, _ = call_with_other_ties(largest, [torch.tensor([[1.0, 4.0], [3.0, 2.0]])], seed=1)
-    assert [one.tolist() for one in outputs] == [[[1]], 1, [[1], [0]]]

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
-from flashinfer_bench.bench.evaluators.integrity.constants import differs, find_constants, find_left_out
-from flashinfer_bench.bench.evaluators.integrity.finite_rows import count_nonfinite, find_finite_rows
-from tests.kit.operations import counting_operations
+from flashinfer_bench.bench.evaluators.integrity.constants import find_constants, find_left_out
+from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 
 pytestmark = pytest.mark.cpu
 INF, NAN = float("inf"), float("nan")
@@ -79,25 +78,7 @@ def test_who_rounds_his_inputs_is_not_blamed(solution, x, is_blamed):
 
 def test_a_reference_that_is_slow_blames_nobody():
     ticks = iter(range(0, 10_000, 20))
-    assert look(zeros, X, now=lambda: next(ticks)) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "usual", "does"),
-    [(1e-40, 0.0, False), (1e-9, 0.0, True), (1.001, 1.0, False), (0.9, 1.0, True), (NAN, 0.0, True)],
-)
-def test_a_float_differs_by_more_than_rounding(value, usual, does):
-    assert bool(differs(torch.tensor([value]), torch.tensor([usual]))) is does
-
-
-def test_nan_and_infinities_are_counted_together_with_one_wait():
-    outputs = [torch.tensor([NAN, 1.0, -INF]), torch.tensor([3, 4]), torch.tensor([[INF]]), torch.zeros(0)]
-    with counting_operations() as counted:
-        assert count_nonfinite(outputs) == 3
-    assert counted.waits() == 1
-    info = torch.finfo(torch.float32)
-    assert count_nonfinite([torch.tensor([info.max, info.min, info.tiny, -0.0])]) == 0
-    assert count_nonfinite([]) == 0
+    assert look(zeros, X, now=lambda: float(next(ticks))) is None
 
 
 def spoil(*places, by=INF):
@@ -120,7 +101,7 @@ MASKS = [[spoil((0, 0), by=-INF)], [spoil((0, 1), by=-INF)]]
           for by in (NAN, INF)),
         *((spoil((1, 3), by=by), spoil((4, 0)), USUAL, [False] * 6) for by in (INF, -INF)),  # it overflows
         (spoil((3, 3), (4, 4)), spoil(), [[spoil((0, 0))], [spoil((1, 1), (2, 2), by=NAN)]], None),  # as usual
-        (MASKED, MASKED, MASKS, True),  # infinities that are meant
+        (MASKED, MASKED, MASKS, None),  # infinities that are meant
         (MASKED + spoil((2, 5), by=NAN), MASKED, MASKS, [row != 2 for row in ROWS]),
         (MASKED + spoil((3, 5)), MASKED, MASKS, [False] * 6),
     ],
@@ -130,12 +111,4 @@ def test_rows_in_which_either_is_not_finite_are_left_out(expected, got, usual, k
     if kept is None:
         assert rows is None
     else:
-        assert rows.kept[0] is None if kept is True else rows.kept[0].tolist() == kept
-
-
-def test_outputs_without_rows_are_taken_or_left_whole_short_rows_together_and_integers_are_taken():
-    usual = [torch.ones(2), torch.arange(3), torch.ones(2), torch.ones(3, 4, 4)]
-    expected = [torch.tensor([1.0, INF]), usual[1], usual[2], usual[3].clone()]
-    expected[3][1, 2, 2] = NAN
-    rows = find_finite_rows(JudgedCall([], expected, expected), [usual])
-    assert [tuple(one.shape) for one in rows.take(expected)] == [(0, 2), (3,), (2,), (2, 16)]
+        assert rows.kept[0].tolist() == kept

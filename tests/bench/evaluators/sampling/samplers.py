@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
+from flashinfer_bench.data import Definition
+from tests.kit.make import make_definition
 
 CALLS = 100
 
@@ -16,13 +19,8 @@ def make_problem(
     logits = torch.randn(rows, vocabulary, generator=generator)
     sharpness = sharpest * (1 - 0.7 * torch.rand(rows, 1, generator=generator))
     half = torch.full((rows,), 0.5, dtype=torch.float64)
-    return SamplingProblem(
-        probabilities=(logits * sharpness).softmax(dim=-1),
-        top_k=torch.full((rows,), vocabulary // 4) if "k" in filters else None,
-        top_p=half + 0.3 if "p" in filters else None,
-        min_p=half / 10 if "m" in filters else None,
-        joint=False,
-    )
+    known = {"k": ("top_k", half.long() + vocabulary // 4), "p": ("top_p", half + 0.3), "m": ("min_p", half / 10)}
+    return SamplingProblem((logits * sharpness).softmax(dim=-1), dict(known[letter] for letter in filters))
 
 
 def expected_shares(problem: SamplingProblem) -> torch.Tensor:
@@ -30,13 +28,14 @@ def expected_shares(problem: SamplingProblem) -> torch.Tensor:
     shares = torch.zeros(problem.probabilities.shape, dtype=torch.float64)
     for row, probabilities in enumerate(problem.probabilities.double()):
         ordered, ids = probabilities.sort(descending=True)
-        if problem.min_p is not None:
-            ordered = torch.where(ordered >= problem.min_p[row] * ordered[0], ordered, 0.0)
-        if problem.top_k is not None:
-            ordered[int(problem.top_k[row]) :] = 0
+        filters = {name: value[row] for name, value in problem.filters.items()}
+        if "min_p" in filters:
+            ordered = torch.where(ordered >= filters["min_p"] * ordered[0], ordered, 0.0)
+        if "top_k" in filters:
+            ordered[int(filters["top_k"]) :] = 0
             ordered /= ordered.sum()
-        if problem.top_p is not None:
-            ordered = torch.where(ordered.cumsum(0) - ordered < problem.top_p[row], ordered, 0.0)
+        if "top_p" in filters:
+            ordered = torch.where(ordered.cumsum(0) - ordered < filters["top_p"], ordered, 0.0)
         shares[row, ids] = ordered / ordered.sum()
     return shares
 
@@ -44,6 +43,20 @@ def expected_shares(problem: SamplingProblem) -> torch.Tensor:
 def draw(shares: torch.Tensor, generator: torch.Generator, calls: int = CALLS) -> torch.Tensor:
     """Draw perfectly: [calls, rows]."""
     return torch.multinomial(shares, calls, replacement=True, generator=generator).T.contiguous()
+
+
+def as_calls(problem: SamplingProblem, tokens: torch.Tensor) -> tuple[Definition, list[JudgedCall]]:
+    """Return the definition that has a problem's filters, and calls that gave these tokens [calls, rows]."""
+    dtypes = {name: "int64" if name == "top_k" else "float64" for name in problem.filters}
+    definition = make_definition(
+        "joint" if problem.joint else "rows",
+        op_type="sampling",
+        axes={"n": None, "v": problem.probabilities.shape[1]},
+        inputs={"probs": "float32[n, v]", **{name: f"{dtype}[n]" for name, dtype in dtypes.items()}},
+        outputs={"samples": "int64[n]"},
+    )
+    inputs = [problem.probabilities, *problem.filters.values()]
+    return definition, [JudgedCall(inputs, [drawn], [drawn]) for drawn in tokens]
 
 
 def move_a_tenth(shares: torch.Tensor, is_target: torch.Tensor) -> torch.Tensor:

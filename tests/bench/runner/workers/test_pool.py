@@ -1,9 +1,6 @@
 """Which worker gets a solution, how many are kept warm, and which are ended before they meet one."""
 
-import base64
 import socket
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,30 +8,25 @@ import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
-from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
-from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
-from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.fork_server import READY
-from tests.kit.workers import ROOT
 
 pytestmark = pytest.mark.cpu
-FAST, GAPS = 1600, {"fast": 1600, "slow": 1750, "unknown": 0, "dead": -1, "coming": -2, "elsewhere": -3}
+FAST, GAPS = 1600, {"fast": 1600, "slow": 1750, "unknown": 0, "dead": -1, "coming": -2}
 FILES = {name: SolutionFiles(name) for name in ("one", "two", "three", "four")}
 
 
 class FakeWorker:
-    """A worker that starts with a given chain gap, late, on another GPU, or not at all."""
+    """A worker that starts with a given chain gap, late, or not at all."""
 
     def __init__(self, kind, name):
         self.kind, self.name = kind, name
         self.ready = SimpleNamespace(chain_gap_ns=max(0, GAPS[kind]))
         self.pid = self.given = None
         self.is_ready = self.is_ended = self.is_reaped = self.has_ended = self.is_deaf = False
-        self.is_on_another_gpu = kind == "elsewhere"
         self.log, self.overhead = BoundedLog(), BatchOverhead()
 
     def __str__(self):
@@ -79,7 +71,7 @@ class Bench:
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: self.room)
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed)
+        self.pool = open_pool(device, on_ready=self.heard.append, has_walls=sandboxed)
         self.pool.see_context(best)
 
     def run(self, script):
@@ -87,8 +79,8 @@ class Bench:
         for verb, *words in map(str.split, script.split(",")):
             if verb == "expect":
                 self.pool.expect([FILES[word] for word in words])
-            elif verb == "take":
-                self.pool.worker_for(FILES[words[0]])
+            elif verb in ("take", "reference_worker"):
+                self.pool.worker_for(FILES.get(words[0]) or reference_files(words[0]))
             elif verb in ("deaf", "gone"):
                 fields = {"deaf": ("is_deaf", True), "gone": ("has_ended", True)}
                 setattr(self.made[int(words[0])], *fields[verb])
@@ -99,8 +91,8 @@ class Bench:
         return " ".join(map(str, self.made))
 
 
-def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, has_walls=False):
-    hello = SimpleNamespace(device=device, gpu_index=index, sessions=sessions, has_walls=has_walls)
+def open_pool(device, sessions=1, on_ready=lambda _: None, has_walls=False):
+    hello = SimpleNamespace(device=device, sessions=sessions, has_walls=has_walls)
     return WorkerPool(None, None, hello, None, on_ready=on_ready)
 
 
@@ -117,7 +109,6 @@ SCRIPTS = [
     ("", {"room": 3}, "expect one two, take one, take one, take two", "one- two"),
     # one that does not start is no warm one, and none is started ahead until another has started
     ("fast dead fast", {"room": 2}, "expect one two three, take one, expect two three", "one two-"),
-    ("elsewhere fast", GPU, "take one", "one- one"),
     # the worker of a reference rests on a GPU while solutions run
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
     ("", GPU, "reference_worker a, rest_reference, reference_worker b", "reference- reference"),
@@ -135,13 +126,9 @@ SCRIPTS = [
 
 @pytest.mark.parametrize(("kinds", "given", "script", "workers"), SCRIPTS)
 def test_what_is_started_and_ended(monkeypatch, kinds, given, script, workers):
-    assert Bench(monkeypatch, kinds, **given).run(script) == workers
-
-
-def test_whoever_made_it_hears_of_each_worker_that_can_take_work(monkeypatch):
-    bench = Bench(monkeypatch, "slow fast", best=FAST)
-    bench.run("take one")
-    assert bench.heard == bench.made
+    bench = Bench(monkeypatch, kinds, **given)
+    assert bench.run(script) == workers
+    assert set(bench.heard) == {one for one in bench.made if one.is_ready}
 
 
 def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_what_it_said(monkeypatch):
@@ -151,35 +138,15 @@ def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_wha
 
 @pytest.mark.parametrize(
     ("device", "cores", "sessions", "gib", "starting", "most"),
-    [
-        ("cuda", 2, 1, 141, [1, 1], 8),
-        ("cuda", 64, 1, 24, [2, 4], 2),
-        ("cuda", 128, 8, 141, [1, 1], 8),
-        ("cpu", 64, 1, 64, [4, 4], 4),
-        ("cpu", 8, 1, 6, [1, 1], 1),
-    ],
+    [("cuda", 2, 1, 141, 1, 8), ("cuda", 64, 1, 24, 4, 2), ("cuda", 128, 8, 141, 1, 8), ("cpu", 8, 1, 6, 1, 1)],
 )
 def test_warm_workers_are_bounded_by_cores_and_memory(monkeypatch, device, cores, sessions, gib, starting, most):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(worker_pool, "total_bytes", lambda _device: gib << 30)
     monkeypatch.setattr(worker_pool, "usable_cores", lambda: cores)
-    pool, found = open_pool(device, sessions), []
-    for pool._has_started in (False, True):
-        found.append(pool._most_starting(pool._most_warm()))
-    assert (found, pool._most_warm()) == (starting, most)
-
-
-@pytest.mark.parametrize("precompiles", [True, False])
-def test_the_code_of_kernels_goes_to_workers_that_time(tmp_path, precompiles):
-    fields = {"device": "cuda", "gpu_uuid": "GPU-1", "gpu_index": 3, "sessions": 1, "worker_memory_bytes": 1 << 30}
-    fields |= {"has_walls": True, "sandbox_user": "the session's", "hidden": [], "gpu_capability": (9, 0)}
-    hello = SimpleNamespace(cache_root=str(tmp_path), timing=TimingSettings(), **fields)
-    pool = WorkerPool(None, None, hello, PolicyMaker(hello, {}), on_ready=lambda _: None)
-    pool.timing_image = b"code"
-    precompiled = (Artifact(tmp_path, "main.py", "run", "python"), {}) if precompiles else None
-    order = pool._make_order(FILES["one"], tmp_path / "home", tmp_path / "given", precompiled)
-    assert base64.b64decode(order["timing"]["image"]) == (b"" if precompiles else b"code")
-    assert order["environment"]["CUDA_VISIBLE_DEVICES"] == ("" if precompiles else "3")
+    pool = open_pool(device, sessions)
+    pool._has_started = True
+    assert (pool._most_starting(pool._most_warm()), pool._most_warm()) == (starting, most)
 
 
 @pytest.mark.parametrize(("said", "closes", "ready"), [(b"", False, False), (READY, False, True), (b"", True, False)])
@@ -194,27 +161,3 @@ def test_nothing_is_precompiled_before_the_server_says_that_it_is_ready(said, cl
             theirs.close()
         assert [pool.may_precompile(), pool.may_precompile()] == [ready] * 2
         assert (pool.precompiling is None) is closes
-
-
-SERVER = """
-import socket, sys, time
-import torch
-from flashinfer_bench.worker import fork_server
-fork_server.prepare_stand_in = lambda: (time.sleep(0.5), print("prepared", flush=True))
-preparation = fork_server.Preparation(is_for_gpu=True, precompiles={precompiles})
-fork_server.run_fork_server(socket.socket(fileno=int(sys.argv[1])), None, preparation)
-"""
-
-
-@pytest.mark.parametrize("precompiles", [True, False])
-def test_a_server_says_that_it_is_ready_where_its_workers_precompile(precompiles):
-    ours, theirs = socket.socketpair()
-    ours.settimeout(60)
-    command = [sys.executable, "-c", SERVER.format(precompiles=precompiles), str(theirs.fileno())]
-    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, stdout=subprocess.PIPE) as process:
-        theirs.close()
-        if precompiles:
-            assert ours.recv(8) == READY
-        ours.shutdown(socket.SHUT_WR)
-        assert ours.recv(8) == b""
-        assert process.stdout.read() == (b"prepared\n" if precompiles else b"")

@@ -6,8 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import arena as arena_module
-from flashinfer_bench.bench.runner.workers.arena import PAGE_BYTES, SMALLEST_BYTES, SharedArena, copy_of
+from flashinfer_bench.bench.runner.workers.arena import SMALLEST_BYTES, SharedArena, copy_of
 from flashinfer_bench.timing import driver
 from flashinfer_bench.worker import arena as shared
 
@@ -27,22 +26,6 @@ def test_an_arena_that_grows_keeps_the_old_memory_until_it_is_dropped():
         arena.drop_retired()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(before)
-
-
-@pytest.mark.parametrize(("has_room", "sizes"), [(True, [16, 32, 32, 64]), (False, [16, 18, 24, 40])])
-def test_a_large_arena_that_grows_doubles_where_there_is_room(monkeypatch, has_room, sizes):
-    monkeypatch.setattr(arena_module, "LARGE_BYTES", 0)
-    with SharedArena(torch.device("cpu")) as arena:
-        assert not arena._has_room(1)  # memory of the host is not doubled
-        monkeypatch.setattr(SharedArena, "_has_room", lambda *_: has_room)
-        seen = []
-        for pages in (16, 18, 24, 40):
-            arena.reserve(pages * PAGE_BYTES)
-            seen.append(arena.size // PAGE_BYTES)
-        assert seen == sizes
-        arena.release()
-        arena.reserve(5 * PAGE_BYTES - 1)
-        assert arena.size == 5 * PAGE_BYTES
 
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -68,7 +51,6 @@ def test_device_memory_that_an_arena_takes_holds_nothing_of_what_the_session_had
         assert not arena.block.any()
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files cannot be sealed here")
 @pytest.mark.parametrize("size", [0, 2 * SMALLEST_BYTES])
 def test_nobody_can_change_the_size_of_an_arena(size):
     with SharedArena(torch.device("cpu")) as arena:
@@ -117,9 +99,5 @@ def test_a_copy_of_bools_has_their_bytes():
 def test_memory_that_the_driver_does_not_give_is_known_by_its_type(monkeypatch):
     fake = Mock(cuMemFree_v2=Mock(return_value=2), cuGetErrorString=Mock(return_value=1))
     monkeypatch.setattr(driver, "driver", lambda: fake)
-    shared._library.cache_clear()
-    try:
-        with pytest.raises(shared.CudaMemoryError, match=r"freeing device memory failed.*CUDA error 2"):
-            shared.free(1)
-    finally:
-        shared._library.cache_clear()
+    with pytest.raises(shared.CudaMemoryError, match=r"freeing device memory failed.*CUDA error 2"):
+        shared.free(1)

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.along import Along, Meanwhile
 from flashinfer_bench.bench.runner.workers.timed.bounds import CREDITED_SHARE, REFUSED_SHARE, Confirmation, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
+    from flashinfer_bench.bench.runner.workers.process import Meanwhile
     from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
 
 USUAL: Final = 128, 4_000_000
@@ -274,7 +274,7 @@ class BatchTimer:
         numbers = self._trial.write(range(len(self._places)))
         self._calls += len(numbers)
         start = self._now_ns()
-        done = self._request("burst", along=Along(meanwhile=meanwhile), operations=self._operations)
+        done = self._request("burst", meanwhile=meanwhile, operations=self._operations)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._run()

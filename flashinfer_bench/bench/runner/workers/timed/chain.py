@@ -26,7 +26,6 @@ import torch
 
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
-from flashinfer_bench.bench.runner.workers.timed.along import Along
 from flashinfer_bench.bench.runner.workers.timed.bounds import (
     CHAIN_REFUSED_SHARE,
     CHAIN_SHARE,
@@ -341,8 +340,12 @@ class ChainTimer:
         block.clear()
         found: list[Committed] = []
         groups, launch_ns = count_groups(len(places.outputs(0))), self._launch_ns
-        along = Along([fd], lambda is_over: found.extend(hand_out(block, keys, groups, is_over, launch_ns)))
-        done = self._ask("relay", Called, "the measurement", along=along, size=size, **self._fields)
+
+        def give_keys(is_over: Callable[[], bool]) -> None:
+            found.extend(hand_out(block, keys, groups, is_over, launch_ns))
+
+        given = {"fds": [fd], "meanwhile": give_keys, "size": size}
+        done = self._ask("relay", Called, "the measurement", **given, **self._fields)
         # Outputs are judged as they were committed to: a worker may exchange them behind a check.
         rows = places.held_outputs()[: self._count].clone(memory_format=torch.contiguous_format)
         if len(found) < self._count or [one.digest for one in found] != self._tools.digests(

@@ -1,0 +1,267 @@
+"""How an entry function may be called, where it raised, and how a tool calls it as a program of its own."""
+
+import json
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+from flashinfer_bench.worker import one_call
+from flashinfer_bench.worker.errors import describe_error, find_location, message_of
+from flashinfer_bench.worker.jit.start import leave_untuned
+from flashinfer_bench.worker.load import (
+    KeywordRequired,
+    describe_signature,
+    find_operator,
+    load_entry,
+    load_python,
+    read_pybind_signature,
+    read_tvm_schema,
+)
+from flashinfer_bench.worker.main import describe_value
+from flashinfer_bench.worker.protocol import MAX_TEXT, Called, check_answer
+
+pytestmark = pytest.mark.cpu
+
+NAMED = (
+    '{"type":"ffi.Function","named_args":{"return":[{"type":"None"}],"params":[{"type":"DLTensor*"},{"type":"int"}]}}'
+)
+PLAIN = '{"type":"ffi.Function","args":[{"type":"ffi.Array","args":[{"type":"ffi.Tensor"}]},{"type":"ffi.Tensor"}]}'
+
+
+@pytest.mark.parametrize(
+    ("doc", "counts"),
+    [
+        ("run(arg0: torch.Tensor, arg1: torch.Tensor) -> None\n", (2, 2)),
+        ("run(x: Tuple[int, List[int]], y: int = 3, z: str = 'a') -> Dict[str, int]\n\nWords.", (1, 3)),
+        ("run(x: int, *args, **kwargs) -> object", (1, None)),
+        ("run(arg0: at::Tensor, mode: Mode = <Mode.fast: 1>) -> at::Tensor", (1, 2)),
+        ("words", None),
+        ("run(*args, **kwargs) -> x\nOverloaded function.\n\n1. run(a: int) -> x", None),
+    ],
+)
+def test_a_docstring_of_pybind11_tells_how_many_arguments_or_nothing(doc, counts):
+    signature = read_pybind_signature(doc)
+    assert (signature and (signature.minimum, signature.maximum)) == counts
+
+
+def test_an_operator_that_a_library_registers_is_found_with_its_arguments():
+    library = torch.library.Library("fib_load_test", "DEF")
+    known = frozenset(torch._C._dispatch_get_all_op_names())
+    library.define("twice(Tensor x, Tensor(a!) y) -> ()")
+    signature = describe_signature(find_operator("twice", known))
+    assert (signature.minimum, signature.maximum) == (2, 2)
+    assert find_operator("twice", [*known, "fib_load_test::twice"]) is None
+    assert find_operator("add", known) is None
+
+
+def test_both_forms_of_tvm_ffis_metadata_are_read_and_odd_ones_tell_nothing():
+    assert read_tvm_schema(NAMED) == (["DLTensor*", "int"], "None")
+    assert read_tvm_schema(PLAIN) == (["ffi.Tensor"], "ffi.Array")
+    for odd in (None, "", "[]", "{}", '{"args":[]}', '{"args":[1]}', '{"type":"ffi.Function"}'):
+        assert read_tvm_schema(odd) == (None, None)
+
+
+class Scale(torch.nn.Module):
+    """A module as an entry point."""
+
+    def forward(self, x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+        return x * eps
+
+
+class Compiled(torch.nn.Module):
+    """A module as torch.compile wraps one."""
+
+    def __init__(self):
+        super().__init__()
+        self._orig_mod = Scale()
+
+    def forward(self, *args, **kwargs):
+        return self._orig_mod(*args, **kwargs)
+
+
+def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+def script(thing):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it deprecated
+        return torch.jit.script(thing)
+
+
+PLAIN_FUNCTIONS = {
+    "any": (lambda *args, a=1, **kwargs: None, (0, None)),
+    "scripted": (script(multiply), (2, 2)),
+    "module": (Scale(), (1, 2)),
+    "scripted module": (script(Scale()), (1, 2)),
+    "compiled module": (Compiled(), (1, 2)),
+}
+
+
+@pytest.mark.parametrize(("function", "counts"), PLAIN_FUNCTIONS.values(), ids=PLAIN_FUNCTIONS)
+def test_a_python_callable_tells_how_many_arguments(function, counts):
+    signature = describe_signature(function)
+    assert (signature.minimum, signature.maximum) == counts
+
+
+def test_a_required_keyword_is_refused_unless_setup_gives_it():
+    with pytest.raises(KeywordRequired, match=r"needs a by keyword"):
+        describe_signature(lambda x, *, a: None)
+    signature = describe_signature(lambda x, *, a: None, is_prepared=True)
+    assert (signature.minimum, signature.maximum) == (1, 1)
+
+    def setup(x, *, a): ...
+
+    with pytest.raises(KeywordRequired, match=r"^setup .* needs a by keyword"):
+        describe_signature(setup)
+
+
+@pytest.mark.parametrize(
+    ("setup", "run", "least"),
+    [
+        (lambda x, y: {}, lambda x, y, a: None, 2),
+        (lambda x: {}, lambda x, y, *, a: None, 2),  # what setup gives are the keywords, so y is an output
+        (lambda *x: {}, lambda x, a: None, 0),
+    ],
+)
+def test_an_entry_function_needs_no_more_by_position_than_its_setup(setup, run, least):
+    signature = describe_signature(run, prepared_for=describe_signature(setup), is_prepared=True)
+    assert signature.minimum == least
+
+
+@pytest.mark.parametrize(
+    ("source", "has_setup"),
+    [
+        ("def setup(x): return {}\ndef run(x, *, plan): pass", True),
+        ("def run(x): pass", False),
+        ("setup = 'of the table'\ndef run(x): pass", False),
+        ("def setup(x): pass\nrun = setup", False),
+    ],
+    ids=["beside run", "none", "not callable", "run itself"],
+)
+def test_a_setup_beside_the_entry_function_is_found(tmp_path, monkeypatch, source, has_setup):
+    (tmp_path / "main.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    assert (load_entry(tmp_path, "main.py", "run", kind="python").setup is not None) is has_setup
+
+
+@pytest.mark.parametrize(("interprets", "timings"), [("1", [0.0, 0.0, 0.0]), ("0", None)])
+def test_autotuned_kernels_are_timed_by_nobody_under_the_interpreter(monkeypatch, interprets, timings):
+    tuner = type("Autotuner", (), {"_bench": lambda self, *args, config, **meta: None})
+    monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", types.SimpleNamespace(Autotuner=tuner))
+    monkeypatch.setenv("TRITON_INTERPRET", interprets)
+    leave_untuned()
+    assert tuner()._bench(1, config="first", n=2) == timings
+
+
+# Where a solution raised, in the words of its own files.
+
+HELPER = "def fail():\n    raise ValueError('no such tile')\n"
+CHAINED = """\
+from helper import fail
+def run(x):
+    try:
+        fail()
+    except ValueError as error:
+        raise RuntimeError("bad") from error
+"""
+KERNEL = """\
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def inner(x):
+    return tl.nothing(x)
+
+@triton.jit
+def kernel(p):
+    {line}
+
+def run(x):
+    source = ASTSource(fn=kernel, signature={{"p": "*fp32"}}, constexprs={{}})
+    triton.compile(source, target=GPUTarget("cuda", 90, 32))
+"""
+
+
+@pytest.fixture
+def raised(tmp_path, monkeypatch):
+    """Import sources and call `run` of main.py; returns what was raised."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+
+    def raise_it(source):
+        (tmp_path / "main.py").write_text(source)
+        (tmp_path / "helper.py").write_text(HELPER)
+        with pytest.raises(BaseException) as caught:
+            load_python(tmp_path, "main.py", "run").function(1)
+        return caught.value
+
+    yield raise_it
+    for name in {*sys.modules} - before:
+        if name == "helper" or "solution" in name:
+            del sys.modules[name]
+
+
+LOCATIONS = {
+    "helper": ("from helper import fail as run\n\n\nfail = run\nrun = lambda x: fail()\n", "at helper.py:2, in fail"),
+    "import": ("import nowhere\ndef run(x): ...\n", "at main.py:1"),
+    "syntax": ("def run(x)\n", "at main.py:1"),
+    "library": ("import json\ndef run(x):\n    json.loads('{')\n", "at main.py:3, in run"),
+    "cause": (CHAINED, "at main.py:6, in run; caused by ValueError: no such tile, at helper.py:2, in fail"),
+}
+
+
+@pytest.mark.parametrize(("source", "location"), LOCATIONS.values(), ids=LOCATIONS)
+def test_the_innermost_line_of_the_solution_is_named(raised, source, location):
+    assert find_location(raised(source)) == location
+    assert find_location(ValueError("it was raised outside")) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "location"),
+    [
+        ("tl.store(p, tl.nowhere(1))", "at main.py:12, in kernel"),
+        ("tl.store(p, missing)", "at main.py:12, in kernel"),
+        ("tl.store(p, inner(1))", "at main.py:8, in inner"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_kernel_that_does_not_compile_is_named_by_its_line(raised, line, location):
+    pytest.importorskip("triton")
+    error = raised(KERNEL.format(line=line))
+    assert find_location(error) == location
+    assert message_of(error).startswith(("AttributeError", "NameError", "module", "name"))
+
+
+def test_an_error_and_the_type_of_a_result_are_told_whatever_characters_they_have():
+    error = describe_error(ValueError("\ud800 is half" + "\udc00" * MAX_TEXT))
+    assert check_answer({"id": 1, "error": error}, 1, Called).error.message.startswith("\\ud800 is half\\udc00")
+    value = describe_value(type("T", (), {"__module__": "\ud800"})())
+    assert check_answer({"id": 1, "returned": [[value]]}, 1, Called).returned[0][0].type.startswith("\\ud800")
+
+
+PROGRAMS = {
+    "value": ("run = lambda *args: 1", None),
+    "dps": ("def fill(x, y):\n    y.fill_(x)\nrun = lambda *args: fill(*args)", None),
+    "wrong": ("def fail(*args):\n    raise ValueError(len(args))\nrun = lambda *args: fail(*args)", "ValueError: 2"),
+}
+
+
+@pytest.mark.parametrize(("source", "error"), PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_of_its_own_shows_its_style_by_a_call(tmp_path, monkeypatch, source, error):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "main.py").write_text(source)
+    outcome, order = tmp_path / "outcome.json", tmp_path / "order.json"
+    place = {"directory": str(tmp_path), "entry": "main.py", "symbol": "run", "kind": "python", "device": "cpu"}
+    style = {"style": "value", "style_is_settled": False, "warm_up_calls": 1, "outcome": str(outcome)}
+    values = {"arguments": {"x": {"scalar": 2}}, "outputs": [{"shape": [2], "dtype": "float32"}]}
+    order.write_text(json.dumps(place | style | values))
+    assert one_call.main([str(order)]) == (1 if error else 0)
+    told = json.loads(outcome.read_text())
+    assert told == {"called": True} if error is None else error in told["error"]
