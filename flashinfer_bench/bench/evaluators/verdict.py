@@ -7,7 +7,7 @@ any runnable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from flashinfer_bench.bench.evaluator_record import (
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import LOST_ROWS, NORM, NormRule, find_limit
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
@@ -169,29 +169,7 @@ def judge_norms(
     return decide(message, correctness, integrity)
 
 
-def check_trials(
-    definition: Definition,
-    sol_runnable: SolutionRunnable,
-    inputs: list[list[Any]],
-    ref_outputs: list[list[torch.Tensor]],
-    *,
-    judge: Callable[[JudgedCall], Verdict],
-) -> Verdict:
-    """Call the solution on each trial's inputs and judge what it gives; the first wrong trial decides."""
-    right = []
-    for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
-        got = check_form(definition, sol_runnable(*trial_inputs), expected)
-        if isinstance(got, Rejected):
-            return got
-        verdict = judge(JudgedCall(trial_inputs, got, expected))
-        if isinstance(verdict, Rejected):
-            which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
-            return replace(verdict, message=f"{verdict.message}{which}")
-        right.append(verdict.correctness)
-    return Accepted(_summarise(right))
-
-
-def _summarise(trials: Sequence[Correctness]) -> Correctness:
+def summarise(trials: Sequence[Correctness]) -> Correctness:
     """Sum up accepted trials: the largest errors of all, and the other findings of the trial with the largest error.
 
     If trials have a record of each output, the worst record of each output is kept.
