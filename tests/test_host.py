@@ -52,19 +52,11 @@ def test_without_a_limit_the_memory_is_the_machines(tmp_path, text):
     assert usable_memory(make_system(tmp_path, "0::/\n", {"memory.max": text})) == physical()
 
 
-@pytest.mark.parametrize(
-    ("lines", "files"),
-    [
-        ("0::/a\n", {"a/memory.events": "low 0\noom 5\noom_kill 3\n"}),
-        ("5:memory:/box\n", {"memory/box/memory.oom_control": "under_oom 0\noom_kill 3\n"}),
-    ],
-    ids=["own", "version 1"],
-)
-def test_kills_for_want_of_memory_are_counted_on_the_machine_and_in_the_container(tmp_path, lines, files):
-    system = make_system(tmp_path, lines, files)
-    assert count_memory_kills(system) == 3
-    (system / "proc/vmstat").write_text("oom_kill 2\n")
-    assert count_memory_kills(system) == 5
+def test_kills_for_want_of_memory_are_counted(tmp_path):
+    assert count_memory_kills(tmp_path) == 0
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/vmstat").write_text("oom_group 5\noom_kill 2\n")
+    assert count_memory_kills(tmp_path) == 2
 
 
 def test_a_system_without_control_groups_has_all_of_both(tmp_path):

@@ -47,13 +47,10 @@ def usable_memory(root: Path = SYSTEM) -> int:
 
 def count_memory_kills(root: Path = SYSTEM) -> int:
     """Return the kernel's count of processes that it ended because memory ran out; only its growth means anything."""
-    files = [root / "proc/vmstat"]
-    files += [folder / name for folder in _groups(root) for name in ("memory.events", "memory.oom_control")]
-    count = 0
-    for file in files:
-        with suppress(OSError):
-            count += sum(map(int, re.findall(r"^oom_kill (\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE)))
-    return count
+    with suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", (root / "proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 @contextmanager

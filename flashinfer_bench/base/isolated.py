@@ -17,8 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from ctypes import CDLL, c_ulong
 from importlib import import_module
 from pathlib import Path
@@ -26,8 +25,6 @@ from runpy import run_path
 from typing import Any, Final
 
 PR_SET_PDEATHSIG: Final = 1
-LEAST_WAIT_S: Final = 0.05
-"""Shortest wait for a response. A caller's clock may stand still meanwhile."""
 LOG_BYTES: Final = 4096
 """Bytes kept of the end of a log."""
 
@@ -65,7 +62,7 @@ class Isolated:
         folder: Path | None = None,
     ) -> None:
         start = ["-I", "-S", __file__] if isinstance(module, Path) else ["-m", __name__]
-        self._request: bytes | None = json.dumps(request).encode()
+        self._request = json.dumps(request).encode()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         self._process = subprocess.Popen(
             [sys.executable, *start, str(module), str(os.getpid())],
@@ -84,25 +81,23 @@ class Isolated:
     def __exit__(self, *exc_info: object) -> None:
         self.end()
 
-    def wait(self, limit_s: float, now: Callable[[], float] = time.monotonic) -> Any:
-        """Return the response.
+    def wait(self, limit_s: float) -> Any:
+        """Return the response; call it once.
 
         Args:
             limit_s: seconds that it may take.
-            now: the clock of that limit.
 
         Raises:
             IsolatedFailure: it ended without a response, or took too long.
         """
-        deadline = now() + limit_s
-        while (left := deadline - now()) > 0:
-            request, self._request = self._request, None  # it is given once
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                said, _ = self._process.communicate(request, timeout=max(LEAST_WAIT_S, left))
-                if self._process.returncode == 0:
-                    return json.loads(said)
-                raise IsolatedFailure(self._process.returncode, self._read_log())
-        raise IsolatedFailure(None, self._read_log())
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said, _ = self._process.communicate(self._request, timeout=limit_s)
+            code = self._process.returncode
+            if code == 0:
+                return json.loads(said)
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
+        raise IsolatedFailure(code, self._log.read().decode("utf-8", "replace").strip())
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and to all that it has started."""
@@ -117,10 +112,6 @@ class Isolated:
             with contextlib.suppress(BrokenPipeError):
                 if file is not None:
                     file.close()
-
-    def _read_log(self) -> str:
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
-        return self._log.read().decode("utf-8", "replace").strip()
 
 
 def run_isolated(module: str, request: Any, *, limit_s: float, environment: Mapping[str, str] | None = None) -> Any:

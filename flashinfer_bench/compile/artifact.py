@@ -85,6 +85,8 @@ class BuildRecipe:
     """The header that solutions with its binding include. The probe does so too for errors in headers of others."""
     needs_symbol: str | None = None
     """The symbol that the library must export. Without it the entry point is wrong."""
+    lacks_symbol: str = ""
+    """What the author has to change if it is missing."""
     header: BuildRecipe | None = None
     """The header that its compilers would take precompiled. It decides their duration and nothing else."""
     note: str | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -187,7 +186,7 @@ class Build:
             raise BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}")
         needs = other_architecture(failed)
         if needs is not None and not _chooses_architecture(self.solution):
-            raise BuildFault(f"the code needs another GPU than is here: {needs}")
+            raise BuildFault(f"the code needs another GPU or CUDA toolkit than is here: {needs}")
         message = describe_failure(failed, recipe.note)
         if OUT_OF_MEMORY.search(failed.output):
             limit = self._compilers.limits.memory_bytes / GIB
@@ -217,24 +216,11 @@ class Build:
         """Return the artifact, if the entry function is in it."""
         recipe = self.recipe
         files = self._cache.place(recipe.digest) / FILES
-        missing = find_missing_entry(recipe, files / recipe.entry)
-        return missing or Artifact(files, recipe.entry, recipe.symbol, recipe.kind, tuple(manifest.files.items()))
-
-
-def find_missing_entry(recipe: BuildRecipe, library: Path) -> BuildFailure | None:
-    """Return why a library lacks the entry function; None if it exports it."""
-    if recipe.needs_symbol is None:
-        return None
-    content = read_whole(library, MOST_FILE_BYTES)
-    if b"\0" + recipe.needs_symbol.encode() + b"\0" in content:
-        return None
-    if recipe.kind == "torch":
-        return BuildFailure("error: no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)")
-    names = sorted({name.decode() for name in re.findall(rb"\0__tvm_ffi_([A-Za-z]\w*)(?=\0)", content)})
-    return BuildFailure(
-        f"error: the library exports no function {recipe.symbol!r}; it has: {', '.join(names[:20]) or 'none'}; "
-        f"export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({recipe.symbol}, your_function)"
-    )
+        if recipe.needs_symbol is not None:
+            content = read_whole(files / recipe.entry, MOST_FILE_BYTES)
+            if f"\0{recipe.needs_symbol}\0".encode() not in content:
+                return BuildFailure(f"error: {recipe.lacks_symbol}")
+        return Artifact(files, recipe.entry, recipe.symbol, recipe.kind, tuple(manifest.files.items()))
 
 
 def has_no_room(folder: Path) -> bool:

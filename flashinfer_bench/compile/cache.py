@@ -14,6 +14,7 @@ staging folder. Nothing is removed while a run uses the cache; a run that begins
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import time
@@ -142,6 +143,7 @@ class ArtifactCache:
         try:
             yield
         finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # forks have the file open, too
             os.close(fd)
 
     @contextmanager
@@ -180,6 +182,7 @@ class ArtifactCache:
                 except TimeoutError:
                     if time.monotonic() > deadline:
                         raise
+            held.callback((folder.path / digest).unlink, missing_ok=True)  # forks have the file open, too
             yield
 
     def read(self, digest: str, expected: Mapping[str, str]) -> Manifest | None:

@@ -182,28 +182,24 @@ class BuildFarm:
         build = self._make(solution)
         return build if isinstance(build, Built) else describe(solution, build, build.run())
 
-    def poll(self) -> list[Built]:
-        """Return the builds that ended. Never waits for a compiler."""
+    def poll(self) -> None:
+        """Take the builds that ended. Never waits for a compiler."""
         with suppress(BlockingIOError):
             self._woken.recv(1 << 12)
-        ended = {future: self._running.pop(future) for future in list(self._running) if future.done()}
-        return [self._keep(build, future.result()) for future, build in ended.items() if build.solution is not None]
+        for future in [future for future in self._running if future.done()]:
+            self._keep(self._running.pop(future), future.result())
 
     def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
         """Build solutions, and yield each with its artifact or error when it is known. Ready ones come first."""
-        listed = list(solutions)
-        self.add(listed)
-        waited: dict[str, list[Solution]] = {}
-        for solution in listed:
-            if self.is_ready(solution):
-                yield self.built(solution)
-            else:
-                waited.setdefault(solution.digest(), []).append(solution)
-        while waited:
-            self.wait()
-            for built in self.poll():
-                for solution in waited.pop(built.solution.digest(), []):
-                    yield replace(built, solution=solution)
+        left = list(solutions)
+        self.add(left)
+        while left:
+            ready = [self.built(solution) for solution in left if self.is_ready(solution)]
+            left = [solution for solution in left if not self.is_ready(solution)]
+            yield from ready
+            if left:
+                self.wait()
+                self.poll()
 
     def wait(self) -> None:
         """Sleep until a build has ended."""
@@ -222,11 +218,9 @@ class BuildFarm:
             return Built(solution, None, failure, 0.0, was_cached=False)
         return Build(solution, recipe, self._cache, self._compilers)
 
-    def _keep(self, build: Build, outcome: Outcome) -> Built:
-        solution = build.solution
-        assert solution is not None  # nobody asks for a header
-        self._built[solution.digest()] = built = describe(solution, build, outcome)
-        return built
+    def _keep(self, build: Build, outcome: Outcome) -> None:
+        if build.solution is not None:
+            self._built[build.solution.digest()] = describe(build.solution, build, outcome)
 
 
 def is_compiled(solution: Solution) -> bool:

@@ -65,24 +65,11 @@ LINK_FLAGS: Final = (
     r"-Wl,(--as-needed|--no-as-needed|--gc-sections|--no-undefined|-s|-O[0-3]|-Bsymbolic(-functions)?)",
     r"-Wl,(-z,[a-z\-]+|--exclude-libs,[\w.][\w.:\-]*|--allow-shlib-undefined)",
 )
-NVCC_NAMES: Final = {
-    "-gencode": "-gencode",
-    "--generate-code": "-gencode",
-    "-arch": "-arch",
-    "--gpu-architecture": "-arch",
-    "-code": "-code",
-    "--gpu-code": "-code",
-    "-std": "-std",
-    "--std": "-std",
-    **{
-        f"{dashes}{name}": f"--{name}"
-        for dashes in ("-", "--")
-        for name in ("maxrregcount", "threads", "split-compile", "diag-suppress", "default-stream", "rdc")
-    },
-    "-t": "--threads",
-}
-"""Flags of nvcc whose value may be the next word → their spelling with `=`."""
-
+TWO_WORDS: Final = re.compile(
+    r"-gencode|--generate-code|-arch|--gpu-architecture|-code|--gpu-code|-t|"
+    r"--?(std|maxrregcount|threads|split-compile|diag-suppress|default-stream|rdc)"
+)
+"""Flags of nvcc whose value may be the next word."""
 KINDS: Final = {"cflags": ("cxx", CXX_FLAGS), "cuda_cflags": ("nvcc", NVCC_FLAGS), "ld_flags": ("link", LINK_FLAGS)}
 """Field of a solution's options → the list that it becomes, and patterns of the flags that are allowed there."""
 FORWARDED: Final = {
@@ -161,7 +148,7 @@ def _check(kind: str, patterns: Sequence[str], words: Iterator[str], readable: S
             _path("-rpath", found[1], readable)
             yield word
         else:
-            whole = f"{NVCC_NAMES[word]}={_value(word, words)}" if kind == "nvcc" and word in NVCC_NAMES else word
+            whole = f"{word}={_value(word, words)}" if kind == "nvcc" and TWO_WORDS.fullmatch(word) else word
             if not _matches(whole, patterns):
                 raise _Refused(f"{whole!r} is not allowed")
             yield _on_one_core(whole)

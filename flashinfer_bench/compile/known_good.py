@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.data import Definition, Solution
 
@@ -36,18 +36,14 @@ class KnownGood:
 
     def solution(self, note: str = "") -> Solution:
         """Return it as a solution of `define_double()`. With another note no cache has it."""
-        name = f"known_good_{self.entry.replace('.', '_')}" + (f"_{self.binding}" if self.binding else "")
-        spec: dict[str, Any] = {"language": self.language, "entry_point": f"{self.entry}::run"}
-        spec |= {"target_hardware": ["any"], "destination_passing_style": False}
-        if self.binding:
-            spec["binding"] = self.binding
+        spec = {"language": self.language, "binding": self.binding, "entry_point": f"{self.entry}::run"}
         comment = f"# {note}\n" if note else ""
         return Solution.model_validate(
             {
-                "name": name,
+                "name": "_".join(filter(None, (NAME, self.entry.replace(".", "_"), self.binding))),
                 "definition": NAME,
                 "author": "doctor",
-                "spec": spec,
+                "spec": {**spec, "target_hardware": ["any"], "destination_passing_style": False},
                 "sources": [{"path": self.entry, "content": comment + self.source}],
             }
         )
@@ -197,8 +193,8 @@ def programs_like(language: str, binding: str, sources: Iterable[str]) -> list[K
         binding: the solution's where it is compiled ahead.
         sources: the texts of a solution that is not.
     """
-    ahead = [one for one in PROGRAMS if one.binding is not None and (one.language, one.binding) == (language, binding)]
-    if ahead:
-        return ahead
     text = "\n".join(sources)
-    return [one for one in PROGRAMS if one.binding is None and (not one.words or any(w in text for w in one.words))]
+    ahead = [one for one in PROGRAMS if one.binding is not None and (one.language, one.binding) == (language, binding)]
+    return ahead or [
+        one for one in PROGRAMS if one.binding is None and (not one.words or any(word in text for word in one.words))
+    ]

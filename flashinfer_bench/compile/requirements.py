@@ -11,7 +11,7 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,11 +20,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
-from flashinfer_bench.compile.artifact import BuildFailure, BuildTarget
+from flashinfer_bench.compile.artifact import BuildFailure
 from flashinfer_bench.compile.flags import check_flags
 from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain, find_package
 from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
 from flashinfer_bench.data.entry import find_binding
+from flashinfer_bench.data.languages import Language
 
 DISTRIBUTIONS: Final = {
     "pytorch": "torch",
@@ -81,23 +82,7 @@ LACKS: Final = (
     re.compile(r"^\S*ld(?:\.\w+)?: cannot find -l(\w+)", re.MULTILINE),
 )
 """How g++, nvcc and ld report a file that they lack."""
-FIRST_TOOLKIT: Final = {
-    "80": (11, 0),
-    "86": (11, 1),
-    "87": (11, 4),
-    "89": (11, 8),
-    "90": (11, 8),
-    "90a": (12, 0),
-    **dict.fromkeys(("100a", "101a", "120a"), (12, 8)),
-    **dict.fromkeys(("103a", "121a"), (12, 9)),
-}
-"""Architecture → the first CUDA toolkit that compiles for it (NVIDIA's release notes)."""
-OLDEST_OF_CUDA_13: Final = 75
-"""CUDA 13 does not compile for GPUs of a lower compute capability than this (7.5)."""
 NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
-
-Versions = Callable[[str], str | None]
-"""Returns the version of a distribution: "" for an unknown version, None if it is not installed."""
 
 
 def is_installed(package: str) -> bool:
@@ -105,18 +90,13 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def find_unavailable_languages(
-    toolchain: Toolchain, *, installed: Callable[[str], bool] = is_installed
-) -> dict[str, str | None]:
+def find_unavailable_languages(toolchain: Toolchain) -> dict[str, str | None]:
     """Return each language that solutions may name → why it cannot be built here, or None if it can."""
-    return {language.value: _why_unavailable(language, toolchain, installed) for language in SupportedLanguages}
+    return {language.value: _why_unavailable(language.record, toolchain) for language in SupportedLanguages}
 
 
-def _why_unavailable(
-    language: SupportedLanguages, toolchain: Toolchain, installed: Callable[[str], bool]
-) -> str | None:
-    record = language.record
-    if record.package is not None and not installed(record.package):
+def _why_unavailable(record: Language, toolchain: Toolchain) -> str | None:
+    if record.package is not None and not is_installed(record.package):
         return f"{record.package} is not installed; try: pip install {record.package}"
     if record.requires_cuda and toolchain.cuda is None:
         return "there is no nvcc; install the CUDA toolkit, or set CUDA_HOME to it"
@@ -126,18 +106,17 @@ def _why_unavailable(
 
 
 def why_not_buildable(
-    solution: Solution, toolchain: Toolchain, target: BuildTarget, capabilities: Sequence[tuple[int, int]] = ()
+    solution: Solution, toolchain: Toolchain, capabilities: Sequence[tuple[int, int]] = ()
 ) -> str | None:
     """Return what this machine lacks for a solution, with what to install; None if nothing is missing.
 
     Args:
         solution: what is to be built.
         toolchain: the compilers and libraries of this machine.
-        target: the GPUs that it is built for.
         capabilities: the compute capabilities of the GPUs that are to run it; empty if it is only compiled.
     """
     record = solution.spec.language.record
-    reason = _why_unavailable(solution.spec.language, toolchain, is_installed)
+    reason = _why_unavailable(record, toolchain)
     if reason is not None:
         return reason
     missing = find_missing(solution.spec.dependencies, toolchain, is_compiled=record.is_compiled)
@@ -151,28 +130,19 @@ def why_not_buildable(
     elif toolchain.python_include is None:
         return "binding torch: Python's own headers are missing; install them (apt-get install python3-dev)"
     cuda = toolchain.cuda if record.requires_cuda else None
-    return _why_wrong_architecture(solution, cuda, target, capabilities) if cuda else None
+    return _why_wrong_architecture(solution, cuda, capabilities) if cuda else None
 
 
 def _why_wrong_architecture(
-    solution: Solution, cuda: CudaToolkit, target: BuildTarget, capabilities: Sequence[tuple[int, int]]
+    solution: Solution, cuda: CudaToolkit, capabilities: Sequence[tuple[int, int]]
 ) -> str | None:
     try:
         chosen = chosen_targets(check_flags(solution.spec.compile_options, [cuda.home]).nvcc)
     except BuildFailure:
         return None  # the build will say what is wrong with its flags
-    if chosen:
-        unfit = [one for one in capabilities if not any(runs_on(name, one) for name in chosen)]
-        there = " and ".join(f"sm_{major}{minor}" for major, minor in unfit)
-        return f"it is compiled for {', '.join(chosen)} alone; the GPU here is {there}" if unfit else None
-    version = ".".join(map(str, cuda.version))
-    for name in target.architectures:
-        first = FIRST_TOOLKIT.get(name, (0, 0))
-        if cuda.version < first:
-            return f"CUDA {version} cannot compile for sm_{name}; install CUDA {first[0]}.{first[1]} or newer"
-        if cuda.version >= (13, 0) and int(name.rstrip("af")) < OLDEST_OF_CUDA_13:
-            return f"CUDA {version} no longer compiles for sm_{name}; install CUDA 12"
-    return None
+    unfit = [one for one in capabilities if chosen and not any(runs_on(name, one) for name in chosen)]
+    there = " and ".join(f"sm_{major}{minor}" for major, minor in unfit)
+    return f"it is compiled for {', '.join(chosen)} alone; the GPU here is {there}" if unfit else None
 
 
 def chosen_targets(flags: Iterable[str]) -> list[str]:
@@ -183,7 +153,7 @@ def chosen_targets(flags: Iterable[str]) -> list[str]:
     targets: list[str] = []
     for flag in flags:
         name, _, value = flag.partition("=")
-        if name == "-gencode":
+        if name in ("-gencode", "--generate-code"):
             targets += [found[0] for found in NAMED.finditer(value.partition("code=")[2])]
         elif name in ("-arch", "--gpu-architecture") and NAMED.fullmatch(value):
             targets += [value, value.replace("sm_", "compute_")]
@@ -234,9 +204,9 @@ def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None
     return None
 
 
-def cutlass_includes(environment: Mapping[str, str] = os.environ) -> list[Path]:
+def cutlass_includes() -> list[Path]:
     """Return the folders of CUTLASS's headers: from $CUTLASS_PATH, else nvidia-cutlass, else FlashInfer's copy."""
-    homes = [Path(environment["CUTLASS_PATH"])] if environment.get("CUTLASS_PATH") else []
+    homes = [Path(named)] if (named := os.environ.get("CUTLASS_PATH")) else []
     for package, inner in (("cutlass_library", "source"), ("flashinfer", "data/cutlass")):
         folder = find_package(package)
         homes += [folder / inner] if folder is not None else []
@@ -252,14 +222,7 @@ def wants_cutlass(dependencies: Iterable[str]) -> bool:
     return any(requirement is not None and canonicalize_name(requirement.name) in CUTLASS for requirement in parsed)
 
 
-def find_missing(
-    dependencies: Iterable[str],
-    toolchain: Toolchain,
-    *,
-    is_compiled: bool,
-    versions: Versions | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> list[str]:
+def find_missing(dependencies: Iterable[str], toolchain: Toolchain, *, is_compiled: bool) -> list[str]:
     """Return a line for each dependency that is not met. It says what is there, and what to install."""
     lines: list[str] = []
     for requirement in map(_parse, dependencies):
@@ -276,14 +239,14 @@ def find_missing(
             there = ".".join(map(str, toolchain.cuda.version)) if toolchain.cuda else None
             remedy = "install the CUDA toolkit, or set CUDA_HOME to it"
         elif is_compiled and name in CUTLASS:
-            there = "" if cutlass_includes(environment) else None
+            there = "" if cutlass_includes() else None
             remedy = "pip install nvidia-cutlass, or set CUTLASS_PATH to its sources"
         elif is_compiled and header is not None:
             there = "" if _has_header(toolchain, header) else None
             remedy = "it comes with the CUDA toolkit, or with NVIDIA's pip packages"
         else:
             distribution = DISTRIBUTIONS.get(name, name)
-            there = (versions or installed_version)(distribution)
+            there = installed_version(distribution)
             remedy = f"pip install '{distribution}{requirement.specifier}'"
         if there is None:
             lines.append(f"it needs {requirement}, which is not installed; try: {remedy}")

@@ -20,9 +20,10 @@ from typing import Final
 
 CXX_NAMES: Final = ("g++", "c++", "clang++")
 DRIVER_FOLDERS: Final = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
-"""Folders that may have the driver's libcuda.so where the toolkit has no stub of it."""
+"""Folders that may have the driver's libcuda.so if the toolkit has no stub of it."""
+TORCH_FOLDERS: Final = ("include", "include/torch/csrc/api/include")
 OLDEST_TORCH_STANDARD: Final = 17
-"""The C++ standard for torch's headers where its own extension builder names none."""
+"""The C++ standard for torch's headers if its own extension builder names none."""
 
 
 @dataclass(frozen=True)
@@ -63,32 +64,22 @@ class CudaToolkit:
 
 
 @dataclass(frozen=True)
-class TvmFfi:
-    """The files of apache-tvm-ffi."""
+class BindingFiles:
+    """The files of the package that a binding needs: apache-tvm-ffi, or torch."""
 
     home: Path
     version: str
-
-    def includes(self) -> list[Path]:
-        """Return the folders of its headers."""
-        return [self.home / "include", self.home / "3rdparty" / "dlpack" / "include"]
-
-
-@dataclass(frozen=True)
-class TorchFiles:
-    """The files of the installed torch."""
-
-    home: Path
-    version: str
-    standard: int
-    """The C++ standard that its own extension builder asks for."""
-    has_new_abi: bool
+    folders: tuple[str, ...]
+    """Folders of its headers, below `home`."""
+    standard: int = 17
+    """The C++ standard that its headers want."""
+    has_new_abi: bool = True
     """It was compiled with libstdc++'s C++11 ABI."""
-    has_cuda: bool
+    has_cuda: bool = False
 
     def includes(self) -> list[Path]:
         """Return the folders of its headers."""
-        return [self.home / "include", self.home / "include" / "torch" / "csrc" / "api" / "include"]
+        return [self.home / folder for folder in self.folders]
 
 
 @dataclass(frozen=True)
@@ -97,8 +88,8 @@ class Toolchain:
 
     cxx: Compiler | None
     cuda: CudaToolkit | None
-    tvm_ffi: TvmFfi | None
-    torch: TorchFiles | None
+    tvm_ffi: BindingFiles | None
+    torch: BindingFiles | None
     python_include: Path | None
     """The folder with Python.h."""
     nvidia_packages: tuple[Path, ...] = ()
@@ -107,13 +98,17 @@ class Toolchain:
 
 def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
     """Look for everything. $CXX and $CUDA_HOME come before the path."""
+    include = Path(sysconfig.get_paths()["include"])
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    packages = [folder for root in roots if root.is_dir() for folder in sorted(root.iterdir())]
     return Toolchain(
         cxx=find_cxx(environment),
         cuda=find_cuda(environment),
         tvm_ffi=find_tvm_ffi(),
         torch=find_torch(),
-        python_include=find_python_include(),
-        nvidia_packages=find_nvidia_packages(),
+        python_include=include if (include / "Python.h").is_file() else None,
+        nvidia_packages=tuple(one for one in packages if (one / "include").is_dir() or (one / "lib").is_dir()),
     )
 
 
@@ -160,15 +155,15 @@ def find_package(name: str) -> Path | None:
     return Path(folders[0]) if folders else None
 
 
-def find_tvm_ffi() -> TvmFfi | None:
+def find_tvm_ffi() -> BindingFiles | None:
     """Return apache-tvm-ffi's files."""
     home = find_package("tvm_ffi")
     if home is None or not (home / "include" / "tvm" / "ffi" / "function.h").is_file():
         return None
-    return TvmFfi(home, _version("apache-tvm-ffi"))
+    return BindingFiles(home, _version("apache-tvm-ffi"), ("include", "3rdparty/dlpack/include"))
 
 
-def find_torch() -> TorchFiles | None:
+def find_torch() -> BindingFiles | None:
     """Return torch's files, with what its headers ask of a compiler."""
     home = find_package("torch")
     if home is None or not (home / "include" / "torch" / "extension.h").is_file():
@@ -176,27 +171,14 @@ def find_torch() -> TorchFiles | None:
     settings = home / "share" / "cmake" / "Torch" / "TorchConfig.cmake"  # names the ABI up to torch 2.6 or so
     loader = home / "utils" / "cpp_extension.py"
     asked = re.search(r"-std=c\+\+(\d+)", loader.read_text(encoding="utf-8")) if loader.is_file() else None
-    return TorchFiles(
+    return BindingFiles(
         home=home,
         version=_version("torch"),
+        folders=TORCH_FOLDERS,
         standard=int(asked[1]) if asked else OLDEST_TORCH_STANDARD,
         has_new_abi=not (settings.is_file() and b"_GLIBCXX_USE_CXX11_ABI=0" in settings.read_bytes()),
         has_cuda=(home / "lib" / "libc10_cuda.so").is_file(),
     )
-
-
-def find_python_include() -> Path | None:
-    """Return the folder of Python's own headers, where they are installed."""
-    include = Path(sysconfig.get_paths()["include"])
-    return include if (include / "Python.h").is_file() else None
-
-
-def find_nvidia_packages() -> tuple[Path, ...]:
-    """Return the folders of NVIDIA's pip packages that have headers or libraries."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    folders = [folder for root in roots if root.is_dir() for folder in sorted(root.iterdir())]
-    return tuple(folder for folder in folders if (folder / "include").is_dir() or (folder / "lib").is_dir())
 
 
 def _version(distribution: str) -> str:

@@ -33,44 +33,37 @@ TOP_K: Final = re.compile(r"(?:^|_)topk(\d+)(?:_|$)")
 Values = Mapping[str, Sequence[int]]
 """Name of an input → its numbers: offsets, lengths, indices."""
 Counted = tuple[float, Mapping[str, float]]
-"""FLOPs; and for inputs and outputs that are used in part: name → bytes of that part."""
+"""FLOPs; and for inputs and outputs that are used in part: name → share of its bytes."""
 
 
 @dataclass(frozen=True)
 class Sized:
-    """A definition with the sizes of its axes, and the known values of its index inputs.
-
-    A name that is missing raises LookupError or ValueError.
-    """
+    """A definition with the sizes of its axes, and the known values of its index inputs."""
 
     definition: Definition
     axes: Mapping[str, int]
     """Every axis → its size."""
     values: Values
+    specs: Mapping[str, TensorSpec]
+    """All inputs and outputs by name."""
 
-    @property
-    def first_input(self) -> str:
-        """The name of the first input, empty if there is none."""
-        return next(iter(self.definition.inputs), "")
-
-    @property
-    def first_output(self) -> str:
-        """The name of the first output, empty if there is none."""
-        return next(iter(self.definition.outputs), "")
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """All inputs and outputs by name."""
-        return {**self.definition.inputs, **self.definition.outputs}
-
-    def has(self, name: str) -> bool:
-        """Tell whether there is an input of this name."""
+    def __contains__(self, name: str) -> bool:
         return name in self.definition.inputs
 
-    def size(self, *names: str) -> int:
-        """Return the size of the first of these axes that the definition has."""
-        size, *_ = [self.axes[name] for name in names if name in self.axes]
+    def __getitem__(self, names: str) -> int:
+        """Return the size of the first axis that there is, of names with | between them; ValueError for none."""
+        size, *_ = [self.axes[name] for name in names.split("|") if name in self.axes]
         return size
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape of the first input."""
+        return self.shape(next(iter(self.definition.inputs), ""))
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The shape of the first output."""
+        return self.shape(next(iter(self.definition.outputs), ""))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an input or output, in elements."""
@@ -81,10 +74,6 @@ class Sized:
         spec = self.specs[name]
         return 0.0 if spec.shape is None else prod(self.shape(name)) * size_of(spec.dtype)
 
-    def part(self, share: float, *names: str) -> dict[str, float]:
-        """Return the bytes of a share of those inputs and outputs that there are."""
-        return {name: self.nbytes(name) * share for name in names if name in self.specs}
-
 
 def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | None = None) -> Cost | None:
     """Return the cost of one call; None if the op type, its axes or its lengths are not known.
@@ -94,10 +83,10 @@ def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | 
         axes: every axis by name.
         values: the known values of index inputs.
     """
-    sized = Sized(definition, axes, values or {})
+    sized = Sized(definition, axes, values or {}, {**definition.inputs, **definition.outputs})
     try:
-        flops, used = FORMULAS[definition.op_type.replace("-", "_")](sized)
-        total = sum(used[name] if name in used else sized.nbytes(name) for name in sized.specs)
+        flops, shares = FORMULAS[definition.op_type.replace("-", "_")](sized)
+        total = sum(shares.get(name, 1.0) * sized.nbytes(name) for name in sized.specs)
         return Cost(flops, total, _unit(sized)) if min(flops, total) >= 0 else None
     except (LookupError, ArithmeticError, ValueError):  # stored numbers may be anything
         return None
@@ -112,17 +101,16 @@ def _unit(sized: Sized) -> Unit:
         for name, spec in sized.definition.inputs.items()
         if DTYPES[spec.dtype].kind == "float" and len(spec.shape or ()) >= 2 and not NO_FACTOR.search(name.lower())
     ]
-    (_, first), *_ = factors  # raises where whole numbers are multiplied: no peak is listed for them
+    (_, first), *_ = factors  # raises for whole numbers: no peak is listed for them
     _, largest = max(factors, key=lambda factor: factor[0])
     return UNIT_OF.get(max(first, largest, key=size_of), "fp32")
 
 
 def _gemm(sized: Sized) -> Counted:
     """2 m n k: every element of the output sums over the last axis of the first input."""
-    rows, columns = sized.shape(sized.first_input), sized.shape(sized.first_output)
-    if rows[:-1] != columns[:-1]:
+    if sized.rows[:-1] != sized.result[:-1]:
         raise LookupError
-    return 2.0 * prod(columns) * rows[-1], {}
+    return 2.0 * prod(sized.result) * sized.rows[-1], {}
 
 
 def _lowbit(sized: Sized) -> Counted:
@@ -131,22 +119,23 @@ def _lowbit(sized: Sized) -> Counted:
     In a product a second matrix, which is no scale, has the output's last axis and at least one bit for each column of
     the first input. The first input is a float: whole numbers may be packed, and then its axis is not the summed one.
     """
-    inputs, first, out = sized.definition.inputs, sized.first_input, sized.first_output
-    summed, kept = (inputs[first].shape or [""])[-1], (sized.definition.outputs[out].shape or [""])[-1]
-    wanted = sized.shape(first)[-1] * sized.shape(out)[-1]
-    has_factor = any(
+    (_, first), *others = sized.definition.inputs.items()
+    (out, *_) = sized.definition.outputs.values()
+    summed, kept = (first.shape or [""])[-1], (out.shape or [""])[-1]
+    wanted = sized.rows[-1] * sized.result[-1]
+    factors = (
         8 * sized.nbytes(name) >= wanted
-        for name, spec in inputs.items()
-        if name != first and len(spec.shape or ()) >= 2 and kept in (spec.shape or ()) and "scale" not in name.lower()
+        for name, spec in others
+        if len(spec.shape or ()) >= 2 and kept in (spec.shape or ()) and "scale" not in name.lower()
     )
-    if summed == kept or not has_factor or DTYPES[inputs[first].dtype].kind != "float":
+    if summed == kept or DTYPES[first.dtype].kind != "float" or not any(factors):
         raise LookupError
     return _gemm(sized)
 
 
 def _rmsnorm(sized: Sized) -> Counted:
     """Five operations for each element (square, add, two multiplications, mean and root); six with a residual."""
-    return float((5 + sized.has("residual")) * prod(sized.shape(sized.first_input))), {}
+    return float((5 + ("residual" in sized)) * prod(sized.rows)), {}
 
 
 def _rope(sized: Sized) -> Counted:
@@ -154,41 +143,38 @@ def _rope(sized: Sized) -> Counted:
 
     A part of a head may be rotated, so the size of a head alone is not enough.
     """
-    tokens = sized.size("num_tokens", "tokens", "nnz")
-    heads = sized.size("num_qo_heads", "num_heads") + sized.size("num_kv_heads")
-    if not sized.has("cos_sin_cache"):
-        return 3.0 * tokens * heads * sized.size("rotary_dim"), {}
-    rotary = sized.axes.get("rotary_dim", sized.shape("cos_sin_cache")[-1])
-    share = min(1.0, tokens / sized.size("max_seq_len"))
-    return 3.0 * tokens * heads * rotary, sized.part(share, "cos_sin_cache")
+    tokens, angles = sized["num_tokens|tokens|nnz"], "cos_sin_cache"
+    elements = 3.0 * tokens * (sized["num_qo_heads|num_heads"] + sized["num_kv_heads"])
+    if angles not in sized:
+        return elements * sized["rotary_dim"], {}
+    rotary = sized.axes.get("rotary_dim", sized.shape(angles)[-1])
+    return elements * rotary, {angles: min(1.0, tokens / sized["max_seq_len"])}
 
 
 def _attention(sized: Sized) -> Counted:
-    """2 pairs Hq (dqk + dvo). Only the used tokens of a paged cache are read.
-
-    MLA over a compressed cache has scores over both parts, and values from the compressed one: 2 ckv + kpe.
-    """
+    """2 pairs Hq (dqk + dvo). Only the used tokens of a paged cache are read."""
     queries, keys = _lengths(sized)
-    pairs, heads = _pairs(sized, queries, keys), sized.size("num_qo_heads")
-    if sized.has("ckv_cache"):
-        return 2.0 * pairs * heads * _mla_dims(sized), _used_tokens(sized, sum(keys), "ckv_cache", "kpe_cache")
-    dims = sized.size("head_dim", "qk_dim", "head_dim_qk") + sized.size("head_dim", "vo_dim", "head_dim_vo")
-    return 2.0 * pairs * heads * dims, _used_tokens(sized, sum(keys), "k_cache", "v_cache")
+    flops = 2.0 * _pairs(sized, queries, keys) * sized["num_qo_heads"]
+    if "ckv_cache" in sized:
+        return flops * _mla_dims(sized), _used_tokens(sized, sum(keys), "ckv_cache", "kpe_cache")
+    dims = sized["head_dim|qk_dim|head_dim_qk"] + sized["head_dim|vo_dim|head_dim_vo"]
+    return flops * dims, _used_tokens(sized, sum(keys), "k_cache", "v_cache")
 
 
 def _dsa(sized: Sized) -> Counted:
     """Attention costs as MLA over the chosen tokens. The indexer costs 2 heads dim for every cached token."""
-    if sized.has("sparse_indices"):
+    if "sparse_indices" in sized:
         chosen = [index for index in sized.values["sparse_indices"] if index >= 0]
-        used = _used_tokens(sized, len(set(chosen)), "ckv_cache", "kpe_cache")
-        return 2.0 * len(chosen) * sized.size("num_qo_heads") * _mla_dims(sized), used
+        flops = 2.0 * len(chosen) * sized["num_qo_heads"] * _mla_dims(sized)
+        return flops, _used_tokens(sized, len(set(chosen)), "ckv_cache", "kpe_cache")
     tokens = sum(sized.values["seq_lens"])
-    flops = 2.0 * tokens * sized.size("num_index_heads") * sized.size("index_head_dim")
+    flops = 2.0 * tokens * sized["num_index_heads"] * sized["index_head_dim"]
     return flops, _used_tokens(sized, tokens, "k_index_cache_fp8")
 
 
 def _mla_dims(sized: Sized) -> int:
-    return 2 * sized.size("head_dim_ckv") + sized.size("head_dim_kpe")
+    """Scores over both parts of a compressed cache, and values from the compressed one."""
+    return 2 * sized["head_dim_ckv"] + sized["head_dim_kpe"]
 
 
 def find_causal(definition: Definition) -> bool | None:
@@ -216,10 +202,9 @@ def count_pairs(queries: Sequence[int], keys: Sequence[int], *, causal: bool) ->
 
 def _pairs(sized: Sized, queries: Sequence[int], keys: Sequence[int]) -> int:
     """Count the pairs under the definition's mask."""
-    rows = prod(sized.shape(sized.first_input)[:-1])
-    if min([*queries, *keys], default=0) < 0 or rows != sum(queries) * sized.size("num_qo_heads"):
+    if min([*queries, *keys], default=0) < 0 or prod(sized.rows[:-1]) != sum(queries) * sized["num_qo_heads"]:
         raise LookupError
-    causal = find_causal(sized.definition) if sized.has("qo_indptr") else False
+    causal = find_causal(sized.definition) if "qo_indptr" in sized else False
     masked, every = count_pairs(queries, keys, causal=True), count_pairs(queries, keys, causal=False)
     if causal is None and masked != every:
         raise LookupError  # the mask matters, and the definition does not name it
@@ -229,57 +214,53 @@ def _pairs(sized: Sized, queries: Sequence[int], keys: Sequence[int]) -> int:
 def _lengths(sized: Sized) -> tuple[list[int], list[int]]:
     """Return the queries and keys of each sequence."""
     keys = [end - start for start, end in pairwise(sized.values["kv_indptr"])]
-    if sized.has("kv_indices"):
-        page = sized.size("page_size")
+    if "kv_indices" in sized:
+        page = sized["page_size"]
         last = sized.values.get("kv_last_page_len") or [page] * len(keys)
         keys = [(pages - 1) * page + last[row] if pages else 0 for row, pages in enumerate(keys)]
-    if sized.has("qo_indptr"):
+    if "qo_indptr" in sized:
         return [end - start for start, end in pairwise(sized.values["qo_indptr"])], keys
     return [1] * len(keys), keys
 
 
 def _used_tokens(sized: Sized, tokens: int, *caches: str) -> dict[str, float]:
-    if not any(map(sized.has, caches)):
+    if not any(cache in sized for cache in caches):
         return {}
-    held = sized.size("num_pages") * sized.size("page_size")
-    return sized.part(min(1.0, tokens / held) if held else 0.0, *caches)
+    held = sized["num_pages"] * sized["page_size"]
+    return dict.fromkeys(caches, min(1.0, tokens / held) if held else 0.0)
 
 
 def _gdn(sized: Sized) -> Counted:
     """Six d² operations for a token and value head: state times key, its update, state times query."""
-    tokens = sized.axes.get("total_seq_len") or sized.size("batch_size") * sized.size("seq_len")
-    used = {}
-    if "pool_size" in sized.axes:
-        share = min(1.0, sized.size("batch_size") / sized.size("pool_size"))
-        used = sized.part(share, "initial_state", "intermediate_states_buffer", "final_state")
-    return 6.0 * tokens * sized.size("num_v_heads") * sized.size("head_size") ** 2, used
+    tokens = sized.axes.get("total_seq_len") or sized["batch_size"] * sized["seq_len"]
+    share = min(1.0, sized["batch_size"] / sized["pool_size"]) if "pool_size" in sized.axes else 1.0
+    used = dict.fromkeys(("initial_state", "intermediate_states_buffer", "final_state"), share)
+    return 6.0 * tokens * sized["num_v_heads"] * sized["head_size"] ** 2, used
 
 
 def _mamba(sized: Sized) -> Counted:
     """Five operations for each element of the state. The used slots of the pool are read and written."""
-    batch = sized.size("batch_size")
-    state = sized.size("nheads") * sized.size("head_dim", "dim") * sized.size("dstate")
-    share = min(1.0, batch / sized.size("state_cache_size"))
-    return 5.0 * batch * state, sized.part(share, "state", "new_state")
+    batch = sized["batch_size"]
+    used = dict.fromkeys(("state", "new_state"), min(1.0, batch / sized["state_cache_size"]))
+    return 5.0 * batch * sized["nheads"] * sized["head_dim|dim"] * sized["dstate"], used
 
 
 def _moe(sized: Sized) -> Counted:
     """6 h i for each pair of a token and an expert. Pairs and active experts are those of uniform routing."""
-    tokens = sized.size("seq_len", "num_tokens")
-    local = sized.size("num_local_experts", "local_experts", "num_experts")
-    experts = sized.axes.get("num_experts", local)
-    share = (sized.axes.get("top_k") or int(TOP_K.findall(sized.definition.name)[0])) / experts
-    hidden, inner = sized.size("hidden_size"), sized.size("intermediate_size")
+    tokens, local = sized["seq_len|num_tokens"], sized["num_local_experts|local_experts|num_experts"]
+    top_k = sized.axes.get("top_k") or int(TOP_K.findall(sized.definition.name)[0])
+    share = top_k / sized.axes.get("num_experts", local)
     active = 1 - (1 - min(share, 1.0)) ** tokens
     weights = [name for name in sized.definition.inputs if name.startswith(("gemm", "output"))]
-    return 6.0 * tokens * share * local * hidden * inner, sized.part(active, *weights)
+    flops = 6.0 * tokens * share * local * sized["hidden_size"] * sized["intermediate_size"]
+    return flops, dict.fromkeys(weights, active)
 
 
 def _sampling(sized: Sized) -> Counted:
     """Choosing, renormalising and masking cost bytes only. Softmax takes five operations for each element."""
     name = sized.definition.name.lower()
     if "softmax" in name:
-        return 5.0 * prod(sized.shape(sized.first_input)), {}
+        return 5.0 * prod(sized.rows), {}
     chooses = any(DTYPES[spec.dtype].kind == "int" for spec in sized.definition.outputs.values())
     if not chooses and not COMPARES.search(name):
         raise LookupError  # anything may give floats
@@ -291,10 +272,7 @@ FORMULAS: Final[Mapping[str, Callable[[Sized], Counted]]] = {
     "lowbit": _lowbit,
     "rmsnorm": _rmsnorm,
     "rope": _rope,
-    "gqa_paged": _attention,
-    "gqa_ragged": _attention,
-    "mla_paged": _attention,
-    "mla_ragged": _attention,
+    **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), _attention),
     "dsa_paged": _dsa,
     "gdn": _gdn,
     "mamba_ssu": _mamba,

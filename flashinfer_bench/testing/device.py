@@ -7,16 +7,12 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from time import perf_counter
-from typing import Final
 
 import torch
 
 from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
-
-EVICT_SHARE: Final = 2
-"""Size of the buffer whose use empties the L2, as a multiple of the L2."""
 
 
 class TimingDevice:
@@ -65,12 +61,6 @@ class TimingDevice:
         """Return the memory that is free on a GPU, and in torch's own cache of it."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-
-    def evict(self) -> None:
-        """Empty a GPU's L2, and wait until that is done."""
-        # float32: a sum of integers would convert them, in a copy eight times as large
-        torch.zeros(EVICT_SHARE * self.l2_bytes // 4, device=self.device).sum()
-        torch.cuda.synchronize(self.device)
 
 
 @cache

@@ -176,6 +176,7 @@ def bench_gpu_time(
     device = find_device(find_tensors(call), "auto" if enable_cupti else "cuda_events")
     per_call_ms = cache(partial(_estimate_call_ms, call, device, l2_cache))
     with device.active():
+        call()  # what it compiles counts for nothing
         procedure = Procedure(
             warmup_runs=_count(dry_runs, DRY_RUNS, dry_fill_ms, per_call_ms),
             iterations=_count(iterations, ITERATIONS, fill_ms, per_call_ms),

@@ -69,7 +69,6 @@ def rotate(call: partial[object], device: TimingDevice, calls: int) -> Sequence[
         )
     launches: list[Launch] = [call]
     launches += (_copy(call, device.device.type) for _ in range(copies))
-    device.evict()
     return launches
 
 

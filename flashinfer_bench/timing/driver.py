@@ -6,7 +6,6 @@ The calls need a current CUDA context, which torch makes; `make_context` alone m
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from typing import Final
 
@@ -15,9 +14,6 @@ JIT_INPUT_PTX: Final = 1
 OPERATION_NODES: Final = (0, 1, 2)
 CHILD_GRAPH: Final = 4
 """The driver's numbers for graph nodes that are kernels, copies and fills; and for a graph within a graph."""
-CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""Variable with the number of connections to the GPU that a context has, which streams share; CUDA makes eight. Each
-takes 8 ms to make and 5 ms to end."""
 TYPES: Final = {
     "p": ctypes.c_void_p,
     "s": ctypes.c_char_p,
@@ -79,21 +75,6 @@ def make_context() -> None:
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if library.cuInit(0) == 0 and library.cuDeviceGet(ctypes.byref(device), 0) == 0:
         library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
-
-def set_connections(count: int | None) -> None:
-    """Set how many connections the next context of this process has; None: CUDA's number. A user's setting holds.
-
-    Only the driver sees it: Python's `os.environ`, which other processes inherit, does not change. Call it while no
-    other thread runs.
-    """
-    if CONNECTIONS in os.environ:
-        return
-    library = ctypes.CDLL(None)
-    if count is None:
-        library.unsetenv(CONNECTIONS.encode())
-    else:
-        library.setenv(CONNECTIONS.encode(), str(count).encode(), 1)
 
 
 def assemble(ptx: bytes) -> bytes:
@@ -169,24 +150,21 @@ def count_captured(stream: int) -> int | None:
         stream: handle of a stream under capture.
     """
     library = driver()
-    status, graph, count, kind = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
+    status, graph, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
     ask = getattr(library, "cuStreamGetCaptureInfo_v2", None)
     if ask is None:
         return None
     ask.argtypes = [ctypes.c_void_p] * 6
-    if ask(stream, ctypes.byref(status), None, ctypes.byref(graph), None, None) != 0 or graph.value is None:
+    if ask(stream, ctypes.byref(status), None, ctypes.byref(graph), None, None) or graph.value is None:
         return None
-    if library.cuGraphGetNodes(graph, None, ctypes.byref(count)) != 0:
-        return None
-    nodes = (ctypes.c_void_p * max(count.value, 1))()
-    if count.value and library.cuGraphGetNodes(graph, nodes, ctypes.byref(count)) != 0:
-        return None
-    kinds = []
-    for node in nodes[: count.value]:
-        if library.cuGraphNodeGetType(node, ctypes.byref(kind)) != 0:
-            return None
-        kinds.append(kind.value)
-    return None if CHILD_GRAPH in kinds else sum(kind in OPERATION_NODES for kind in kinds)
+    failed = library.cuGraphGetNodes(graph, None, ctypes.byref(count))
+    nodes, kinds = (ctypes.c_void_p * (count.value + 1))(), [ctypes.c_int() for _ in range(count.value)]
+    if count.value:
+        failed |= library.cuGraphGetNodes(graph, nodes, ctypes.byref(count))
+    for node, kind in zip(nodes, kinds, strict=False):
+        failed |= library.cuGraphNodeGetType(node, ctypes.byref(kind))
+    found = [kind.value for kind in kinds]
+    return None if failed or CHILD_GRAPH in found else sum(kind in OPERATION_NODES for kind in found)
 
 
 def reset_persisting_lines() -> None:

@@ -24,8 +24,8 @@ from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS, quantile
 from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
 
-CHECKS: Final = 3
-"""Calls of the check, one less if the call was made before. They count as warm-up."""
+CHECKS: Final = 2
+"""Calls of the check, at least. They count as warm-up."""
 SLOW_SHARE: Final = 4
 """Check and warm-up together take at most the budget divided by this."""
 PROBE_NS: Final = 2_000_000
@@ -89,8 +89,6 @@ class Procedure:
     """Time a call of several operations as the replay of a CUDA graph, if it can be captured."""
     sets: int = 1
     """The i-th call has set i % sets of the inputs, and each set has as many samples."""
-    was_called: bool = False
-    """The call was made before, on these inputs: a slow first call compiles nothing."""
     fewest: int | None = None
     """Samples from which on a call gets no more than `precision` needs, and never more than are wanted. None to take
     all that are wanted, and more if they scatter."""
@@ -102,7 +100,7 @@ class Procedure:
 def take_trial(
     source: LaunchSource, clock: Clock, procedure: Procedure, *, now: Callable[[], float] = perf_counter
 ) -> Trial:
-    """Take one trial; the clock is switched off again whatever happens.
+    """Take one trial of a call that was made before; the clock is switched off again whatever happens.
 
     Args:
         source: gives the launch for the i-th call.
@@ -110,17 +108,17 @@ def take_trial(
         procedure: counts and budget.
         now: the host's clock, in seconds.
     """
-    start, trial = now(), TrialInProgress(source, clock, procedure, now)
+    start = now()
     try:
         with clock:
-            return trial.run()
+            return TrialInProgress(source, clock, procedure, now).run()
     except ClockLost as lost:
         fallback = clock.fall_back(str(lost))
         if fallback is None:
             raise
     # Retry outside the `except`: the error no longer holds the lost trial's frames, so its memory is freed.
-    left_s = procedure.budget_s - (now() - start - trial.compiled_s)
-    return take_trial(source, fallback, replace(procedure, budget_s=max(0.0, left_s)), now=now)
+    left_s = max(0.0, procedure.budget_s - (now() - start))
+    return take_trial(source, fallback, replace(procedure, budget_s=left_s), now=now)
 
 
 @dataclass
@@ -140,8 +138,6 @@ class TrialInProgress:
     """The call launches more than the device's queue holds: no delay can get the host ahead of the GPU."""
     per_call_s: float = 0.0
     """Wall time of one of the latest calls."""
-    compiled_s: float = 0.0
-    """Time by which the first call was slower than the second."""
     enqueue_ns: int = 0
     """Host time of a launch."""
     retaken: int = 0
@@ -153,7 +149,6 @@ class TrialInProgress:
         """Take the trial."""
         procedure, start = self.procedure, self.now()
         latest = self.check()
-        start += self.compiled_s
         if self.now() - start > procedure.budget_s:
             return Trial((latest,), "budget", self.facts("the budget holds no more calls", []))
         if not procedure.stops_early or self.per_call_s <= SPARED_S:
@@ -203,22 +198,13 @@ class TrialInProgress:
     def check(self) -> Sample:
         """Make the first calls: what the call launches, whether it waits inside, how long the host needs.
 
-        A first call that may have compiled kernels counts only on a CPU, and only if it was quick.
-
         Returns:
             The sample that counts if the budget holds no more calls.
         """
-        procedure, fills_queue, clock = self.procedure, self.clock.fills_queue, self.clock
-        first_s: float | None = None
-        if not procedure.was_called or not fills_queue:
-            (self.looked_at,) = self.time_calls(1)
-            first_s = self.per_call_s
-            if not fills_queue and (procedure.was_called or first_s <= procedure.budget_s / 2):
-                return self.looked_at
+        procedure, clock = self.procedure, self.clock
         (alone,) = self.time_calls(1)
         self.looked_at, alone_s = alone, self.per_call_s
-        self.compiled_s = max(0.0, first_s - alone_s) if first_s is not None else 0.0
-        if not fills_queue or alone_s > procedure.budget_s:
+        if not clock.fills_queue or alone_s > procedure.budget_s:
             return alone
         self.enqueue_ns, self.overfills = alone.enqueue_ns, (alone.operations or 0) > QUEUE_HOLDS
         if alone_s * SLOW_SHARE <= procedure.budget_s:
@@ -313,10 +299,11 @@ class TrialInProgress:
         others: list[Sample] = []
         try:
             (first,) = self.time_calls(1, source=replays)
-            if first.launched == eager.launched and does_less(first, eager.work_ns):
+            if first.launched == eager.launched and first.work_ns < WORK_SHARE * eager.work_ns:
                 (eager,) = self.time_calls(1)  # the GPU may have been slow then
+            least_ns = WORK_SHARE * eager.work_ns
             each_s, fresh = max(self.now() - start, known_s), self.clock.fresh_graphs
-            if first.launched == eager.launched and not does_less(first, eager.work_ns):
+            if first.launched == eager.launched and first.work_ns >= least_ns:
                 if fresh is None:  # this takes longer if each call is captured before it is timed
                     others = self.time_calls(1, source=replays)
                     known_s = self.per_call_s
@@ -331,7 +318,7 @@ class TrialInProgress:
         if any(one.launched != eager.launched for one in (first, *others)):
             return self.source, OTHER
         # The content of a call may change its work, so the middle one of the others counts.
-        if does_less(first, eager.work_ns) or (others and median(map(work_of, others)) < WORK_SHARE * first.work_ns):
+        if first.work_ns < least_ns or median([one.work_ns for one in others or [first]]) < WORK_SHARE * first.work_ns:
             return self.source, LESS
         self.size_delay(enqueue_ns=first.enqueue_ns)
         return replays, ""
@@ -443,13 +430,3 @@ def rest_ns(call: Sample | None) -> int:
     busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
     least_ns, most_ns = REST_NS
     return min(max(busy_ns + busy_ns * min(busy_ns, LONG_SAMPLE_NS) // LONG_SAMPLE_NS, least_ns), most_ns)
-
-
-def work_of(sample: Sample) -> int:
-    """Return the sum of the times of a call's operations."""
-    return sample.work_ns
-
-
-def does_less(replay: Sample, work_ns: int) -> bool:
-    """Tell whether a replay does too little to stand for a call of this much work."""
-    return replay.work_ns < WORK_SHARE * work_ns

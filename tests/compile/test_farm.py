@@ -91,7 +91,7 @@ def test_a_function_that_a_library_lacks_is_held_against_nobody_else(tmp_path):
     asks = [make_native("first", entry_point="main.cpp::absent"), make_native("second")]
     with BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path)) as farm:
         errors = {one.solution.name: one.error for one in farm.build_all(asks)}
-    assert "exports no function 'absent'" in str(errors["first"])
+    assert "no function 'absent' is exported" in str(errors["first"])
     assert errors["second"] is None
 
 
@@ -150,7 +150,8 @@ def test_a_farm_that_is_held_lets_compilers_end_and_starts_none(tmp_path):
         go.touch()
         farm.add([make_sized(10)])
         assert is_quiet(cache)
-        assert (farm.poll(), farm.open_builds) == ([], 2)
+        farm.poll()
+        assert farm.open_builds == 2
         farm.release()
         while farm.open_builds:
             farm.wait()

@@ -105,7 +105,7 @@ TWINS = {
     "link": ("void gone();\n" + EXPORT.replace("{", "{ gone();"), "undefined reference to `gone"),
     "entry name": (
         EXPORT.replace("ffi_run", "ffi_walk"),
-        r"it has: walk; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC\(run, ",
+        r"^error: no function 'run' is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC\(run, ",
     ),
     "memory": (LARGE, r"^error: the compiler needed more than 0\.5 GiB of memory"),
     "many errors": ("x;\n" * 1000, r"compilation terminated due to -fmax-errors"),
@@ -131,9 +131,6 @@ def test_what_does_not_compile_is_the_solutions_fault_with_the_first_error_first
 
 
 REFUSED = {
-    "absolute": (make_native(main='// a\n#include "/etc/hostname"\n'), r"main\.cpp:2: error: .* is a path outside the"),
-    "up": (make_native(main='  #  include "sub/../../secret.h"\n'), "outside the sources"),
-    "embedded": (make_native(main='\nasm(".incbin \\"/etc/hostname\\"");\n'), r"main\.cpp:2: error: \.incbin"),
     "shell": (make_native(headers={"$(id).cpp": ""}), "names of files to compile"),
     "cuda": (make_native(headers={"k.cu": ""}), "its language should be cuda"),
     "empty": (make_solution(language="cpp", sources={"a.h": ""}, entry_point="a.h::run"), r"there is no \.cpp or \.cu"),
@@ -148,8 +145,12 @@ def test_what_must_not_be_built_is_refused_before_anything_is_started(tmp_path, 
     assert runs.steps == []
 
 
+INCLUDES = {"plain": "#include <{}>", "a macro": "#define PLACE <{}>\n#include PLACE", "up": '#include "{}"'}
+
+
 @pytest.mark.parametrize("has_landlock", [True, False], ids=["landlock", "no landlock"])
-def test_a_path_that_a_macro_hides_is_found_out_too(tmp_path, monkeypatch, has_landlock):
+@pytest.mark.parametrize("form", INCLUDES)
+def test_no_file_outside_the_sources_is_included(tmp_path, monkeypatch, form, has_landlock):
     if not has_landlock:
         runner = tmp_path / "runner.py"
         text = compilers.RUNNER.read_text()
@@ -158,7 +159,8 @@ def test_a_path_that_a_macro_hides_is_found_out_too(tmp_path, monkeypatch, has_l
         monkeypatch.setattr(compilers, "RUNNER", runner)
     outside = tmp_path / "outside.h"
     outside.write_text("// a secret\n")
-    built = build(tmp_path / "cache", make_native(main=f"#define PLACE <{outside}>\n#include PLACE\n{EXPORT}"))
+    place = "../../../../outside.h" if form == "up" else outside
+    built = build(tmp_path / "cache", make_native(main=f"{INCLUDES[form].format(place)}\n{EXPORT}"))
     assert isinstance(built.error, BuildFailure)
     assert "outside.h" in str(built.error)
     assert "a secret" not in str(built.error)
@@ -210,30 +212,35 @@ def test_a_missing_header_of_the_toolkit_is_the_machines_fault_and_words_of_it_a
 )
 def test_a_solution_that_is_compiled_for_other_gpus_alone_cannot_run_here(flags, reason):
     solution = make_native(language="cuda", compile_options={"cuda_cflags": flags})
-    assert why_not_buildable(solution, TOOLCHAIN, BuildTarget.of([(9, 0)]), [(9, 0)]) == reason
+    assert why_not_buildable(solution, TOOLCHAIN, [(9, 0)]) == reason
 
 
-BINDING_ERROR = says("/opt/tvm/ffi/any.h:1:1: error: no")
+ELSEWHERE = says("/opt/tvm/ffi/any.h:1:1: error: no")
 BLAME = {
     "broken": (says("g++: no such tool"), BuildFault, "the compiler of this machine fails on a source of ours"),
-    "disk": (says("fatal error: error writing to x.o: No space left on device"), BuildFault, "the disk is full"),
+    "full": (says("fatal error: error writing to x.o: No space left on device"), BuildFault, "the disk is full"),
     "killed": ("kill -9 $$", BuildFault, "a compiler was killed"),
-    "binding's header": (
-        f"{on_main(BINDING_ERROR)}; grep -q tvm_ffi.h probe.cpp && {BINDING_ERROR}",
-        BuildFault,
-        "/opt/tvm/ffi/any.h",
-    ),
-    "template": (on_main(BINDING_ERROR), BuildFailure, "/opt/tvm/ffi/any.h"),
-    "endless": ("sleep 1000 & sleep 1000", BuildFailure, "still going on after 0.5 s"),
+    "header": (f"{on_main(ELSEWHERE)}; grep -q tvm_ffi.h probe.cpp && {ELSEWHERE}", BuildFault, "/opt/tvm/ffi/any.h"),
+    "template": (on_main(ELSEWHERE), BuildFailure, "/opt/tvm/ffi/any.h"),
+    "endless": ("sleep 1000 & sleep 1000", BuildFailure, "still going on after 2 s"),
     "talks": ("yes | head -c 3000000; exit 1", BuildFault, "cut ...]"),
+    # The solution is at fault; another machine, or this one later, may compile it.
+    "memory": (on_main(says("main.cpp:1: error: x", "virtual memory exhausted")), BuildFailure, "GiB of memory"),
+    "missing": (on_main(says("main.cpp:1: fatal error: gone.h: No such file or directory")), BuildFailure, "gone.h"),
+    "internal": (on_main(says("main.cpp:1:1: internal compiler error: no")), BuildFailure, "internal"),
+    "processor time": (on_main(says("CPU time limit exceeded signal terminated program cc1plus")), BuildFailure, "CPU"),
+    "silent": (on_main("exit 1"), BuildFailure, "exit code 1"),
+    "link": (
+        'case "$*" in *-shared*) [ -e ../src/main.cpp ] && echo "ld: error: no" && exit 1;; esac',
+        *(BuildFailure, "error: no"),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BLAME)
-def test_who_is_to_blame_and_nothing_is_left(tmp_path, case):
+def test_who_is_to_blame_and_only_what_fails_everywhere_is_remembered(tmp_path, case):
     action, error, message = BLAME[case]
-    limits = StepLimits(0.5, GIB) if case == "endless" else None
-    built = build(tmp_path, action=action, limits=limits)
+    built = build(tmp_path, action=action, limits=StepLimits(2.0 if case == "endless" else 60.0, GIB))
     assert type(built.error) is error
     assert message in str(built.error)
     assert len(str(built.error)) < 15_000
@@ -271,40 +278,14 @@ def test_sources_that_do_not_compile_are_remembered_by_whatever_name_until_somet
     assert [entry.has_failed for entry in cache.entries()] == [False]
 
 
-FORGOTTEN = {
-    "disk": says("main.cpp:1: error: x", "No space left on device"),
-    "memory": says("main.cpp:1: error: x", "virtual memory exhausted: Cannot allocate memory"),
-    "missing": says("main.cpp:1: fatal error: gone.h: No such file or directory"),
-    "denied": says("main.cpp:1: error: /opt/x.h: Permission denied"),
-    "internal": says("main.cpp:1:1: internal compiler error: no"),
-    "processor time": says("g++: fatal error: CPU time limit exceeded signal terminated program cc1plus"),
-    "silent": "exit 1",
-    "link": None,
-}
-
-
-@pytest.mark.parametrize("case", FORGOTTEN)
-def test_a_failure_that_is_not_the_sources_is_forgotten(tmp_path, case):
-    link = 'case "$*" in *-shared*) [ -e ../src/main.cpp ] && echo "ld: error: no" && exit 1;; esac'
-    action = on_main(FORGOTTEN[case]) if FORGOTTEN[case] else link
-    assert build(tmp_path, action=action, limits=StepLimits(20.0, 4 << 30)).error is not None
-    assert ArtifactCache(tmp_path / "cache").entries() == []
-
-
-FOLLOW_NOT, FOLLOW = "-fno-devirtualize", "-fdevirtualize"
-
-
-def test_over_torchs_headers_gpp_follows_no_virtual_calls_unless_a_solution_wants_it_and_clang_gets_no_such_flag(
-    tmp_path,
-):
+def test_gpp_follows_no_virtual_calls_of_torchs_headers_unless_asked_and_clang_gets_no_such_flag(tmp_path):
     gpp = pretend_torch(tmp_path, "")
     clang = replace(gpp, cxx=replace(gpp.cxx, path=gpp.cxx.path.with_name("clang++")))
-    found = []
+    solution, found = make_native(binding="torch", compile_options={"cflags": ["-fdevirtualize"]}), []
     for toolchain in (gpp, clang):
-        solution = make_native(binding="torch", compile_options={"cflags": [FOLLOW]})
         argv = make_recipe(solution, toolchain, BuildTarget()).stages[0][0].argv
-        found.append([word for word in argv if word in (FOLLOW_NOT, FOLLOW)])
-    assert found == [[FOLLOW_NOT, FOLLOW], [FOLLOW]]
+        found.append([word for word in argv if word.endswith("devirtualize")])
+    assert found == [["-fno-devirtualize", "-fdevirtualize"], ["-fdevirtualize"]]
 
 
 FORMS = read_forms()

@@ -7,15 +7,14 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from flashinfer_bench.base.files import locks
-from flashinfer_bench.base.files.locks import FileLock, locked_folder
+from flashinfer_bench.base.files.locks import locked_file, locked_folder, try_lock
 from flashinfer_bench.base.files.reading import open_stream, read_whole
-from flashinfer_bench.base.files.writing import open_new, open_to_append
+from flashinfer_bench.base.files.writing import open_folder, open_new, open_to_append
 from flashinfer_bench.data.store import blobs, jsonl
 from flashinfer_bench.errors import Fault, WorkloadFault
 from tests.kit.strange import STRANGE
@@ -72,42 +71,36 @@ def test_a_pipe_is_neither_appended_to_nor_written_to(tmp_path):
 
 
 @contextmanager
-def held(path):
-    lock = FileLock(path)
-    lock.wait(0.0)
-    try:
+def held(path, limit_s=0.0, **how):
+    with open_folder(path.parent) as folder, locked_file(folder, path.name, limit_s, **how):
         yield
-    finally:
-        lock.release()
 
 
-def test_a_wait_ends_at_its_limit_and_names_the_file_and_its_holder(tmp_path, monkeypatch):
-    path = tmp_path / "a.lock"
-    with held(path):
-        with pytest.raises(TimeoutError, match=rf"held by process {os.getpid()}: '{path}'"):
-            FileLock(path).wait(0.02)
-        monkeypatch.setattr(locks, "LOCK_TABLE", tmp_path / "none")
-        with pytest.raises(TimeoutError, match="held by another process"):
-            FileLock(path).wait(0.0)
-
-
-def test_a_lock_file_is_removed_at_its_end_and_can_be_taken_again(tmp_path):
+def test_a_wait_ends_at_its_limit_and_names_the_file(tmp_path):
     path = tmp_path / "new" / "a.lock"
     for _ in range(2):
-        with held(path):
-            assert not FileLock(path).take()
-        assert not path.exists()
+        with held(path), pytest.raises(TimeoutError, match=rf"held by another process: '{path}'"), held(path, 0.02):
+            pass
 
 
 def test_who_waits_gets_the_lock_though_its_file_is_removed_meanwhile(tmp_path):
-    first, second = FileLock(tmp_path / "a"), FileLock(tmp_path / "a")
-    first.wait()
-    waiting = threading.Thread(target=second.wait)
-    waiting.start()
-    first.release()
-    waiting.join(timeout=10)
-    assert not FileLock(tmp_path / "a").take()
-    second.release()
+    with ExitStack() as first, ThreadPoolExecutor() as pool:
+        first.enter_context(held(tmp_path / "a"))
+        waiting = pool.submit(ExitStack().enter_context, held(tmp_path / "a", 60.0))
+        (tmp_path / "a").unlink()
+        first.close()
+        waiting.result(10)
+        assert (tmp_path / "a").exists()
+
+
+def test_shared_locks_stand_beside_one_another_and_not_beside_another(tmp_path):
+    fds = [os.open(tmp_path, os.O_RDONLY) for _ in range(3)]
+    assert [try_lock(fd, is_shared=True) for fd in fds[:2]] == [True, True]
+    assert not try_lock(fds[2])
+    os.close(fds[0])
+    os.close(fds[1])
+    assert try_lock(fds[2])
+    os.close(fds[2])
 
 
 def test_neither_an_append_nor_fetching_a_blob_waits_for_ever(tmp_path, monkeypatch):
@@ -115,11 +108,11 @@ def test_neither_an_append_nor_fetching_a_blob_waits_for_ever(tmp_path, monkeypa
     monkeypatch.setattr(blobs, "FETCH_WAIT_S", 0.02)
     path = tmp_path / "a.jsonl"
     with held(path):
-        with pytest.raises(Fault, match=f"{path}: its lock is held by process {os.getpid()}"):
+        with pytest.raises(Fault, match=f"{path}: its lock is held by another process"):
             jsonl.append_line(path, "{}")
         assert path.read_text() == ""
     (tmp_path / "a").write_text("version https://git-lfs.github.com/spec/v1\n")
-    with locked_folder(tmp_path, 0.0), pytest.raises(WorkloadFault, match=f"held by process {os.getpid()}"):
+    with locked_folder(tmp_path, 0.0), pytest.raises(WorkloadFault, match="held by another process"):
         blobs.BlobStore(tmp_path, fetch=lambda root, path: None).locate("a")
 
 
@@ -136,7 +129,7 @@ def flock(request, monkeypatch):
 
 
 def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, flock):
-    words = "held by process" if flock else r"\.lock; remove that file if no process writes there"
+    words = "held by another process" if flock else r"\.lock; remove that file if no process writes there"
     with locked_folder(tmp_path, 0.0), pytest.raises(TimeoutError, match=words), locked_folder(tmp_path, 0.0):
         pass
     for line in ('{"a": 1}', '{"b": 1}'):
@@ -145,8 +138,8 @@ def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, fl
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
     if flock:
         return
-    with pytest.raises(OSError, match="has no file locks"):
-        FileLock(tmp_path / "a").take()
+    with pytest.raises(OSError, match="has no file locks"), held(tmp_path / "a", needs_flock=True):
+        pass
     (tmp_path / f".{tmp_path.name}.lock").symlink_to(tmp_path / "home")
     with pytest.raises(TimeoutError), locked_folder(tmp_path, 0.0):
         pass

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import pytest
 
-from flashinfer_bench.base.files import writing
 from flashinfer_bench.base.files.writing import (
     WriteRefused,
     check_place,
@@ -160,18 +159,3 @@ def test_a_link_for_the_torn_file_is_not_followed_without_a_root_either(tmp_path
         append_line(tmp_path / "x.jsonl", "{}")
     assert (home / "keys").read_text() == TORN
     assert (tmp_path / "x.jsonl").read_text() == '{"cut": '
-
-
-def test_a_folder_that_somebody_makes_during_a_check_is_no_strange_file(tmp_path, monkeypatch):
-    real, looks = writing.open_folder, []
-
-    def open_folder(path, *rest, **named):
-        looks.append(path)
-        if len(looks) == 1:  # the first look finds nothing, and then it is there
-            (tmp_path / "traces").mkdir()
-            raise FileNotFoundError(path)
-        return real(path, *rest, **named)
-
-    monkeypatch.setattr(writing, "open_folder", open_folder)
-    check_place(tmp_path / "traces" / "d.jsonl", tmp_path)
-    assert looks == [tmp_path / "traces", tmp_path, tmp_path / "traces"]

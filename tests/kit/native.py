@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_bench.compile import Toolchain, find_toolchain
-from flashinfer_bench.compile.toolchain import TorchFiles, find_cxx
+from flashinfer_bench.compile.toolchain import TORCH_FOLDERS, BindingFiles, find_cxx
 from flashinfer_bench.data.solution import Solution
 from tests.kit.make import make_solution
 
@@ -92,5 +92,5 @@ def pretend_torch(folder: Path, header: str, parts: Mapping[str, str] | None = N
     (home / "lib").mkdir()
     for name in ("c10", "torch_cpu", "torch", "torch_python"):
         (home / "lib" / f"lib{name}.so").write_text("/* a linker script */\n", encoding="utf-8")
-    files = TorchFiles(home=home, version="1.0", standard=17, has_new_abi=True, has_cuda=False)
+    files = BindingFiles(home, "1.0", TORCH_FOLDERS)
     return replace(find_toolchain(), torch=files, python_include=folder)

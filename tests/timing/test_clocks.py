@@ -1,22 +1,19 @@
 """What a clock does around a call, step by step; which clock a device gets; and the kernels around a call."""
 
 import importlib
-from types import SimpleNamespace
-from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 
-from flashinfer_bench.timing import clocks, driver
+from flashinfer_bench.timing import clocks
 from flashinfer_bench.timing.clocks import Preamble, WallClock, make_clock
 from flashinfer_bench.timing.gpu_queue import (
     DELAY_KERNEL,
     FLUSH_KERNEL,
-    GpuQueue,
 )
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from flashinfer_bench.timing.procedure import Procedure, take_trial
-from tests.kit.fake_gpu import GAP_NS, FakeGpu, LeavingCall, fake_cupti_clock, fake_event_clock
+from tests.kit.fake_gpu import GAP_NS, LeavingCall, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
 USUAL = Procedure(warmup_runs=10, iterations=50, budget_s=10.0)
@@ -64,23 +61,6 @@ def test_no_kernel_hides_behind_a_name_of_ours(gpu, cold, name):
     assert ("flush" in gpu.log, trial.facts["cache_state"]) == (cold, gpu.l2_cache)
 
 
-def test_work_that_is_under_way_when_cupti_goes_on_belongs_to_no_call(gpu):
-    clock, recorder = fake_cupti_clock(gpu)
-    start = recorder.start
-
-    def start_beside_work():  # drops what has run; what runs on is recorded
-        running = [operation for operation in gpu.done if operation.end_ns > gpu.now_ns]
-        start()
-        gpu.done = running
-
-    recorder.start = start_beside_work
-    gpu.enqueue(Preamble())
-    gpu.kernel(length_ns=5_000_000)
-    with clock:
-        (sample,) = clock.sample([gpu.call()], [Preamble()])
-    assert sample.span_ns == 10_000
-
-
 def test_the_device_queue_never_holds_more_than_it_takes(gpu):
     clock, _ = fake_cupti_clock(gpu)
     call = gpu.call(operations=300)
@@ -98,17 +78,6 @@ def test_kernels_of_known_cost_are_measured_behind_one_that_warms_up(gpu):
     assert (found, recorder.is_on) == ((1_000, 1_190, (12 * 1_000 + 11 * GAP_NS) // 12), False)
     for one in (fake_cupti_clock(gpu, refusal="a profiler is attached")[0], fake_event_clock(gpu)):
         assert (one.launch_gap_ns(), one.chain_gap_ns(), one.least_span_ns()) == (0, 0, 0)
-
-
-def test_events_measure_an_empty_pair_once_and_call_a_sample_late_whose_gpu_ran_dry(gpu):
-    clock = fake_event_clock(gpu, "CUPTI is not installed")
-    for _ in range(2):
-        with clock:
-            pass
-    assert gpu.log.count("record") == 20
-    assert clock.facts() == {"empty_pair_ns": 1_500, "fallback": "CUPTI is not installed"}
-    (sample,) = clock.sample([gpu.call(host_ns=200_000, length_ns=10_000_000)], [DELAY])
-    assert sample.late
 
 
 @pytest.fixture
@@ -144,26 +113,3 @@ def test_which_clock_a_gpu_gets(on_a_gpu, cupti, monkeypatch, choice, error, met
         assert clock._recorder is make_clock(on_a_gpu, l2_cache="warm")._recorder
         assert clock.fall_back("3 dropped").facts()["fallback"] == "3 dropped"
     assert make_clock(torch.device("cpu")).method == "wall"
-
-
-NAMES = {FLUSH_KERNEL: "flush", DELAY_KERNEL: "spin"}
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"flushes": False}, {"drains": True}, {"waits_first": True}, {"resets_lines": True}], ids=str
-)
-def test_a_preamble_has_the_steps_of_the_fake_gpus(monkeypatch, changes):
-    log, zeros, preamble = [], torch.zeros, Preamble(1_000, **changes)
-    monkeypatch.setattr(driver, "Module", lambda _image: SimpleNamespace(kernel=NAMES.get))
-    monkeypatch.setattr(driver, "Launcher", lambda kernel, **_: lambda *_: log.append(kernel))
-    monkeypatch.setattr(driver, "reset_persisting_lines", lambda: log.append("reset"))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: MagicMock(L2_cache_size=1_000))
-    monkeypatch.setattr(torch.cuda, "current_stream", Mock())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("synchronize"))
-    monkeypatch.setattr(torch, "zeros", lambda size, dtype, device: zeros(size, dtype=dtype))
-    for l2_cache in ("cold", "warm"):
-        queue, fake = GpuQueue(torch.device("cuda", 0), l2_cache=l2_cache, image=b""), FakeGpu(l2_cache=l2_cache)
-        log.clear()
-        queue.enqueue(preamble)
-        fake.enqueue(preamble)
-        assert log == ["synchronize" if step in ("idle", "settle") else step for step in fake.log]

@@ -122,81 +122,55 @@ def test_a_flag_stands_where_it_holds_and_nowhere_else(flag, case, control):
     assert found([trial()]) == []
 
 
-def test_a_record_with_everything_in_it_is_short_unless_every_sample_is_kept():
-    facts = {
-        **dict.fromkeys(("launch_reason", "fallback"), "x" * 80),
-        **dict.fromkeys(("waits_inside", "side_stream", "lines_reset"), True),
-        **dict.fromkeys(("spin_ns", "lead_ns", "calls", "retaken", "empty_pair_ns", "enqueue_ns"), 12_345_678),
-    }
-    trials = [trial(*range(123_456_789, 987_654_321, 17_283_951), facts=facts, stop="precision", late=True)] * 3
-    crowded = GpuState(1755, 3201, 699.9, 71, ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal"), 3)
-    options = {"launch_gap_ns": 1_150, "before": COOL, "after": crowded}
-    record, kept = record_of(*trials, **options), record_of(*trials, **options, keep_samples=True)
-    assert len(json.dumps(record)) < 1_200
-    assert (record["gpu"]["sm_mhz"], record["gpu"]["slowed_by"]) == ([1980, 1755], sorted(crowded.slowed_by))
-    assert {name: kept[name] for name in kept if name != "samples_ns"} == record
-    assert [len(series) for series in kept["samples_ns"]["span"]] == [50] * 3
-
-
-CLOCKS = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
 UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+SAYS = {"CurrentClocksEventReasons": 0, "PowerUsage": 512_345, "Temperature": 41, "ComputeRunningProcesses": [7]}
+SAYS |= {"EnforcedPowerLimit": 700_000, "ApplicationsClock": 1980, "ClockInfo": 1980, "MaxClockInfo": 3201}
 
 
 @pytest.fixture
-def nvml(monkeypatch):
-    """Answers of one GPU; a test changes them, an error is raised."""
-    answers = {"CurrentClocksEventReasons": 0, "PowerUsage": 512_345, "Temperature": 41}
-    answers |= {"ComputeRunningProcesses": [7], "EnforcedPowerLimit": 700_000, "ApplicationsClock": 1980}
+def look(monkeypatch):
+    """Return the state and the settings of a GPU whose driver says something; an error is raised."""
 
-    def answer(name):
-        if isinstance(answers[name], Exception):
-            raise answers[name]
-        return [SimpleNamespace(pid=pid) for pid in answers[name]] if name.startswith("Compute") else answers[name]
+    def looked(uuid="GPU-1", ours=(7,), **changes):
+        def answer(name):
+            value = {**SAYS, **changes}[name]
+            if isinstance(value, Exception):
+                raise value
+            return [SimpleNamespace(pid=pid) for pid in value] if isinstance(value, list) else value
 
-    def find(uuid):
-        if uuid != "GPU-1":
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return "handle"
+        def find(wanted):
+            if wanted != "GPU-1":
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
-    for name in answers:
-        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", lambda *_, name=name: answer(name))
-    for name in ("ClockInfo", "MaxClockInfo"):
-        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", lambda _gpu, kind: CLOCKS[kind])
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", find)
-    gpu_state.handle.cache_clear()
-    yield answers
+        for name in SAYS:
+            monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", lambda *_, name=name: answer(name))
+        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda wanted: find(wanted) or "handle")
+        gpu_state.handle.cache_clear()
+        return read_gpu_state(uuid, ours=ours), read_gpu_settings(uuid)
+
+    yield looked
     gpu_state.handle.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("reasons", "slowed_by"),
+    ("changes", "slowed_by", "others"),
     [
-        (pynvml.nvmlClocksEventReasonGpuIdle, ()),
-        (pynvml.nvmlClocksEventReasonSwPowerCap, ("power_cap",)),
-        (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown, ("hw_thermal",)),
+        ({"CurrentClocksEventReasons": pynvml.nvmlClocksEventReasonGpuIdle}, (), 0),
+        ({"CurrentClocksEventReasons": pynvml.nvmlClocksEventReasonSwPowerCap}, ("power_cap",), 0),
+        ({"CurrentClocksEventReasons": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown}, ("hw_thermal",), 0),
+        ({"ComputeRunningProcesses": [7, 99]}, (), 1),
+        ({"ComputeRunningProcesses": []}, (), None),  # ours are not seen: ids are of another namespace
     ],
 )
-def test_what_slows_a_gpu_has_a_name_and_idling_is_not_it(nvml, reasons, slowed_by):
-    nvml["CurrentClocksEventReasons"] = reasons
-    assert read_gpu_state("GPU-1", ours={7}) == GpuState(1980, 3201, 512.3, 41, slowed_by, 0)
+def test_what_slows_a_gpu_has_a_name_and_other_processes_are_counted_if_ours_are_seen(look, changes, slowed_by, others):
+    state, settings = look(**changes)
+    assert state == GpuState(1980, 1980, 512.3, 41, slowed_by, others)
+    assert settings == GpuSettings(700.0, 1980, 1980, 3201, 3201)
 
 
-@pytest.mark.parametrize(
-    ("seen", "ours", "others"),
-    [([7, 99], {7, 8}, 1), ([], {7}, None)],
-)
-def test_other_processes_are_those_that_are_not_ours_if_ours_are_seen(nvml, seen, ours, others):
-    nvml["ComputeRunningProcesses"] = seen
-    assert read_gpu_state("GPU-1", ours=ours).other_processes == others
-
-
-def test_what_the_driver_does_not_say_is_none(nvml, monkeypatch):
-    assert read_gpu_settings("GPU-1") == GpuSettings(700.0, 1980, 1980, 1980, 3201)
-    nvml.update(dict.fromkeys(nvml, UNSUPPORTED))
-    assert read_gpu_settings("GPU-1") == GpuSettings(None, None, None, 1980, 3201)
-    assert read_gpu_state("GPU-1", ours={7}) == GpuState(1980, 3201, None, None, (), None)
-    assert (read_gpu_state("GPU-2"), read_gpu_settings("GPU-2")) == (None, None)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(UNSUPPORTED))
-    gpu_state.handle.cache_clear()
-    assert read_gpu_state("GPU-1") is None
+def test_what_the_driver_does_not_say_is_none(look):
+    state, settings = look(**dict.fromkeys(SAYS, UNSUPPORTED))
+    assert state == GpuState(None, None, None, None, (), None)
+    assert settings == GpuSettings(None, None, None, None, None)
+    assert look("GPU-2") == (None, None)

@@ -153,7 +153,7 @@ def run(x, n):
         (cell.artifact / "main.py").write_text(source)
         home = cell.root / "run" / "home"
         place = {"directory": str(cell.artifact), "entry": "main.py", "symbol": "run", "kind": "python"}
-        words = {**place, "calls": [CALL], "gpu": GPU, "cores": [core], "compilers": 3, "most_processor_s": 60}
+        words = {**place, "calls": [CALL], "gpu": GPU, "cores": [core], "compilers": 3}
         shared = cell.artifact / "shared"
         norm = shared / ".cache" / "flashinfer" / "1" / "90a" / "cached_ops" / "norm"
         norm.mkdir(parents=True)

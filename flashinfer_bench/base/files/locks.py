@@ -1,7 +1,7 @@
 """Locks on files and folders that several processes use: flock(2), with a deadline.
 
 The kernel gives a lock back when its holder ends, however it ends. A wait that reaches its limit raises TimeoutError,
-an OSError that names the path and the process that holds the lock. What is no regular file is refused.
+an OSError that names the path. What is no regular file is refused.
 
 Some file systems have no flock: Lustre without `-o flock`, some NFS. There, `locked_file` and `locked_folder` hold a
 file `.<name>.lock` beside. A holder that is killed leaves it; the TimeoutError then says that it may be removed. The
@@ -15,9 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import math
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +28,6 @@ USUAL_LIMIT_S: Final = 60.0
 POLL_S: Final = 0.005
 TRIES: Final = 100
 """Open a path this many times if its file is another one each time by the time it is locked."""
-LOCK_TABLE: Final = Path("/proc/locks")
 NO_FLOCK: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """What flock(2) says on a file system that does not have it."""
 
@@ -61,7 +58,7 @@ def wait_for_lock(fd: int, path: Path, limit_s: float, *, is_shared: bool = Fals
     deadline = time.monotonic() + limit_s
     while not try_lock(fd, is_shared=is_shared):
         if time.monotonic() >= deadline:
-            raise TimeoutError(errno.ETIMEDOUT, f"its lock is held by {_find_holder(fd)}", str(path))
+            raise TimeoutError(errno.ETIMEDOUT, "its lock is held by another process", str(path))
         time.sleep(POLL_S)
 
 
@@ -131,45 +128,3 @@ def _held_beside(name: str, folder: OpenFolder, limit_s: float) -> Iterator[None
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder.fd)
-
-
-class FileLock:
-    """A lock file, held from `take` or `wait` until `release`, which removes it. It needs flock."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._held = contextlib.ExitStack()
-
-    def take(self) -> bool:
-        """Take the lock if nobody holds it; False where somebody does."""
-        try:
-            self.wait(limit_s=0.0)
-        except TimeoutError:
-            return False
-        return True
-
-    def wait(self, limit_s: float = math.inf) -> None:
-        """Take the lock once its holder gives it back.
-
-        Raises:
-            TimeoutError: another process held it all the time.
-        """
-        with contextlib.ExitStack() as held:
-            folder = held.enter_context(open_folder(self.path.parent))
-            held.enter_context(locked_file(folder, self.path.name, limit_s, mode=0o600, needs_flock=True))
-            held.callback(self.path.unlink, missing_ok=True)
-            self._held = held.pop_all()
-
-    def release(self) -> None:
-        """Remove the lock file, and give the lock back."""
-        self._held.close()
-
-
-def _find_holder(fd: int) -> str:
-    """Name the process that holds a file's lock, as proc(5)'s table of locks does."""
-    file = os.fstat(fd)
-    name = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    with contextlib.suppress(OSError):  # a line: "1: FLOCK ADVISORY WRITE 4046 fe:00:2245533 0 EOF"
-        found = re.search(rf": FLOCK +\w+ +\w+ +(\d+) {name} ", LOCK_TABLE.read_text(encoding="ascii"))
-        return f"process {found[1]}" if found else "another process"
-    return "another process"

@@ -151,28 +151,19 @@ def _refuse_link(path: Path, root: Path | None, kind: str) -> WriteRefused:
 
 
 def check_place(path: Path, root: Path | None) -> None:
-    """Raise where a file could not be written at a path; nothing is made, and nothing is written.
+    """Raise if a file could not be written at a path; nothing is made, and nothing is written.
 
     Raises:
         OSError: a file that is there, or the folder that is there of those above it, cannot be written.
         WriteRefused: a link stands in the way below the root, or the file is one.
     """
-    try:
-        with open_folder(path.parent, root, makes=False) as folder:
-            try:
-                os.close(folder.open(path.name, os.O_WRONLY))
-            except FileNotFoundError:
-                if not os.access(folder.own_path, os.W_OK):
-                    said = f"nothing can be written into {folder.path}"
-                    raise PermissionError(errno.EACCES, said, str(folder.path)) from None
-    except FileNotFoundError:
-        if path.parent not in (path, root):
-            try:
-                check_place(path.parent, root)
-            except OSError:
-                if not path.parent.is_dir():
-                    raise
-                check_place(path, root)  # somebody has made the folder since
+    above = next(folder for folder in path.parents if os.path.lexists(folder))
+    below = root if root is not None and above.is_relative_to(root) else None
+    with open_folder(above, below, makes=False) as folder:
+        if above == path.parent and folder.find(path.name) is not None:
+            os.close(folder.open(path.name, os.O_WRONLY))
+        elif not os.access(folder.own_path, os.W_OK):
+            raise PermissionError(errno.EACCES, f"nothing can be written into {above}", str(above))
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:

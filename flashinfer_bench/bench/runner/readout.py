@@ -7,19 +7,14 @@ for the whole run, so all solutions get the same gap.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median_low
-from typing import Final
 
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.stopping import reached_precision
 from flashinfer_bench.timing.summary import summarise
-
-RECENT_S: Final = 0.2
-"""A look at a GPU takes 0.5 ms, and 3 ms where four sessions look, since the driver tells one after the other."""
 
 
 class Readout:
@@ -37,7 +32,6 @@ class Readout:
         self._uuid = uuid
         self._our_processes = our_processes
         self._keep_samples = keep_samples
-        self._latest: tuple[float, GpuState | None] | None = None
         self._gaps_ns: list[int] = []
         self._gap_ns: int | None = None
         self.least_span_ns = 0
@@ -67,19 +61,7 @@ class Readout:
         """Look at the GPU."""
         if self._uuid is None:
             return None
-        found = read_gpu_state(self._uuid, ours={os.getpid(), *self._our_processes()})
-        self._latest = time.monotonic(), found
-        return found
-
-    def look_before(self) -> GpuState | None:
-        """Return what the GPU is like before a measurement: as the latest look has it, where that is recent.
-
-        What slowed the GPU then, and who was there, may be gone: then it is looked at anew.
-        """
-        if self._latest is None or time.monotonic() - self._latest[0] > RECENT_S:
-            return self.look()
-        found = self._latest[1]
-        return self.look() if found is not None and (found.slowed_by or found.other_processes) else found
+        return read_gpu_state(self._uuid, ours={os.getpid(), *self._our_processes()})
 
     def measured(self, trials: Sequence[Trial], before: GpuState | None, precision: float) -> Measured:
         """Summarise trials that have just been taken.

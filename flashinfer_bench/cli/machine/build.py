@@ -31,7 +31,7 @@ from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
-from flashinfer_bench.compile.requirements import FIRST_TOOLKIT, NAMED
+from flashinfer_bench.compile.requirements import NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import COMPILED, check_entry
 from flashinfer_bench.data.names import did_you_mean
@@ -103,7 +103,7 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
     found = {name: NAMED.fullmatch(name if name.startswith("sm_") else f"sm_{name}") for name in names}
     wrong = [name for name, match in found.items() if match is None]
     if wrong:
-        known = [f"sm_{name}" for name in FIRST_TOOLKIT]
+        known = [f"sm_{name}" for name in ("80", "86", "87", "89", "90", "90a", "100a", "103a", "120a", "121a")]
         hint = did_you_mean(wrong[0], known) or f"; for example {', '.join(known)}"
         raise Misuse(f"--arch: {', '.join(wrong)} is no GPU architecture{hint}")
     return BuildTarget(tuple(dict.fromkeys(f"{match[2]}{match[3]}" for match in found.values() if match is not None)))
@@ -118,7 +118,7 @@ def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> 
     toolchain = find_toolchain()
     rest: list[Solution] = []
     for solution, definition in items:
-        reason = why_not_buildable(solution, toolchain, outcome.target)
+        reason = why_not_buildable(solution, toolchain)
         # A wrong entry point shows in a library when it is built, but in Python only at the first call: check it here.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if reason is not None:

@@ -11,7 +11,7 @@ from flashinfer_bench import __version__
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.runner.sandbox import Level, find_sandbox
 from flashinfer_bench.cluster.words import PlaceFacts
-from flashinfer_bench.compile import BuildTarget, find_toolchain, find_unavailable_languages, why_not_buildable
+from flashinfer_bench.compile import find_toolchain, find_unavailable_languages, why_not_buildable
 from flashinfer_bench.data import Solution
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DeviceFault
@@ -67,5 +67,4 @@ def why_not_built_here(device: Device, solutions: Iterable[Solution]) -> list[st
     """Return what this node lacks for each solution; None where nothing is missing."""
     toolchain = find_toolchain()
     capabilities = [device.capability] if device.capability is not None else []
-    target = BuildTarget.of(capabilities)
-    return [why_not_buildable(solution, toolchain, target, capabilities) for solution in solutions]
+    return [why_not_buildable(solution, toolchain, capabilities) for solution in solutions]

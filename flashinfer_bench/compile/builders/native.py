@@ -27,9 +27,9 @@ from flashinfer_bench.compile.artifact import (
     Stages,
 )
 from flashinfer_bench.compile.flags import Flags, check_flags
-from flashinfer_bench.compile.includes import LIST, begins_with, check_directives
+from flashinfer_bench.compile.includes import LIST, begins_with
 from flashinfer_bench.compile.requirements import cutlass_includes, toolkit_includes, wants_cutlass
-from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
+from flashinfer_bench.compile.toolchain import BindingFiles, Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
 from flashinfer_bench.data.entry import find_binding, registers_operators
 
@@ -61,21 +61,17 @@ class Binding:
     """One way to make a library callable from Python."""
 
     kind: Kind
-    standard: int
-    """C++ standard unless the solution's flags name one."""
-    home: Path
+    files: BindingFiles
+    """A new version of them gives the artifact another digest. Its C++ standard holds unless the solution names one."""
     includes: tuple[Path, ...]
     macros: tuple[str, ...]
-    link: tuple[str, ...]
-    """Flags of the linker."""
+    libraries: tuple[str, ...]
     exports: str
-    """Symbol that the library exports; {} stands for the entry function."""
-    version: str
-    """A new version gives the artifact another digest."""
+    """Symbol that the library exports; {0} stands for the entry function."""
+    lacks: str
+    """What the author has to change if it does not."""
     main_header: str
     """The header that solutions with this binding include."""
-    cuda_link: tuple[str, ...] = ()
-    """Further flags of the linker, for a library with CUDA code."""
     nvcc_macros: tuple[str, ...] = ()
     gcc_flags: tuple[str, ...] = ()
     """Flags that g++ alone knows, with which it takes less time."""
@@ -83,40 +79,37 @@ class Binding:
 
 def read_binding(binding: SupportedBindings, toolchain: Toolchain) -> Binding:
     """Return a binding of this machine; `why_not_buildable` has said that it is there."""
+    tvm_ffi, torch, python = toolchain.tvm_ffi, toolchain.torch, toolchain.python_include
     if binding is SupportedBindings.TVM_FFI:
-        tvm_ffi = toolchain.tvm_ffi
         assert tvm_ffi is not None  # asked before
         return Binding(
             kind="tvm-ffi",
-            standard=17,
-            home=tvm_ffi.home,
+            files=tvm_ffi,
             includes=tuple(tvm_ffi.includes()),
             macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker how many arguments the entry takes
-            link=(f"-L{tvm_ffi.home / 'lib'}", "-ltvm_ffi"),
-            exports="__tvm_ffi_{}",
-            version=tvm_ffi.version,
+            libraries=("-ltvm_ffi",),
+            exports="__tvm_ffi_{0}",
+            lacks="no function {0!r} is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({0}, your_function)",
             main_header="tvm/ffi/tvm_ffi.h",
         )
-    torch, python = toolchain.torch, toolchain.python_include
     assert torch is not None  # asked before
     assert python is not None  # asked before
+    # A CPU build of torch lacks the one header that its own CUDA headers include; the last macro leaves it out.
+    no_cuda = () if torch.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)
     return Binding(
         kind="torch",
-        standard=torch.standard,
-        home=torch.home,
+        files=torch,
         includes=(*torch.includes(), python),
         macros=(
             f"-DTORCH_EXTENSION_NAME={MODULE}",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}",
-            # A CPU build of torch lacks the one header that its own CUDA headers include; this leaves it out.
-            *(() if torch.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)),
+            *no_cuda,
         ),
-        link=(f"-L{torch.home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+        libraries=("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
         exports=f"PyInit_{MODULE}",
-        version=torch.version,
+        lacks="no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)",
         main_header="torch/extension.h",
-        cuda_link=("-lc10_cuda", "-ltorch_cuda") if torch.has_cuda else (),
         # As torch's own extension builder defines them; solutions that were written against it expect them.
         nvcc_macros=tuple(
             f"-D__CUDA_NO_{name}__"
@@ -177,7 +170,7 @@ class Commands:
 
     def host(self) -> list[str]:
         """Return the command that compiles C++, without its input and output."""
-        own = ["-O3", f"-std=c++{self.binding.standard}", "-fPIC", *(() if self._is_clang else GCC_FLAGS)]
+        own = ["-O3", f"-std=c++{self.binding.files.standard}", "-fPIC", *(() if self._is_clang else GCC_FLAGS)]
         headers = ["-isystem", HEADERS] if self.can_precompile else []
         command = [str(self.cxx.path), *own, *self.gcc_flags, *self.binding.macros, *self.flags.cxx, "-I."]
         return [*command, *headers, *_search(self.includes)]
@@ -186,7 +179,7 @@ class Commands:
         given = self.flags.nvcc
         own = ["--expt-relaxed-constexpr"]
         own += [] if _has(given, "-O") else ["-O3"]
-        own += [] if _has(given, "-std", "--std") else [f"-std=c++{self.binding.standard}"]
+        own += [] if _has(given, "-std", "--std") else [f"-std=c++{self.binding.files.standard}"]
         host = [*([] if "-fPIC" in given else ["-fPIC"]), *self.gcc_flags]
         own += [word for flag in host for word in ("-Xcompiler", flag)]
         own += [*self.binding.macros, *self.binding.nvcc_macros, *self._architectures()]
@@ -211,9 +204,10 @@ class Commands:
         command = [str(self.cxx.path), "-shared", "-fPIC", *objects]
         command += [self._locate(flag, folders) for flag in flags.link]
         command += ["-fopenmp"] if "-fopenmp" in (*flags.cxx, *flags.nvcc, *flags.link) else []
-        command += binding.link
+        command += [f"-L{binding.files.home / 'lib'}", *binding.libraries]
         if cuda is not None:
-            command += [*binding.cuda_link, *(f"-L{folder}" for folder in folders)]
+            command += ["-lc10_cuda", "-ltorch_cuda"] if binding.files.has_cuda else []
+            command += [f"-L{folder}" for folder in folders]
             command += ["-lcudart", f"-Wl,-rpath,{cuda.home / 'lib64'}"]
             command += ["-lcudadevrt"] if self._links_device_code else []
             command += ["-Wl,--as-needed", "-lcuda"] if has_driver else []
@@ -250,11 +244,10 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
     symbol = solution.get_entry_symbol()
     if not symbol.isidentifier() or not symbol.isascii():
         raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
-    check_directives(sources)
     found = find_binding(solution)
     binding, packages = read_binding(found.binding, toolchain), toolchain.nvidia_packages if cuda else ()
     libraries = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
-    readable = [*binding.includes, binding.home, *cxx.files()]
+    readable = [*binding.includes, binding.files.home, *cxx.files()]
     if cuda is not None:
         libraries += toolkit_includes(cuda, packages)
         readable += [cuda.home, *cuda.library_folders(), *packages]
@@ -279,6 +272,7 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         probe_sources={probe_unit: probe_content},
         main_header=binding.main_header,
         needs_symbol=None if registers_operators(solution) else binding.exports.format(symbol),
+        lacks_symbol=binding.lacks.format(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,
         header=_header_recipe(commands, may_read) if takes_header else None,
@@ -340,7 +334,7 @@ def _made_from(commands: Commands, sources: Mapping[str, bytes], stages: Stages)
         "commands": [list(step.argv) for stage in stages for step in stage],
         "compilers": {"cxx": commands.cxx.identity, "nvcc": cuda.nvcc.identity if cuda else None},
         "versions": {
-            binding.kind: binding.version,
+            binding.kind: binding.files.version,
             "cuda": list(cuda.version) if cuda else None,
             "cutlass": [hashlib.sha256(path.read_bytes()).hexdigest() for path in cutlass if path.is_file()],
         },

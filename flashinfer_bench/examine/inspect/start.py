@@ -135,7 +135,7 @@ def _target(device: Device) -> BuildTarget:
 
 def _build(solution: Solution, farm: BuildFarm, device: Device) -> Built:
     capabilities = [device.capability] if device.capability is not None else []
-    reason = why_not_buildable(solution, find_toolchain(), _target(device), capabilities)
+    reason = why_not_buildable(solution, find_toolchain(), capabilities)
     if reason is not None:
         raise FlashInferBenchError(f"{solution.name} cannot be built here: {reason}")
     built = next(iter(farm.build_all([with_line_info(solution)])))

@@ -31,20 +31,12 @@ def enter_extensions(folder: Path) -> None:
     with suppress(OSError):  # what a solution has put in the way is its own loss
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-        left = list(folder.glob(LEFT))
-        if left and _is_alone(held):
-            for lock in left:
-                lock.unlink()
+        left, deadline = list(folder.glob(LEFT)), time.monotonic() + PATIENCE_S
+        while left and time.monotonic() < deadline:
+            with suppress(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for lock in left:
+                    lock.unlink()
+                break
+            time.sleep(PAUSE_S)
         fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def _is_alone(held: int) -> bool:
-    """Tell whether no other worker uses the folder, or none does any more."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        with suppress(BlockingIOError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(PAUSE_S)

@@ -20,10 +20,9 @@ from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.writing import open_new
 
 LIBRARY: Final = Path(".cache", "flashinfer")
-MODULES, SOURCES, BUILD_FILE, DOWNLOADS = "cached_ops", "generated", "build.ninja", "cubins"
 STAMP: Final = ".linked"
 MOST_BYTES: Final = 16 << 20
-"""Files that are read here have at most so many bytes."""
+"""Files of more bytes are not read here."""
 OF_FILES: Final = ("build ", "default ")
 """How lines begin that name files; others are flags."""
 
@@ -33,34 +32,29 @@ def link_modules(shared: Path, own: Path) -> None:
 
     Called in a worker with its walls, so that whatever a solution has left in its folder can lead nowhere else.
     """
-    places = list(_find_places(shared / LIBRARY))
-    stamp = "\n".join(f"{place} {place.stat().st_mtime_ns}" for place in places)
+    places = sorted((shared / LIBRARY).glob("*/*/cached_ops"))
+    downloads = sorted((shared / LIBRARY / "cubins").glob("*"))
+    stamp = "\n".join(f"{place} {place.stat().st_mtime_ns}" for place in (*places, *downloads))
     with suppress(OSError, ValueError):
         if read_whole(own / STAMP, MOST_BYTES).decode() == stamp:
             return
-    for place in places:
-        for target in _choose(place, shared):
-            _link(target, own / target.relative_to(shared))
+    for target in (*downloads, *(target for place in places for target in _choose(place, shared))):
+        link = own / target.relative_to(shared)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink() and not link.exists():
+            link.unlink()  # what it led to is gone
+        with suppress(FileExistsError):
+            link.symlink_to(target)
     own.mkdir(parents=True, exist_ok=True)
     with os.fdopen(open_new(own / STAMP), "w") as file:
         file.write(stamp)
 
 
-def _find_places(library: Path) -> Iterator[Path]:
-    """Yield the folders that hold modules, and the one of what was downloaded."""
-    yield from sorted(library.glob(f"*/*/{MODULES}"))
-    if (library / DOWNLOADS).is_dir():
-        yield library / DOWNLOADS
-
-
 def _choose(place: Path, shared: Path) -> Iterator[Path]:
-    """Yield what to link of one folder, and of the sources beside it."""
-    if place.name == DOWNLOADS:
-        yield from sorted(place.iterdir())
-        return
-    sources = place.parent / SOURCES
+    """Yield the modules of a folder to link, and the sources beside it that they name."""
+    sources = place.parent / "generated"
     for module in sorted(place.iterdir()):
-        build = module / BUILD_FILE
+        build = module / "build.ninja"
         if not (module / f"{module.name}.so").is_file() or not build.is_file():
             continue
         text = read_whole(build, MOST_BYTES).decode(errors="replace")
@@ -69,11 +63,3 @@ def _choose(place: Path, shared: Path) -> Iterator[Path]:
         yield module
         for name in sorted(set(re.findall(rf"{re.escape(str(sources.resolve()))}/([^/\s]+)/", text))):
             yield sources / name
-
-
-def _link(target: Path, link: Path) -> None:
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if link.is_symlink() and not link.exists():
-        link.unlink()  # what it led to is gone
-    with suppress(FileExistsError):
-        link.symlink_to(target)

@@ -9,7 +9,6 @@ solution that fails here is compiled at its first call, as always.
 from __future__ import annotations
 
 import os
-import resource
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,11 +29,10 @@ def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> N
 
     Args:
         order: `directory`, `entry`, `symbol` and `kind` of its artifact, the `calls`, each with `inputs` and `outputs`,
-            the `gpu` (see `stand_in`), the `cores` that it may use, how many `compilers` it may run at once, and
-            `most_processor_s`, seconds that it, and each of them, may take; then the kernel ends that.
+            the `gpu` (see `stand_in`), the `cores` that it may use, and how many `compilers` it may run at once.
         shared_modules: FlashInfer's folder of modules that are compiled already; None where there is none.
     """
-    step_back(order["cores"], order["most_processor_s"])
+    step_back(order["cores"])
     os.environ["MAX_JOBS"] = str(order["compilers"])
     show_memory()
     if shared_modules is not None:
@@ -50,11 +48,10 @@ def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> N
                 traceback.print_exc()
 
 
-def step_back(cores: Sequence[int], most_processor_s: int) -> None:
-    """Take what nobody else wants of these cores, from here on, and not for longer; none of it can be taken back."""
+def step_back(cores: Sequence[int]) -> None:
+    """Use idle time of these cores alone from here on; it cannot be taken back."""
     os.nice(LOWEST_PRIORITY)
     os.sched_setaffinity(0, cores)
-    resource.setrlimit(resource.RLIMIT_CPU, (most_processor_s, most_processor_s))
     torch.set_num_threads(1)
     refuse_calls(("sched_setaffinity", "sched_setattr", "sched_setscheduler", "sched_setparam"))
 

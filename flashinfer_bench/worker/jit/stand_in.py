@@ -61,24 +61,19 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
             patch(fake_tensor, init_gpu_context=mock.DEFAULT)
         found = SimpleNamespace(**gpu["torch"])
         stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-        patch(
-            torch.cuda,
-            is_available=lambda: True,
-            is_initialized=lambda: True,
-            device_count=lambda: 1,
-            current_device=lambda: 0,
-            set_device=lambda _device: None,
-            get_device_properties=lambda _device=None: found,
-            get_device_capability=lambda _device=None: (found.major, found.minor),
-            get_device_name=lambda _device=None: found.name,
-            synchronize=lambda _device=None: None,
-            current_stream=lambda _device=None: stream,
-            default_stream=lambda _device=None: stream,
-            device=lambda _device=None: nullcontext(),
-            device_of=lambda _tensor=None: nullcontext(),
-            is_current_stream_capturing=lambda: False,
-            _lazy_init=lambda: None,
-        )
+        answers = {
+            **dict.fromkeys(("is_available", "is_initialized"), True),
+            **dict.fromkeys(("set_device", "synchronize", "_lazy_init"), None),
+            **dict.fromkeys(("current_stream", "default_stream"), stream),
+            **dict.fromkeys(("device", "device_of"), nullcontext()),
+            "device_count": 1,
+            "current_device": 0,
+            "get_device_properties": found,
+            "get_device_capability": (found.major, found.minor),
+            "get_device_name": found.name,
+            "is_current_stream_capturing": False,
+        }
+        patch(torch.cuda, **{name: always(answer) for name, answer in answers.items()})
         # An address is aligned as the tensor's would be: memory of its own begins at a multiple of 256.
         patch(fake_tensor.FakeTensor, data_ptr=lambda tensor: int(tensor.storage_offset()) * tensor.element_size())
         read = {torch.ops.aten._local_scalar_dense.default: _make_reader()}
@@ -86,7 +81,8 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
         with suppress(ImportError):
             patch(importlib.import_module("tvm_ffi"), load_module=mock.DEFAULT)
         with suppress(ImportError):
-            active, tuner = importlib.import_module("triton.runtime.driver").driver, _find_tuner()
+            active = importlib.import_module("triton.runtime.driver").driver
+            tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
             stack.callback(setattr, active, "_active", active._active)
             active.set_active(make_driver(importlib.import_module("triton.backends.nvidia.driver"), gpu))
             patch(tuner, _bench=_compile_one)
@@ -95,6 +91,11 @@ def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[No
         patch(mode, avoid_device_init=asks_driver)
         stack.enter_context(mode(allow_non_fake_inputs=True))
         yield
+
+
+def always(answer: Any) -> Callable[..., Any]:
+    """Return a function that gives one answer, whatever it is called with."""
+    return lambda *_arguments, **_named: answer
 
 
 def _make_reader() -> Callable[..., bool | int | float]:
@@ -112,10 +113,6 @@ def _make_reader() -> Callable[..., bool | int | float]:
     return read
 
 
-def _find_tuner() -> Any:
-    return importlib.import_module("triton.runtime.autotuner").Autotuner
-
-
 def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
     """Return a driver of Triton's that compiles for a GPU, and launches nothing.
 
@@ -128,20 +125,19 @@ def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
         """Compile the launcher, since that lies in the cache as kernels do; return one that does nothing."""
         with suppress(Exception):
             nvidia.CudaLauncher(source, metadata)
-        return lambda *_arguments: None
+        return always(None)
 
     class CompilingDriver(nvidia.CudaDriver):  # type: ignore[misc]
         def __init__(self) -> None:
             self.utils = SimpleNamespace(
-                get_device_properties=lambda _device=0: dict(gpu["triton"]),
-                load_binary=lambda *_of: (0, 0, 0, 0, THREADS_A_BLOCK),
-                set_printf_fifo_size=lambda _size: None,
+                get_device_properties=always(dict(gpu["triton"])),
+                load_binary=always((0, 0, 0, 0, THREADS_A_BLOCK)),
+                set_printf_fifo_size=always(None),
             )
             self.launcher_cls = make_launcher
-            self.get_current_device = lambda: 0
-            self.set_current_device = lambda _device: None
-            self.get_current_stream = lambda _device=0: 0
-            self.get_device_capability = lambda _device=0: (gpu["torch"]["major"], gpu["torch"]["minor"])
+            self.get_current_device = self.get_current_stream = always(0)
+            self.set_current_device = always(None)
+            self.get_device_capability = always((gpu["torch"]["major"], gpu["torch"]["minor"]))
 
     return CompilingDriver()
 

@@ -1,70 +1,57 @@
-"""Does once, in the template, what every process would do at its first Triton launch; under its interpreter, less.
+"""Does once, in the fork server, the work that every process would do at its first Triton launch; none of it touches a
+device. Under Triton's interpreter, tuning is switched off.
 
-Measured on an H200 with Triton 3.6 and a warm cache: of 0.38 s, 0.27 s go into hashing Triton's own files (its
-result is cached in the process, and so inherited by forks) and 0.08 s into importing Gluon. None of it touches a
-device.
+Most of that time is the hash of Triton's own files. Its result is cached in the process, and so inherited by forks.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import suppress
+from importlib import import_module
 from typing import Final
 
-KEY_FUNCTIONS: Final = (("triton.runtime.cache", "triton_key"), ("triton.compiler.compiler", "triton_key"))
-"""The function that computes the hash: in Triton 3.5 and later, and before."""
-LATE_IMPORTS: Final = ("triton.experimental.gluon", "triton.backends.nvidia.driver")
+KEY_MODULES: Final = ("triton.runtime.cache", "triton.compiler.compiler")
+"""The module with `triton_key`, which computes the hash: in Triton 3.5 and later, and before."""
 COMPILER: Final = "triton.backends.nvidia.compiler"
-ASKED_ONCE: Final = (("triton.backends.nvidia.driver", "library_dirs"), ("triton.runtime.build", "platform_key"))
+PROGRAMS: Final = (("triton.backends.nvidia.driver", "library_dirs"), ("triton.runtime.build", "platform_key"))
 """Functions that start programs (`ldconfig`, `file`) and keep what these say. A first launch asks them, also of a
 kernel that is compiled."""
+GLUON: Final = "triton.experimental.gluon"
 
 
 def prepare_triton(capability: tuple[int, int] | None = None) -> None:
     """Import and compute what a first launch would; a version of Triton that has none of it is left as it is.
 
-    What needs no lock of Python's runs side by side: the hash of Triton's files, and the programs that Triton asks.
-
     Args:
         capability: the GPU's compute capability, by which Triton asks its assembler for its version; None leaves that
             to each worker.
     """
-    steps: list[Callable[[], None]] = [_compute_key, *(partial(_ask_once, *asked) for asked in ASKED_ONCE)]
-    if capability is not None:
-        steps.append(partial(_ask_assembler, 10 * capability[0] + capability[1]))
-    for module in (*(module for module, _ in ASKED_ONCE), COMPILER):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    with ThreadPoolExecutor(len(steps)) as pool:  # its threads are gone before anything is forked
-        done = [pool.submit(step) for step in steps]
-        for module in LATE_IMPORTS:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module)
-        for one in done:
-            with contextlib.suppress(Exception):  # no libcuda, or no such program: each worker will find out
-                one.result()
+    for module in (*(module for module, _ in PROGRAMS), COMPILER):
+        with suppress(ImportError):
+            import_module(module)
+    with ThreadPoolExecutor() as pool:  # its threads are gone before anything is forked
+        pool.submit(_compute_key)
+        for module, name in PROGRAMS:  # a step that fails is left to each worker
+            pool.submit(_call, module, name)
+        if capability is not None:
+            for name in ("get_ptxas", "get_ptxas_version"):
+                pool.submit(_call, COMPILER, name, 10 * capability[0] + capability[1])
+        with suppress(ImportError):
+            import_module(GLUON)
+
+
+def _call(module: str, name: str, *arguments: int) -> None:
+    getattr(import_module(module), name)(*arguments)
 
 
 def _compute_key() -> None:
-    for module, name in KEY_FUNCTIONS:
-        with contextlib.suppress(ImportError, AttributeError):
-            getattr(importlib.import_module(module), name)()
+    for module in KEY_MODULES:
+        with suppress(ImportError, AttributeError):
+            _call(module, "triton_key")
             return
-
-
-def _ask_once(module: str, name: str) -> None:
-    getattr(importlib.import_module(module), name)()
-
-
-def _ask_assembler(architecture: int) -> None:
-    compiler = importlib.import_module(COMPILER)
-    compiler.get_ptxas(architecture)
-    compiler.get_ptxas_version(architecture)
 
 
 def leave_untuned() -> None:

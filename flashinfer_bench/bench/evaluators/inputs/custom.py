@@ -88,30 +88,33 @@ class CustomInputs:
         return [name for name in self.names if not _is_same(first[name], second[name])], seconds
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:
-        """Give what the function returned by the names of the inputs."""
-        if isinstance(made, Mapping):
-            missing = [name for name in self.names if name not in made]
-            if missing:
-                raise self._fault(f"it gives {', '.join(map(str, made))}; {', '.join(missing)} is wanted")
-            return made
-        values = list(made) if isinstance(made, (tuple, list)) else [made]
-        everything = list(self._definition.inputs)
-        for names in (everything, [name for name in everything if name in self.names]):
-            if len(values) == len(names):
-                return dict(zip(names, values, strict=True))
-        raise self._fault(f"it gives {len(values)} values; {', '.join(self.names)} are wanted")
+        """Return what the function gave by the names of the inputs."""
+        if not isinstance(made, Mapping):
+            values, everything = (
+                list(made) if isinstance(made, (tuple, list)) else [made],
+                list(self._definition.inputs),
+            )
+            orders = (everything, [name for name in everything if name in self.names])
+            names = next((names for names in orders if len(names) == len(values)), None)
+            if names is None:
+                raise self._fault(f"it gives {len(values)} values; {', '.join(self.names)} are wanted")
+            return dict(zip(names, values, strict=True))
+        missing = [name for name in self.names if name not in made]
+        if missing:
+            raise self._fault(f"it gives {', '.join(map(str, made))}; {', '.join(missing)} is wanted")
+        return made
 
     def _fit(self, name: str, value: Any) -> Any:
-        """Give one value as the definition has it: a tensor of its shape and dtype, or a number."""
+        """Return one value as the definition has it: a tensor of its shape and dtype, or a number."""
         spec, shape = self._definition.inputs[name], self._shapes[name]
         if shape is None:
             return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         if value is None and spec.optional:
             return None
-        dtype, expected = torch_dtype(spec.dtype), storage_shape(shape, spec.dtype)
         if not isinstance(value, torch.Tensor):
             raise self._fault(f"input {name!r} is a {type(value).__name__}, not a tensor")
-        if value.dtype != dtype or tuple(value.shape) != expected:
+        expected = storage_shape(shape, spec.dtype)
+        if (value.dtype, tuple(value.shape)) != (torch_dtype(spec.dtype), expected):
             what = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             raise self._fault(f"input {name!r} is {what}; it should be {spec.dtype}{list(expected)}")
         return value.detach().to(self._device).contiguous()
@@ -132,13 +135,13 @@ def _execute(name: str, reference: str) -> dict[str, Any]:
 
 
 def _find_function(definition: Definition) -> Callable[..., Any]:
-    entry = definition.custom_inputs_entrypoint
+    name, entry = definition.name, definition.custom_inputs_entrypoint
     if entry is None:
-        raise DefinitionFault(f"{definition.name} has no custom_inputs_entrypoint; its workloads want custom inputs")
+        raise DefinitionFault(f"{name} has no custom_inputs_entrypoint; its workloads want custom inputs")
     with Blame(functools.partial(explain_error, definition)):
-        function: Callable[..., Any] | None = _execute(definition.name, definition.reference).get(entry)
+        function: Callable[..., Any] | None = _execute(name, definition.reference).get(entry)
     if not callable(function):
-        raise DefinitionFault(f"the reference of {definition.name} has no function {entry!r}, which makes its inputs")
+        raise DefinitionFault(f"the reference of {name} has no function {entry!r}, which makes its inputs")
     return function
 
 

@@ -104,8 +104,8 @@ class IntegerProbe:
             *(seen.size + by for seen in known for by in (-1, 0, 1)),
             *(widest * by + 1 for by in BEYOND),
         }
-        low = first
-        for end in sorted({min(end, largest) for end in ends if end > first}):
+        low = max(usual - 1, first) if is_valid(usual - 1) else first
+        for end in sorted({min(end, largest) for end in ends if end > low}):
             if not is_valid(end):
                 break
             low = end

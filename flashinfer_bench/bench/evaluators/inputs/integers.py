@@ -57,15 +57,22 @@ _probes: dict[tuple[Any, ...], IntegerProbe | None] = {}
 
 
 def row_offsets(blank: Blank) -> torch.Tensor:
-    """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives."""
+    """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives.
+
+    Of keys each sequence has enough for causal attention to have an answer for every query.
+    """
     parts = max(blank.shape[0] - 1, 0)
     total = _total(blank)
     if total is None:
         total = _valid(blank, FREE_LENGTH * parts + 1).stop - 1
-    base, generator = _least_lengths(blank, parts), blank.generator()
+    base, queries = torch.zeros(parts, dtype=torch.long), _lengths_of(blank.made.get("qo_indptr"))
+    if "kv" in blank.name.lower() and queries is not None and len(queries) == parts:
+        page_size = blank.size("page_size") or 1
+        is_paged = "kv_indices" in blank.definition.inputs
+        base = -(-queries // page_size) + (page_size > 1) if is_paged else queries
     if int(base.sum()) > total:
         base = torch.zeros_like(base)
-    lengths = base + split_total(total - int(base.sum()), parts, generator)
+    lengths = base + split_total(total - int(base.sum()), parts, blank.generator())
     offsets = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))
     return blank.finish(offsets[: blank.shape[0]])
 
@@ -79,17 +86,6 @@ def _total(blank: Blank) -> int | None:
     owner = blank.name.lower()
     side = "kv" if "kv" in owner or owner.endswith("_k") else "q" if "q" in owner.split("_")[0] else ""
     return blank.size(*_TOTAL_AXES[side])
-
-
-def _least_lengths(blank: Blank, parts: int) -> torch.Tensor:
-    """Return the smallest lengths of keys with which causal attention has an answer for every query."""
-    queries = _lengths_of(blank.made.get("qo_indptr"))
-    if "kv" not in blank.name.lower() or queries is None or len(queries) != parts:
-        return torch.zeros(parts, dtype=torch.long)
-    if "kv_indices" not in blank.definition.inputs:
-        return queries
-    page_size = blank.size("page_size") or 1
-    return -(-queries // page_size) + (1 if page_size > 1 else 0)
 
 
 def _lengths_of(offsets: Any) -> torch.Tensor | None:
@@ -190,10 +186,9 @@ def packed_keys(blank: Blank) -> torch.Tensor:
     if len(blank.shape) != 4 or blank.shape[-1] <= 4:
         return words(blank)
     page_count, page_size, _, width = blank.shape
-    generator = blank.generator(blank.device)
-    floats = torch.empty(0, dtype=torch.float32, device=blank.device)
-    values = floats.new_empty(page_count, page_size * (width - 4)).normal_(generator=generator).to(torch.float8_e4m3fn)
-    scales = floats.new_empty(page_count, page_size).uniform_(0.5, 1.5, generator=generator)
+    drawn: dict[str, Any] = {"generator": blank.generator(blank.device), "device": blank.device}
+    values = torch.randn(page_count, page_size * (width - 4), **drawn).to(torch.float8_e4m3fn)
+    scales = torch.rand(page_count, page_size, **drawn).add_(0.5)
     packed = torch.cat((values.view(torch.uint8), scales.view(torch.uint8)), dim=1)
     return packed.view(blank.shape).view(blank.empty().dtype)
 
@@ -231,9 +226,8 @@ def _pad(blank: Blank, values: torch.Tensor, valid: range) -> torch.Tensor:
 
 def _leading_size(blank: Blank) -> int:
     """Return the smallest first dimension of the other inputs: an index below it is valid in all of them."""
-    shapes = (spec.shape for name, spec in blank.definition.inputs.items() if name != blank.name)
-    sizes = [blank.axes.get(shape[0]) or (int(shape[0]) if shape[0].isdigit() else 1) for shape in shapes if shape]
-    return max(min(sizes, default=1), 1)
+    shapes = zip(blank.definition.inputs, blank.definition.get_input_shapes(blank.axes), strict=True)
+    return max(min((shape[0] for name, shape in shapes if shape and name != blank.name), default=1), 1)
 
 
 def _is_wide(blank: Blank) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,12 @@ class InputMaker:
         """
         definition, device = self.definition, self.device
         axes, shapes = bind_axes(definition, self.workload)
-        _check_size(definition, [*shapes.values(), *definition.get_output_shapes(self.workload.axes)], device)
+        inputs = count_bytes(definition.inputs.values(), shapes.values())
+        outputs = count_bytes(definition.outputs.values(), definition.get_output_shapes(self.workload.axes))
+        for what, needed in (("inputs", inputs), ("outputs", outputs)):
+            if needed > total_bytes(device):
+                needs, has = f"{needed // 10**6 / 1e3:.1f} GB", f"{total_bytes(device) / 1e9:.1f} GB"
+                raise WorkloadFault(f"the {what} take {needs}, {device.type} has {has}; use a device with more memory")
         made: dict[str, Any] = {}
         if list_custom(self.workload):
             made.update(CustomInputs(definition, self.workload, axes, shapes, device).draw(derive_seed(seed, "custom")))
@@ -154,15 +159,9 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
     return stored
 
 
-def _check_size(definition: Definition, shapes: Sequence[Sequence[int] | None], device: torch.device) -> None:
-    """Raise where inputs, or outputs, take more memory than there is; the shapes are of inputs, then of outputs."""
-    specs = [*definition.inputs.values(), *definition.outputs.values()]
-    sizes = [math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in zip(specs, shapes, strict=True)]
-    count = len(definition.inputs)
-    for what, needed in (("inputs", sum(sizes[:count])), ("outputs", sum(sizes[count:]))):
-        if needed > total_bytes(device):
-            needs, has = f"{needed // 10**6 / 1e3:.1f} GB", f"{total_bytes(device) / 1e9:.1f} GB"
-            raise WorkloadFault(f"the {what} take {needs}, {device.type} has {has}; use a device with more memory")
+def count_bytes(specs: Iterable[TensorSpec], shapes: Iterable[Sequence[int] | None]) -> int:
+    """Return the bytes of tensors and numbers that have these shapes."""
+    return sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in zip(specs, shapes, strict=True))
 
 
 def bind_axes(

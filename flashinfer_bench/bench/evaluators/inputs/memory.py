@@ -6,93 +6,61 @@ import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.base.host import usable_memory
 
 RECENT_S: Final = 0.2
-"""A look at a GPU's free memory is recent for so many seconds. While the driver ends another process's context, a look
+"""Seconds for which a reading of a GPU's free memory counts. While the driver ends another process's context, a reading
 waits for it, and a job has a dozen places that want one."""
-ROOMY_S: Final = 1.0
-"""Where a look found more than half of the memory free, it is recent for longer."""
-_looks: dict[torch.device, Look] = {}
-"""GPU → the latest look."""
+_looks: dict[torch.device, tuple[float, int]] = {}
+"""GPU → when it was read last, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
-"""GPU → the most that a look found free."""
-
-
-class Look(NamedTuple):
-    """What a look at a GPU's memory found."""
-
-    at_s: float
-    free: int
-    lasts_s: float
-    """For how long it is recent."""
-    held: int
-    """Bytes that torch held in this process then."""
+"""GPU → the most that was read."""
 
 
 @cache
 def total_bytes(device: torch.device) -> int:
-    """Give all memory of the device, used and free."""
+    """Return all memory of the device, used and free."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return usable_memory()
 
 
 def recently_free_bytes(device: torch.device) -> int:
-    """Give the memory of a GPU that no process held a moment ago: for what needs a share of it."""
-    latest = _looks.get(device)
-    if latest is None or time.monotonic() - latest.at_s > latest.lasts_s:
-        return look_at_free_bytes(device)
-    return latest.free
-
-
-def forget_looks() -> None:
-    """Have the next one look anew, since much may have been allocated.
-
-    A look that found most of the memory free stands, as long as torch holds no more here.
-    """
-    for device, look in list(_looks.items()):
-        if look.lasts_s == RECENT_S or _held_bytes(device)[0] > look.held:
-            del _looks[device]
+    """Return the memory of a GPU that no process held a moment ago: for a use that needs a share of it."""
+    at_s, free = _looks.get(device, (-RECENT_S, 0))
+    return free if time.monotonic() - at_s < RECENT_S else look_at_free_bytes(device)
 
 
 def look_at_free_bytes(device: torch.device) -> int:
-    """Give the memory of a GPU that no process holds now."""
-    free, total = torch.cuda.mem_get_info(device)
-    lasts_s = ROOMY_S if 2 * free > total else RECENT_S
-    _looks[device] = Look(time.monotonic(), int(free), lasts_s, _held_bytes(device)[0])
-    _most_free[device] = max(int(free), _most_free.get(device, 0))
-    return int(free)
+    """Return the memory of a GPU that no process holds now."""
+    free = int(torch.cuda.mem_get_info(device)[0])
+    _looks[device] = time.monotonic(), free
+    _most_free[device] = max(free, most_free_bytes(device))
+    return free
 
 
 def most_free_bytes(device: torch.device) -> int:
-    """Give the largest memory of a GPU that a look of this process found free."""
+    """Return the largest memory of a GPU that this process found free."""
     return _most_free.get(device, 0)
 
 
 def cached_bytes(device: torch.device) -> int:
-    """Give the memory of a GPU that torch holds in this process for no tensor."""
-    held, used = _held_bytes(device)
-    return held - used
-
-
-def _held_bytes(device: torch.device) -> tuple[int, int]:
-    """Return the bytes of a GPU that torch holds in this process, and those that tensors have of them.
+    """Return the memory of a GPU that torch holds in this process for no tensor.
 
     `torch.cuda.memory_reserved` sorts 160 figures for one of them, which takes a third of a millisecond.
     """
     figures = torch.cuda.memory_stats_as_nested_dict(device)
     names = ("reserved_bytes", "allocated_bytes")
     held, used = (figures[name]["all"]["current"] if figures else 0 for name in names)
-    return int(held), int(used)
+    return int(held - used)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Give the memory that can be allocated on the device now."""
+    """Return the memory that can be allocated on the device now."""
     if device.type == "cuda":
         return look_at_free_bytes(device) + cached_bytes(device)
     meminfo = Path("/proc/meminfo")
@@ -103,5 +71,5 @@ def free_bytes(device: torch.device) -> int:
 
 
 def bytes_of(values: Iterable[Any]) -> int:
-    """Give the memory of all tensors among the values."""
+    """Return the memory of all tensors among the values."""
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

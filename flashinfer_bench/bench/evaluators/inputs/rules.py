@@ -167,9 +167,8 @@ def _weights_scale(blank: Blank) -> torch.Tensor:
     """Make scales of quantised weights with which a product with normal inputs has a size near 1."""
     stem = re.sub(r"_scales?$", "", blank.name)
     weights = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(blank.name[:7], stem)
-    shape = blank.definition.inputs[weights].shape if weights in blank.definition.inputs else None
-    axis = shape[-1] if shape else ""
-    fan_in = blank.axes.get(axis) or (int(axis) if axis.isdigit() else 1)
+    shapes = dict(zip(blank.definition.inputs, blank.definition.get_input_shapes(blank.axes), strict=True))
+    fan_in = (shapes.get(weights) or (1,))[-1]
     return uniform(blank, *(bound * math.sqrt(1 / max(fan_in, 1)) for bound in SCALE_RANGE))
 
 

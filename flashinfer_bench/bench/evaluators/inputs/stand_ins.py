@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -173,9 +174,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
                 with torch._C._DisableTorchDispatch():
                     func(**given)
             return written
-        results = None
-        if not operation.is_view:
-            results = _find_shapes(operation, given, tensors)
+        results = None if operation.is_view else _find_shapes(operation, given, tensors)
         if results is None or (is_known and not operation.is_random and all(map(_is_small, results))):
             made = operation.execute(given)
         else:
@@ -238,12 +237,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         """Return the indices of what a mask chooses; of one without known values, of all elements."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
-        inner = index.content
-        chosen = (
-            torch.empty(inner.ndim, inner.numel(), dtype=torch.long, device="meta")
-            if inner.is_meta
-            else inner.nonzero().T
-        )
+        inner, unknown = index.content, torch.empty(index.ndim, index.numel(), dtype=torch.long, device="meta")
+        chosen = unknown if inner.is_meta else inner.nonzero().T
         self.did["choose"] |= index.sources
         return [Traced.make(part, set(index.sources), self) for part in chosen]
 
@@ -317,12 +312,6 @@ def _open(value: Any) -> Any:
     return value.content if isinstance(value, Traced) else value
 
 
-def _broadcast(*shapes: Sequence[int]) -> list[int]:
-    width = max(map(len, shapes))
-    columns = zip(*((1,) * (width - len(shape)) + tuple(shape) for shape in shapes), strict=True)
-    return [0 if 0 in sizes else max(sizes) for sizes in columns]
-
-
 def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
     return math.prod(result[0]) <= (MOST_FLOATS if result[1].is_floating_point else MOST_ELEMENTS)
 
@@ -344,7 +333,7 @@ def _find_shapes(
     shape, dtype = list(first.shape), given.get("dtype") or first.dtype
     others = [list(tensor.shape) for tensor in tensors[1:]]
     if operation.is_pointwise:
-        shape = _broadcast(first.shape, *others)
+        shape = list(np.broadcast_shapes(first.shape, *others))
         for tensor in tensors[1:]:
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.ndim or not first.ndim else dtype
         if name in ("div", "true_divide") and not dtype.is_floating_point:
@@ -377,7 +366,7 @@ def _find_shapes(
         indexed = [at for at, one in enumerate(given["indices"]) if one is not None]
         at = indexed[0] if indexed[-1] - indexed[0] < len(indexed) else 0
         left = [size for axis, size in enumerate(shape) if axis not in indexed]
-        shape = [*left[:at], *_broadcast(*others), *left[at:]]
+        shape = [*left[:at], *np.broadcast_shapes(*others), *left[at:]]
     elif name in ("nonzero", "masked_select"):
         shape = [first.numel(), first.ndim][: 1 + (name == "nonzero")]
     elif name == "repeat":

@@ -16,7 +16,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
-from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_freedom
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
@@ -355,58 +355,50 @@ class StressCase(NamedTuple):
     """One way in which inputs of a call differ from usual ones."""
 
     steps: Sequence[tuple[Support, Transform]]
+    calls: Mapping[str, int]
+    """Trait of a job → calls if it has the trait; the most of these count. See `StressPlan`."""
     strength: float = 2.0
     """How soon it comes if not all cases are tried: a case twice as strong comes first twice as often."""
     is_of_floats: bool = True
     """Whether it leaves bytes and bools as they are."""
 
 
-FEW_IN_64: Final = "a few large values in one row of 64"
-SHIFTED_ROWS: Final = "some rows shifted"
-SMALL: Final = "small values, all but a few rows and columns smaller still"
-LARGER: Final = "all values about 20 times as large"
-CUBED: Final = "cubed values (heavy tails)"
-FEW_IN_ONE: Final = "a few large values in one row"
-STRETCH: Final = "a stretch of one row near 200"
-PART_OF_COLUMNS: Final = "every second column of one half shifted"
-PART_OF_ROWS: Final = "every second row of one half shifted"
-ONE_ROW: Final = "one row that outweighs all others"
-ZEROS: Final = "zeros in half of some rows"
-NOT_FINITE: Final = "one infinite value or NaN"
-GATES_UP: Final = "gates shifted up"
-GATES_DOWN: Final = "gates shifted down"
-SOME_GATES: Final = "some gates shifted"
-SPIKE: Final = "one huge value"
-FAR_LARGER: Final = "all values 100 to 1,000 times as large"
 TO_LARGE: Final = large(lambda _: LARGE_VALUE)
 TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, QUIETEST)))
+TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(2), shift(*FAR)))
 SOME_OF_GATES: Final = tuple(
     (part_of(-1, turn=turn, late=turn > 1), shift(GATE[1], GATE[1], (-1) ** turn)) for turn in range(4)
 )
-
+SHIFTED_ROWS: Final = "some rows shifted"
+CUBED: Final = "cubed values (heavy tails)"
+ONE_ROW: Final = "one row that outweighs all others"
+NOT_FINITE: Final = "one infinite value or NaN"
 STRESS_CASES: Final = {
-    FEW_IN_64: StressCase([(few_columns(ROWS_PER_CHOSEN), TO_LARGE)]),
-    SHIFTED_ROWS: StressCase([(sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(2), shift(*FAR))], 2.0, False),
-    SMALL: StressCase(TO_SMALL, 2.0, False),
-    LARGER: StressCase([(everything, scale(16, 24))], 1.0, False),
-    CUBED: StressCase([(everything, cube)], 4.0, False),
-    FEW_IN_ONE: StressCase([(few_columns(), TO_LARGE)]),
-    STRETCH: StressCase([(stretch, one_sided)], 0.5),
-    PART_OF_COLUMNS: StressCase([(part_of(-1), shift(*FAR))], 0.5, False),
-    PART_OF_ROWS: StressCase([(part_of(-2), shift(*FAR))], 0.5, False),
-    ONE_ROW: StressCase([(loud_row, large(loud_size))]),
-    ZEROS: StressCase([(half_of_some_rows, zero)], 2.0, False),
-    NOT_FINITE: StressCase([(one_element, special)]),
-    GATES_UP: StressCase([(everything, shift(*GATE, 1))]),
-    GATES_DOWN: StressCase([(everything, shift(*GATE, -1))]),
-    SOME_GATES: StressCase(SOME_OF_GATES, 0.5),
-    SPIKE: StressCase([(one_element, spike)]),
-    FAR_LARGER: StressCase([(everything, scale(1e2, 1e3))], 1.0),
+    "a few large values in one row of 64": StressCase([(few_columns(ROWS_PER_CHOSEN), TO_LARGE)], {"any": 1}),
+    SHIFTED_ROWS: StressCase(TWO_SIXTHS, {"any": 1, "constants": 4}, 2.0, False),
+    "small values, all but a few rows and columns smaller still": StressCase(
+        TO_SMALL, {"any": 1, "few numbers": 10}, 2.0, False
+    ),
+    "all values about 20 times as large": StressCase([(everything, scale(16, 24))], {"any": 1}, 1.0, False),
+    CUBED: StressCase([(everything, cube)], {"any": 1}, 4.0, False),
+    "a few large values in one row": StressCase([(few_columns(), TO_LARGE)], {"floats": 3}),
+    "a stretch of one row near 200": StressCase([(stretch, one_sided)], {"floats": 6}, 0.5),
+    "every second column of one half shifted": StressCase([(part_of(-1), shift(*FAR))], {"any": 6}, 0.5, False),
+    "every second row of one half shifted": StressCase([(part_of(-2), shift(*FAR))], {"joined rows": 6}, 0.5, False),
+    ONE_ROW: StressCase([(loud_row, large(loud_size))], {"few numbers": 9, "groups": 3}),
+    "zeros in half of some rows": StressCase([(half_of_some_rows, zero)], {"zeros": 3}, 2.0, False),
+    NOT_FINITE: StressCase([(one_element, special)], {"not finite": 9}),
+    "gates shifted up": StressCase([(everything, shift(*GATE, 1))], {"gates": 3}),
+    "gates shifted down": StressCase([(everything, shift(*GATE, -1))], {"gates": 3}),
+    "some gates shifted": StressCase(SOME_OF_GATES, {"gates": 12}, 0.5),
+    "one huge value": StressCase([(one_element, spike)], {"constants": 12}),
+    "all values 100 to 1,000 times as large": StressCase([(everything, scale(1e2, 1e3))], {"constants": 3}, 1.0),
 }
-"""All cases: name, in words → the case. Traces and messages have these names."""
-GATES: Final = frozenset({GATES_UP, GATES_DOWN, SOME_GATES})
+"""All cases: name, in words → the case. Traces and messages have these names. Cases that differ in a small part have
+more calls: a look may miss it in some."""
+GATES: Final = frozenset(name for name, case in STRESS_CASES.items() if "gates" in case.calls)
 """Cases that change the inputs of a sigmoid or softplus, if a state is carried from step to step."""
-FOR_CONSTANTS_ALONE: Final = frozenset({SPIKE, FAR_LARGER})
+FOR_CONSTANTS_ALONE: Final = frozenset(name for name, case in STRESS_CASES.items() if {*case.calls} == {"constants"})
 """Cases in which floats are not judged: between the operations of a kernel float16 has no such numbers."""
 
 
@@ -499,51 +491,43 @@ class StressPlan:
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
-        counts = self._count(definition, workload, has_constants)
-        self.names = list(counts)
+        traits = self._find_traits(definition, workload) | {"any"} | ({"constants"} if has_constants else set())
+        counts = {
+            name: max((count for trait, count in case.calls.items() if trait in traits), default=0)
+            for name, case in STRESS_CASES.items()
+        }
+        self.names = [name for name, count in counts.items() if count and any(self.free)]
         """All cases that the job may have."""
-        specs = zip(definition.inputs.values(), shapes.values(), strict=True)
-        size = sum(math.prod(shape or ()) * DTYPES[spec.dtype].bits // 8 for spec, shape in specs)
-        affordable = max(1, MOST_BYTES // max(size, 1))
+        affordable = max(1, MOST_BYTES // max(count_bytes(definition.inputs.values(), shapes.values()), 1))
         settled = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
         keys = {name: settled.expovariate(STRESS_CASES[name].strength) for name in self.names}
         found = [(again, keys[name], name) for name in self.names for again in range(counts[name])]
         self.calls = [name for _, _, name in sorted(found)][: min(affordable, affordable if most is None else most)]
         """The case of each call of the job, in the order in which they come: one of each first, strong ones sooner."""
 
-    def _count(self, definition: Definition, workload: Workload, has_constants: bool) -> dict[str, int]:
-        """Return the calls of each case. Cases that differ in a small part have more: a look may miss it in some."""
+    def _find_traits(self, definition: Definition, workload: Workload) -> set[str]:
+        """Return what the job is like: it says which cases make sense, and how many calls find a shortcut."""
         free = [one for one in self.free if one is not None]
-        outputs, has_few = _float_outputs(definition), False
+        outputs, sizes = _float_outputs(definition), dict[str, int]()
         with suppress(KeyError, ValueError):
-            sizes = (math.prod(shape or ()) for shape in definition.get_output_shapes(workload.axes))
-            named = zip(definition.outputs, sizes, strict=True)
-            has_few = any(0 < size < FEW_NUMBERS for name, size in named if name in outputs)
-        has_floats = any(one.kind == "float" for one in free)
-        # Rows join in one number if an output lacks their axis. Statistics of bytes are of whole images.
-        joins_rows = any(
-            one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs.values())
-            for one in free
-            if len(one.axes) > 1
-        )
-        has_gates = any(map(self._is_gate, free)) and not HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
-        counts = dict.fromkeys(STRESS_CASES, 1) | {
-            SHIFTED_ROWS: 4 if has_constants else 1,
-            SMALL: 10 if has_few else 1,
-            FEW_IN_ONE: 3 * has_floats,
-            STRETCH: 6 * has_floats,
-            PART_OF_COLUMNS: 6,
-            PART_OF_ROWS: 6 * joins_rows,
-            ONE_ROW: 9 if has_few else 3 * any(one.groups >= FEW_NUMBERS for one in free),
-            ZEROS: 3 * self._looks.zeros,
-            NOT_FINITE: 9 * bool(self._looks.not_finite),
-            GATES_UP: 3 * has_gates,
-            GATES_DOWN: 3 * has_gates,
-            SOME_GATES: 12 * has_gates,
-            SPIKE: 12 * has_constants,
-            FAR_LARGER: 3 * has_constants,
+            shapes = definition.get_output_shapes(workload.axes)
+            sizes = {name: math.prod(shape or ()) for name, shape in zip(definition.outputs, shapes, strict=True)}
+        has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
+        traits = {
+            "floats": any(one.kind == "float" for one in free),
+            # Rows join in one number if an output lacks their axis. Statistics of bytes are of whole images.
+            "joined rows": any(
+                one.kind in ("bytes", "bools") or any(one.axes[-2] not in axes for axes in outputs.values())
+                for one in free
+                if len(one.axes) > 1
+            ),
+            "gates": not has_rules and any(map(self._is_gate, free)),
+            "few numbers": any(0 < sizes.get(name, 0) < FEW_NUMBERS for name in outputs),
+            "groups": any(one.groups >= FEW_NUMBERS for one in free),
+            "zeros": self._looks.zeros,
+            "not finite": self._looks.not_finite,
         }
-        return {name: count for name, count in counts.items() if count and free}
+        return {name for name, holds in traits.items() if holds}
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a case, in place.

@@ -14,7 +14,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib import metadata
 from typing import Final
 
@@ -37,7 +36,6 @@ from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
-from flashinfer_bench.timing.driver import set_connections
 from flashinfer_bench.timing.gpu_queue import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
@@ -63,7 +61,6 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
             with contextlib.suppress(ImportError):  # comparisons will do without
                 importlib.import_module("triton.runtime.driver")
         opened.context.join()
-        set_connections(None)
         torch.zeros(1, device=device)
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
@@ -124,7 +121,6 @@ def run_block(
                     with held_against(host, one):
                         session.prepare(block, one)
             portion_s *= PORTION_GROWTH
-        session.on_loaded = partial(expect, at)  # the workers of later jobs start beside this one
         with held_against(host, job):
             send_answer(host, judge(session, block, job, environment))
 

@@ -31,7 +31,7 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
 from flashinfer_bench.data import Definition
-from flashinfer_bench.timing.driver import make_context, set_connections
+from flashinfer_bench.timing.driver import make_context
 from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
 
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
@@ -190,7 +190,6 @@ def start_context(hello: Hello) -> threading.Thread | None:
         return None
     keep_to_one_thread()
     os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
-    set_connections(1)  # what is judged here runs on one stream
     context = threading.Thread(target=make_context, daemon=True)
     context.start()
     return context

@@ -14,8 +14,8 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from functools import cache
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 
@@ -45,16 +45,13 @@ LOOK_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(NamedTuple):
     """Limits of precompiling a kind of solution."""
 
     limit_s: float
     """Seconds until its worker is ended."""
     wait_s: float
     """Seconds that a solution's turn waits for it. The first call does the rest."""
-    processor_s: int
-    """Processor seconds of the worker, and of each compiler that it starts."""
     most_compilers: int = 1
     """Most compilers at once. Several get all cores except for a share, since they take minutes."""
 
@@ -62,19 +59,23 @@ class Terms:
         """Return the share of this machine that a worker may use."""
         cores = cores_for_compilers() if self.most_compilers > 1 else spare_cores()
         room = usable_memory() // MEMORY_SHARE // BYTES_PER_COMPILER // MOST_AT_ONCE
-        compilers = max(1, min(self.most_compilers, 2 * len(cores) // MOST_AT_ONCE, room))
-        return {"cores": cores, "compilers": compilers, "most_processor_s": self.processor_s}
+        return {"cores": cores, "compilers": max(1, min(self.most_compilers, 2 * len(cores) // MOST_AT_ONCE, room))}
 
 
-TERMS: Final = {
-    FirstCall.TRITON: Terms(60.0, 10.0, 120),
-    FirstCall.MODULES: Terms(400.0, 240.0, 400, most_compilers=8),
-}
+TERMS: Final = {FirstCall.TRITON: Terms(60.0, 10.0), FirstCall.MODULES: Terms(400.0, 240.0, most_compilers=8)}
 """Modules are precompiled if the host announces them; other compilers want a GPU."""
 
 
-@dataclass(frozen=True)
-class UnderWay:
+class Wanted(NamedTuple):
+    """A solution to precompile."""
+
+    solution: BlockSolution
+    definition: Any
+    """The definition, as an object or as JSON-able values."""
+    workloads: list[Any]
+
+
+class UnderWay(NamedTuple):
     """A solution that is being precompiled."""
 
     worker: WorkerProcess
@@ -102,13 +103,11 @@ class Precompiler:
     ) -> None:
         self._pool = pool
         self._kinds = tuple(TERMS) if has_modules else (FirstCall.TRITON,)
-        self._describe = describe or describe_gpu
-        self._gpu: dict[str, Any] | None = None
+        self._describe = cache(describe or describe_gpu)
         self._now = now
-        self._coming: Sequence[tuple[BlockContext, BlockJob]] = ()
-        self._announced: Sequence[Announced] = ()
-        self._terms: dict[str, Terms | None] = {}
-        """Digest of each solution that was seen → its terms; None if it needs nothing any more."""
+        self._wanted: dict[str, Wanted] = {}
+        self._settled: set[str] = set()
+        """Digests of solutions that need nothing any more."""
         self._running: dict[str, UnderWay] = {}
 
     def expect(self, coming: Sequence[tuple[BlockContext, BlockJob]], announced: Sequence[Announced] = ()) -> None:
@@ -118,9 +117,16 @@ class Precompiler:
             coming: the jobs; the solution of the first one has its turn now.
             announced: solutions of later blocks, if the jobs leave room.
         """
-        self._coming, self._announced = coming, announced
         for block, order in coming[:1]:
-            self._terms[block.solutions[order.solution].digest] = None
+            self._settled.add(block.solutions[order.solution].digest)
+        found: list[tuple[BlockSolution, Any, Sequence[Any]]] = []
+        found += [(block.solutions[order.solution], block.definition, [order.workload]) for block, order in coming]
+        self._wanted = {}
+        found += [(one.solution, one.definition, one.workloads) for one in announced]
+        for solution, definition, workloads in found:
+            if solution.digest not in self._settled:
+                wanted = self._wanted.setdefault(solution.digest, Wanted(solution, definition, []))
+                wanted.workloads.extend(workloads)
         self._fill()
 
     def _fill(self) -> None:
@@ -130,38 +136,25 @@ class Precompiler:
         for digest, running in list(self._running.items()):
             if running.worker.has_ended or self._now() > running.deadline:
                 self._end(digest)
-        new: dict[str, tuple[BlockSolution, Any, list[Any]]] = {}
-        for block, order in self._coming:
-            solution = block.solutions[order.solution]
-            if self._find_terms(solution) is not None:
-                new.setdefault(solution.digest, (solution, block, []))[2].append(order.workload)
-        for one in self._announced:
-            if self._find_terms(one.solution) is not None:
-                new.setdefault(one.solution.digest, (one.solution, one, []))[2].extend(one.workloads)
-        for digest, (solution, source, workloads) in new.items():
-            terms = self._terms[digest]
-            if terms is not None and sum(one.terms is terms for one in self._running.values()) < MOST_AT_ONCE:
-                self._terms[digest] = None
-                self._start(solution, Definition.model_validate(source.definition), workloads[:MOST_CALLS], terms)
+        for digest, wanted in self._wanted.items():
+            kind = FirstCall.NOTHING if digest in self._settled else what_compiles(wanted.solution)
+            if kind not in self._kinds or self._pool.policies.is_compiled(digest):
+                self._settled.add(digest)
+            elif sum(one.terms is TERMS[kind] for one in self._running.values()) < MOST_AT_ONCE:
+                self._settled.add(digest)
+                self._start(wanted, TERMS[kind])
 
-    def _find_terms(self, solution: BlockSolution) -> Terms | None:
-        """Return how a solution is precompiled; None if it is not, or not any more."""
-        if solution.digest not in self._terms:
-            kind = what_compiles(solution)
-            is_new = kind in self._kinds and not self._pool.policies.is_compiled(solution.digest)
-            self._terms[solution.digest] = TERMS[kind] if is_new else None
-        return self._terms[solution.digest]
-
-    def _start(self, solution: BlockSolution, definition: Definition, workloads: Sequence[Any], terms: Terms) -> None:
-        found = map(Workload.model_validate, workloads)
-        calls = [call for workload in found if (call := describe_call(definition, workload)) is not None]
+    def _start(self, wanted: Wanted, terms: Terms) -> None:
+        solution, definition = wanted.solution, Definition.model_validate(wanted.definition)
+        workloads = map(Workload.model_validate, wanted.workloads[:MOST_CALLS])
+        calls = [call for workload in workloads if (call := describe_call(definition, workload)) is not None]
         try:
-            self._gpu = self._gpu or self._describe()
+            gpu = self._describe()
         except Exception as error:  # Triton cannot use this GPU, or is a version that tells nothing
             _log.info("nothing is precompiled: %s", error)
             self._pool.end_precompiling()
             return
-        words = {"calls": calls, "gpu": self._gpu, **terms.list_means()}
+        words = {"calls": calls, "gpu": gpu, **terms.list_means()}
         with suppress(BuildFault, DeviceFault):  # its turn will tell
             worker = self._pool.start_precompiling(files_of(solution), find_artifact(solution, _refuse), words)
             self._running[solution.digest] = UnderWay(worker, terms, self._now() + terms.limit_s)
@@ -174,7 +167,7 @@ class Precompiler:
             most_s: most seconds in any case.
             tell: called if a worker is waited for; then the answer is True.
         """
-        self._terms[digest] = None
+        self._settled.add(digest)
         running = self._running.get(digest)
         if running is None:
             return False
@@ -259,9 +252,9 @@ def describe_gpu() -> dict[str, Any]:
     """Return the properties of this session's GPU by torch and, if it is installed, by Triton's driver."""
     found = torch.cuda.get_device_properties(0)
     by_torch = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    by_torch = {name: value for name, value in by_torch.items() if isinstance(value, (int, str))}
     by_triton: dict[str, Any] = {}
     with suppress(ImportError):
         driver = importlib.import_module("triton.runtime.driver").driver
         by_triton = dict(driver.active.utils.get_device_properties(0))
-    plain = {name: value for name, value in by_torch.items() if isinstance(value, (int, str))}
-    return {"torch": plain, "triton": by_triton}
+    return {"torch": by_torch, "triton": by_triton}

@@ -5,9 +5,10 @@ Pure. A claim that does not fit raises a SolutionFailure with its status.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -16,6 +17,7 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import Returned
 
 SCALARS_FOR: Final = {"float": ("float", "int"), "int": ("int",), "bool": ("bool",)}
+Status = Literal["INCORRECT_SHAPE", "INCORRECT_DTYPE"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,10 @@ def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_t
         raise SolutionFailure(
             "INCORRECT_SHAPE", f"returned {values}; the definition has {len(outputs)} outputs: {names}"
         )
-    for check in (check_shape, check_dtype):
-        for value, output in zip(returned, outputs, strict=True):
-            check(value, output)
-    for value, output in zip(returned, outputs, strict=True):
-        if value.kind == "tensor" and value.device != device_type:
-            raise SolutionFailure(
-                "INCORRECT_DTYPE", f"output {output.name!r} lies on {value.device}, expected {device_type}"
-            )
+    pairs = zip(returned, outputs, strict=True)
+    found = [misfit for value, output in pairs for misfit in _list_misfits(value, output, device_type)]
+    if found:
+        raise SolutionFailure(*min(found, key=lambda misfit: misfit[0] != "INCORRECT_SHAPE"))
 
 
 def check_memory(returned: list[Returned], outputs: list[OutputSpec]) -> None:
@@ -69,38 +67,24 @@ def check_memory(returned: list[Returned], outputs: list[OutputSpec]) -> None:
             )
 
 
-def check_shape(value: Returned, output: OutputSpec) -> None:
-    """Raise SolutionFailure where a returned value has another shape than the definition gives."""
-    if value.kind == "tensor" and tuple(value.shape or ()) != output.shape:
-        raise SolutionFailure(
-            "INCORRECT_SHAPE", f"output {output.name!r} has shape {value.shape}, expected {list(output.shape)}"
-        )
-    if value.kind == "scalar" and output.shape != ():
-        raise SolutionFailure(
-            "INCORRECT_SHAPE", f"output {output.name!r} is a Python {value.type}, expected shape {list(output.shape)}"
-        )
-
-
-def check_dtype(value: Returned, output: OutputSpec) -> None:
-    """Raise SolutionFailure where a returned value is no plain tensor or number, or has another dtype."""
-    expected = str(output.dtype).removeprefix("torch.")
+def _list_misfits(value: Returned, output: OutputSpec, device_type: str) -> Iterator[tuple[Status, str]]:
+    """Give each way in which a returned value is not the output of the definition."""
+    name, shape, dtype = f"output {output.name!r}", list(output.shape), str(output.dtype).removeprefix("torch.")
     if value.type == NOTHING:
         hint = "return it, or set destination_passing_style to true and write into it"
-        raise SolutionFailure(
-            "INCORRECT_DTYPE", f"the function returned nothing (None) for output {output.name!r}; {hint}"
-        )
-    if value.kind == "other":
-        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} is a {value.type}, not a plain torch.Tensor")
-    if value.kind == "tensor" and value.dtype != expected:
-        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} has dtype {value.dtype}, expected {expected}")
-    if value.kind == "scalar" and value.type not in SCALARS_FOR[dtype_kind(output.dtype)]:
-        raise SolutionFailure(
-            "INCORRECT_DTYPE", f"output {output.name!r} is a Python {value.type}, expected {expected}"
-        )
-
-
-def dtype_kind(dtype: torch.dtype) -> str:
-    """Return "float", "bool" or "int"."""
-    if dtype == torch.bool:
-        return "bool"
-    return "float" if dtype.is_floating_point else "int"
+        yield "INCORRECT_DTYPE", f"the function returned nothing (None) for {name}; {hint}"
+    elif value.kind == "other":
+        yield "INCORRECT_DTYPE", f"{name} is a {value.type}, not a plain torch.Tensor"
+    elif value.kind == "scalar":
+        kind = "bool" if output.dtype == torch.bool else "float" if output.dtype.is_floating_point else "int"
+        if shape:
+            yield "INCORRECT_SHAPE", f"{name} is a Python {value.type}, expected shape {shape}"
+        if value.type not in SCALARS_FOR[kind]:
+            yield "INCORRECT_DTYPE", f"{name} is a Python {value.type}, expected {dtype}"
+    else:
+        if (value.shape or []) != shape:
+            yield "INCORRECT_SHAPE", f"{name} has shape {value.shape}, expected {shape}"
+        if value.dtype != dtype:
+            yield "INCORRECT_DTYPE", f"{name} has dtype {value.dtype}, expected {dtype}"
+        if value.device != device_type:
+            yield "INCORRECT_DTYPE", f"{name} lies on {value.device}, expected {device_type}"

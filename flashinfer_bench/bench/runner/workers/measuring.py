@@ -105,7 +105,7 @@ class Measuring:
 
     def _run_once(self, attempt: int) -> Measured:
         kernel, plan, sets = self.kernel, self.plan, len(self.sets)
-        before, was_starting = self.tools.readout.look_before(), self.tools.is_starting()
+        before, was_starting = self.tools.readout.look(), self.tools.is_starting()
         remote = self._open([kernel.task.vary(attempt * sets + at, inputs) for at, inputs in enumerate(self.sets)])
         taken = self._take_samples(remote)
         low_ns, high_ns = SWITCH_NS
@@ -169,7 +169,6 @@ class Measuring:
             precision=plan.precision,
             cuda_graphs=plan.timing.cuda_graphs and not self.kernel.worker.has_setup,
             sets=sets,
-            was_called=True,  # to be checked
             stops_early=plan.stops_early,
         )
         return check_trial(take_trial(remote.supply, self._clock(remote), procedure))

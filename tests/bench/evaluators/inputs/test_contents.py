@@ -13,7 +13,6 @@ from flashinfer_bench.bench.evaluators.inputs.contents import (
     Contents,
     DealtContents,
     VariedInput,
-    choose_moves,
     find_nudge,
     find_varied,
 )
@@ -105,16 +104,6 @@ def test_only_a_finite_input_of_both_signs_is_negated_and_only_in_some_calls(val
     assert least <= sum(bool(one[one.abs().argmax()] * largest < 0) for one in made) <= most
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 5), (7, 1), (4, 4)])
-def test_no_move_is_by_whole_rows(shape):
-    value = torch.zeros(shape)
-    moves = choose_moves(value, np.arange(0, 2**62, 2**62 // 1_000, dtype=np.uint64))
-    columns, count = shape[-1] if shape else 1, value.numel()
-    assert (moves == 0).all() if count < 2 else (moves > 0).all()
-    assert (moves < count).all()
-    assert not 1 < columns < count or (moves % columns).all()
-
-
 @pytest.mark.parametrize(
     ("name", "spec", "free"),
     [
@@ -149,18 +138,14 @@ def test_structure_and_numbers_stay_as_they_are_and_probabilities_sum_to_one():
     assert Contents([None, torch.ones(4)], [VariedInput("b", "scaled")] * 2, 7, 0).make(1)[0] is None
 
 
-@pytest.mark.parametrize(("dtype", "precise"), [("float32", 1e-6), ("float16", 0.01)])
 @pytest.mark.parametrize("power", [1, 2])
-def test_stored_rows_with_a_form_keep_their_sum_or_length_and_nothing_else(dtype, precise, power):
-    torch.manual_seed(0)
+def test_stored_rows_with_a_form_keep_their_sum_or_length_and_nothing_else(power):
     base = (torch.randn(4, 512) * torch.tensor([[0.5], [1], [2], [4]])).softmax(dim=-1)
-    base[:, 100:120] = 0
-    base = (base * (torch.randint(0, 2, base.shape) * 2 - 1 if power == 2 else 1)).to(getattr(torch, dtype))
+    base = base * (torch.randint(0, 2, base.shape) * 2 - 1 if power == 2 else 1)
     for made in make_each(open_one(base, "redrawn")):
-        sizes = [rows.double().norm(power, dim=-1).tolist() for rows in (base, made)]
-        assert sizes[0] == pytest.approx(sizes[1], rel=precise)
+        assert base.norm(power, dim=-1).tolist() == pytest.approx(made.norm(power, dim=-1).tolist(), rel=1e-5)
         assert not any(torch.equal(base.roll(by, -1).argsort(), made.argsort()) for by in range(512))
-        factors = made.double().abs().sort().values / base.double().abs().sort().values
+        factors = made.abs().sort().values / base.abs().sort().values
         assert len(factors.unique()) > 100  # one temperature or scale does not give them
     odd = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.25, 0.25], [1.0, 2.0, math.inf]])
     (made,) = open_one(odd, "redrawn").make(1)
@@ -195,81 +180,62 @@ def test_calls_get_the_sets_of_inputs_in_turn_and_no_two_the_same():
     assert sets == [round(float(one.abs().log10().mean())) for one in made] == [0, 1, 2] * 4
     assert [number for number in range(12) if dealt.is_base(number)] == [3, 4, 5]
     assert all(map(torch.equal, made[3:6], bases))
-    assert all(torch.equal(dealt.make(number)[0], one) for number, one in enumerate(made))
     assert len(set(map(bytes_of, made))) == 12
 
 
 @pytest.mark.parametrize(
-    ("op_type", "name", "spec", "deviation"),
+    ("is_nudged", "deviation", "name", "dtype", "told"),
     [
-        ("test", "x", "bfloat16[n, 16]", 1.0),
-        ("sampling", "logits", "float32[n, 16]", 3.0),
-        ("moe", "gemm1_weights", "bfloat16[n, 8, 16]", 0.25),
-        ("moe", "w2", "float8_e4m3fn[n, 8, 16]", None),
-        ("sampling", "probs", "float32[n, 16]", None),
-        ("test", "x_scale", "float32[n]", None),
-        ("test", "i", "int32[n]", None),
+        *((True, None, "x", dtype, {}) for dtype in ("float8_e4m3fn", "float4_e2m1fn_x2", "int8")),
+        (True, None, "x", "float8_e4m3fn", {"constraints": ["x.shape[0] == n", "len(x) == n"]}),
+        (False, None, "x", "float8_e4m3fn", {"sources": {}}),  # any of its bits are flipped
+        *((False, None, "x", dtype, {}) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
+        *((False, None, name, "int8", {}) for name in ("block_table", "w_scales")),
+        (False, None, "x", "float8_e4m3fn", {"constraints": ["x.max() <= 1"]}),
+        (False, None, "k", "float8_e4m3fn", {"op_type": "gdn"}),
+        (False, 1.0, "x", "bfloat16", {"sources": {}}),
+        (False, 3.0, "logits", "float32", {"sources": {}, "op_type": "sampling"}),
+        (False, 1 / 64, "gemm1_weights", "bfloat16", {"sources": {}, "op_type": "moe"}),
+        (False, None, "x_scale", "float32", {"sources": {}}),
     ],
 )
-def test_the_deviation_of_random_normal_inputs_is_known(op_type, name, spec, deviation):
-    definition, workload, varied = find({name: spec}, op_type=op_type, n=4096)
-    assert [one.deviation for one in varied] == [deviation]
-    (made,) = InputMaker(definition, workload, CPU, None).make(1)
-    assert deviation is None or made.float().std() == pytest.approx(deviation, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("is_nudged", "name", "dtype", "told"),
-    [
-        *((True, "x", dtype, {}) for dtype in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "int8")),
-        (True, "x", "float8_e4m3fn", {"constraints": ["x.shape[0] == n", "len(x) == n"]}),
-        (False, "x", "float8_e4m3fn", {"sources": {"x": {"type": "random"}}}),  # any of its bits are flipped
-        *((False, "x", dtype, {}) for dtype in ("float8_e8m0fnu", "uint8", "float16")),
-        *((False, name, "float8_e4m3fn", {}) for name in ("w_scale", "top_p")),
-        *((False, name, "int8", {}) for name in ("block_table", "expert_ids", "w_scales", "attn_mask")),
-        (False, "x", "float8_e4m3fn", {"constraints": ["x.max() <= 1"]}),
-        (False, "k", "float8_e4m3fn", {"op_type": "gdn"}),
-    ],
-)
-def test_only_stored_quantised_numbers_are_changed_a_little(is_nudged, name, dtype, told):
-    _, _, (varied,) = find({name: f"{dtype}[n]"}, n=4, **{"sources": {name: STORED}, **told})
-    assert (varied.is_nudged, varied.deviation) == (is_nudged, None)
+def test_quantised_numbers_of_files_are_changed_a_little_and_random_normal_ones_drawn(
+    is_nudged, deviation, name, dtype, told
+):
+    definition, workload, (varied,) = find({name: f"{dtype}[n]"}, n=4096, **{"sources": {name: STORED}, **told})
+    assert (varied.is_nudged, varied.deviation) == (is_nudged, deviation)
+    if deviation is not None:
+        (made,) = InputMaker(definition, workload, CPU, None).make(1)
+        assert made.float().std() == pytest.approx(deviation, rel=0.05)
 
 
 EVERY_BYTE = torch.arange(256, dtype=torch.int16).to(torch.uint8).repeat(16)
-NORMAL = torch.randn(5_000, generator=torch.Generator().manual_seed(0))
-CODES = torch.cartesian_prod(*[torch.arange(3)] * 4) @ torch.tensor([1, 4, 16, 64])
+NORMAL = torch.randn(5_000, generator=torch.Generator().manual_seed(0)) * 7
+CODES = torch.cartesian_prod(*[torch.arange(3)] * 4) @ torch.tensor([1, 4, 16, 64])  # four codes of 0 to 2 in a byte
 
 
 @pytest.mark.parametrize(
     ("value", "least"),
     [
         *((EVERY_BYTE.view(dtype), 0.3) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, FLOAT4)),
-        *((NORMAL.mul(7).to(dtype), 0.3) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)),
-        (NORMAL.abs().to(torch.float8_e4m3fn), 0.3),
-        (torch.tensor([*range(-20, 13), -128, -127, 127], dtype=torch.int8).repeat(50), 0.2),
-        (CODES.to(torch.uint8).view(torch.int8).repeat(9), 0.01),  # four codes of 0 to 2 in a byte
+        *((NORMAL.to(dtype), 0.3) for dtype in (torch.float8_e4m3fn, torch.int8)),
+        (NORMAL.abs().to(torch.float8_e5m2), 0.3),
+        (CODES.to(torch.uint8).view(torch.int8).repeat(9), 0.01),
         (torch.tensor([-1, 0, 1, 2, 77], dtype=torch.int8), None),  # indices, -1 for none
         (torch.tensor([*range(10), -100], dtype=torch.int8), None),  # labels
-        (torch.empty(0, dtype=torch.int8), None),
         (torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]).to(torch.float8_e5m2), None),
     ],
 )
 def test_quantised_numbers_become_others_that_are_there_and_special_ones_stay(value, least):
     flips = find_nudge(value)
     assert (flips is None) is (least is None)
-    if flips is None:
-        return
-    made = value.expand(24, -1).clone()
-    writer = Writer(CPU)
-    writer.flip_rows(made, range(24), np.arange(24, dtype=np.uint64), flips)
-    writer.finish()
-    assert {*made.view(torch.uint8).unique().tolist()} <= {*value.view(torch.uint8).tolist()}
-    read = unpack if value.dtype is FLOAT4 else torch.Tensor.double
-    made, before = torch.stack([read(one) for one in made]), read(value)
-    is_odd = ~before.isfinite() | (before == 0)
-    assert torch.equal(made[:, is_odd].nan_to_num(), before[is_odd].nan_to_num().expand(len(made), -1))
-    changed = (made != before)[:, ~is_odd]
-    assert least < changed.double().mean() < 0.7
-    ratio = (made / before)[:, ~is_odd].abs()
-    assert 0.49 < ratio.min() <= ratio.max() <= 2 if value.is_floating_point() else bool((ratio == 1).all())
+    if flips is not None:
+        made, writer = value.expand(24, -1).clone(), Writer(CPU)
+        writer.flip_rows(made, range(24), np.arange(24, dtype=np.uint64), flips)
+        writer.finish()
+        codes, before = made.view(torch.uint8), value.view(torch.uint8)
+        assert {*codes.unique().tolist()} <= {*before.tolist()}
+        assert least < (codes != before).double().mean() < 0.7
+        numbers = (unpack(value) if value.dtype is FLOAT4 else value.double()).view(len(value), -1)
+        is_special = (~numbers.isfinite() | (numbers == 0)).any(1)
+        assert not (codes != before)[:, is_special].any()

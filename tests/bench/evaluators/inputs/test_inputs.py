@@ -13,7 +13,6 @@ from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.rules import ANY, NUMBER_RULES, TENSOR_RULES
 from flashinfer_bench.errors import WorkloadFault
-from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -126,12 +125,6 @@ def test_numbers_become_python_numbers_of_the_inputs_kind_and_have_the_sense_of_
     assert (made["sm_scale"], made["eps"], made["page_size"]) == (1 / math.sqrt(64), 1e-6, 16)
 
 
-def test_an_optional_input_that_the_workload_does_not_name_is_left_out():
-    definition = make_definition(inputs={"x": {"shape": ["n"], "dtype": "float32", "optional": True}})
-    assert make(definition, n=2)["x"] is None
-    assert make(definition, {"x": "random"}, n=2)["x"] is not None
-
-
 @pytest.fixture
 def root(tmp_path):
     (tmp_path / "blob").mkdir()
@@ -140,29 +133,35 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_a_stored_input_is_read_as_it_is_and_once_for_all_trials(root):
+def test_a_stored_input_is_read_as_it_is_and_once_for_all_trials_and_an_optional_one_left_out(root):
+    optional = make_definition(inputs={"x": {"shape": ["n"], "dtype": "float32", "optional": True}})
+    assert (make(optional, n=2)["x"], len(make(optional, {"x": "random"}, n=2)["x"])) == (None, 2)
     definition = define(x="bfloat16[n, 4]", w="bfloat16[n]")
     made = make(definition, {"x": STORED}, root=root, n=3)["x"]
     assert torch.equal(made, torch.arange(12).reshape(3, 4).bfloat16())
-    definition = definition.model_copy(update={"reference": "def run(x, w):\n    return x.float().sum()\n"})
-    trials = Judging(definition, make_workload(axes={"n": 3}, inputs={"x": STORED}), root=root).baseline().inputs
-    assert trials[0][0] is trials[1][0] is trials[2][0]
-    assert not torch.equal(trials[0][1], trials[1][1])
+    maker = InputMaker(definition, make_workload(axes={"n": 3}, inputs={"x": STORED}), CPU, root)
+    first, second = maker.make(1), maker.make(2)
+    assert first[0] is second[0]
+    assert not torch.equal(first[1], second[1])
 
 
 @pytest.mark.parametrize(
-    ("spec", "change", "words"),
+    ("spec", "source", "words"),
     [
-        ("bfloat16[n, 4]", {"tensor_key": "other"}, ["other", "no such key", "k"]),
-        ("bfloat16[n, 5]", {}, ["[3, 4]", "[3, 5]"]),
-        ("float16[n, 4]", {}, ["bfloat16", "float16"]),
-        ("bfloat16[n, 4]", {"path": "blob/y.safetensors"}, ["y.safetensors", "not there"]),
-        ("bfloat16[n, 4]", {"path": "blob/broken"}, ["broken", "cannot be read"]),
+        ("bfloat16[n, 4]", {**STORED, "tensor_key": "other"}, ["other", "no such key", "k"]),
+        ("bfloat16[n, 5]", STORED, ["[3, 4]", "[3, 5]"]),
+        ("float16[n, 4]", STORED, ["bfloat16", "float16"]),
+        ("bfloat16[n, 4]", {**STORED, "path": "blob/y.safetensors"}, ["y.safetensors", "not there"]),
+        ("bfloat16[n, 4]", {**STORED, "path": "blob/broken"}, ["broken", "cannot be read"]),
+        (f"float32[n, {total_bytes(CPU)}]", "random", ["use a device with more memory"]),
+        ("float32[n]", {"type": "custom"}, ["no custom_inputs_entrypoint"]),
+        ("float32[n]", {"type": "generated"}, ["generated"]),
+        *((spec, value, ["x"]) for spec, value in (("int32", 3.5), ("bool", 1), ("float32[n]", 1.0))),
     ],
 )
-def test_a_stored_input_that_does_not_fit_is_a_fault_that_says_why(root, spec, change, words):
+def test_an_input_that_cannot_be_made_is_a_fault_that_says_why(root, spec, source, words):
     with pytest.raises(WorkloadFault) as fault:
-        make(define(x=spec), {"x": {**STORED, **change}}, root=root, n=3)
+        make(define(x=spec, w="float32[n]"), {"x": source}, root=root, n=3)
     assert all(word in str(fault.value) for word in words)
 
 
@@ -185,20 +184,6 @@ def test_constraints_are_kept_noted_or_a_fault():
     assert maker.make(seed=1)[1][-1] == 9
     assert maker.notes["broken_constraints"] == ["'topk <= w * 4' does not hold (8 and 4)"]
     assert "is_power_of_two" in maker.notes["unchecked_constraints"][0]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "size", "words"),
-    [
-        ({}, total_bytes(CPU), "use a device with more memory"),
-        ({"x": {"type": "custom"}}, 2, "no custom_inputs_entrypoint"),
-        ({"x": {"type": "generated"}}, 2, "generated"),
-        *(({name: value}, 2, name) for name, value in {"count": 3.5, "flag": 1, "x": 1.0}.items()),
-    ],
-)
-def test_inputs_that_cannot_be_made_or_are_numbers_of_another_kind_are_a_fault(inputs, size, words):
-    with pytest.raises(WorkloadFault, match=words):
-        make(define(x="float32[n]", count="int32", flag="bool"), inputs, n=size)
 
 
 @pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES], ids=["tensors", "numbers"])

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import memory, threads
-from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks, recently_free_bytes
 from flashinfer_bench.bench.evaluators.reference import Reference
 from tests.kit.make import make_definition
 
@@ -12,44 +11,15 @@ pytestmark = pytest.mark.cpu
 GPU = torch.device("cuda")
 
 
-@pytest.fixture
-def looks(monkeypatch):
-    """Return the clock, which a test moves, how many looks there were, all memory, and what torch holds of it."""
-    state = {"now": 0.0, "looks": 0, "total": 1000, "held": 10}
-
-    def look(_device):
-        state["looks"] += 1
-        return 100 - state["looks"], state["total"]
-
-    def count(_device):
-        return {name: {"all": {"current": state["held"]}} for name in ("reserved_bytes", "allocated_bytes")}
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", look)
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", count)
-    monkeypatch.setattr(memory.time, "monotonic", lambda: state["now"])
+def test_a_reading_counts_for_a_moment(monkeypatch):
+    now, readings = [0.0], iter(range(99, 0, -1))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (next(readings), 100))
+    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(memory, "_looks", {})
-    return state
-
-
-def test_a_look_counts_for_a_while_unless_much_may_have_changed(looks):
-    assert [recently_free_bytes(GPU), recently_free_bytes(GPU)] == [99, 99]
-    looks["now"] += memory.RECENT_S * 1.01
-    assert recently_free_bytes(GPU) == 98
-    forget_looks()
-    assert recently_free_bytes(GPU) == 97
-
-
-def test_a_look_that_found_much_memory_stands_for_longer_unless_more_is_held_here(looks):
-    looks["total"] = 100
-    recently_free_bytes(GPU)
-    looks["now"] += memory.RECENT_S * 2
-    forget_looks()
-    assert recently_free_bytes(GPU) == 99
-    looks["held"] += 1
-    forget_looks()
-    assert recently_free_bytes(GPU) == 98
-    looks["now"] += memory.ROOMY_S * 1.01
-    assert recently_free_bytes(GPU) == 97
+    assert [memory.recently_free_bytes(GPU), memory.recently_free_bytes(GPU)] == [99, 99]
+    now[0] += 1
+    assert memory.recently_free_bytes(GPU) == 98
+    assert memory.look_at_free_bytes(GPU) == 97
 
 
 def test_what_torch_holds_for_no_tensor_is_free(monkeypatch):

@@ -61,21 +61,25 @@ def test_what_may_be_left_unread_counts_for_nothing(case):
     assert find(*NOT[case]) == {}
 
 
-def test_bytes_are_those_that_are_stored_and_none_of_an_input_without_elements():
-    assert find(X | W, "x @ w", n=5) == {"x": 5 * 8 * 2, "w": 8 * 4 * 2}
-    assert find(X | W, "x @ w", n=0) == {}
+STORED = {"type": "safetensors", "path": "blob/w.safetensors", "tensor_key": "v"}
+NUMBER = X | {"factor": "float32"}
 
 
-@pytest.mark.parametrize(("factor", "names"), [(2.0, ["x"]), (0.0, []), (float("inf"), [])])
-def test_a_number_that_is_given_counts_by_its_value(factor, names):
-    found = find(X | {"factor": "float32"}, "x * factor", given={"factor": {"type": "scalar", "value": factor}})
-    assert list(found) == names
-
-
-def test_stored_inputs_count_for_nothing_nor_does_what_they_may_mask():
-    stored = {"type": "safetensors", "path": "blob/w.safetensors", "tensor_key": "v"}
-    assert find(X | V, "x * v", given={"v": stored}) == {}
-    assert list(find(X | W | V, "(x @ w, x * v)", given={"v": stored})) == ["w", "x"]
+@pytest.mark.parametrize(
+    ("inputs", "expression", "given", "n", "found"),
+    [
+        (X | W, "x @ w", {}, 5, {"x": 5 * 8 * 2, "w": 8 * 4 * 2}),
+        (X | W, "x @ w", {}, 0, {}),
+        (X | V, "x * v", {"v": STORED}, 3, {}),  # it may be a mask
+        (X | W | V, "(x @ w, x * v)", {"v": STORED}, 3, {"x": 48, "w": 64}),
+        *(
+            (NUMBER, "x * factor", {"factor": {"type": "scalar", "value": factor}}, 3, found)
+            for factor, found in ((2.0, {"x": 48}), (0.0, {}), (float("inf"), {}))
+        ),
+    ],
+)
+def test_bytes_are_those_of_random_inputs_that_a_number_does_not_hide(inputs, expression, given, n, found):
+    assert find(inputs, expression, given=given, n=n) == found
 
 
 def test_a_reference_that_keeps_tensors_keeps_none_of_these():

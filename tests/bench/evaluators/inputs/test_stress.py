@@ -127,19 +127,15 @@ def test_only_random_values_without_a_meaning_are_changed():
 def test_all_but_a_few_columns_and_rows_are_smaller_still_the_same_of_inputs_that_share_them():
     x, w = torch.ones(400, 1000), torch.ones(1000, 8)
     plan({"x": "float32[n, m]", "w": "float32[m, k]"}, n=400, m=1000, k=8).change(NAMES["small"], 0, [x, w])
-    assert 1 / 32 <= float(x.amax()) <= 1 / 16
     columns, rows = ((x == x.amax()).any(dim=dim) for dim in (0, 1))
     assert (int(columns.sum()), int(rows.sum())) == (15, 15)
     assert torch.equal((w == w.amax()).any(dim=1), columns)
-    quiet = x.masked_fill(columns, 0).square().sum(dim=1) / x.square().sum(dim=1)
-    assert quiet.tolist() == pytest.approx([1 / 400] * 400, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "output", "sizes", "loud", "largest", "count"),
     [
         (torch.bfloat16, "n, m", "[]", (400, 64), 1, 32 * 400 * 8, 8),
-        (torch.float16, "n, m", "[]", (200, 64), 1, 6550.4, 64),
         (torch.float16, "n, m", "[]", (500, 4), 0, 1, 0),  # the dtype has no such numbers
         (torch.float32, "b, h, t, m", "[b, h]", (5, 4, 50, 4), 1, 32 * 50, 4),
         (torch.float32, "b, t, m", "[b]", (640, 4, 4), 10, 32 * 4, 4),
@@ -150,20 +146,16 @@ def test_one_row_of_a_group_outweighs_the_others(dtype, shape, output, sizes, lo
     made = change("one row", torch.ones(sizes, dtype=dtype), shape=shape, output=output)
     changed = (made != 1).sum(dim=-1)
     assert changed[changed > 0].tolist() == [count] * loud
-    assert int((changed > 0).sum(dim=-1).max()) <= 1
     assert 0.69 * largest <= float(made.abs().max()) <= 1.01 * largest
 
 
-def test_gates_are_moved_to_one_side_in_another_call_to_the_other_and_some_of_them_late():
-    found, moved = plan(XY, "[n, m]", GATED, n=200, m=64), {}
-    for case in ("up", "down", "some"):
-        x, moved[case] = torch.zeros(2, 200, 64)
-        found.change(NAMES[case], 0, [x, moved[case]])
-        assert not x.any()
-    for case, low, high in (("up", 3.4, 5.1), ("down", -5.1, -3.4)):
-        assert low <= float(moved[case].min()) <= float(moved[case].max()) <= high
-    wanted = torch.tensor([16] * 120 + [32] * 80)
-    assert all(torch.equal((moved["some"] == side).sum(dim=1), wanted) for side in (5, -5))
+@pytest.mark.parametrize(("case", "share"), [("up", 1), ("down", 1), ("some", 0.7)])
+def test_gates_are_moved_to_one_side_in_another_call_to_the_other_and_some_of_them_late(case, share):
+    x, gate = torch.zeros(2, 200, 64)
+    plan(XY, "[n, m]", GATED, n=200, m=64).change(NAMES[case], 0, [x, gate])
+    assert not x.any()
+    assert ((gate > 3.4).any(), (gate < -3.4).any()) == (case != "down", case != "up")
+    assert gate.bool().double().mean() == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

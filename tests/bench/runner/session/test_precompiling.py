@@ -19,12 +19,10 @@ DEFINITION = make_definition(inputs={"x": "float16[n]", "by": "float32"}, output
 WORKLOAD = {"uuid": "one", "axes": {"n": 64}, "inputs": {"by": {"type": "scalar", "value": 2.0}}}
 
 
-class FakeWorker:
-    """Has a guard; ends when it is told to, or by itself."""
+class FakeWorker(SimpleNamespace):
+    """Ends when it is told to, or by itself."""
 
-    def __init__(self):
-        self.supervisor_pid, self.code, self.has_ended, self.log = 1, 0, False, SimpleNamespace(take=lambda: "")
-        self.rests = []
+    supervisor_pid, code, has_ended, log = 1, 0, False, SimpleNamespace(take=lambda: "")
 
     def end(self):
         code, self.has_ended = self.code if self.has_ended else None, True
@@ -42,14 +40,11 @@ class FakePool:
 
     def __init__(self):
         self.is_ready, self.started, self.words, self.compiled, self.noted = True, {}, [], set(), []
-        self.policies = self
-
-    def is_compiled(self, digest):
-        return digest in self.compiled
+        self.policies = SimpleNamespace(is_compiled=self.compiled.__contains__, mark_compiled=self.noted.append)
 
     def start_precompiling(self, solution, artifact, words):
         self.words.append(words)
-        self.started[solution.digest] = FakeWorker()
+        self.started[solution.digest] = FakeWorker(rests=[])
         return self.started[solution.digest]
 
     def may_precompile(self):
@@ -58,29 +53,23 @@ class FakePool:
     def end_precompiling(self):
         self.is_ready = False
 
-    def mark_compiled(self, digest):
-        self.noted.append(digest)
-
 
 @pytest.fixture
-def clock(monkeypatch):
-    """Time that goes on while somebody waits."""
-    told = SimpleNamespace(now=0.0)
+def make(monkeypatch):
+    """Returns a pool, a precompiler, and the clock, which goes on while somebody waits."""
+    clock = SimpleNamespace(now=0.0)
 
     def wait(_reads, _writes, _errors, limit_s):
-        told.now += limit_s
+        clock.now += limit_s
         return [], [], []
+
+    def make(has_modules=True, describe=lambda: {"torch": {}, "triton": {}}):
+        pool = FakePool()
+        return pool, Precompiler(pool, has_modules=has_modules, describe=describe, now=lambda: clock.now), clock
 
     monkeypatch.setattr(precompiling.select, "select", wait)
     monkeypatch.setattr(precompiling, "find_artifact", lambda solution, _make: SimpleNamespace(directory=Path("/a")))
-    return told
-
-
-@pytest.fixture
-def made(clock):
-    pool = FakePool()
-    describe = lambda: {"torch": {}, "triton": {}}  # noqa: E731
-    return pool, Precompiler(pool, has_modules=True, describe=describe, now=lambda: clock.now)
+    return make
 
 
 def solution(number, **changes):
@@ -90,7 +79,7 @@ def solution(number, **changes):
 
 
 def jobs(*solutions, each=1):
-    """Return jobs of solutions, which may be told by their numbers."""
+    """Return jobs of solutions, or of those with these numbers."""
     found = [solution(one) if isinstance(one, int) else one for one in solutions]
     block = SimpleNamespace(solutions={one.digest: one for one in found}, definition=DEFINITION)
     order = {"workload": WORKLOAD, "blob_root": "/", "seed": 0, "index": 0}
@@ -98,12 +87,12 @@ def jobs(*solutions, each=1):
 
 
 def announce(*numbers):
-    told = {"definition": DEFINITION.model_dump(mode="json"), "workloads": [WORKLOAD] * 3}
-    return [Announced(solution=solution(number, **LIBRARY), **told) for number in numbers]
+    parts = {"definition": DEFINITION.model_dump(mode="json"), "workloads": [WORKLOAD] * 3}
+    return [Announced(solution=solution(number, **LIBRARY), **parts) for number in numbers]
 
 
-def test_those_that_come_are_precompiled_once_and_not_the_one_whose_turn_it_is(made):
-    pool, precompiler = made
+def test_those_that_come_are_precompiled_once_and_not_the_one_whose_turn_it_is(make):
+    pool, precompiler, _ = make()
     for _ in range(2):
         precompiler.expect(jobs(0, 1, 2, each=2))
     assert list(pool.started) == ["d1", "d2"]
@@ -111,19 +100,21 @@ def test_those_that_come_are_precompiled_once_and_not_the_one_whose_turn_it_is(m
     assert [words["calls"] for words in pool.words] == [[{**call, "outputs": call["inputs"][:1]}] * 2] * 2
 
 
-def test_the_next_block_counts_too_and_no_more_than_a_few_run_at_once(made):
-    pool, precompiler = made
-    coming = [*jobs(0, 1), *jobs(*range(2, 9))]
+def test_a_few_run_at_once_and_what_has_ended_makes_room_also_while_a_turn_waits(make):
+    pool, precompiler, _ = make()
+    coming, most = jobs(*range(9)), MOST_AT_ONCE
     precompiler.expect(coming)
-    assert list(pool.started) == [f"d{number}" for number in range(1, 1 + MOST_AT_ONCE)]
+    assert list(pool.started) == [f"d{number}" for number in range(1, 1 + most)]
     pool.started["d1"].has_ended = True
     precompiler.expect(coming)
-    assert list(pool.started)[MOST_AT_ONCE:] == [f"d{1 + MOST_AT_ONCE}"]
+    pool.started["d2"].has_ended = True
+    precompiler.finish("d3", 5.0, lambda: None)
+    assert list(pool.started)[most:] == [f"d{1 + most}", f"d{2 + most}"]
 
 
-def test_what_has_kernels_or_launches_none_is_left(made):
-    pool, precompiler = made
-    pool.compiled = {"d1", "d7"}
+def test_what_has_kernels_or_launches_none_is_left(make):
+    pool, precompiler, _ = make()
+    pool.compiled |= {"d1", "d7"}
     others = [
         solution(2, language="python"),
         solution(3, build_error="it does not compile"),
@@ -138,25 +129,23 @@ def test_what_has_kernels_or_launches_none_is_left(made):
     assert list(pool.started) == ["d5", "d8", "d9"]
 
 
-def test_nothing_is_ordered_before_the_template_is_ready_or_if_nothing_is_told_of_the_gpu(made):
+def test_nothing_is_ordered_before_the_server_is_ready_or_if_nothing_is_known_of_the_gpu(make):
     """Orders would fill its socket, and hold the session up that sends them."""
-    pool, precompiler = made
-    pool.is_ready = False
-    precompiler.expect(jobs(0, 1))
-    assert not pool.started
-    pool.is_ready = True
-    precompiler.expect(jobs(0, 1))
-    assert list(pool.started) == ["d1"]
-    Precompiler(pool, describe=lambda: 1 / 0).expect(jobs(0, 2))
-    assert (list(pool.started), pool.is_ready) == (["d1"], False)
+    pool, precompiler, _ = make()
+    for pool.is_ready in (False, True):
+        precompiler.expect(jobs(0, 1))
+        assert bool(pool.started) == pool.is_ready
+    pool, precompiler, _ = make(describe=lambda: 1 / 0)
+    precompiler.expect(jobs(0, 2))
+    assert (pool.started, pool.is_ready) == ({}, False)
 
 
 @pytest.mark.parametrize(
     ("kind", "most_s", "waited_s"),
     [({}, 100.0, KERNELS.wait_s), ({}, 3.0, 3.0), (LIBRARY, 30.0, 30.0), (LIBRARY, 1e9, MODULES.wait_s)],
 )
-def test_a_turn_waits_for_its_solution_and_not_for_long(made, clock, kind, most_s, waited_s):
-    pool, precompiler = made
+def test_a_turn_waits_for_its_solution_and_not_for_long(make, kind, most_s, waited_s):
+    pool, precompiler, clock = make()
     precompiler.expect(jobs(0, solution(1, **kind)))
     told = []
     assert precompiler.finish("d1", most_s, lambda: told.append(clock.now))
@@ -166,30 +155,19 @@ def test_a_turn_waits_for_its_solution_and_not_for_long(made, clock, kind, most_
     assert list(pool.started) == ["d1"]
 
 
-def test_others_are_begun_while_a_turn_waits(made):
-    pool, precompiler = made
-    numbers = range(10, 11 + MOST_AT_ONCE)
-    precompiler.expect(jobs(0), announce(*numbers))
-    pool.started["d11"].has_ended = True
-    assert f"d{numbers[-1]}" not in pool.started
-    precompiler.finish("d10", 5.0, lambda: None)
-    assert f"d{numbers[-1]}" in pool.started
-
-
-def test_all_of_them_stand_still_from_a_pause_on(made):
-    pool, precompiler = made
+def test_all_of_them_stand_still_from_a_pause_on(make):
+    pool, precompiler, _ = make()
     assert not precompiler.pause()
     precompiler.expect(jobs(0, 1))
     assert precompiler.pause()
-    assert pool.started["d1"].rests == ["stopped"]
     precompiler.resume()
     assert pool.started["d1"].rests == ["stopped", "goes on"]
     precompiler.close()
     assert pool.started["d1"].has_ended
 
 
-def test_one_that_is_late_is_ended_and_those_that_end_by_themselves_are_noted(made, clock):
-    pool, precompiler = made
+def test_one_that_is_late_is_ended_and_those_that_end_by_themselves_are_noted(make):
+    pool, precompiler, clock = make()
     precompiler.expect(jobs(0, 1, *(solution(number, **LIBRARY) for number in (2, 3))))
     pool.started["d2"].has_ended = pool.started["d3"].has_ended = True
     pool.started["d3"].code = 1
@@ -200,26 +178,21 @@ def test_one_that_is_late_is_ended_and_those_that_end_by_themselves_are_noted(ma
 
 
 @pytest.mark.parametrize("has_modules", [True, False])
-def test_what_is_announced_is_compiled_beside_kernels_and_has_room_of_its_own(made, has_modules):
-    pool, precompiler = made
-    if not has_modules:
-        precompiler = Precompiler(pool, describe=lambda: {"torch": {}, "triton": {}})
+def test_what_is_announced_is_compiled_beside_kernels_and_has_room_of_its_own(make, has_modules):
+    pool, precompiler, _ = make(has_modules)
     precompiler.expect(jobs(*range(9)), announce(0, *range(10, 20)))
-    kernels = [f"d{number}" for number in range(1, 1 + MOST_AT_ONCE)]
-    modules = [f"d{number}" for number in range(10, 10 + MOST_AT_ONCE * has_modules)]
-    assert list(pool.started) == kernels + modules
-    limits = [(len(words["calls"]), words["most_processor_s"]) for words in pool.words]
-    assert limits == [(1, KERNELS.processor_s)] * len(kernels) + [(3, MODULES.processor_s)] * len(modules)
+    modules = range(10, 10 + MOST_AT_ONCE * has_modules)
+    assert list(pool.started) == [f"d{number}" for number in (*range(1, 1 + MOST_AT_ONCE), *modules)]
+    assert [len(words["calls"]) for words in pool.words] == [1] * MOST_AT_ONCE + [3] * len(modules)
 
 
 @pytest.mark.parametrize(("cores", "gigabytes", "compilers"), [(16, 128, 4), (64, 512, 8), (16, 512, 6), (4, 8, 1)])
 def test_compilers_of_modules_fit_into_the_cores_and_the_memory(monkeypatch, cores, gigabytes, compilers):
     monkeypatch.setattr(precompiling, "cores_for_compilers", lambda: list(range(cores // 4, cores)))
     monkeypatch.setattr(precompiling, "usable_memory", lambda: gigabytes << 30)
-    assert MODULES.list_means()["compilers"] == compilers
-    assert KERNELS.list_means()["compilers"] == 1
+    assert [terms.list_means()["compilers"] for terms in (MODULES, KERNELS)] == [compilers, 1]
 
 
 @pytest.mark.parametrize("axes", [{"n": 4}, {}])
-def test_a_workload_that_leaves_something_open_tells_no_call(axes):
+def test_a_workload_that_leaves_something_open_has_no_call(axes):
     assert describe_call(DEFINITION, Workload(uuid="one", axes=axes)) is None

@@ -3,18 +3,13 @@
 import os
 import re
 import signal
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.sandbox.processes import descendants
 from tests.kit.operations import counting_operations
 
 pytestmark = pytest.mark.cpu
@@ -66,13 +61,6 @@ def test_an_output_that_is_not_written_is_poison_and_a_call_may_grow_the_arena(o
         assert torch.equal(small[:4], X)
         assert small[4:].isnan().all()
         assert kernel(torch.ones(1 << 20))[0].sum() == 1 << 20
-
-
-def test_a_dict_by_output_name_is_those_outputs(open_kernel):
-    with open_kernel("def run(x):\n    return {'z': x + 1, 'y': x * 2}\n", outputs=TWO) as kernel:
-        assert [one.tolist() for one in kernel(X)] == [(X * 2).tolist(), (X + 1).tolist()]
-        kernel.measure([[X]])
-        assert all(torch.equal(read.outputs[1], read.inputs[0] + 1) for read in kernel.reads[0])
 
 
 COUNTS = """
@@ -202,19 +190,6 @@ def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, m
     assert failure.value.status == status
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def run(x):\n    pass", r"returned nothing \(None\);.*2 outputs: y, z"),
-        ("def run(x):\n    return {'y': x, 'lse': x}", r"returned a builtins.dict with the keys y, lse; .*: y, z"),
-    ],
-)
-def test_a_wrong_count_of_several_outputs_is_told_in_words(open_kernel, source, said):
-    with open_kernel(source, outputs=TWO) as kernel, pytest.raises(SolutionFailure, match=said) as failure:
-        kernel(X)
-    assert failure.value.status == "INCORRECT_SHAPE"
-
-
 EXTENSION = "Error building extension 'mine'\nFAILED: main.o\nmain.cpp:7:1: error: no such type\nninja: build stopped"
 
 
@@ -261,13 +236,6 @@ def test_inputs_that_may_be_written_or_returned_are_fresh_in_each_call(open_kern
         assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) for read in kernel.reads[0])
 
 
-def test_a_view_of_an_input_in_timed_calls_alone_is_an_output_that_was_not_written(open_kernel):
-    with open_kernel(counting(value="x.clone() if len(calls) < 2 else x")) as kernel:
-        kernel(X)
-        kernel.measure([[X]])
-        assert any(not torch.equal(read.outputs[0], read.inputs[0]) for read in kernel.reads[0])
-
-
 @pytest.mark.parametrize(
     ("then", "said"), [("x += 1", "input 'x' was changed by the call"), ("return x[:2]", r"expected \[4\]")]
 )
@@ -302,27 +270,6 @@ def test_after_an_exception_or_a_wrong_shape_the_worker_goes_on(open_kernel):
         assert torch.equal(kernel(X)[0], X * 3)
 
 
-def test_a_worker_maps_the_memory_once_for_all_its_jobs_until_it_gives_that_up_or_it_is_other_memory(
-    open_kernel, asked
-):
-    with open_kernel(DOUBLE) as kernel, SharedArena(torch.device("cpu")) as other:  # of the same generation
-        told = asked(kernel)
-
-        def count(tools=kernel.tools):
-            """Call in a job of its own; return how often the memory was mapped so far."""
-            later = RemoteKernel(kernel.worker, tools, kernel.task, kernel.metadata)
-            later.calling_style = kernel.calling_style
-            assert torch.equal(later(X)[0], X * 2)
-            return [verb for verb, _ in told].count("bind")
-
-        assert [count(), count(), count(replace(kernel.tools, arena=other))] == [1, 1, 2]
-        assert count() == 3
-        kernel.tools.arena.renew()  # on a CPU that is other memory
-        assert count() == 4
-        assert kernel.worker.does("unbind")
-        assert count() == 5
-
-
 def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
     source = "import os, signal\ndef run(x):\n    os.kill(os.getpid(), signal.SIGSTOP)"
     with open_kernel(source, timeout_seconds=0.3) as kernel:
@@ -332,33 +279,3 @@ def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
         assert not kernel.worker.does("recover")
         os.kill(kernel.worker.pid, signal.SIGKILL)
         assert not kernel.worker.does("recover")
-
-
-def test_a_worker_imports_nothing_before_its_solution_that_its_template_has_not(open_kernel):
-    source = (
-        "import sys\nnames = list(sys.modules)\n"
-        "print(*names[names.index('flashinfer_bench.worker.fork_server') + 1 :])\ndef run(x):\n    return x"
-    )
-    with open_kernel(source) as kernel:
-        kernel.worker.drain()
-        assert {name.partition(".")[0] for name in kernel.worker.log.take().split()} == {"flashinfer_bench_solution"}
-
-
-def test_a_worker_that_rests_is_stopped_with_what_it_has_started_until_it_is_asked(open_kernel):
-    source = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\ndef run(x):\n    return x * 2"
-    with open_kernel(source) as kernel:
-        pids = descendants(kernel.worker.supervisor_pid)
-        assert len(pids) == 2
-
-        def are_stopped(wanted):
-            deadline = time.monotonic() + 10
-            while time.monotonic() < deadline:
-                states = {Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in pids}
-                if (states == {"T"}) is wanted and ("T" in states) is wanted:
-                    return True
-            return False
-
-        kernel.worker.pause()
-        assert are_stopped(True)
-        assert torch.equal(kernel(X)[0], X * 2)
-        assert are_stopped(False)

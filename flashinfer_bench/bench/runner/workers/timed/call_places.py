@@ -7,9 +7,8 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -27,7 +26,6 @@ from flashinfer_bench.bench.evaluators.inputs.writer import Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.worker.arena import Slot
 
 MOST_PLACES: Final = 8
 GPU_PLACES: Final = 16
@@ -141,7 +139,7 @@ class CallPlaces:
         self.inputs_end = self._output_slots[0].offset if self._output_slots else size
         self.input_rows = self._rows_of_inputs(arena.block, self._count, size)
         """Each input in all places: [places, *shape]; None for a value that is no tensor."""
-        self._outputs = [self._maker(slot) for slot in self._output_slots]
+        self._output_rows = [slot.rows(arena.block, self._count, size) for slot in self._output_slots]
         self._written = [slot for slot in self._output_slots if slot.nbytes]
         """Slots of the outputs that have elements."""
         self._spots = [max(1, min(SPOTS, slot.nbytes // WORD)) for slot in self._written]
@@ -152,10 +150,6 @@ class CallPlaces:
     def _of_words(self, of_outputs: Sequence[int]) -> Seen:
         """Return for each word that is read the number of its output."""
         return np.repeat(np.array(of_outputs, np.uint64), self._spots)
-
-    def _maker(self, slot: Slot) -> Callable[[int], torch.Tensor]:
-        """Return a function that makes the tensor of a place, given its slot in the first one; it is made once."""
-        return cache(slot.maker(self.arena.block, self.stride))
 
     def __len__(self) -> int:
         return self._count
@@ -176,7 +170,7 @@ class CallPlaces:
 
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
-        return [make(index) for make in self._outputs]
+        return [held[index] for held in self._output_rows]
 
     def _rows_of_inputs(self, block: torch.Tensor, count: int, step: int) -> list[torch.Tensor | None]:
         """Return each input in `count` places of a uint8 block, `step` bytes apart."""

@@ -83,15 +83,6 @@ def test_who_holds_so_much_of_a_gpu_that_its_calls_cannot_be_timed_is_refused(
         check_room(100 * MIB // 6, GPU, held * MIB)
 
 
-def test_places_share_no_memory(arena):
-    places = lay_out(arena, 16, outputs=2)
-    for index in range(len(places)):
-        for slot in [*places.inputs(index)[:1], *places.outputs(index)]:
-            assert not slot.any()
-            slot.fill_(1)
-    assert (len(places) >= 8, places.stride) == (True, 768)
-
-
 FLOATS = [torch.float32, torch.bfloat16]
 
 
@@ -126,14 +117,3 @@ def test_few_words_of_a_large_output_are_seen_and_others_for_another_secret(aren
     output.copy_(torch.randn(LARGE))
     first, other = (places.read_spots([0], each) for each in (secret, secret + 1))
     assert ((first != other).any(), first.nbytes, unwritten(places, secret=secret)) == (True, 4_096, [False])
-
-
-def test_16_bytes_of_poison_in_a_row_are_found_wherever_they_lie(arena):
-    places = lay_out(arena, 40)
-    for start in range(160 - 16 + 1):
-        poison(places, range(2))
-        for index in range(2):
-            held = places.outputs(index)[0].view(torch.uint8)
-            held[:start] = held[start + 16 :] = 1
-            held[::4] += index
-        assert unwritten(places, range(2)) == [True, False]

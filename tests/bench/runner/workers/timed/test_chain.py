@@ -6,14 +6,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed import chain
 from flashinfer_bench.bench.runner.workers.timed.bounds import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.chain import (
     ChainTools,
-    count_chain_calls,
 )
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.worker.gated_chain.kernels import Piece
 from tests.kit.chain_on_cpu import CALL_NS, CALLS, COPY_NS, EMPTY_NS, PlayedGpu, open_timer
 
 pytestmark = pytest.mark.cpu
@@ -66,19 +63,6 @@ def test_the_best_chain_counts_and_its_calls_are_compared(gpu, arena):
     assert check_reads(worker, CALLS) == sorted(worker.sums[2 * CALLS :][:CALLS])
     assert len({*worker.sums}) == 4 * CALLS
     assert len({*gpu.keys} - {0}) == 5 * CALLS  # no key and no input comes again; empty chains have keys of their own
-
-
-@pytest.mark.parametrize("share", [0.5, 2])
-@pytest.mark.parametrize(
-    ("how", "part", "launch_ns"),
-    [({}, "run", 50_000_000), ({"has_setup": True}, "both", 300_000)],
-)
-def test_a_call_gets_its_key_when_it_is_launched_or_after_a_while(gpu, arena, how, part, launch_ns, share):
-    timer, worker = open_timer(gpu, arena, **how)
-    begin, gpu.tick_ns, gpu.launched_at = gpu.now, launch_ns // 1_000, gpu.now + share * launch_ns
-    timer.confirm(1e9)
-    assert gpu.given_at[-CALLS] - begin == pytest.approx(min(share, 1) * launch_ns, abs=6 * gpu.tick_ns)
-    assert worker.asked[0][1]["part"] == part
 
 
 @pytest.mark.parametrize("how", ["late", "lost", "changed", "just in time", "digests", "look"])
@@ -135,25 +119,3 @@ def test_batches_follow_where_a_chain_leaves_more_open_than_it_tells(gpu, arena)
     timer.confirm(COST_NS)
     most_ns = 0.79 * (COST_NS + EMPTY_NS)
     assert (timer.leaves_open(most_ns - 1), timer.leaves_open(most_ns + 1)) == (True, False)
-
-
-@pytest.mark.parametrize("lost", [(), [4]])
-def test_what_an_empty_call_takes_is_the_least_of_all_and_measured_once_for_calls_of_a_size(gpu, monkeypatch, lost):
-    """Where a worker holds the GPU up nothing is taken off or kept."""
-    tools = ChainTools(torch.device("cpu"))
-    monkeypatch.setattr(chain, "LONGEST_NS", 1_000 if lost else 10**9)
-
-    def find_empty(least_ns):
-        gpu.empties = iter([least_ns, least_ns + 1_000] * 10)
-        held, outputs = torch.zeros(CALLS, 1_024).byte(), [[torch.zeros(8)] for _ in range(CALLS)]
-        return tools.find_empty_ns([Piece(row.data_ptr(), 1_024) for row in held], outputs)
-
-    gpu.lost = lost
-    first = find_empty(7_000)
-    gpu.lost = ()
-    assert (first, find_empty(8_000)) == ((0, 8_000) if lost else (7_000, 7_000))
-
-
-@pytest.mark.parametrize(("size", "calls"), [(1_000, 6), (8 * GIB // 5 + 1, 4), (4 * GIB + 1, 0)])
-def test_a_chain_of_large_calls_has_as_many_as_memory_allows(size, calls):
-    assert count_chain_calls(3_000_000, size, 1) == calls

@@ -1,6 +1,5 @@
 """Which calls of a trial are compared: some at random, the one on the base, and a few that look odd."""
 
-import gc
 import random
 from collections import Counter
 
@@ -73,16 +72,6 @@ def test_every_call_is_kept_as_often_as_any_other(arena):
     assert 60 < min(kept.values()) <= max(kept.values()) < 140  # 100 each
 
 
-def test_what_chance_chose_since_it_began_anew_is_told_from_the_base_and_from_what_looks_odd(arena):
-    trial = make_trial(arena, base_number=0, wanted=2)
-    run_each(trial, [right, *[zeros] * 3], 1)
-    trial.reader.begin()
-    run_each(trial, [right] * 4, 1)
-    reads = trial.reader.reads("chain")
-    assert kinds_of(reads) == {"right": 2, "base right": 1, "wrong": 2}
-    assert kinds_of(read for read in reads if read.way == "chain") == {"right": 2}
-
-
 @pytest.mark.parametrize("is_last", [True, False])
 def test_an_output_that_is_written_after_its_call_is_refused(arena, is_last):
     trial = make_trial(arena, wanted=0)
@@ -143,18 +132,3 @@ def test_inputs_that_were_spoiled_are_not_checked(checking):
     trial.reader.look(range(8), numbers, has_inputs=False)
     run_calls(trial, range(8), changes)
     assert (kinds_of(trial.reader.reads())["wrong"], all(checked)) == (4, True)
-
-
-def test_what_calls_left_is_freed_at_once_when_nobody_compares_it_any_more(arena, request):
-    """The collector rests in a session, and a call's copies may be gigabytes on a GPU."""
-    gc.disable()
-    request.addfinalizer(gc.enable)
-    trial, found = make_trial(arena, wanted=3), []
-    for is_read in (True, True, False):
-        run_each(trial, [right] * 8)
-        if is_read:
-            trial.reader.reads()
-        else:
-            del trial
-        found.append(sum(type(one) is torch.Tensor for one in gc.get_objects()))
-    assert max(found[1:]) <= found[0]

@@ -79,15 +79,6 @@ def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_repl
         clock.replays(trial.supply)
 
 
-def test_a_lost_clock_is_replaced_by_what_the_worker_falls_back_to(open_clock):
-    trial, worker, clock = open_clock(CUPTI, lost="3 dropped", call_ns=1)
-    worker.answers["calls"] = {"facts": {"empty_pair_ns": 7}}
-    facts = take_trial(trial.supply, clock, RECIPE).facts
-    assert (facts["method"], facts["empty_pair_ns"]) == ("cuda_events", 7)
-    assert [fields["fall_back"] for fields in worker.fields_of("start")] == [None, "3 dropped"]
-    assert open_clock()[2].fall_back("lost") is None  # a wall clock has none
-
-
 @pytest.mark.parametrize(
     ("verb", "answer", "failure", "said", "verbs"),
     [

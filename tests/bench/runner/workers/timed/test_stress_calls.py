@@ -1,18 +1,14 @@
 """Calls on inputs of stress cases: hidden among the timed ones, dropped from the readings, kept for the judge."""
 
 import random
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
-from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressSchedule
 from flashinfer_bench.timing.clocks import Preamble
-from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
@@ -70,23 +66,3 @@ def test_the_first_calls_keep_their_inputs_and_a_request_has_no_more_calls_than_
         assert sorted(name for names_due in found for name in names_due) == sorted(names)
         assert max(map(len, found)) <= 8
     assert found[:2] == [[], []]
-
-
-QUICK = "def run(x):\n    return x * 2"
-
-
-@pytest.mark.parametrize(
-    ("plan", "source", "most"),
-    [
-        (MeasurePlan(2, 20, 1.0, reads=3), QUICK, 99),
-        (MeasurePlan(2, 20, 1.0, facts={"meaningful": False}), QUICK, 0),
-    ],
-)
-def test_a_worker_makes_the_hidden_calls_like_others(open_kernel, plan, source, most):
-    stress = StressPlan(make_definition(), make_workload(), seed=3)
-    with open_kernel(source, plan=plan, stress=stress) as kernel:
-        kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
-    made = kernel.stress_calls
-    assert len(made) == min(most, len(stress.calls))
-    assert Counter(call.case for call in made) <= Counter(stress.calls)
-    assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in made)
