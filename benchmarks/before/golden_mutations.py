@@ -50,10 +50,6 @@ def one(file: str, old: str, new: str) -> tuple[tuple[str, str, str], ...]:
 
 
 KINDS = ("test_golden_kinds.py",)
-DEFINITION_LAYER = (
-    "        layers += [(place, it) for place, key, it in source.sections(DEFINITIONS) if key == definition]\n"
-)
-SOURCE_LAYER = "        layers = [(source.origin, source.top)]\n"
 CHANGES = (
     Change(
         "tolerance_edge",
@@ -185,13 +181,8 @@ CHANGES = (
         "a section of an op type beats that of a definition",
         one(
             "bench/config_sources.py",
-            DEFINITION_LAYER,
-            "",
-        )
-        + one(
-            "bench/config_sources.py",
-            SOURCE_LAYER,
-            SOURCE_LAYER + DEFINITION_LAYER,
+            "SECTIONS: Final = (OP_TYPES, DEFINITIONS)",
+            "SECTIONS: Final = (DEFINITIONS, OP_TYPES)",
         ),
         ("test_golden_config.py",),
     ),
@@ -206,7 +197,7 @@ CHANGES = (
     Change(
         "resume_judges_again",
         "--resume judges what is recorded and unchanged",
-        one("bench/planning/resume.py", '_SKIP: Final = Decision("skip")', '_SKIP: Final = Decision("redo", "again")'),
+        one("bench/planning/resume.py", "trace=(timed or same)[-1].trace", "trace=None"),
         ("test_golden_evaluator.py", "-k", "configuration"),
     ),
     Change(

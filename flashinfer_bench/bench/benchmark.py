@@ -138,7 +138,7 @@ class Benchmark:
         recorded = None
         if resume:
             recorded = RecordedJobs(self._saved_traces(), retry_timeouts=retry_timeouts)
-        asked = list(select(self._trace_set, self.config))
+        asked = select(self._trace_set, self.config)
         evaluators = self.context.fingerprint_evaluators([item.definition for item in asked])
         self.context.survey(solution for item in asked for solution in item.solutions)
         plan = make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
@@ -161,14 +161,13 @@ class Benchmark:
         taken = {index: process for one in self._reservations for index, process in one.taken.items()}
         if not taken:
             return plan
-        left_out = [(job.definition.name, job.solution.name, taken.get(job.index, "")) for job in plan.jobs]
-        skips = [
-            Skip(definition, solution, None, f"process {process} judges it now")
-            for definition, solution, process in dict.fromkeys(left_out)
-            if process
+        left_out = [
+            Skip(job.definition.name, job.solution.name, None, f"process {taken[job.index]} judges it now")
+            for job in plan.jobs
+            if job.index in taken
         ]
         left = plan.with_jobs(job for job in plan.jobs if job.index not in taken)
-        return replace(left, skips=(*plan.skips, *skips))
+        return replace(left, skips=(*plan.skips, *dict.fromkeys(left_out)))
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
@@ -184,23 +183,17 @@ class Benchmark:
         """
         if save_results and not self._reservations:
             self.reserve(plan)
+        self.faults, harness = [], None
         try:
-            yield from self._run(plan, save_results=save_results)
-        finally:
-            self._release()
-
-    def _run(self, plan: Plan, *, save_results: bool) -> Iterator[Event]:
-        self.faults = []
-        if not plan.jobs:
-            return
-        harness = self._keep(None) or Harness(
-            self.context,
-            self._seeds.anew(),
-            make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
-            needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
-        )
-        run = PlanRun(harness, plan.jobs, self._repeat, is_saved=save_results)
-        try:
+            if not plan.jobs:
+                return
+            harness = self._keep(None) or Harness(
+                self.context,
+                self._seeds.anew(),
+                make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
+                needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
+            )
+            run = PlanRun(harness, plan.jobs, self._repeat, is_saved=save_results)
             if save_results:
                 for job in {id(job.solution): job for job in plan.jobs}.values():
                     harness.recorder.check(job.definition, job.solution)
@@ -209,23 +202,21 @@ class Benchmark:
             run.begin()
             while run.open:
                 for event in harness.step():
-                    self._note(event, is_saved=save_results)
+                    if isinstance(event, JobFinished):
+                        if not save_results:
+                            self._unsaved[id(event.trace)] = event.trace
+                        self._trace_set.keep_traces([event.trace])
+                    elif isinstance(event, JobFaulted):
+                        self.faults.append(event)
                     yield event
             if self._repeat > 1:
                 self.context.learn_spread(run.latencies())
             if self._keeps_sessions:
                 self._keep(harness)
         finally:
-            if self._kept is not harness:
+            if harness is not None and self._kept is not harness:
                 harness.release()
-
-    def _note(self, event: Event, *, is_saved: bool) -> None:
-        if isinstance(event, JobFinished):
-            if not is_saved:
-                self._unsaved[id(event.trace)] = event.trace
-            self._trace_set.keep_traces([event.trace])
-        elif isinstance(event, JobFaulted):
-            self.faults.append(event)
+            self._release()
 
     def _keep(self, harness: Harness | None) -> Harness | None:
         """Keep the sessions of a harness for the next run, or until none comes for long; return those kept before."""
@@ -265,7 +256,7 @@ class Benchmark:
             dump_traces: another name of `save_results`; where it is given, it counts.
             on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
                 `flashinfer_bench.bench.events`.
-            progress: show a bar, by tqdm where it is installed and else by rich; None shows it in notebooks alone.
+            progress: show a bar; None shows it in notebooks alone.
 
         Raises:
             ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
@@ -319,11 +310,11 @@ def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = Fa
     """Return the rules of a run: modules that first calls would compile are compiled ahead, if that is possible."""
     if keeps_sessions:
         return Rules(retry_device_s=RETRY_S)
-    solutions = [job.solution for job in plan.jobs]
     if repeats:
         return Rules(one_worker_a_job=True)
-    compiles = any(find_first_call(one) is FirstCall.MODULES for one in {id(it): it for it in solutions}.values())
-    return Rules(compiles_ahead=compiles and context.may_compile_ahead())
+    solutions = {id(job.solution): job.solution for job in plan.jobs}.values()
+    compiles = context.may_compile_ahead() and any(find_first_call(one) is FirstCall.MODULES for one in solutions)
+    return Rules(compiles_ahead=compiles)
 
 
 class PlanRun(Submission):

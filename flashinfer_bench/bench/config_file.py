@@ -39,15 +39,26 @@ def read_config_file(path: Path) -> ConfigFile:
     Raises:
         ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line.
     """
-    text = _read_text(path)
+    text = b""
     try:
-        root, values = parse_yaml(text)
+        text = read_whole(path, MOST_YAML_BYTES)
+        root, values = parse_yaml(text.decode("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: line {line}: this is not UTF-8 text") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}{_line_of(error, text)}: this is not YAML: {_reason_of(error)}") from error
+        where = getattr(error, "problem_mark", None) or getattr(error, "position", None)
+        start = where if isinstance(where, int) else getattr(where, "index", None)
+        line_of = "" if start is None else f": line {text.decode().count(chr(10), 0, start) + 1}"
+        reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise ConfigError(f"{path}{line_of}: this is not YAML: {reason}") from error
     if not isinstance(values, dict | None):
-        line = root.start_mark.line + 1 if root is not None else 1
         kind = type(values).__name__
-        raise ConfigError(f"{path}: line {line}: a mapping of keys to values is needed, this is a {kind}")
+        raise ConfigError(f"{path}: line 1: a mapping of keys to values is needed, this is a {kind}")
     lines: dict[tuple[str, ...], int] = {}
     twice = []
     for key, line in _walk_keys(root, ()):
@@ -56,29 +67,6 @@ def read_config_file(path: Path) -> ConfigFile:
     if twice:
         raise ConfigError("\n".join(twice))
     return ConfigFile(values or {}, lines)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_whole(path, MOST_YAML_BYTES).decode("utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no such file") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}: line {line}: this is not UTF-8 text") from error
-
-
-def _line_of(error: yaml.YAMLError, text: str) -> str:
-    if isinstance(error, yaml.reader.ReaderError):
-        return f": line {text.count(chr(10), 0, error.position) + 1}"
-    mark = getattr(error, "problem_mark", None)
-    return "" if mark is None else f": line {mark.line + 1}"
-
-
-def _reason_of(error: yaml.YAMLError) -> str:
-    return str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
 
 
 def _walk_keys(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -131,9 +119,8 @@ def as_validation_error(title: str, problems: Sequence[InitErrorDetails]) -> Val
 
 def describe_problems(error: ValidationError) -> list[str]:
     """Return one line for each problem of a configuration: the place, the reason, the nearest known name."""
-    lines = []
-    for item in error.errors(include_url=False):
-        context = item.get("ctx", {})
-        place = context.get("place") or f"{error.title}: {'.'.join(map(str, item['loc']))}"
-        lines.append(f"{place}: {context.get('what', item['msg'])}")
-    return lines
+    found = [(item, item.get("ctx", {})) for item in error.errors(include_url=False)]
+    return [
+        f"{context.get('place') or _place(error.title, item['loc'], {})}: {context.get('what', item['msg'])}"
+        for item, context in found
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -76,14 +77,18 @@ class HarnessContext:
         self.cache = (cache or cache_root(os.environ)).resolve()
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
-        self._own_cache = cache is not None
-        self._cluster = join_cluster(self._cluster_settings()) if self.config.cluster is not None else None
+        self._cluster = None
         """Where sessions run, if not on this machine."""
-        if self._cluster is None:
-            self.sandbox = find_sandbox(self.config.sandbox, self.cache)
-            self.machine = self._look_around()
-        else:
+        if self.config.cluster is not None:
+            self._cluster = join_cluster(self._cluster_settings(str(self.cache) if cache is not None else None))
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
+        else:
+            self.sandbox = find_sandbox(self.config.sandbox, self.cache)
+            here = Machine(discover_devices(self.config.devices), find_unavailable_languages(self._toolchain))
+            known = (self._toolchain, here.capabilities)
+            self.machine = replace(
+                here, why_not_buildable=lambda one: why_not_buildable(one, *known), sandbox=self.sandbox.mark
+            )
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._lookup = EvaluatorLookup()
 
@@ -189,7 +194,7 @@ class HarnessContext:
             toolchain=self._toolchain,
         )
 
-    def _cluster_settings(self) -> ClusterSettings:
+    def _cluster_settings(self, cache: str | None) -> ClusterSettings:
         devices = self.config.devices
         if devices is not None and set(devices) != {"cpu"}:
             raise ConfigError("devices: Ray chooses the GPUs of a cluster; only cpu can be asked for with --cluster")
@@ -197,7 +202,7 @@ class HarnessContext:
             address=self.config.cluster_address,
             kind="cpu" if devices is not None else None,
             sandbox=self.config.sandbox,
-            cache=str(self.cache) if self._own_cache else None,
+            cache=cache,
             has_shared_blobs=self.config.shared_blobs,
             build_jobs=self.config.build_jobs,
             hidden=CACHE_FOLDERS,
@@ -221,18 +226,6 @@ class HarnessContext:
         if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
             return "off"
         return "refresh" if self.config.fresh_baselines else "use"
-
-    def _look_around(self) -> Machine:
-        """Find the devices, and what can be built for them."""
-        devices = discover_devices(self.config.devices)
-        languages = find_unavailable_languages(self._toolchain)
-        capabilities = Machine(devices, languages).capabilities
-        return Machine(
-            devices,
-            languages,
-            lambda solution: why_not_buildable(solution, self._toolchain, capabilities),
-            self.sandbox.mark,
-        )
 
 
 def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:

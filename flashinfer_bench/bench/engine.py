@@ -100,9 +100,6 @@ class Engine:
         """Open tasks by their id."""
         self._subscribers: list[Callable[[Event], object]] = []
         self._began = time.monotonic()
-        self._verdicts: list[tuple[float, str]] = []
-        self._done: Counter[str] = Counter()
-        """Device → its verdicts."""
         self._devices = {one.label: DeviceState.resting(one) for one in self.context.machine.devices}
         self._is_closed = False
         self._is_stopping = threading.Event()
@@ -180,14 +177,14 @@ class Engine:
         """Return what the engine does now."""
         with self._lock:
             now, devices = time.monotonic(), tuple(self._devices.values())
-            self._verdicts = [one for one in self._verdicts if one[0] >= now - RATE_S]
+            recent = sum(at >= now - RATE_S for at in self._harness.verdicts)
             running = sum(device.job is not None for device in devices)
             return EngineState(
                 devices=devices,
                 queue_size=max(0, self._harness.open_jobs - running),
                 open_tasks=self._count_tasks(),
                 jobs=dict(self._harness.ended),
-                rate_per_s=len(self._verdicts) / max(1.0, min(RATE_S, now - self._began)),
+                rate_per_s=recent / max(1.0, min(RATE_S, now - self._began)),
                 uptime_s=now - self._began,
                 is_closed=self._is_closed,
             )
@@ -298,14 +295,12 @@ class Engine:
         self._look()
 
     def _look(self) -> None:
-        """Note what each device does, and which verdicts there are."""
+        """Note what each device does."""
         with self._lock:
-            while self._harness.verdicts:
-                self._verdicts.append(self._harness.verdicts.popleft())
-                self._done[self._verdicts[-1][1]] += 1
             slots = {slot.device.label: slot for slot in self._harness.slots}
             for label in {**self._devices, **slots}:
-                self._devices[label] = describe_slot(slots.get(label), self._devices.get(label), self._done[label])
+                done = self._harness.judged[label]
+                self._devices[label] = describe_slot(slots.get(label), self._devices.get(label), done)
 
     def _tell(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -40,6 +40,8 @@ from flashinfer_bench.roofline.workloads import cost_of_workload
 from flashinfer_bench.timing.between_workers import WORKERS, told_with_spread
 
 CANCELLED: Final = "CANCELLED"
+MOST_TIMES: Final = 100_000
+"""Verdicts whose time is kept."""
 Result = Evaluation | JobFaulted
 
 
@@ -104,8 +106,10 @@ class Harness:
         self._scheduler: Scheduler | None = None
         self.ended: Counter[str] = Counter()
         """Status, FAULT, LEFT_OUT or CANCELLED → jobs that ended so."""
-        self.verdicts: deque[tuple[float, str]] = deque()
-        """Monotonic seconds and device of each verdict; whoever reads them takes them out."""
+        self.verdicts: deque[float] = deque(maxlen=MOST_TIMES)
+        """Monotonic seconds of the latest verdicts."""
+        self.judged: Counter[str] = Counter()
+        """Device → its verdicts."""
 
     @property
     def open_jobs(self) -> int:
@@ -215,7 +219,8 @@ class Harness:
             self.ended["LEFT_OUT" if ended.is_left_out else "FAULT"] += 1
         else:
             self.ended[ended.evaluation.status.value if entry.waiting else CANCELLED] += 1
-            self.verdicts.append((time.monotonic(), ended.device.label))
+            self.verdicts.append(time.monotonic())
+            self.judged[ended.device.label] += 1
         made: dict[tuple[str, str], Trace | JobFaulted] = {}
         for submission, job in sorted(entry.waiting, key=lambda pair: not pair[0].is_saved):
             name = (job.solution.name, job.solution.author)

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -108,8 +108,14 @@ def discover_devices(
     gpus = _list_visible_gpus(nvml or _import_nvml(), environment) if usable else ()
     if requested is None:
         return gpus or (cpu,)
-    why_none = "" if usable else " (the installed torch is a CPU build: GPUs cannot be used)"
-    return _pick(requested, gpus, cpu, why_none)
+    found = {entry: _find(entry.strip(), gpus) for entry in requested if entry != "cpu"}
+    if unknown := [entry for entry, gpu in found.items() if gpu is None]:
+        why_none = "" if usable else " (the installed torch is a CPU build: GPUs cannot be used)"
+        there = ", ".join(f"{device.label} {device.name} ({device.uuid})" for device in (*gpus, cpu))
+        raise ConfigError(f"devices: there is no {', '.join(unknown)}{why_none}; this machine has: {there}")
+    if "cpu" in requested:
+        raise ConfigError("devices: cpu and GPUs cannot be used in one run; name one kind")
+    return tuple({gpu.uuid: gpu for gpu in found.values() if gpu is not None}.values())
 
 
 def read_cpu_name(cpu_info: Path = CPU_INFO) -> str:
@@ -147,9 +153,11 @@ def _import_nvml() -> Nvml | None:
 
 
 def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, stop at the first entry of none."""
     if nvml is None:
         return ()
     visible = environment.get("CUDA_VISIBLE_DEVICES")
+    entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -158,7 +166,7 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         addresses = [_read_address(nvml, handle) for handle in handles]
         gpus = [_read_gpu(nvml, handle, nvml.nvmlDeviceGetUUID(handle), index) for index, handle in enumerate(handles)]
-        slices = [_read_slice(nvml, entry) for entry in _entries(visible or "") if entry.startswith("MIG-")]
+        slices = [_read_slice(nvml, entry) for entry in entries if entry.startswith("MIG-")]
     except nvml.NVMLError:
         return ()
     finally:
@@ -167,8 +175,12 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
     known = sorted(address for address in addresses if address is not None)
     if len(set(known)) == len(gpus):
         gpus = [replace(gpu, pci_rank=known.index(address)) for gpu, address in zip(gpus, addresses, strict=True)]
-    chosen = gpus if visible is None else list(_apply_visible(visible, [*gpus, *slices]))
-    return tuple(replace(gpu, index=index) for index, gpu in enumerate(chosen))
+    chosen: dict[str, Device] = {}
+    for gpu in gpus if visible is None else (_find(entry, [*gpus, *slices]) for entry in entries):
+        if gpu is None or gpu.uuid in chosen:
+            break
+        chosen[gpu.uuid] = replace(gpu, index=len(chosen))
+    return tuple(chosen.values())
 
 
 def _read_address(nvml: Nvml, handle: Any) -> Any:
@@ -198,24 +210,8 @@ def _read_slice(nvml: Nvml, uuid: str) -> Device:
         return Device("cuda", -1, "MIG device", uuid)
 
 
-def _entries(visible: str) -> list[str]:
-    return [entry.strip() for entry in visible.split(",")]
-
-
 def _text(value: str | bytes) -> str:
-    # pynvml before 11.5 returns bytes.
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _apply_visible(visible: str, gpus: Sequence[Device]) -> Iterator[Device]:
-    """Yield the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, stop at the first entry of none."""
-    seen: set[str] = set()
-    for entry in _entries(visible):
-        gpu = _find(entry, gpus)
-        if gpu is None or gpu.uuid in seen:
-            return
-        seen.add(gpu.uuid)
-        yield gpu
+    return value.decode() if isinstance(value, bytes) else value  # pynvml before 11.5 returns bytes
 
 
 def _find(entry: str, gpus: Sequence[Device]) -> Device | None:
@@ -224,15 +220,3 @@ def _find(entry: str, gpus: Sequence[Device]) -> Device | None:
         return next((gpu for gpu in gpus if gpu.index == int(digits)), None)
     matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)] if entry.startswith(("GPU-", "MIG-")) else []
     return matches[0] if len(matches) == 1 else None
-
-
-def _pick(requested: Sequence[str], gpus: Sequence[Device], cpu: Device, why_none: str) -> tuple[Device, ...]:
-    found = {entry: _find(entry.strip(), gpus) for entry in requested if entry != "cpu"}
-    unknown = [entry for entry, gpu in found.items() if gpu is None]
-    if unknown:
-        there = ", ".join(f"{device.label} {device.name} ({device.uuid})" for device in (*gpus, cpu))
-        raise ConfigError(f"devices: there is no {', '.join(unknown)}{why_none}; this machine has: {there}")
-    if "cpu" in requested:
-        raise ConfigError("devices: cpu and GPUs cannot be used in one run; name one kind")
-    by_uuid = {gpu.uuid: gpu for gpu in found.values() if gpu is not None}
-    return tuple(by_uuid.values())

@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -35,13 +35,11 @@ class Reservation:
     """
 
     def __init__(self, root: Path, jobs: Iterable[Job]) -> None:
-        self._root = root
-        self._name = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._held = contextlib.ExitStack()
         self.taken: dict[int, str] = {}
         """Index of each job that another run has reserved → that run's process."""
         try:
-            self._reserve({_digest(job): job.index for job in jobs})
+            self._reserve(root, {_digest(job): job.index for job in jobs})
         except OSError as error:
             _log.warning("another run of this set at the same time would judge its jobs again: %s", error)
             self.release()
@@ -50,23 +48,26 @@ class Reservation:
         """Give the jobs up."""
         self._held.close()
 
-    def _reserve(self, wanted: dict[str, int]) -> None:
-        path = self._root / FOLDER
-        with open_folder(path, self._root) as opened:
+    def _reserve(self, root: Path, wanted: dict[str, int]) -> None:
+        path, name = root / FOLDER, f"{os.getpid()}-{os.urandom(4).hex()}"
+        with open_folder(path, root) as opened:
             folder = os.open(opened.own_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+        def leave() -> None:
+            with contextlib.suppress(OSError):  # the folder stays while another run has a file in it
+                os.unlink(name, dir_fd=folder)
+                path.rmdir()
+
         self._held.callback(os.close, folder)
-        self._held.callback(_suppressed, path.rmdir)  # unless another run has a file in it
+        self._held.callback(leave)
         wait_for_lock(folder, path, USUAL_LIMIT_S)
         try:
             others = _read_others(folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.open(self._name, flags, 0o600, dir_fd=folder)
-            self._held.callback(os.close, file)
-            self._held.callback(_suppressed, lambda: os.unlink(self._name, dir_fd=folder))
-            fcntl.flock(file, fcntl.LOCK_EX)
-            lines = [str(os.getpid()), *(digest for digest in wanted if digest not in others)]
-            with os.fdopen(os.dup(file), "w") as out:
-                out.write("\n".join(lines))
+            file = self._held.enter_context(os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "w"))
+            try_lock(file.fileno())
+            file.write("\n".join([str(os.getpid()), *(digest for digest in wanted if digest not in others)]))
+            file.flush()
         finally:
             fcntl.flock(folder, fcntl.LOCK_UN)
         self.taken = {wanted[digest]: process for digest, process in others.items() if digest in wanted}
@@ -84,11 +85,6 @@ def _read_others(folder: int) -> dict[str, str]:
             process, *digests = file.read().split()
             found |= dict.fromkeys(digests, process)
     return found
-
-
-def _suppressed(call: Callable[[], object]) -> None:
-    with contextlib.suppress(OSError):
-        call()
 
 
 def _digest(job: Job) -> str:

@@ -67,13 +67,7 @@ class Runnable:
 
     def call_value_returning(self, *inputs: Any) -> Any:
         """Call it with inputs alone and return the outputs, whatever its style: one alone, several as a tuple."""
-        definition = self.metadata.definition
-        device = next((value.device for value in inputs if hasattr(value, "device")), "cpu")
-        if self.metadata.destination_passing_style:
-            outputs = allocate_outputs(definition, inputs, device)
-            self(*inputs, *outputs)
-        else:
-            outputs = normalize_result(definition, self(*inputs), device)
+        outputs = self._call(inputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def call_destination_passing(self, *args: Any) -> None:
@@ -82,14 +76,22 @@ class Runnable:
         Raises:
             ValueError: it returns another number of outputs than the definition has.
         """
+        count = len(self.metadata.definition.inputs)
         if self.metadata.destination_passing_style:
             self(*args)
-            return
+        else:
+            for output, value in zip(args[count:], self._call(args[:count]), strict=True):
+                output.copy_(value)
+
+    def _call(self, inputs: Sequence[Any]) -> list[Any]:
+        """Call it with inputs alone; return the outputs."""
         definition = self.metadata.definition
-        inputs, outputs = args[: len(definition.inputs)], args[len(definition.inputs) :]
-        device = next((value.device for value in outputs if hasattr(value, "device")), "cpu")
-        for output, value in zip(outputs, normalize_result(definition, self(*inputs), device), strict=True):
-            output.copy_(value)
+        device = next((value.device for value in inputs if hasattr(value, "device")), "cpu")
+        if not self.metadata.destination_passing_style:
+            return normalize_result(definition, self(*inputs), device)
+        outputs = allocate_outputs(definition, inputs, device)
+        self(*inputs, *outputs)
+        return outputs
 
     def cleanup(self) -> None:
         """Forget what was imported for it; a second call does nothing."""
@@ -154,10 +156,11 @@ class BuilderRegistry:
         self._builders = tuple(builders) or (Builder(),)
         self._kept: dict[tuple[str, ...], Runnable] = {}
 
-    @classmethod
-    def get_instance(cls) -> BuilderRegistry:
+    @staticmethod
+    @cache
+    def get_instance() -> BuilderRegistry:
         """Return the registry of this process."""
-        return _get_registry()
+        return BuilderRegistry()
 
     def build(self, definition: Definition, solution: Solution) -> Runnable:
         """Return the solution as a runnable.
@@ -189,11 +192,6 @@ class BuilderRegistry:
         for runnable in self._kept.values():
             runnable.cleanup()
         self._kept.clear()
-
-
-@cache
-def _get_registry() -> BuilderRegistry:
-    return BuilderRegistry()
 
 
 @cache

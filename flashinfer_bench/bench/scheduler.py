@@ -93,8 +93,7 @@ class DeviceSlot:
     failed_starts: int = 0
     """Sessions in a row that ended before they were ready."""
     asking: Iterator[str | None] | None = None
-    """Asks for the lock of the device while another run has it."""
-    is_locked: bool = False
+    """Asks for the lock of the device, and ends once it is ours."""
     held: ExitStack = field(default_factory=ExitStack)
     """Gives the lock back."""
     given_up_at: float | None = None
@@ -114,7 +113,7 @@ class DeviceSlot:
 
     def free(self) -> None:
         """Give the lock back, or ask for it no more."""
-        self.asking, self.is_locked = None, False
+        self.asking = None
         self.held.close()
 
 
@@ -160,12 +159,6 @@ class Scheduler:
     def has_open_jobs(self) -> bool:
         """Whether any job has no answer yet."""
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
-
-    def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
-        """Run jobs; yield what becomes of each when it is known."""
-        self.add(list(jobs))
-        while self.has_open_jobs:
-            yield from self.step()
 
     def add(self, jobs: list[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
         """Take further jobs. If no device is left, each is tried again; so is a solution that ran out of time."""
@@ -264,21 +257,18 @@ class Scheduler:
 
     def _open(self, slot: DeviceSlot) -> Iterator[Happening]:
         """Start a device's session once its lock is ours."""
+        if slot.asking is None:
+            slot.asking = self._places.lock(slot.device, slot.held)
         try:
-            while not slot.is_locked:
-                slot.asking = slot.asking or self._places.lock(slot.device, slot.held)
-                line = next(slot.asking, "")
+            for line in slot.asking:
                 if line is None:
                     return
-                slot.is_locked = line == ""
-                if line:
-                    yield Notice(line)
+                yield Notice(line)
         except DeviceFault as fault:
             if not self._rules.is_resident and not any(other.session for other in self.slots):
                 raise
             yield self._drop_device(slot, str(fault))
             return
-        slot.asking = None
         slot.session = self._places.open(slot.device, self._hello_for(slot.device))
 
     def _drop_device(self, slot: DeviceSlot, reason: str, last_words: str = "") -> Notice:
@@ -372,7 +362,7 @@ class Scheduler:
             for waker in [*self._farm.wakers(), *([] if wake is None else [wake])]:
                 selector.register(waker, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
-            limits += [LOCK_POLL_S] if any(slot.asking for slot in self.slots) else []
+            limits += [LOCK_POLL_S] if any(slot.asking and slot.session is None for slot in self.slots) else []
             found = {key.data: events for key, events in selector.select(min(limits)) if key.data is not None}
         for slot, session in sessions:
             events = found.get(slot, 0)

@@ -22,11 +22,6 @@ def trace_set(tmp_path):
     return TraceSet.from_path(write_trace_set(tmp_path, definitions=[make_definition()]))
 
 
-def test_it_gives_back_the_set_that_it_runs(trace_set):
-    with Benchmark(trace_set) as benchmark:
-        assert benchmark.get_trace_set() is trace_set
-
-
 @pytest.mark.parametrize(
     ("kind", "has_walls", "settings", "baselines"),
     [

@@ -62,6 +62,20 @@ def begin(engine):
     return task
 
 
+def judged(engine, *submitted, **asked):
+    """Submit a solution with the gate open; return the names and workloads of its traces."""
+    PlayedSession.gate.set()
+    return told(engine.submit(*submitted, **asked).result(LIMIT_S))
+
+
+def told(traces):
+    return [(one.solution, one.workload.uuid) for one in traces]
+
+
+def recorded(tmp_path):
+    return sorted(told(TraceSet.from_path(tmp_path / "set").traces.get("double", [])))
+
+
 def order_of(tasks):
     """Open the gate, wait for the tasks, and return the solutions in the order in which they were judged."""
     PlayedSession.gate.set()
@@ -70,86 +84,62 @@ def order_of(tasks):
     return list(dict.fromkeys(name for name, _ in PlayedSession.judged))[1:]
 
 
-def test_a_task_goes_from_pending_over_running_to_its_traces(engine):
+def test_a_task_goes_from_pending_over_running_to_its_traces_which_are_saved_if_wanted(engine, tmp_path):
     first = begin(engine)
     task = engine.submit(solution("mine"))
     assert (first.state, task.state, task.traces) == ("running", "pending", [])
     with pytest.raises(TimeoutError):
         task.result(0.01)
+    dropped = engine.submit(solution("dropped"), save_results=False)
     PlayedSession.gate.set()
-    assert [(one.solution, one.workload.uuid) for one in task.result(LIMIT_S)] == [("mine", "d0"), ("mine", "d1")]
+    assert told(task.result(LIMIT_S)) == [("mine", "d0"), ("mine", "d1")]
     assert (task.state, task.is_done, task.faults, task.cancel()) == ("completed", True, [], False)
+    assert len(dropped.result(LIMIT_S)) == 2
+    assert recorded(tmp_path) == [("first", "d0"), ("mine", "d0"), ("mine", "d1")]
 
 
-def test_many_threads_submit_and_each_gets_its_own(engine):
+def test_many_threads_submit_and_each_gets_its_own_with_a_seed_of_its_own(engine):
     PlayedSession.gate.set()
     results = {}
 
     def submit(number):
-        results[number] = engine.submit(solution(f"s{number}"), submitter=str(number)).result(LIMIT_S)
+        results[number] = engine.submit(solution(f"s{number % 6}"), submitter=str(number)).result(LIMIT_S)
 
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert {number: {one.solution for one in traces} for number, traces in results.items()} == {
-        number: {f"s{number}"} for number in range(8)
-    }
-    assert len(PlayedSession.judged) == len(set(PlayedSession.judged)) == 16
+    submit(6)  # a solution comes again
+    assert all({one.solution for one in traces} == {f"s{number % 6}"} for number, traces in results.items())
+    assert len(PlayedSession.judged) == 14
+    assert len({one.evaluation.extra["run"]["seed"] for traces in results.values() for one in traces}) == 14
 
 
-def test_traces_are_saved_before_they_are_told_unless_nobody_wants_that(engine, tmp_path):
-    PlayedSession.gate.set()
-    engine.submit(solution("kept")).result(LIMIT_S)
-    engine.submit(solution("dropped"), save_results=False).result(LIMIT_S)
-    saved = TraceSet.from_path(tmp_path / "set").traces["double"]
-    assert [(one.solution, one.workload.uuid) for one in saved] == [("kept", "d0"), ("kept", "d1")]
-
-
-def test_every_job_has_a_seed_of_its_own_also_when_a_solution_comes_again(engine):
-    PlayedSession.gate.set()
-    traces = [trace for _ in range(2) for trace in engine.submit(solution("again")).result(LIMIT_S)]
-    assert len({trace.evaluation.extra["run"]["seed"] for trace in traces}) == 4
-
-
-def test_equal_jobs_of_several_tasks_are_one_and_each_gets_a_trace_of_its_name(engine, tmp_path):
+def test_equal_jobs_are_one_whatever_their_names_and_each_task_gets_a_trace_of_its_name(engine, tmp_path):
     begin(engine)
     tasks = [engine.submit(solution(name, "the same"), submitter=name) for name in ("a", "b")]
     tasks.append(engine.submit(solution("a", "the same"), ["d1"]))
-    order_of(tasks)
-    assert len(PlayedSession.judged) == 3
-    assert [[one.solution for one in task.traces] for task in tasks] == [["a", "a"], ["b", "b"], ["a"]]
-    saved = TraceSet.from_path(tmp_path / "set").traces["double"]
-    assert sorted((one.solution, one.workload.uuid) for one in saved if one.solution != "first") == [
-        ("a", "d0"), ("a", "d1"), ("b", "d0"), ("b", "d1")
-    ]  # fmt: skip
-
-
-def test_two_solutions_of_one_name_are_two(engine):
-    begin(engine)
-    tasks = [engine.submit(solution("twin", text), ["d0"], submitter=text) for text in ("right", "wrong")]
-    order_of(tasks)
+    others = [engine.submit(solution("twin", text), ["d0"], submitter=text) for text in ("right", "wrong")]
+    order_of([*tasks, *others])
     assert PlayedSession.judged.count(("twin", "d0")) == 2
-    marks = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in tasks]
-    assert marks == [task.solution.digest() for task in tasks]
-    assert len(set(marks)) == 2
+    assert len(PlayedSession.judged) == 5
+    assert [[one.solution for one in task.traces] for task in tasks] == [["a", "a"], ["b", "b"], ["a"]]
+    assert [one for one in recorded(tmp_path) if one[0] in "ab"] == [(name, at) for name in "ab" for at in ("d0", "d1")]
+    marks = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in others]
+    assert marks == [task.solution.digest() for task in others]
 
 
-def test_the_highest_priority_goes_first_and_also_lifts_an_equal_job(engine):
+def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_starves_others(engine):
     begin(engine)
-    low = [engine.submit(solution(f"low{number}"), ["d0"]) for number in range(4)]
+    low = [engine.submit(solution(f"low{number}"), ["d0"]) for number in range(12)]
+    other = engine.submit(solution("other"), ["d0"], submitter="another")
     high = engine.submit(solution("high"), ["d0"], priority=1)
     lifted = engine.submit(solution("low3"), ["d0"], priority=2)
-    assert order_of([*low, high, lifted]) == ["low3", "high", "low0", "low1", "low2"]
-
-
-def test_a_flood_of_one_submitter_starves_no_other(engine):
-    begin(engine)
-    flood = [engine.submit(solution(f"flood{number}"), ["d0"], submitter="flood") for number in range(12)]
-    others = [engine.submit(solution(f"other{number}"), ["d0"], submitter=str(number)) for number in range(3)]
-    order = order_of([*flood, *others])
-    assert max(order.index(f"other{number}") for number in range(3)) <= 4
+    order = order_of([*low, other, high, lifted])
+    assert order[:2] == ["low3", "high"]
+    assert order.index("other") <= 5
+    assert [one for one in order if one.startswith("low")][1:] == [f"low{at}" for at in range(12) if at != 3]
 
 
 def test_what_is_too_much_is_refused_whole(make):
@@ -162,71 +152,60 @@ def test_what_is_too_much_is_refused_whole(make):
     with pytest.raises(QueueFull, match="submitter 'another' has 1 open tasks"):
         engine.submit(solution("same", "fits"), submitter="another")
     order_of([task, shared])
-    assert engine.submit(solution("more")).result(LIMIT_S)
+    assert judged(engine, solution("more"))
 
 
-def test_a_cancelled_task_leaves_the_queue_and_what_others_share_goes_on(engine):
-    begin(engine)
+def test_a_cancelled_task_leaves_the_queue_and_what_others_share_goes_on(engine, tmp_path):
+    running = begin(engine)
     alone, shared = engine.submit(solution("alone")), engine.submit(solution("shared"))
     other = engine.submit(solution("other", "shared"))
-    assert alone.cancel()
-    assert shared.cancel()
-    for task in (alone, shared):
+    for task in (alone, shared, running):
+        assert task.cancel()
         with pytest.raises(TaskCancelled):
             task.result(LIMIT_S)
-    assert order_of([other]) == ["shared"]
-    assert {one.solution for one in other.traces} == {"other"}
-    assert engine.state().jobs == {"PASSED": 3, "CANCELLED": 2}
-
-
-def test_the_verdict_of_a_job_that_was_cancelled_while_it_ran_is_dropped(engine, tmp_path):
-    running = begin(engine)
-    assert running.cancel()
     again = engine.submit(solution("first"), ["d0"])
-    PlayedSession.gate.set()
-    assert len(again.result(LIMIT_S)) == 1
-    assert running.traces == []
-    assert len(TraceSet.from_path(tmp_path / "set").traces["double"]) == 1
+    assert order_of([other, again]) == ["shared"]
+    assert told(other.traces) == [("other", "d0"), ("other", "d1")]
+    wait_for(lambda: engine.state().jobs == {"PASSED": 3, "CANCELLED": 3})
+    assert (running.traces, recorded(tmp_path).count(("first", "d0"))) == ([], 1)
 
 
 def test_a_lost_session_gives_its_jobs_back_and_the_second_loss_is_a_fault(engine):
-    PlayedSession.gate.set()
     PlayedSession.lost += ["once", "twice", "twice"]
-    assert len(engine.submit(solution("once")).result(LIMIT_S)) == 2
+    assert len(judged(engine, solution("once"))) == 2
     task = engine.submit(solution("twice"))
     with pytest.raises(TaskFailed, match="twice, workload d0: the session ended"):
         task.result(LIMIT_S)
-    assert [one.workload.uuid for one in task.traces] == ["d1"]
-    assert [one.job.workload.uuid for one in task.faults] == ["d0"]
+    assert ([one.workload.uuid for one in task.traces], [one.job.workload.uuid for one in task.faults]) == (
+        ["d1"], ["d0"]
+    )  # fmt: skip
     assert engine.state().jobs == {"PASSED": 3, "FAULT": 1}
 
 
 def test_a_device_that_is_lost_is_tried_again_with_the_next_task(engine):
-    PlayedSession.gate.set()
     PlayedSession.fails_to_start = 2
     with pytest.raises(TaskFailed, match="no device is left to run it"):
-        engine.submit(solution("early")).result(LIMIT_S)
+        judged(engine, solution("early"))
     wait_for(lambda: not engine.state().devices[0].healthy)
     assert engine.state().devices[0].condition == "lost"
-    assert engine.submit(solution("late")).result(LIMIT_S)
+    assert judged(engine, solution("late"))
     assert engine.state().devices[0].healthy
 
 
 def test_an_error_of_the_loop_fails_what_is_open_and_the_engine_goes_on(engine, monkeypatch, caplog):
-    PlayedSession.gate.set()
-    monkeypatch.setattr(PlayedSession, "begin", lambda self: 1 / 0)
-    with caplog.at_level(logging.CRITICAL), pytest.raises(TaskFailed, match="the engine failed: ZeroDivisionError"):
-        engine.submit(solution("unlucky")).result(LIMIT_S)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(PlayedSession, "begin", lambda self: 1 / 0)
+        with caplog.at_level(logging.CRITICAL), pytest.raises(TaskFailed, match="the engine failed: ZeroDivisionError"):
+            judged(engine, solution("unlucky"))
+    assert judged(engine, solution("lucky"), ["d0"]) == [("lucky", "d0")]
 
 
 def test_devices_are_given_back_after_a_while_without_jobs_and_taken_again(make):
     engine = make(limits=EngineLimits(idle_s=0.0))
-    PlayedSession.gate.set()
-    engine.submit(solution("one")).result(LIMIT_S)
+    judged(engine, solution("one"))
     wait_for(lambda: engine.state().devices[0].condition == "resting")
     assert [session.has_ended for session in PlayedSession.all] == [True]
-    engine.submit(solution("two")).result(LIMIT_S)
+    judged(engine, solution("two"))
     assert len(PlayedSession.all) == 2
 
 
@@ -238,8 +217,7 @@ def test_closing_fails_open_tasks_and_takes_no_more(engine):
         task.result(LIMIT_S)
     with pytest.raises(EngineClosed):
         engine.submit(solution("late"))
-    assert task.state == "failed"
-    assert engine.state().is_closed
+    assert (task.state, engine.state().is_closed) == ("failed", True)
     reused = os.pipe()  # may have the numbers of the engine's own
     task.cancel()
     os.set_blocking(reused[0], False)
@@ -261,57 +239,49 @@ def test_draining_ends_the_open_tasks_first(engine):
 
 
 def test_what_callbacks_raise_is_logged_and_stops_nothing(engine, caplog):
-    PlayedSession.gate.set()
-    told, ended = [], []
+    events, ended = [], []
     engine.subscribe(lambda _event: 1 / 0)
-    end = engine.subscribe(told.append)
+    end = engine.subscribe(events.append)
     task = engine.submit(solution("one"))
     task.add_done_callback(lambda _task: 1 / 0)
     task.add_done_callback(ended.append)
-    task.result(LIMIT_S)
+    order_of([task])
     task.add_done_callback(ended.append)
     wait_for(lambda: len(ended) == 2)
-    assert [one.trace.workload.uuid for one in told if isinstance(one, JobFinished)] == ["d0", "d1"]
+    assert [one.trace.workload.uuid for one in events if isinstance(one, JobFinished)] == ["d0", "d1"]
     end()
-    count = len(told)
-    engine.submit(solution("two")).result(LIMIT_S)
-    assert (len(told), ended) == (count, [task, task])
+    count = len(events)
+    judged(engine, solution("two"))
+    assert (len(events), ended) == (count, [task, task])
     assert "a subscriber of the engine failed" in caplog.text
+    assert caplog.text.count("ZeroDivisionError") > 1
 
 
-def test_asyncio_gets_traces_as_they_come_and_the_result(engine):
+def test_asyncio_gets_traces_as_they_come_the_result_and_the_end(engine):
     async def use():
         task = engine.submit(solution("one"))
         asyncio.get_running_loop().call_later(0.01, PlayedSession.gate.set)
         seen = [trace.workload.uuid async for trace in task]
         both = await asyncio.gather(task, engine.submit(solution("two")))
+        PlayedSession.gate.clear()
+        cancelled = engine.submit(solution("three"))
+        asyncio.get_running_loop().call_later(0.01, cancelled.cancel)
+        with pytest.raises(TaskCancelled):
+            await cancelled
         return seen, [len(traces) for traces in both]
 
     assert asyncio.run(use()) == (["d0", "d1"], [2, 2])
 
 
-def test_asyncio_is_told_of_a_cancelled_task(engine):
-    begin(engine)
-
-    async def use():
-        task = engine.submit(solution("one"))
-        asyncio.get_running_loop().call_later(0.01, task.cancel)
-        await task
-
-    with pytest.raises(TaskCancelled):
-        asyncio.run(use())
-
-
 def test_a_recorded_job_is_answered_from_the_record_where_that_is_wanted(engine):
     PlayedSession.gate.set()
     (trace,) = engine.submit(solution("one"), ["d0"]).result(LIMIT_S)
-    task = engine.submit(solution("one"), use_recorded=True)
-    assert [one.workload.uuid for one in task.result(LIMIT_S)] == ["d0", "d1"]
+    assert judged(engine, solution("one"), use_recorded=True) == [("one", "d0"), ("one", "d1")]
     assert engine.submit(solution("one"), use_recorded=True).state == "completed"
     (renamed,) = engine.submit(solution("another", "one"), ["d0"], use_recorded=True).result(LIMIT_S)
     assert (renamed.solution, renamed.evaluation) == ("another", trace.evaluation)
     assert len(PlayedSession.judged) == 2
-    engine.submit(solution("one"), ["d0"]).result(LIMIT_S)
+    judged(engine, solution("one"), ["d0"])
     assert len(PlayedSession.judged) == 3
 
 
@@ -323,6 +293,9 @@ def test_a_verdict_that_cannot_be_saved_is_a_fault(engine, tmp_path):
         task.result(LIMIT_S)
     with pytest.raises(DataSetError, match="nothing can be appended to"):
         engine.submit(solution("two"), ["d0"])
+    engine.context.trace_set.root = None
+    with pytest.raises(DataSetError, match="nowhere to save"):
+        engine.submit(solution("two"))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +303,6 @@ def test_a_verdict_that_cannot_be_saved_is_a_fault(engine, tmp_path):
     [
         ("nobody", None, "the trace set has no solution 'nobody'"),
         (solution("one", definition="doubel"), None, "no definition 'doubel'; did you mean 'double'"),
-        (solution("one"), ["d7"], "double has no workload 'd7'"),
         (solution("one"), ["o0"], "double has no workload 'o0'"),
         (solution("one"), [], "workloads: none is asked for"),
         (make_solution("one", target_hardware=["NVIDIA H100"]), None, "one cannot run here: target_hardware is"),
@@ -341,22 +313,14 @@ def test_what_cannot_be_is_said_at_once(engine, wanted, workloads, message):
         engine.submit(wanted, workloads)
 
 
-def test_a_set_without_a_folder_has_nowhere_to_save(engine):
-    engine.context.trace_set.root = None
-    with pytest.raises(DataSetError, match="nowhere to save"):
-        engine.submit(solution("one"))
-
-
 def test_the_state_tells_devices_queue_and_counts_and_is_json(engine):
     begin(engine)
     engine.submit(solution("one"), submitter="me")
     wait_for(lambda: engine.state().devices[0].job)
     state = engine.state()
     assert EngineState.model_validate_json(state.model_dump_json()) == state
-    told = json.loads(state.model_dump_json())
-    assert told["open_tasks"] == {"nobody": 1, "me": 1}
-    assert (told["queue_size"], told["jobs"]) == (2, {})
-    assert {"label": "cpu", "condition": "working", "healthy": True, "jobs_done": 0}.items() <= told["devices"][
-        0
-    ].items()
-    assert told["devices"][0]["job"] == {"index": 0, "definition": "double", "solution": "first", "workload": "d0"}
+    shown = json.loads(state.model_dump_json())
+    assert (shown["open_tasks"], shown["queue_size"], shown["jobs"]) == ({"nobody": 1, "me": 1}, 2, {})
+    (device,) = shown["devices"]
+    assert {"label": "cpu", "condition": "working", "healthy": True, "jobs_done": 0}.items() <= device.items()
+    assert device["job"] == {"index": 0, "definition": "double", "solution": "first", "workload": "d0"}

@@ -1,49 +1,28 @@
-"""What goes wrong on our side has no verdict, is told, and leaves the other jobs alone."""
+"""What goes wrong on our side has no verdict, is told, and leaves the other jobs alone; a solution's end is its own."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
-from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench import Benchmark, BenchmarkConfig, Engine, TraceSet
+from flashinfer_bench.bench.events import JobFaulted
+from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
-from flashinfer_bench.data import TraceSet
-from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.processes import marked
+from flashinfer_bench.bench.task import Task
+from flashinfer_bench.errors import TaskFailed
+from tests.bench.small_runs import HONEST, QUICKLY, judge, write_set
+from tests.kit.make import make_solution, make_trace, make_workload
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
 
-
-def write_set(root, *, references, workloads=2, solutions=("double_python",)):
-    """Write a set with one definition for each reference (name → source)."""
-    write_trace_set(
-        root,
-        definitions=[make_definition(name, reference=source) for name, source in references.items()],
-        solutions=[make_solution(f"{one}_{name}", definition=name) for name in references for one in solutions],
-        workloads=[
-            make_trace(definition=name, workload=make_workload(f"w{index}", axes={"n": 8 + index}), solution=None)
-            for name in references
-            for index in range(workloads)
-        ],
-    )
-    return TraceSet.from_path(root)
-
-
-def run(trace_set, *, devices=None, lost_blobs=(), **overrides):
-    """Run a set on the CPU; return its events by type. Some blobs are lost after the plan is made."""
-    config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1, **overrides)
-    benchmark = Benchmark(trace_set, config)
-    if devices:
-        benchmark.context.machine = Machine(devices, benchmark.machine.languages)
-    plan = benchmark.plan()
-    for lost in lost_blobs:
-        (trace_set.root / lost).unlink()
-    with marked() as alive:
-        events = list(benchmark.run(plan, save_results=False))
-        assert not alive()
-    return {kind: [event for event in events if isinstance(event, kind)] for kind in (JobFinished, JobFaulted, Notice)}
-
-
-HONEST = "def run(x):\n    return x * 2\n"
+TWO = {"a": HONEST, "b": HONEST}
+TWO_CPUS = tuple(Device("cpu", index, f"CPU {index}", "cpu") for index in range(2))
 ODD = """
 import torch
 class Odd(torch.Tensor):
@@ -55,7 +34,63 @@ def run(x):
     return y.as_subclass(Odd) if len(x) == 8 else y
 """
 """Of the first workload it returns what raises when the session looks at it."""
-MEETS_ANOTHER = """
+
+
+def messages(run, definition):
+    return [fault.message for fault in run.faults if fault.job.definition.name == definition]
+
+
+def test_bad_references_and_a_missing_blob_fault_their_jobs_and_no_other(tmp_path):
+    references = {
+        "bad": "def run(x):\n    raise ValueError('no such axis')\n",
+        "random": "import torch\ndef run(x):\n    return torch.rand_like(x)\n",
+        "good": HONEST,
+    }
+    trace_set = write_set(tmp_path, TWO, references, sizes=(8, 9))
+    blob = {"type": "safetensors", "path": "none.safetensors", "tensor_key": "x"}
+    (tmp_path / "none.safetensors").touch()
+    lost = make_workload("lost", inputs={"x": blob})
+    trace_set.workloads["good"].append(make_trace(definition="good", workload=lost, solution=None))
+    run = judge(trace_set, between=(tmp_path / "none.safetensors").unlink)
+    assert sorted(run.done) == [(f"{name}_good", uuid) for name in "ab" for uuid in ("w0", "w1")]
+    for name, said in (
+        ("bad", "reference of bad: ValueError: no such axis"),
+        ("random", "reference of random: a second call with equal inputs gives something else"),
+    ):
+        assert (len(messages(run, name)), len(set(messages(run, name)))) == (4, 1)
+        assert said in messages(run, name)[0]
+    assert ["none.safetensors" in one for one in messages(run, "good")] == [True] * 2
+    assert {fault.job.workload.uuid for fault in run.faults if fault.job.definition.name == "good"} == {"lost"}
+
+
+def test_a_reference_that_ends_the_session_is_tried_twice_and_then_given_up(tmp_path):
+    references = {"deadly": "import os\ndef run(x):\n    os._exit(3)\n", "good": HONEST}
+    run = judge(write_set(tmp_path, {**TWO, "c": HONEST}, references))
+    assert (len(run.done), len(run.faults)) == (3, 3)
+    assert "exit code 3" in run.faults[0].message
+    assert len(run.notices) <= 4  # the second job of the workload is not tried again
+
+
+def test_an_error_that_the_session_does_not_know_is_held_against_the_job_that_raised_it(tmp_path):
+    run = judge(write_set(tmp_path, TWO, {"odd": ODD}, sizes=(8, 9, 10)))
+    assert Counter(uuid for _, uuid in run.done) == {"w1": 2, "w2": 2}
+    assert {fault.job.workload.uuid for fault in run.faults} == {"w0"}
+    assert "an error that nobody knows" in run.faults[0].message
+    assert len(run.notices) == 2  # the second job of the workload is not tried
+
+
+def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_client, "PHASE_GRACE_S", 2.0)
+    references = {"endless": "def run(x):\n    while True: pass\n", "good": HONEST}
+    run = judge(write_set(tmp_path, TWO, references, sizes=(8, 9, 10, 11)), timeout_seconds=1.0)
+    told = [fault.message for fault in run.faults]
+    assert "stopped answering in phase 'reference', which may take 3 s" in told[0]
+    assert told[-1] == "reference of endless: it ran out of time on workloads w0, w1"
+    # Two workloads are tried, once each, and then no other.
+    assert (len(run.notices), len(told), len(run.done)) == (2, 8, 8)
+
+
+MEETS = """
 import os, time
 from pathlib import Path
 met = Path({folder!r})
@@ -69,104 +104,250 @@ def run(x):
 """Its calls wait until two processes have called it, so that the first session leaves jobs for the second."""
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    """Return the events of a run over two bad references, an honest one, and a workload whose blob goes missing."""
-    references = {
-        "bad": "def run(x):\n    raise ValueError('no such axis')\n",
-        "random": "import torch\ndef run(x):\n    return torch.rand_like(x)\n",
-        "good": HONEST,
-    }
-    trace_set = write_set(tmp_path_factory.mktemp("set"), references=references, solutions=("a", "b"))
-    blob = {"type": "safetensors", "path": "none.safetensors", "tensor_key": "x"}
-    (trace_set.root / "none.safetensors").touch()
-    trace_set.workloads["good"].append(
-        make_trace(definition="good", workload=make_workload("lost", inputs={"x": blob}), solution=None)
-    )
-    return run(trace_set, lost_blobs=["none.safetensors"])
-
-
-def faults_of(events, name):
-    return [event for event in events[JobFaulted] if event.job.definition.name == name]
-
-
-def test_a_reference_that_raises_faults_its_jobs_and_no_other(mixed):
-    assert [event.job.definition.name for event in mixed[JobFinished]] == ["good"] * 4
-    assert len(faults_of(mixed, "bad")) == 4
-    (message,) = {event.message for event in faults_of(mixed, "bad")}
-    assert message.startswith("reference of bad: ValueError: no such axis")
-
-
-def test_a_reference_that_disagrees_with_itself_is_reported_once_and_the_rest_goes_on(mixed):
-    assert [event.job.definition.name for event in mixed[JobFinished]] == ["good"] * 4
-    assert len(faults_of(mixed, "random")) == 4
-    (message,) = {event.message for event in faults_of(mixed, "random")}
-    assert "reference of random: a second call with equal inputs gives something else" in message
-
-
-def test_a_missing_blob_is_a_fault_of_its_workload(mixed):
-    assert sorted(event.job.workload.uuid for event in mixed[JobFinished]) == ["w0", "w0", "w1", "w1"]
-    faults = faults_of(mixed, "good")
-    assert [event.job.workload.uuid for event in faults] == ["lost", "lost"]
-    assert all("none.safetensors" in event.message for event in faults)
-
-
-def test_a_reference_that_ends_the_session_is_tried_twice_and_then_given_up(tmp_path):
-    references = {"deadly": "import os\ndef run(x):\n    os._exit(3)\n", "good": HONEST}
-    events = run(write_set(tmp_path, references=references, workloads=1, solutions=("a", "b", "c")))
-    assert len(events[JobFinished]) == 3
-    assert len(events[JobFaulted]) == 3
-    assert "exit code 3" in events[JobFaulted][0].message
-    assert len(events[Notice]) <= 4  # the second job of the workload is not tried again
-
-
-def test_an_error_that_the_session_does_not_know_is_held_against_the_job_that_raised_it(tmp_path):
-    references = {"odd": ODD}
-    events = run(write_set(tmp_path, references=references, workloads=3, solutions=("a", "b")))
-    assert sorted(event.job.workload.uuid for event in events[JobFinished]) == ["w1", "w1", "w2", "w2"]
-    assert {event.job.workload.uuid for event in events[JobFaulted]} == {"w0"}
-    assert "an error that nobody knows" in events[JobFaulted][0].message
-    assert len(events[Notice]) == 2  # the second job of the workload is not tried
-
-
-def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
-    monkeypatch.setattr(session_client, "PHASE_GRACE_S", 2.0)
-    references = {"endless": "def run(x):\n    while True: pass\n", "good": HONEST}
-    events = run(write_set(tmp_path, references=references, workloads=4, solutions=("a", "b")), timeout_seconds=1.0)
-    assert len(events[Notice]) == 2  # two workloads are tried, once each, and then no other
-    messages = [event.message for event in events[JobFaulted]]
-    assert "stopped answering in phase 'reference', which may take 3 s" in messages[0]
-    assert messages[-1] == "reference of endless: it ran out of time on workloads w0, w1"
-    assert len(messages) == len(events[JobFinished]) == 8
-
-
 def test_one_solution_on_two_devices_uses_both(tmp_path):
-    devices = tuple(Device("cpu", index, f"CPU {index}", "cpu") for index in range(2))
-    trace_set = write_set(tmp_path, references={"good": HONEST}, workloads=12)
-    met = tmp_path / "met"
-    met.mkdir()
-    source = MEETS_ANOTHER.format(folder=str(met))
-    trace_set.solutions["good"] = [make_solution("meets", definition="good", source=source)]
-    events = run(trace_set, devices=devices)
-    assert len(events[JobFinished]) == 12
-    assert {event.device.index for event in events[JobFinished]} == {0, 1}
+    (tmp_path / "met").mkdir()
+    source = MEETS.format(folder=str(tmp_path / "met"))
+    run = judge(write_set(tmp_path / "set", {"meets": source}, sizes=range(8, 20)), machine=TWO_CPUS, sandbox="off")
+    assert len(run.done) == 12
+    assert {event.device.index for event in run.finished} == {0, 1}
 
 
-@pytest.fixture(scope="module")
-def seeded(tmp_path_factory):
-    """Return the evaluations, by definition, of three runs without a baseline: two of one seed, and one of another."""
-    references = {"good": HONEST, "one_more": "def run(x):\n    return x * 2 + 1\n"}
-    trace_set = write_set(tmp_path_factory.mktemp("set"), references=references, workloads=1)
-    runs = [run(trace_set, profile_baseline=False, seed=seed) for seed in (1, 1, 2)]
-    return [{event.job.definition.name: event.trace.evaluation for event in events[JobFinished]} for events in runs]
+# Solutions that do not end: they cost their limit once, the other jobs are left out, and a resumed run judges them.
+
+ENDLESS = "def run(x):\n    while True: pass\n"
+SLOW = {
+    "right": (HONEST, 4, None),
+    "endless": (ENDLESS, 1, "left out: a call of endless ran out of time on workload w0"),
+    "later": (
+        "calls = []\ndef run(x):\n    calls.append(x)\n    while len(calls) > 3: pass\n    return x * 2\n",
+        1,
+        "left out: a call of later ran out of time on workload w0",
+    ),
+    "may_compile": (
+        f"import triton\n{ENDLESS}",
+        2,
+        "left out: first calls of may_compile ran out of time on workloads w0 and w1",
+    ),
+    "imports": ("while True: pass\ndef run(x): ...\n", 4, None),
+}
+LIMITED = {**QUICKLY, "timeout_seconds": 3.0}
 
 
-def test_a_solution_without_baseline_has_a_latency_and_no_speed_up(seeded):
-    performance = seeded[0]["good"].performance
-    assert performance.latency_ms > 0
-    assert (performance.reference_latency_ms, performance.speedup_factor) == (0.0, 0.0)
+@pytest.mark.parametrize("is_isolated", [False, True], ids=["persistent", "isolated"])
+def test_the_other_jobs_of_a_solution_that_does_not_end_are_left_out(tmp_path, is_isolated):
+    names = [name for name in SLOW if name != "imports" or not is_isolated]
+    trace_set = write_set(tmp_path, {name: SLOW[name][0] for name in names}, sizes=(8,) * 4)
+    config = BenchmarkConfig.default(use_isolated_runner=is_isolated, **LIMITED)
+    with Benchmark(trace_set, config) as benchmark:
+        traces = benchmark.run_all().traces["double"]
+    assert Counter(one.solution for one in traces) == {name: SLOW[name][1] for name in names}
+    assert {one.evaluation.status.value for one in traces if one.solution != "right"} == {"TIMEOUT"}
+    assert all(fault.is_left_out for fault in benchmark.faults)
+    assert {fault.message for fault in benchmark.faults} == {SLOW[name][2] for name in names} - {None}
+    again = Benchmark(TraceSet.from_path(tmp_path), config).plan(resume=True)
+    left = [[(job.solution.name, job.workload.uuid) for job in jobs] for jobs in (again.jobs, _jobs(benchmark.faults))]
+    assert sorted(left[0]) == sorted(left[1])
 
 
-def test_the_same_seed_gives_the_same_inputs_and_another_seed_others(seeded):
-    worst = [evaluations["one_more"].correctness.extra["outputs"]["y"]["worst"] for evaluations in seeded]
-    assert worst[0] == worst[1] != worst[2]
+def _jobs(faults):
+    return [fault.job for fault in faults]
+
+
+def test_what_other_devices_have_not_begun_is_left_out_too(tmp_path):
+    run = judge(write_set(tmp_path, {"endless": ENDLESS}, sizes=(8,) * 4), machine=TWO_CPUS, timeout_seconds=3.0)
+    assert 1 <= len(run.done) <= 2
+    assert len(run.done) + sum(fault.is_left_out for fault in run.faults) == 4
+
+
+def test_a_task_of_an_engine_is_completed_without_them_and_judged_anew_when_submitted_again(tmp_path):
+    trace_set = write_set(tmp_path, {"right": HONEST}, sizes=(8,) * 4)
+    with Engine(trace_set, BenchmarkConfig.default(**LIMITED), cache=tmp_path / "cache") as engine:
+        for _ in range(2):
+            task = engine.submit(make_solution("slow", source=ENDLESS), ["w0", "w1", "w2"], save_results=False)
+            assert [trace.evaluation.status.value for trace in task.result(60)] == ["TIMEOUT"]
+            assert (task.state, [fault.is_left_out for fault in task.faults]) == ("completed", [True, True])
+
+
+def test_a_task_without_the_timeout_does_not_look_completed():
+    job = SimpleNamespace(solution=make_solution(), workload=make_workload("w1"))
+    task = Task(make_solution(), ("w0", "w1"), cancel=lambda _: None)
+    task.note(job, make_trace())
+    task.note(job, JobFaulted(job, "left out: another task's call ran out of time", is_left_out=True))
+    with pytest.raises(TaskFailed, match="left out"):
+        task.result(0)
+
+
+# Workers that somebody else ends are not their solution's fault.
+
+WAITS = """
+import os, time
+from pathlib import Path
+def wait():
+    mine = Path({folder!r}, str(os.getpid()))
+    mine.touch()
+    while len(list(mine.parent.iterdir())) <= {kills}:
+        time.sleep(0.01)
+"""
+"""Waits to be killed, in this many processes; the next one goes on."""
+PLACES = {
+    "import": "wait()\ndef run(x):\n    return x * 2\n",
+    "setup": "def setup(x):\n    wait()\n    return {}\ndef run(x):\n    return x * 2\n",
+    "call": "def run(x):\n    wait()\n    return x * 2\n",
+    "late": "calls = []\ndef run(x):\n    calls.append(1)\n    len(calls) == 9 and wait()\n    return x * 2\n",
+    # The session calls the reference once, too: only its worker has this folder for its home.
+    "reference": "def run(x):\n    'worker-' in os.getcwd() and wait()\n    return x * 2\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "kills"),
+    [
+        *((place, signal.SIGKILL, 1) for place in PLACES),
+        ("reference", signal.SIGKILL, 2),
+        ("call", signal.SIGTERM, 1),
+        ("call", signal.SIGINT, 1),
+    ],
+)
+def test_a_worker_that_is_killed_from_outside_is_not_held_against_the_solution(tmp_path, place, number, kills):
+    folder, is_over, killed = tmp_path / "pids", threading.Event(), set()
+    folder.mkdir()
+
+    def kill():
+        while len(killed) < kills and not is_over.wait(0.01):
+            for pid in {int(path.name) for path in folder.iterdir()} - killed:
+                os.kill(pid, number)
+                killed.add(pid)
+
+    waits = WAITS.format(folder=str(folder), kills=kills) + PLACES[place]
+    one, reference = (HONEST, waits) if place == "reference" else (waits, HONEST)
+    trace_set = write_set(tmp_path / "set", {"one": one}, {"double": reference})
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run = judge(trace_set, sandbox="off", iterations=10, use_isolated_runner=number != signal.SIGKILL)
+    is_over.set()
+    killer.join()
+    if kills == 2:
+        assert "it was killed by SIGKILL" in run.faults[0].message
+    else:
+        assert run.statuses == {"one": "PASSED"}, run.logs
+
+
+HIDES = """
+import ctypes, mmap
+libc = ctypes.CDLL(None)
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+kept = []
+def run(x):
+    if len(kept) < 100:
+        kept.append(mmap.mmap(-1, 64 << 20))
+        at = ctypes.addressof(ctypes.c_char.from_buffer(kept[-1]))
+        ctypes.memset(at, 1, 64 << 20)
+        libc.madvise(at, 64 << 20, 4)  # MADV_DONTNEED: the pages stay, and no process shows them
+        return run(x)
+    return x * 2
+"""
+LITTERS = """
+import os
+for index in range(20_000):
+    open(f"{os.environ['TMPDIR']}/{index}", "w").close()
+def run(x):
+    return x * 2
+"""
+
+
+def test_memory_that_no_process_shows_is_a_fault_of_the_solution_that_runs(tmp_path):
+    run = judge(write_set(tmp_path, {"hides": HIDES}), sandbox="off", worker_memory_gb=1.0)
+    assert "no process shows" in run.faults[0].message
+    assert "worker_memory_gb" in run.faults[0].message
+
+
+def test_a_run_leaves_no_folder_where_its_template_is_killed_before_all_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(session_client, "CLOSE_LIMIT_S", 0.0)
+    assert judge(write_set(tmp_path / "set", {"litters": LITTERS}), sandbox="off").statuses == {"litters": "PASSED"}
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+# What the machine or the toolchain breaks is no solution's verdict; what a solution merely says of it is.
+
+SAYS = {
+    "imported": "raise OSError('x.so: failed to map segment from shared object: Permission denied')\n",
+    "called": "def run(x):\n    raise RuntimeError('libfoo.so: undefined symbol: GLIBCXX_3.4.99 not found')\n",
+    "kills_itself": "import os\nos.kill(os.getpid(), 9)\ndef run(x):\n    return x * 2\n",
+    "kills_itself_late": "import os\ndef run(x):\n    os.kill(os.getpid(), 9)\n",
+}
+LOADS = """
+import ctypes, os, shutil, torch
+copy = os.path.join(os.environ["TRITON_CACHE_DIR"], "mine.so")
+os.makedirs(os.path.dirname(copy), exist_ok=True)
+shutil.copyfile(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so"), copy)
+ctypes.CDLL(copy)
+def run(x):
+    return x * 2
+"""
+
+
+def test_a_solution_that_merely_says_so_or_ends_itself_is_to_blame(tmp_path):
+    run = judge(write_set(tmp_path / "set", SAYS), cache=tmp_path / "cache")
+    assert run.statuses == {**dict.fromkeys(SAYS, "RUNTIME_ERROR"), "imported": "COMPILE_ERROR"}
+    assert all("ended by signal 9 twice" in run.logs[name] for name in SAYS if name.startswith("kills"))
+
+
+def test_a_compiler_of_torch_that_does_not_work_is_a_fault_with_its_cure(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "/bin/false")
+    sources = {"compiled": f"import torch\n@torch.compile\n{HONEST}", "plain": HONEST}
+    run = judge(write_set(tmp_path / "set", sources), cache=tmp_path / "cache")
+    assert run.statuses == {"plain": "PASSED"}
+    (fault,) = run.faults
+    assert fault.message.startswith("torch.compile does not work on this machine: a program of ours fails, too")
+    assert "what CC, CXX and CUDA_HOME name" in fault.message
+
+
+def test_a_cache_mounted_noexec_is_a_fault_that_names_the_folder(tmp_path):
+    folder = tmp_path / "noexec"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "noexec,size=64m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        (fault,) = judge(write_set(tmp_path / "set", {"loads": LOADS}), cache=folder / "cache").faults
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+    assert f"{folder / 'cache'} is on a file system mounted noexec" in fault.message
+    assert "FIB_CACHE_PATH" in fault.message
+
+
+EVALUATOR = """
+import numpy as np
+import torch
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import Accepted
+from flashinfer_bench.data import Correctness
+
+class LeavesValues(DefaultEvaluator):
+    @classmethod
+    def can_evaluate(cls, definition):
+        return definition.op_type == "leaves"
+
+    @classmethod
+    def check_correctness(cls, definition, sol_runnable, inputs, ref_outputs, cfg, *, context):
+        sol_runnable(*inputs[0])
+        context.notes["own"] = {"a": np.float32(1.5), "b": torch.arange(2), "c": {np.int64(3)}}
+        return Accepted(Correctness(extra={"own": object() if definition.name == "odd" else np.bool_(True)}))
+
+EVALUATORS = [LeavesValues]
+"""
+
+
+def test_values_of_numpy_and_torch_in_an_evaluators_notes_become_json_and_others_cost_their_job(tmp_path, monkeypatch):
+    (tmp_path / "leaving.py").write_text(EVALUATOR)
+    monkeypatch.syspath_prepend(tmp_path)
+    trace_set = write_set(tmp_path / "set", {"s": HONEST}, {"odd": HONEST, "usual": HONEST}, op_type="leaves")
+    run = judge(trace_set, evaluator_modules=["leaving"])
+    (fault,), (done,) = run.faults, run.done.values()
+    assert "LeavesValues" in fault.message
+    assert "correctness.extra" in fault.message
+    assert "a builtins.object" in fault.message
+    assert (done.extra["own"], done.correctness.extra["own"]) == ({"a": 1.5, "b": [0, 1], "c": [3]}, True)

@@ -25,47 +25,33 @@ class FakeNvml:
     NVMLError = type("NVMLError", (Exception,), {})
 
     def __init__(self, uuids=(A, B, C), *, fails_at=None, divided=()):
-        self.uuids = uuids
-        self.fails_at = fails_at
-        self.divided = divided
-        self.opened = 0
+        self.opened, self.fails_at = 0, fails_at
+        self.answers = {
+            "Init": lambda: self.count(1),
+            "Shutdown": lambda: self.count(-1),
+            "DeviceGetCount": lambda: len(uuids),
+            "DeviceGetHandleByIndex": uuids.__getitem__,
+            "DeviceGetHandleByUUID": str,
+            "DeviceGetName": lambda handle: f"NVIDIA H200{' MIG 1g' * handle.startswith('MIG-')}".encode(),
+            "DeviceGetUUID": str,
+            "DeviceGetPciInfo": lambda handle: SimpleNamespace(domain=0, bus=0xFF - uuids.index(handle), device=0),
+            "DeviceGetMigMode": lambda handle: [int(handle in divided)] * 2,
+            "DeviceGetCudaComputeCapability": lambda _handle: [9, 0],
+        }
 
-    def _tell(self, name, told=None):
-        if name == self.fails_at:
-            raise self.NVMLError(name)
-        return told
+    def count(self, change):
+        self.opened += change
 
-    def nvmlInit(self):
-        self._tell("init")
-        self.opened += 1
+    def __getattr__(self, name):
+        def call(*given):
+            if self.fails_at != step or step == "Shutdown":
+                answer = self.answers[step](*given)
+            if self.fails_at == step:
+                raise self.NVMLError(step)
+            return answer
 
-    def nvmlShutdown(self):
-        self.opened -= 1
-        self._tell("shutdown")
-
-    def nvmlDeviceGetCount(self):
-        return self._tell("count", len(self.uuids))
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return self.uuids[index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return self._tell("by_uuid", uuid)
-
-    def nvmlDeviceGetName(self, handle):
-        return self._tell("name", b"NVIDIA H200 MIG 1g" if handle.startswith("MIG-") else b"NVIDIA H200")
-
-    def nvmlDeviceGetUUID(self, handle):
-        return handle
-
-    def nvmlDeviceGetPciInfo(self, handle):
-        return self._tell("address", SimpleNamespace(domain=0, bus=0xFF - self.uuids.index(handle), device=0))
-
-    def nvmlDeviceGetMigMode(self, handle):
-        return self._tell("mig", [int(handle in self.divided)] * 2)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return self._tell("capability", [9, 0])
+        step = name.removeprefix("nvml")
+        return call
 
 
 def discover(requested=None, *, visible=None, torch_has_cuda=True, nvml=None, **faults):
@@ -82,7 +68,7 @@ def test_all_gpus_are_used_with_their_numbers_and_capabilities():
     assert [device.label for device in devices] == ["cuda:0", "cuda:1", "cuda:2"]
     told = Machine(devices, {})
     assert (told.kind, told.hardware, told.capabilities) == ("cuda", "NVIDIA H200", [(9, 0)])
-    assert Machine(discover(fails_at="capability"), {}).capabilities == []
+    assert Machine(discover(fails_at="DeviceGetCudaComputeCapability"), {}).capabilities == []
     two = Machine((*devices, Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
     assert two.hardware == "NVIDIA B200 + NVIDIA H200"
 
@@ -92,9 +78,9 @@ def test_all_gpus_are_used_with_their_numbers_and_capabilities():
     [
         ({}, [2, 1, 0]),
         ({"visible": B}, [1]),
-        ({"fails_at": "address"}, [None] * 3),
+        ({"fails_at": "DeviceGetPciInfo"}, [None] * 3),
         ({"divided": (C,)}, [None] * 3),
-        ({"fails_at": "mig", "divided": (B,)}, [2, 1, 0]),  # NVML knows no MIG: nothing is divided
+        ({"fails_at": "DeviceGetMigMode", "divided": (B,)}, [2, 1, 0]),  # NVML knows no MIG: nothing is divided
     ],
 )
 def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwise(faults, numbers):
@@ -102,7 +88,9 @@ def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwis
 
 
 @pytest.mark.parametrize(
-    "case", [{"fails_at": step} for step in ("init", "count", "name")] + [{"uuids": ()}, {"torch_has_cuda": False}]
+    "case",
+    [{"fails_at": step} for step in ("Init", "DeviceGetCount", "DeviceGetName")]
+    + [{"uuids": ()}, {"torch_has_cuda": False}],
 )
 def test_without_a_usable_gpu_the_cpu_is_the_device(case):
     (device,) = discover(**case)
@@ -110,8 +98,9 @@ def test_without_a_usable_gpu_the_cpu_is_the_device(case):
 
 
 def test_what_nvml_need_not_tell_is_not_needed(monkeypatch):
-    assert len(discover(fails_at="shutdown")) == 3
-    assert discover(["cpu"], fails_at="init")[0].kind == "cpu"
+    assert len(discover(fails_at="Shutdown")) == 3
+    assert discover(["cpu"], fails_at="Init")[0].kind == "cpu"
+    assert [device.uuid for device in discover(visible="MIG-1234", fails_at="DeviceGetHandleByUUID")] == ["MIG-1234"]
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert discover_devices(None, environment={}, torch_has_cuda=lambda: True)[0].kind == "cpu"
 
@@ -139,10 +128,6 @@ def test_devices_are_those_that_cuda_sees_in_the_order_that_is_asked_for(request
         assert [device.index for device in devices] == list(range(len(expected)))
 
 
-def test_a_mig_slice_that_nvml_does_not_find_is_listed_as_it_is():
-    assert [device.uuid for device in discover(visible="MIG-1234", fails_at="by_uuid")] == ["MIG-1234"]
-
-
 @pytest.mark.parametrize(
     ("requested", "said"),
     [
@@ -155,13 +140,6 @@ def test_devices_that_are_not_there_are_refused_with_a_list_and_kinds_are_not_mi
         discover(requested)
     with pytest.raises(ConfigError, match="CPU build"):
         discover(["0"], torch_has_cuda=False)
-
-
-def test_the_cpu_is_named_after_the_processor(tmp_path):
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
-    assert read_cpu_name(info) == "AMD EPYC 9654"
-    assert read_cpu_name(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +160,8 @@ def test_the_kind_of_devices_is_guessed_from_the_files_of_torch_and_the_nodes(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (tmp_path / node).touch()
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n")
+    assert (read_cpu_name(tmp_path / "cpuinfo"), bool(read_cpu_name(tmp_path / "none"))) == ("AMD EPYC 9654", True)
     assert (is_torch_cuda_build(), guess_kind(tmp_path)) == (is_built, kind)
 
 

@@ -1,13 +1,12 @@
 """Quick looks (`--quick`): what they take, how they are marked, and that nothing ranks them or resumes from them."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.config import EvalConfig
-from flashinfer_bench.bench.planning.resume import QUICK_ONLY, fingerprint
+from flashinfer_bench.bench.planning.resume import fingerprint
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import find_latest
@@ -61,14 +60,6 @@ def test_a_quick_look_beats_what_lies_below_it_and_what_is_said_beside_it_beats_
     assert counts(BenchmarkConfig(quick=True, op_type_config=section)) == (3, 10, 1, 0.2)
 
 
-def test_config_show_has_what_a_quick_look_takes(capsys, monkeypatch):
-    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
-    assert main(["config", "show", "--quick", "--format", "json"]) == 0
-    settings = json.loads(capsys.readouterr().out)["settings"]
-    assert settings["quick"] == {"value": True, "origin": "flag"}
-    assert settings["iterations"] == {"value": 10, "origin": "quick"}
-
-
 OTHER, OTHER_QUICK = {**WHOLE, "solution": "x"}, {**QUICK, "solution": "x"}
 
 
@@ -119,29 +110,3 @@ def test_report_best_says_so_where_there_are_quick_looks_only(tmp_path, capsys):
     assert "quick looks do not count" in capsys.readouterr().err
     assert main(["report", "summary", "--local", str(root)]) == 0
     assert "a quick look, with few readings" in capsys.readouterr().out
-
-
-@pytest.mark.cpu
-@pytest.mark.timeout(180)
-def test_a_quick_run_marks_its_traces_and_is_run_again(tmp_path, capsys):
-    source = "def run(x):\n    return x * 2\n"
-    lines = [make_trace(solution=None)]
-    write_trace_set(
-        tmp_path,
-        {"workloads/test/double.jsonl": lines},
-        definitions=[make_definition()],
-        solutions=[make_solution(source=source)],
-    )
-    flags = ["run", "--local", str(tmp_path), "--devices", "cpu", "--quick", "--resume", "--format", "json"]
-    for runs in (1, 2):
-        assert main(flags) == 0
-        (job,) = json.loads(capsys.readouterr().out)["jobs"]
-        assert (job["status"], job["quick"], job["timing"]["flags"]["quick"]) == ("PASSED", True, 1)
-        found = TraceSet.from_path(tmp_path)
-        assert len(found.traces["double"]) == runs
-    extra = found.traces["double"][0].evaluation.extra
-    assert (extra["run"]["quick"], extra["run"]["fingerprint"]["timing"]) == (True, "quick")
-    record = extra["measurement"]
-    assert (record["trials"], record["samples"], record["precision"], record["bound"]) == (1, 10, 0.05, "none")
-    whole_plan = Benchmark(found, BenchmarkConfig.default(devices=["cpu"])).plan(resume=True)
-    assert (len(whole_plan.jobs), dict(whole_plan.redone_reasons)) == (1, {QUICK_ONLY: 1})

@@ -39,59 +39,25 @@ def test_a_set_is_shown_in_three_lines(tmp_path):
     assert repr(TraceSet()).startswith("TraceSet(in memory)\n")
 
 
-class FakeTqdm:
-    def __init__(self, total, unit):
-        self.total, self.unit, self.done, self.told = total, unit, 0, []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self.is_closed = True
-
-    def set_postfix_str(self, text, refresh):
-        self.told.append(text)
-
-    def update(self):
-        self.done += 1
-
-
 @pytest.fixture
 def jobs(tmp_path):
     return make_jobs(tmp_path / "set")
 
 
-def tell_all(tell, jobs):
-    tell(JobStarted(jobs[0], CPU))
-    tell(finished(jobs[0]))
-    tell(finished(jobs[1], status=EvaluationStatus.TIMEOUT))
-    tell(JobFaulted(jobs[2], "no device"))
-
-
-def test_a_bar_is_drawn_by_tqdm_where_it_is_installed(jobs, monkeypatch):
-    bar = FakeTqdm(0, "")
-    make = lambda **named: bar.__init__(**named) or bar  # noqa: E731
-    monkeypatch.setitem(sys.modules, "tqdm.auto", SimpleNamespace(tqdm=make))
-    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace())
-    with progress_bar(3, wanted=True) as tell:
-        tell_all(tell, jobs)
-    assert (bar.total, bar.done, bar.is_closed) == (3, 3, True)
-    assert bar.told[-1] == "1 PASSED, 1 TIMEOUT, 1 without a verdict"
-
-
-def test_a_bar_is_drawn_by_rich_where_there_is_no_tqdm(jobs, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+def test_a_bar_counts_what_jobs_came_to_and_is_drawn_in_notebooks_alone_unless_it_is_asked_for(
+    jobs, monkeypatch, capsys
+):
     drawn = StringIO()
     with progress_bar(3, wanted=True, console=Console(file=drawn, force_terminal=True, width=100)) as tell:
-        tell_all(tell, jobs)
+        tell(JobStarted(jobs[0], CPU))
+        tell(finished(jobs[0]))
+        tell(finished(jobs[1], status=EvaluationStatus.TIMEOUT))
+        tell(JobFaulted(jobs[2], "no device"))
     assert "3/3" in drawn.getvalue()
     assert "1 PASSED, 1 TIMEOUT, 1 without a verdict" in drawn.getvalue()
-
-
-def test_a_bar_is_drawn_in_notebooks_alone_unless_it_is_asked_for(jobs, monkeypatch, capsys):
     assert not is_notebook()
     with progress_bar(3) as tell:
-        tell_all(tell, jobs)
+        tell(finished(jobs[0]))
     assert capsys.readouterr() == ("", "")
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="k")))
     assert is_notebook()

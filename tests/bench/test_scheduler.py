@@ -10,14 +10,13 @@ from typing import ClassVar
 import pytest
 
 from flashinfer_bench.bench import BenchmarkConfig
-from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
+from flashinfer_bench.bench.events import JobFaulted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import places
 from flashinfer_bench.bench.runner.client import SessionLost
-from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.scheduler import DeviceSlot, Judged, Rules, Scheduler
+from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
 from flashinfer_bench.compile import BuildFarm, Built, find_toolchain
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 from tests.kit.native import EXPORT, make_native, pretend_compiler, until_there
@@ -112,10 +111,11 @@ def play(monkeypatch):
         told = []
         loop = Scheduler(devices, hello_for=lambda _: None, orders=orders, rules=rules or Rules())
         with closing(loop) as scheduler:
-            for happening in scheduler.run(jobs):
-                told.append((happening, farm.open_builds))
-                if until is not None and until([one for one, _ in told if isinstance(one, Judged)]):
-                    break
+            scheduler.add(jobs)
+            is_over = False
+            while scheduler.has_open_jobs and not is_over:
+                told += [(happening, farm.open_builds) for happening in scheduler.step()]
+                is_over = until is not None and until([one for one, _ in told if isinstance(one, Judged)])
         return SimpleNamespace(told=told, sessions=PlayedSession.all)
 
     return go
@@ -208,31 +208,3 @@ def test_what_does_not_compile_is_judged_and_what_cannot_be_built_here_is_a_faul
     faults = kinds(played, JobFaulted)
     assert [fault.job.solution.name for fault in faults] == ["native"] * 2
     assert "a compiler was killed" in faults[0].message
-
-
-def test_making_a_baseline_ahead_is_not_the_start_of_a_job():
-    (job,) = make_jobs([make_solution()], 1)
-    slot = DeviceSlot(Device("cpu", 0, "a device", "cpu"), begun={0: job})
-    orders = OrderMaker(FakeFarm(), blob_root_for=lambda _: Path("nowhere"), seed_of=lambda _: 1)
-    scheduler = Scheduler([], hello_for=lambda _: None, orders=orders)
-    phases = ("reference", "load", "expected", "solution")
-    told = [list(scheduler._hear(slot, None, {"phase": {"job": 0, "name": name, "limit_s": 1.0}})) for name in phases]
-    assert told == [[], [JobStarted(job, slot.device)], [], []]
-    assert slot.current == 0
-
-
-@pytest.mark.parametrize(("phase", "is_blamed"), [("reference", True), ("expected", False), ("solution", False)])
-def test_a_reference_is_blamed_for_a_lost_session_only_if_no_solution_was_loaded(phase, is_blamed):
-    job, other = make_jobs([make_solution(), make_solution("other")], 1)
-    known = KnownFailures()
-    assert [known.may_retry(job, "it is gone", phase) for _ in range(2)] == [True, False]
-    assert (known.find(other) is not None) is is_blamed
-
-
-def test_a_reference_that_runs_out_of_time_twice_gives_its_definition_up():
-    first, second, third = make_jobs([make_solution()], 3)
-    known = KnownFailures()
-    assert "w0: it ran out of time; silent" in known.note_hung_reference(first, "silent")
-    assert (known.find(first).is_out_of_time, known.find(third)) == (True, None)
-    known.note_hung_reference(second, "silent")
-    assert known.find(third).message == f"reference of {third.definition.name}: it ran out of time on workloads w0, w1"

@@ -150,11 +150,13 @@ def play(places, hello, jobs, disturb=lambda event, done: None):
     orders = OrderMaker(places.sources, blob_root_for=lambda _: Path("nowhere"), seed_of=lambda _: 1)
     happenings, done = [], 0
     with closing(Scheduler(places, hello_for=lambda _: hello, orders=orders)) as scheduler:
-        for one in scheduler.run(jobs):
-            happenings.append(one)
-            if isinstance(one, Judged):
-                done += 1
-                disturb(one, done)
+        scheduler.add(jobs)
+        while scheduler.has_open_jobs:
+            for one in scheduler.step():
+                happenings.append(one)
+                if isinstance(one, Judged):
+                    done += 1
+                    disturb(one, done)
     places.close()
     return happenings
 

@@ -7,6 +7,7 @@ It is the template of the other evaluators: they override one of its hooks (`tol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import torch
@@ -40,11 +41,12 @@ from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.bench.evaluators.verdict import (
-    check_trials,
+    check_form,
     judge_elements,
     judge_norms,
     resolve_norm_rule,
     resolve_tolerance,
+    summarise,
 )
 from flashinfer_bench.data import Correctness, Definition, Performance, Workload
 from flashinfer_bench.errors import DefinitionFault
@@ -177,12 +179,18 @@ class DefaultEvaluator(Evaluator):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Call the solution on the inputs of each trial and judge what it gives."""
-
-        def judge(trial: JudgedCall) -> Verdict:
-            return cls.judge_call(definition, trial, cfg, context)
-
-        return check_trials(definition, sol_runnable, inputs, ref_outputs, judge=judge)
+        """Call the solution on the inputs of each trial and judge what it gives; the first wrong trial decides."""
+        right = []
+        for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
+            got = check_form(definition, sol_runnable(*trial_inputs), expected)
+            if isinstance(got, Rejected):
+                return got
+            verdict = cls.judge_call(definition, JudgedCall(trial_inputs, got, expected), cfg, context)
+            if isinstance(verdict, Rejected):
+                which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
+                return replace(verdict, message=f"{verdict.message}{which}")
+            right.append(verdict.correctness)
+        return Accepted(summarise(right))
 
     @classmethod
     def judge_reads(

@@ -7,7 +7,7 @@ any runnable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,9 +24,9 @@ from flashinfer_bench.bench.evaluator_record import (
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, SolutionRunnable, Verdict
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import USUAL_LIMIT, NormRule
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import LOST_ROWS, NORM, NormRule, find_limit
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
@@ -76,9 +76,16 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
 
 
 def resolve_norm_rule(definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool) -> NormRule:
-    """Return the rule for the norms of errors; without a limit of the user's it depends on the tolerance."""
-    limit = read_parameter(cfg, MAX_ERROR_NORM, USUAL_LIMIT) if MAX_ERROR_NORM in cfg.extra else None
-    return NormRule.of(definition, cfg, by_ratio=by_ratio, limit=limit)
+    """Return the rule for the norms of errors.
+
+    Args:
+        definition: its dtypes say how coarse honest kernels are.
+        cfg: says which rules are on; `extra["max_error_norm"]` is the limit, which else depends on the tolerance.
+        by_ratio: whether some elements may fail.
+    """
+    limit = read_parameter(cfg, MAX_ERROR_NORM, find_limit(definition, cfg.rtol))
+    is_on, row_rule = (cfg.lost_rows_rule, LOST_ROWS) if by_ratio else (cfg.norm_rule, NORM)
+    return NormRule(limit, cfg.norm_rule, row_rule if is_on else None)
 
 
 def check_form(
@@ -162,29 +169,7 @@ def judge_norms(
     return decide(message, correctness, integrity)
 
 
-def check_trials(
-    definition: Definition,
-    sol_runnable: SolutionRunnable,
-    inputs: list[list[Any]],
-    ref_outputs: list[list[torch.Tensor]],
-    *,
-    judge: Callable[[JudgedCall], Verdict],
-) -> Verdict:
-    """Call the solution on each trial's inputs and judge what it gives; the first wrong trial decides."""
-    right = []
-    for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
-        got = check_form(definition, sol_runnable(*trial_inputs), expected)
-        if isinstance(got, Rejected):
-            return got
-        verdict = judge(JudgedCall(trial_inputs, got, expected))
-        if isinstance(verdict, Rejected):
-            which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
-            return replace(verdict, message=f"{verdict.message}{which}")
-        right.append(verdict.correctness)
-    return Accepted(_summarise(right))
-
-
-def _summarise(trials: Sequence[Correctness]) -> Correctness:
+def summarise(trials: Sequence[Correctness]) -> Correctness:
     """Sum up accepted trials: the largest errors of all, and the other findings of the trial with the largest error.
 
     If trials have a record of each output, the worst record of each output is kept.

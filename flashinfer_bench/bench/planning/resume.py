@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from flashinfer_bench.data.evaluation import EvaluationStatus, says_quick
+from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_run
 
@@ -95,6 +95,12 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     timeout_seconds: float | None = None
     worker_memory_gb: float | None = None
 
+    def marks(self) -> Mapping[str, str] | None:
+        """Return the fingerprint with the seed of the run; None if there is none."""
+        if self.fingerprint is None or self.seed is None:
+            return self.fingerprint
+        return {"seed": str(self.seed), **self.fingerprint}
+
 
 _RUN: Final = msgspec.json.Decoder(RecordedRun)
 
@@ -105,17 +111,15 @@ class RecordedJob(NamedTuple):
     trace: AnyTrace
     evaluation: AnyEvaluation
     run: RecordedRun
+    marks: Mapping[str, str] | None
+    """What decided the verdict, with the seed of its run; None if it does not say."""
 
     @classmethod
     def of(cls, trace: AnyTrace) -> RecordedJob:
         """Read a trace that has an evaluation."""
         assert trace.evaluation is not None  # `RecordedJobs` keeps no others
-        return cls(trace, trace.evaluation, _read_run(trace.evaluation))
-
-    @property
-    def marks(self) -> Mapping[str, str] | None:
-        """What decided the verdict, with the seed of its run; None if it does not say."""
-        return _with_seed(self.run)
+        run = _read_run(trace.evaluation)
+        return cls(trace, trace.evaluation, run, run.marks())
 
     @property
     def has_baseline(self) -> bool:
@@ -199,30 +203,15 @@ def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
     found = decode_run(evaluation, _RUN)
     if found is not None:
         return found
-    run, marks = find_fingerprint(evaluation.extra)
-    seed = run.get("seed")
-    return RecordedRun(
-        fingerprint=None if marks is None else {str(key): str(mark) for key, mark in marks.items()},
-        quick=says_quick(run),
-        seed=seed if isinstance(seed, int) else None,
-        timeout_seconds=_number(run.get("timeout_seconds")),
-        worker_memory_gb=_number(run.get("worker_memory_gb")),
-    )
-
-
-def _with_seed(run: RecordedRun) -> Mapping[str, str] | None:
-    if run.fingerprint is None or run.seed is None:
-        return run.fingerprint
-    return {"seed": str(run.seed), **run.fingerprint}
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    try:
+        return msgspec.convert((evaluation.extra or {}).get("run"), RecordedRun)
+    except msgspec.ValidationError:
+        return RecordedRun()
 
 
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
-    return _with_seed(_read_run(evaluation))
+    return _read_run(evaluation).marks()
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

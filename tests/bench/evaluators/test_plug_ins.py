@@ -131,13 +131,6 @@ def test_what_cannot_be_used_is_refused_by_name_with_the_reason(module, source, 
     assert reason in refused["refused"]
 
 
-def test_a_helper_beside_the_method_of_nearly_its_name_is_no_slip(module):
-    helper = "    {} = classmethod(lambda cls, definition, trial, cfg: None)\n"
-    module("helped", *map(helper.format, ("judge_trial", "judge_trail", "judge_one", "tolerances")), LIST)
-    register_all("helped")
-    assert find_evaluator(MINE).__module__ == "helped"
-
-
 def test_an_evaluator_that_fails_on_a_definition_is_refused(module):
     module("odd", "    can_evaluate = classmethod(lambda cls, definition: definition.no_such_thing)\n", LIST)
     register_all("odd")

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, read_values, split_flat
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
@@ -60,20 +59,6 @@ class NormRule:
     judges_output: bool
     row_rule: str | None
     """Name of the rule that judges rows; None if none does."""
-
-    @classmethod
-    def of(cls, definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool, limit: float | None) -> NormRule:
-        """Return the rule for a definition.
-
-        Args:
-            definition: its dtypes say how coarse honest kernels are.
-            cfg: says which rules are on.
-            by_ratio: whether some elements may fail.
-            limit: what the user set; None for the default.
-        """
-        is_on = cfg.lost_rows_rule if by_ratio else cfg.norm_rule
-        row_rule = (LOST_ROWS if by_ratio else NORM) if is_on else None
-        return cls(find_limit(definition, cfg.rtol) if limit is None else limit, cfg.norm_rule, row_rule)
 
     @property
     def is_on(self) -> bool:

@@ -101,7 +101,7 @@ def offer_tokens(problem: IndexerProblem, tolerance: float) -> Offer:
         tolerance: how far off a score may be, as a share of its magnitude.
     """
     lengths, pages, size, device = problem.lengths.long(), *problem.keys.shape[:2], problem.table.device
-    shape = (len(lengths), max(1, int(lengths.max())))
+    shape = (len(lengths), max(1, *lengths.tolist()))
     tokens = torch.full(shape, pages * size, device=device)
     scores, margins = (torch.zeros(shape, device=device) for _ in range(2))
     for row, length in enumerate(lengths.tolist()):

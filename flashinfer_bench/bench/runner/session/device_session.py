@@ -27,13 +27,13 @@ from flashinfer_bench.bench.evaluators.inputs.memory import (
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.bench.runner.baseline_cache import KeptBaselines
-from flashinfer_bench.bench.runner.hung_solutions import HungSolutions
 from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
     Announced,
     BlockJob,
     BlockOrder,
+    BlockSolution,
     Hello,
     JobFault,
     Phase,
@@ -75,9 +75,7 @@ KEPT_SHARE: Final = 16
 """Prepared baselines hold at most KEPT_BYTES, and at most the device's memory divided by KEPT_SHARE. Others are made
 again for their jobs."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-KEPT_ARENA_SHARE: Final = 8
-"""An arena above LARGE_ARENA_BYTES is freed before a block of another definition, whose reference may need its memory;
-one that takes more than the GPU's memory divided by KEPT_ARENA_SHARE is freed before each block."""
+"""An arena above this is freed before a block of another definition, whose reference may need its memory."""
 ROOMY_SHARE: Final = 0.75
 """Free share of the GPU's memory above which a solution is called before the worker before it has ended."""
 EXPECTED_WORKERS: Final = max(MOST_WARM.values()) + 2
@@ -122,16 +120,11 @@ class DeviceSession:
         """The worker that may have written to the arena."""
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
-        self._broken_loads: dict[str, SolutionFailure] = {}
-        self._broken_workloads: dict[str, str] = {}
-        self._hung = HungSolutions()
         self._styles: dict[str, CallingStyle] = {}
         self._printed = ["", ""]
         """Output of the job's solution at its import, and in its calls."""
         self._comes_next = ""
         """Digest of the solution of the job after this one; empty if it is not known yet."""
-        self.on_loaded: Callable[[], object] = lambda: None
-        """Called on a GPU when a job's solution is loaded: workers for later jobs may start beside the job."""
 
     def close(self) -> None:
         """Give the shared memory back."""
@@ -146,14 +139,10 @@ class DeviceSession:
         """
         before, block = self._block, self._context_of(order)
         is_other = before is None or before.digest != block.digest
-        held = self._arena.largest
-        if held > LARGE_ARENA_BYTES and (is_other or held > total_bytes(self._device) // KEPT_ARENA_SHARE):
+        if is_other and self._arena.largest > LARGE_ARENA_BYTES:
             self._pool.discard()  # the worker maps the arena
             self._release_arena()
         self._block = block
-        self._broken_loads.clear()
-        self._broken_workloads.clear()
-        self._hung = HungSolutions()
         _ = block.reference
         return block
 
@@ -203,7 +192,7 @@ class DeviceSession:
                     wanted.append(reference_files(shared.digest))
             is_next = self._hello.isolated or solution.digest != before
             before = solution.digest
-            if is_next and self._find_broken(solution.digest) is None and solution.build_error is None:
+            if is_next and self._find_broken(shared, solution) is None:
                 wanted.append(files_of(solution))
             if len(wanted) >= EXPECTED_WORKERS:
                 break
@@ -212,12 +201,7 @@ class DeviceSession:
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
         """Tell whether a job's baseline has to be made before any worker holds a solution."""
         job = block.open_job(order)
-        is_current = block is self._block
-        if job.solution.build_error is not None or self._find_broken(job.solution.digest) is not None:
-            return False
-        if is_current and (block.reference.broken is not None or self._hung.reason(order.solution) is not None):
-            return False
-        if is_current and job.workload.uuid in self._broken_workloads:
+        if self._find_broken(block, job.solution) is not None or block.find_fault(job) is not None:
             return False
         if self._timer.forget_slow(job.key):
             self._forget_baseline(job)
@@ -228,9 +212,11 @@ class DeviceSession:
         self._sound.discard(job.key)
         job.block.kept.pop(job.order.index, None)
 
-    def _find_broken(self, digest: str) -> SolutionFailure | None:
-        """Return why a solution cannot be loaded, if that is known and a worker for each job would not try again."""
-        return None if self._hello.isolated else self._broken_loads.get(digest)
+    def _find_broken(self, block: BlockContext, solution: BlockSolution) -> SolutionFailure | None:
+        """Return why a solution was not built or loaded, if a worker for each job would not try again."""
+        if solution.build_error is not None:
+            return SolutionFailure("COMPILE_ERROR", solution.build_error)
+        return None if self._hello.isolated else block.broken_loads.get(solution.digest)
 
     def end_workers(self) -> None:
         """End every worker that holds a solution, and give back the memory that it knows."""
@@ -264,11 +250,9 @@ class DeviceSession:
         """Judge one job, and say what became of it."""
         job = block.open_job(order)
         index, self._printed = order.index, ["", ""]
-        broken = self._broken_workloads.get(job.workload.uuid, block.reference.broken)
-        left_out = self._hung.reason(order.solution)
-        if broken is not None or left_out is not None:
-            message = broken or left_out or ""
-            return JobFault(job=index, message=message, retry=False, is_left_out=broken is None)
+        known = block.find_fault(job)
+        if known is not None:
+            return known
         fault: str | None = None
         outcome: JobOutcome | None = None
         try:
@@ -300,7 +284,7 @@ class DeviceSession:
         ran_out = None if failure_or_none is None else failure_or_none.ran_out
         if ran_out is not None:
             ran_out = "call" if what_compiles(job.solution) is FirstCall.NOTHING else ran_out
-            self._hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
+            block.hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
         extra = {"evaluator": block.evaluator.__name__, **job.notes}
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
@@ -312,19 +296,17 @@ class DeviceSession:
                 return self._judge(job)
             except WorkerKilled as latest:
                 self._pool.discard()
-                was_loading = self._broken_loads.pop(job.solution.digest, None) is not None
+                was_loading = job.block.broken_loads.pop(job.solution.digest, None) is not None
                 if killed is not None:
                     failure = describe_kills(job.place, killed, latest, count_memory_kills() - kills)
                     if was_loading:
-                        self._broken_loads[job.solution.digest] = failure
+                        job.block.broken_loads[job.solution.digest] = failure
                     raise failure from None
                 killed = latest
 
     def _judge(self, job: JobContext) -> JobOutcome:
-        block, solution, evaluator = job.block, job.solution, job.block.evaluator
-        if solution.build_error is not None:
-            raise SolutionFailure("COMPILE_ERROR", solution.build_error)
-        broken = self._find_broken(solution.digest)
+        block, evaluator = job.block, job.block.evaluator
+        broken = self._find_broken(block, job.solution)
         if broken is not None:
             raise broken
         baseline = self._find_baseline(job)
@@ -372,7 +354,7 @@ class DeviceSession:
         self._forget_baseline(job)
         self.end_workers()
         self.prepare(job.block, job.order)
-        fault = self._broken_workloads.get(job.workload.uuid)
+        fault = job.block.broken_workloads.get(job.workload.uuid)
         if fault is not None:
             raise DefinitionFault(fault)
         return self._find_baseline(job)
@@ -405,8 +387,6 @@ class DeviceSession:
         kernel.calling_style = self._styles[digest]
         self._give_arena(worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
         self._say(job, "solution")
-        if self._device.type == "cuda":
-            self.on_loaded()
         kernel.settle_style(baseline.inputs[0])
         style = self._styles[digest] = kernel.calling_style
         if written:
@@ -431,7 +411,7 @@ class DeviceSession:
                 is_python=solution.kind == "python",
             )
         except SolutionFailure as failure:
-            self._broken_loads[solution.digest] = failure
+            job.block.broken_loads[solution.digest] = failure
             raise
         self._printed[0] = self._pool.take_output()
         known = self._styles.get(solution.digest)
@@ -529,7 +509,7 @@ class DeviceSession:
         """
         # A fault of the definition has the same text for all workloads, so that it is told once.
         message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
-        self._broken_workloads[job.workload.uuid] = message
+        job.block.broken_workloads[job.workload.uuid] = message
         if self._device.type == "cuda":
             try:
                 torch.cuda.synchronize()

@@ -23,13 +23,14 @@ from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello
+from flashinfer_bench.bench.runner.hung_solutions import HungSolutions
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello, JobFault
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, Vary
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
-from flashinfer_bench.errors import RanOut, WorkloadFault
+from flashinfer_bench.errors import RanOut, SolutionFailure, WorkloadFault
 from flashinfer_bench.roofline.cost import TERA
 from flashinfer_bench.roofline.peaks import SLACK, find_peak
 from flashinfer_bench.timing.settings import USUAL, TimingSettings
@@ -73,6 +74,11 @@ class BlockContext:
     order: BlockOrder
     kept: dict[int, MadeBaseline] = field(default_factory=dict)
     """Index of a job → its baseline, made before any worker had a solution."""
+    broken_loads: dict[str, SolutionFailure] = field(default_factory=dict)
+    """Digest of a solution → why it could not be loaded."""
+    broken_workloads: dict[str, str] = field(default_factory=dict)
+    """Workload's uuid → why it cannot be judged."""
+    hung: HungSolutions = field(default_factory=HungSolutions)
 
     @cached_property
     def definition(self) -> Definition:
@@ -107,6 +113,15 @@ class BlockContext:
     def solutions(self) -> dict[str, BlockSolution]:
         """Solutions by key."""
         return self.order.solutions
+
+    def find_fault(self, job: JobContext) -> JobFault | None:
+        """Return why a job has no verdict, as far as that is known before it runs. Executes nothing."""
+        reference: Reference | None = vars(self).get("reference")
+        broken = self.broken_workloads.get(job.workload.uuid, reference and reference.broken)
+        left_out = self.hung.reason(job.order.solution)
+        if not broken and left_out is None:
+            return None
+        return JobFault(job=job.order.index, message=broken or left_out or "", retry=False, is_left_out=not broken)
 
     def open_job(self, order: BlockJob) -> JobContext:
         """Return one job of the block."""

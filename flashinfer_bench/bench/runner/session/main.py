@@ -14,7 +14,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib import metadata
 from typing import Final
 
@@ -122,7 +121,6 @@ def run_block(
                     with held_against(host, one):
                         session.prepare(block, one)
             portion_s *= PORTION_GROWTH
-        session.on_loaded = partial(expect, at)  # the workers of later jobs start beside this one
         with held_against(host, job):
             send_answer(host, judge(session, block, job, environment))
 

@@ -21,37 +21,11 @@ MOSTLY = replace(USUAL, required_matched_ratio=0.9)
 SUMMED = replace(USUAL, is_sum=True)
 TOLERANCES = [USUAL, EXACT, MOSTLY, SUMMED, Tolerance(0.5, 0.0, 0.5, ignores_shared_zeros=True)]
 NAN, INF = math.nan, math.inf
-ODD = [0.0, -0.0, 1.0, 1.005, 1.5, -2.0, 100.0, 3e38, -3e38, 1e-40, NAN, INF, -INF]
+ODD = [0.0, -0.0, 0.001, 0.005, 1.0, 1.005, 1.015, 1.5, 4.0, 6.0, -2.0, 100.0, 3e38, -3e38, 1e-40, NAN, INF, -INF]
 
 
 def vector(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("expected", "got", "tolerance", "passes"),
-    [
-        (100.0, 100.5, USUAL, True),
-        (0.001, 0.005, USUAL, True),
-        (1.0, 1.03, USUAL, False),
-        (0.0, 0.02, USUAL, False),
-        (4.0, 4.5, Tolerance(0.125, 0.0), True),
-        (0.0, 0.5, Tolerance(0.0, 0.5), True),
-        (1.0, NAN, USUAL, False),
-        (NAN, NAN, EXACT, True),
-        (-INF, INF, USUAL, False),
-        (3e38, -3e38, USUAL, False),  # the difference overflows
-        (3e38, INF, Tolerance(10.0, 0.0), False),  # so does the bound
-        *(
-            (one, one + share * (0.01 + 0.01 * abs(one)), SUMMED, share < 1)
-            for one in (-1, 100)
-            for share in (0.9, 1.1)
-        ),
-    ],
-)
-def test_an_element_fails_beyond_its_tolerance(expected, got, tolerance, passes):
-    found = compare(vector(0.5, expected), vector(0.5, got), tolerance)
-    assert (found.problem() is None, found.mismatched) == (passes, 0 if passes else 1)
 
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]

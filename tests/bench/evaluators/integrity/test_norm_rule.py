@@ -11,7 +11,7 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, find_limit, surely_pass
-from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms, says_something
+from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
@@ -46,21 +46,6 @@ def test_norms_are_those_of_the_rows_however_many_and_long_they_are(dtype, shape
     assert norms.is_small == (shape == (3, 5))
     assert norms.share() == pytest.approx(float(off.norm() / wanted.norm()), rel=1e-4)
     assert norms.figures[2] == pytest.approx(float(shares.max()), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (torch.tensor(1e-30), True),
-        (torch.zeros(64), False),
-        (torch.zeros((0, 32)), False),
-        (torch.full((2,), -math.inf), False),
-        (torch.ones(64, dtype=torch.int32), False),
-        (torch.ones(64).to(torch.float8_e8m0fnu), False),
-    ],
-)
-def test_norms_say_something_of_floats_that_are_finite_and_not_zero(value, says):
-    assert says_something(value) is says
 
 
 def judging(reference=SMALL, **settings):
@@ -187,36 +172,34 @@ def lose(value, at=2):
     return changed
 
 
-FLAT, ONE = lose(0.005 * ROWS[2]), torch.ones(1)
+ONE = torch.ones(1)
 BAD = [lose(bad, (3, 5)) for bad in (math.nan, math.inf)]
-BOUND = 0.01 + 0.01 * ROWS.abs()
-BOOLS = torch.full((64,), 1, dtype=torch.uint8)
+BOOLS = [torch.full((64,), one, dtype=torch.uint8).view(torch.bool) for one in (1, 0xA5)]
 
 
-@pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize(
     ("expected", "got", "tolerance", "passes"),
     [
-        *((one, one, USUAL, True) for one in (ROWS.double(), ROWS.int(), ROWS.to(torch.float8_e4m3fn), ONE[:0])),
-        (ROWS.mT, ROWS.mT.contiguous(), USUAL, True),
-        (ROWS, ROWS * 1.02, USUAL, False),
-        (ROWS, ROWS * 1.02, None, True),
+        *(
+            (one, one, USUAL, True)
+            for one in (ROWS.double(), ROWS.int(), ROWS.to(torch.float8_e4m3fn), ROWS.mT, ONE[:0])
+        ),
+        *((ROWS, ROWS * 1.02, tolerance, not tolerance) for tolerance in (USUAL, None)),
         (ROWS * 0, ROWS * 0, None, True),
-        *((ROWS, ROWS + BOUND * 0.9, replace(USUAL, is_sum=is_sum), is_sum) for is_sum in (False, True)),
-        (ROWS, ROWS * 1.005, replace(USUAL, max_absolute_error=1e-3), False),
+        (ROWS, ROWS, replace(USUAL, max_absolute_error=1e-3), False),
         (ROWS, ROWS, replace(USUAL, required_matched_ratio=0.9), False),
         *((ROWS, bad, tolerance, False) for bad in BAD for tolerance in (USUAL, None)),
         *((bad, got, None, False) for bad in BAD for got in (ROWS, bad)),
         (ROWS * 1e-4, ROWS * 0, USUAL, False),
         *((ROWS, lose(0.0), tolerance, False) for tolerance in (LOOSE, None)),
-        (FLAT, lose(0.0), LOOSE, True),  # a row far below the usual one
+        (lose(0.005 * ROWS[2]), lose(0.0), LOOSE, True),  # a row far below the usual one
         *((ONE * 2.5, ONE * 0, tolerance, bool(tolerance)) for tolerance in (Tolerance(3.0, 3.0), None)),
-        (ROWS.int(), ROWS.int() + 1, USUAL, False),
-        (ROWS.int(), ROWS.int() + 1, None, True),  # whole numbers have no norms
-        (BOOLS.view(torch.bool), (BOOLS * 0xA5).view(torch.bool), USUAL, False),  # bytes that nobody wrote
+        *((ROWS.int(), ROWS.int() + 1, tolerance, not tolerance) for tolerance in (USUAL, None)),  # they have no norms
+        (*BOOLS, USUAL, False),  # bytes that nobody wrote
         (1e-3 * ROWS, 1.3e-3 * ROWS, LOOSE, False),  # held against its own norm, beside large calls
     ],
 )
-def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes, count):
-    large = [JudgedCall([], [1e3 * ROWS], [1e3 * ROWS])] * (count - 1)
-    assert surely_pass([*large, JudgedCall([], [got], [expected])], RULE, tolerance) is passes
+def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes):
+    large = [JudgedCall([], [1e3 * ROWS], [1e3 * ROWS])]
+    for calls in ([], large):
+        assert surely_pass([*calls, JudgedCall([], [got], [expected])], RULE, tolerance) is passes

@@ -76,11 +76,6 @@ def test_who_rounds_his_inputs_is_not_blamed(solution, x, is_blamed):
     assert (look(solution, x) is not None) is is_blamed
 
 
-def test_a_reference_that_is_slow_blames_nobody():
-    ticks = iter(range(0, 10_000, 20))
-    assert look(zeros, X, now=lambda: float(next(ticks))) is None
-
-
 def spoil(*places, by=INF):
     value = torch.ones(6, 16)
     for row, column in places:

@@ -146,14 +146,6 @@ def test_a_workload_whose_lengths_pages_or_keys_do_not_fit_is_a_fault(change, wo
     assert all(word in str(fault.value) for word in words)
 
 
-def test_keys_that_are_not_packed_are_scored_too():
-    keys, weights = torch.arange(24.0).reshape(2, 4, 3), torch.tensor([[1.0, -1.0]])
-    problem = IndexerProblem(torch.eye(3)[None, :2], keys, weights, torch.tensor([5]), torch.tensor([[1, 0]]))
-    offer = indexer.offer_tokens(problem, 0.1)
-    assert (offer.tokens.tolist(), offer.scores.tolist()) == ([[0, 4, 5, 6, 7]], [[-1.0] * 5])
-    assert offer.margins[0].tolist() == pytest.approx([0.1, 2.5, 3.1, 3.7, 4.3])
-
-
 def test_a_reference_that_chooses_by_other_scores_is_a_fault():
     job = judging()
     source = job.definition.reference.replace("torch.relu(", "torch.abs(")

@@ -159,7 +159,7 @@ def test_the_pool_is_told_of_references_and_solutions_of_this_block_and_the_next
 def test_a_solution_that_cannot_be_loaded_wants_no_worker(open_session):
     session = open_session(profile_baseline=False)
     block = session.open_block(make_order("ab"))
-    session._broken_loads["a"] = SolutionFailure("COMPILE_ERROR", "no")
+    block.broken_loads["a"] = SolutionFailure("COMPILE_ERROR", "no")
     session.expect(block, block.order.jobs)
     assert session.pool.expected == "b"
     assert not session.lacks_baseline(block, block.order.jobs[0])
@@ -306,7 +306,7 @@ def test_a_solution_that_was_not_built_or_loaded_fails_without_a_worker(open_ses
     order = make_order("ab")
     order.solutions["a"] = order.solutions["a"].model_copy(update={"build_error": "no such type"})
     block = session.open_block(order)
-    session._broken_loads["b"] = failure = SolutionFailure("COMPILE_ERROR", "no module")
+    block.broken_loads["b"] = failure = SolutionFailure("COMPILE_ERROR", "no module")
     found = [session.run_job(block, job).outcome for job in order.jobs]
     assert (found[0].message, found[1]) == ("no such type", failure)
     assert {name for name, _ in session.pool.log} == {"discard"}

@@ -1,0 +1,391 @@
+"""What a solution cannot do in a real run: see what others left, reach them, know a seed, be fast without working."""
+
+import re
+import sys
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.bench.runner import job_seeds, sandbox
+from flashinfer_bench.bench.runner.workers.kernel_task import READS
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.sandbox import landlock
+from flashinfer_bench.sandbox.seccomp import can_filter
+from tests.bench.small_runs import HONEST, QUICKLY, judge, write_set
+from tests.kit.make import make_trace
+
+pytestmark = [pytest.mark.cpu, pytest.mark.slow]
+HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and can_filter()
+needs_walls = pytest.mark.skipif(not HAS_WALLS, reason="this kernel has no walls")
+DEVICES = [pytest.param("cpu"), pytest.param("0", marks=pytest.mark.gpu)]
+RUNNERS = pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+LEAVES_AND_LOOKS = """
+import torch
+seen = False
+def run(x):
+    global seen
+    arena = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+    far = arena[arena.numel() // 2 :]
+    if not seen and far.any():
+        raise RuntimeError("another has left something here")
+    seen = True
+    far.fill_(1)
+    return x * 2
+"""
+OVERWRITES = """
+import glob
+import os
+own = os.path.dirname(os.path.abspath(__file__))
+for path in glob.glob(f"{own}/../../../*/*/files/main.py"):
+    if os.path.dirname(os.path.realpath(path)) != own:
+        os.chmod(path, 0o644)
+        with open(path, "w") as file:
+            file.write("def run(x):\\n    return x\\n")
+def run(x):
+    return x * 2
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@RUNNERS
+def test_a_worker_sees_nothing_that_another_left_and_changes_nothing_of_others(tmp_path, device, isolated):
+    sources = {
+        name: f"# {name}{text}" for name, text in zip("abcd", [LEAVES_AND_LOOKS] * 3 + [OVERWRITES], strict=True)
+    }
+    run = judge(write_set(tmp_path, sources, sizes=(8, 9)), devices=[device], use_isolated_runner=isolated)
+    assert {one.status.value for one in run.done.values()} == {"PASSED"}, run.logs
+    assert len(run.done) == 8
+
+
+TELLS_WHEN_IT_IS_THERE = """
+import os, time
+def tell():
+    print(f"there {os.getpid()} {time.monotonic():017.6f}", flush=True)
+tell()
+def run(x):
+    tell()
+    return x * 2
+"""
+LOGS = """
+import time
+from pathlib import Path
+def run(x):
+    with Path({path!r}).open("a") as log:
+        log.write(f"{{len(x)}} {{time.monotonic()}}\\n")
+    return x * 2
+"""
+
+
+@RUNNERS
+def test_baselines_are_timed_while_no_solution_is_loaded(tmp_path, isolated):
+    log, sources = tmp_path / "calls", {name: f"# {name}{TELLS_WHEN_IT_IS_THERE}" for name in "ab"}
+    trace_set = write_set(tmp_path / "set", sources, {"double": LOGS.format(path=str(log))}, sizes=(8, 9))
+    # The reference writes its log, which the walls of its worker would refuse.
+    run = judge(trace_set, use_isolated_runner=isolated, sandbox="off", warmup_runs=2, iterations=10)
+    there = {}
+    said = "\n".join(one.log for one in run.done.values())
+    for pid, at in re.findall(r"^there (\d+) (\d{10}\.\d{6})$", said, re.M):
+        there.setdefault(pid, []).append(float(at))
+    assert len(there) >= 2
+    spans = [(min(times), max(times)) for times in there.values()]
+    calls = [line.split() for line in log.read_text().splitlines()]
+    for n in ("8", "9"):
+        beside = [any(start < float(at) < end for start, end in spans) for size, at in calls if size == n]
+        assert beside.count(False) >= 12
+        # Of two solutions what is expected of their inputs, of calls that are compared, of odd ones and other regimes.
+        assert beside.count(True) <= 2 * (READS["cpu"] + 41)
+
+
+WORKS = """
+import time
+def work(x):
+    end = time.process_time() + 0.005
+    while time.process_time() < end:
+        pass
+    return x * 2
+"""
+REMEMBERS = """
+known = {}
+def run(x):
+    key = tuple(x.tolist())
+    if key not in known:
+        known[key] = work(x)
+    return known[key]
+"""
+HAS_A_CLOCK_OF_ITS_OWN = """
+import flashinfer_bench.timing.clocks as wall
+ticks = 0
+def tick():
+    global ticks
+    ticks += 100
+    return ticks
+wall.perf_counter_ns = tick
+run = work
+"""
+STOPS_WORKING = """
+calls = 0
+def run(x, y):
+    global calls
+    calls += 1
+    if calls < 3:
+        y.copy_(work(x))
+"""
+TIMED = "in a call that was timed: output 'y'"
+
+
+def test_what_a_solution_does_while_it_is_timed_is_judged(tmp_path):
+    expected = {
+        "honest": ("run = work", "PASSED", ""),
+        "stops_working": (STOPS_WORKING, "INCORRECT_NUMERICAL", TIMED),
+        "remembers": (REMEMBERS, "PASSED", ""),  # it has no call twice
+        "by_address": (REMEMBERS.replace("tuple(x.tolist())", "x.data_ptr()"), "INCORRECT_NUMERICAL", TIMED),
+        "has_a_clock": (HAS_A_CLOCK_OF_ITS_OWN, "PASSED", ""),  # a latency on a CPU is what the worker says
+    }
+    sources = {name: WORKS + source for name, (source, _, _) in expected.items()}
+    run = judge(write_set(tmp_path, sources), warmup_runs=2, iterations=10)
+    assert run.statuses == {name: status for name, (_, status, _) in expected.items()}
+    assert all(said in run.logs[name] for name, (_, _, said) in expected.items())
+    assert all(run.done[name, "w0"].performance.latency_ms >= 5.0 for name in ("honest", "remembers"))
+
+
+ROWS = "def run(x, table):\n    return x[table]\n"
+RIGHT_FOR_ONE_TABLE = "first = []\ndef run(x, table):\n    first.append(table.clone())\n    return x[first[0]]\n"
+
+
+def test_a_solution_that_is_right_for_the_first_trial_alone_is_found_among_the_timed_calls(tmp_path):
+    parts = {"inputs": {"x": "float32[n]", "table": "int64[n]"}}
+    sources = {"one_table": RIGHT_FOR_ONE_TABLE, "honest": ROWS}
+    trace_set = write_set(tmp_path, sources, {"rows": ROWS}, sizes=(4096,), **parts)
+    for trials, status in ((1, "PASSED"), (2, "INCORRECT_NUMERICAL")):
+        run = judge(trace_set, iterations=4, profile_baseline=False, num_trials=trials)
+        assert run.statuses == {"one_table": status, "honest": "PASSED"}
+    assert run.logs["one_table"].startswith("in a call that was timed")
+
+
+SOFTCAP = "import torch\ndef run(x):\n    return 40 * torch.tanh(x / 40)\n"
+SMALL = "def run(x):\n    return x * 1e-4\n"
+
+
+def test_each_rule_beside_the_tolerance_rejects_what_that_lets_pass_with_rule_and_evidence(tmp_path):
+    sources = {
+        "honest_softcap": ("softcap", SOFTCAP),
+        "identity": ("softcap", "def run(x):\n    return x.clone()\n"),
+        "honest_small": ("small", SMALL),
+        "zeros": ("small", "def run(x):\n    return x * 0\n"),
+    }
+    trace_set = write_set(tmp_path, sources, {"softcap": SOFTCAP, "small": SMALL}, sizes=(1 << 16,))
+    settings = {"iterations": 5, "num_trials": 2, "profile_baseline": False}
+    usual, without = judge(trace_set, **settings), judge(trace_set, **settings, norm_rule=False, regimes_rule=False)
+    assert without.statuses == dict.fromkeys(sources, "PASSED")
+    wrong = dict.fromkeys(("identity", "zeros"), "INCORRECT_NUMERICAL")
+    assert usual.statuses == {**without.statuses, **wrong}
+    extra = {name: one.extra for (name, _), one in usual.done.items()}
+    zeros, identity, regimes = extra["zeros"]["integrity"], extra["identity"]["integrity"], extra["honest_softcap"]
+    assert (zeros["rule"], identity["rule"], zeros["evidence"]["output"]) == ("norm", "regimes", "y")
+    assert zeros["evidence"]["error_norm"] == pytest.approx(1.0)
+    assert identity["evidence"]["regime"] in regimes["regimes"]
+    assert identity["evidence"]["regime"] in usual.logs["identity"]
+    assert (set(regimes["regimes"].values()), len(regimes["regimes"])) == ({"judged"}, 8)
+    assert "regimes" not in without.done["honest_softcap", "w0"].extra
+
+
+# Walls.
+
+ATTACKS = """
+import glob, os, socket
+targets = {
+    "data set": glob.glob(DATASET + "/**/*.json*", recursive=True),
+    "artifacts": glob.glob(CACHE + "/artifacts/*/*/files/*"),
+    "caches": glob.glob(CACHE + "/jit/*/*"),
+    "baselines": glob.glob(CACHE + "/baselines/*"),
+}
+for kind, paths in targets.items():
+    print("listed", kind, len(paths))
+for act in (
+    lambda: open(DATASET + "/definitions/new.json", "w"),
+    lambda: os.chmod(DATASET + "/definitions", 0),
+    lambda: os.mkdir(CACHE + "/jit/00"),
+    lambda: open(CACHE + "/baselines/forged.json", "w"),
+    lambda: os.rename(CACHE + "/baselines", os.environ["HOME"] + "/baselines"),
+    lambda: open(os.path.dirname(os.path.abspath(__file__)) + "/main.py", "a"),
+    lambda: open("/dev/shm/fib-left", "w"),
+    lambda: socket.create_connection(("127.0.0.1", 9), 1),
+):
+    try:
+        act()
+        print("done")
+    except OSError as error:
+        print("refused", error.errno)
+"""
+KEEPS = """
+import os
+from pathlib import Path
+seen = []
+for variable in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "FLASHINFER_WORKSPACE_BASE"):
+    folder = Path(os.environ[variable])
+    folder.mkdir(parents=True, exist_ok=True)
+    seen.append((folder / "kept").exists())
+    (folder / "kept").write_text("x")
+import tempfile
+with tempfile.NamedTemporaryFile("w", dir=None) as file:
+    print("kept", seen, file.name.startswith(os.environ["HOME"]), os.environ["USER"])
+def run(x):
+    return x * 2
+"""
+WALLED = {"sandbox": "strict", "iterations": 10, "profile_baseline": False}
+
+
+@needs_walls
+def test_what_a_solution_tries_against_others_is_refused_and_the_run_goes_on(tmp_path, cache):
+    root = tmp_path / "set"
+    attacker = f"DATASET, CACHE = {str(root)!r}, {str(cache)!r}\n{ATTACKS}{HONEST}"
+    (cache / "baselines").mkdir(parents=True)
+    (cache / "baselines" / "kept.json").write_text("{}")
+    crash = "import os\ndef run(x):\n    if len(x) == 4:\n        os._exit(3)\n    return x * 2\n"
+    trace_set = write_set(root, {"attacker": attacker, "crash": crash, "honest": HONEST}, sizes=(4, 5))
+    run = judge(trace_set, **WALLED)
+    failed = {key: one.status.value for key, one in run.done.items() if one.status.value != "PASSED"}
+    assert (failed, len(run.done), run.faults) == ({("crash", "w0"): "RUNTIME_ERROR"}, 6, [])
+    said = run.done["attacker", "w0"].log.splitlines()
+    assert [line.rsplit(" ", 1)[1] for line in said if line.startswith("listed")] == ["0"] * 4
+    assert {line for line in said if not line.startswith("listed")} in ({"refused 1", "refused 13"}, {"refused 13"})
+    records = [one.trace.evaluation.extra["run"] for one in (*run.finished, *judge(trace_set, sandbox="off").finished)]
+    told = [(record["sandbox"]["reached"], record["fingerprint"]["sandbox"]) for record in (records[0], records[-1])]
+    assert told == [(["files", "calls", "root"], "walls"), ([], "none")]
+    assert records[0]["sandbox"]["level"] == "strict"
+
+
+@needs_walls
+@RUNNERS
+def test_what_a_solution_compiles_stays_its_own_and_is_there_in_the_next_run(tmp_path, isolated):
+    trace_set = write_set(tmp_path / "set", {name: f"# {name}\n{KEEPS}" for name in "ab"})
+    for known in (False, True):
+        run = judge(trace_set, **WALLED, use_isolated_runner=isolated)
+        assert set(run.logs.values()) == {f"kept {[known] * 3} True worker"}
+
+
+@needs_walls
+def test_strict_is_refused_where_something_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox.landlock, "version", lambda: 1)
+    with pytest.raises(ConfigError, match="Landlock is of version 1, and version 3"):
+        judge(write_set(tmp_path / "set", {"a": HONEST}), **WALLED)
+
+
+# Seeds: a recorded job is judged again on its inputs, and no solution reads a seed before.
+
+KNOWN = 0x2F1E3D4C5B6A7988
+LOOKS_FOR_THE_SEED = """
+import os
+from pathlib import Path
+seed = 0x2F1E3D4C5B6A7988 ^ int("0")
+forms = [str(seed).encode(), hex(seed)[2:].encode(), seed.to_bytes(8, "little"), seed.to_bytes(8, "big")]
+own = Path(__file__).resolve().parent
+def candidates():
+    run_directory = Path(os.environ["HOME"]).parent
+    places = [run_directory, Path(os.environ["TMPDIR"]), Path.cwd(), own.parent]
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            yield from (process / name for name in ("environ", "cmdline"))
+    for place in places:
+        try:
+            yield from (path for path in place.rglob("*") if path.is_file() and own not in path.resolve().parents)
+        except OSError:
+            pass
+def look():
+    for path in candidates():
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue
+        if any(form in content for form in forms):
+            raise RuntimeError(f"the seed stands in {path}")
+LEAK
+look()
+calls = 0
+def run(x):
+    global calls
+    calls += 1
+    if calls < 4:
+        look()
+    return x * 2
+"""
+"""The seed stands in its own text, so it does not look there."""
+
+
+@pytest.mark.parametrize(
+    ("leak", "isolated", "status"),
+    [
+        ('Path(os.environ["HOME"], "leak").write_text(str(seed))', False, "COMPILE_ERROR"),
+        ("", False, "PASSED"),
+        ("", True, "PASSED"),
+    ],
+    ids=["would be found", "persistent", "isolated"],
+)
+def test_nothing_that_a_worker_can_read_holds_the_seed(tmp_path, monkeypatch, leak, isolated, status):
+    monkeypatch.setattr(job_seeds.secrets, "randbits", lambda bits: KNOWN)
+    trace_set = write_set(tmp_path / "set", {"looks": LOOKS_FOR_THE_SEED.replace("LEAK", leak)})
+    (done,) = judge(trace_set, use_isolated_runner=isolated).done.values()
+    assert (done.status.value, "the seed stands in" in done.log) == (status, bool(leak))
+    assert done.extra["run"]["seed"] == KNOWN
+
+
+def test_a_replayed_job_has_the_inputs_that_it_had_and_another_run_has_others(tmp_path, capsys):
+    root = tmp_path / "set"
+    trace_set = write_set(root, {"one_more": "def run(x):\n    return x * 2 + 1\n"}, sizes=(4096,))
+
+    def run(traces=(), **settings):
+        config = BenchmarkConfig.default(**{**QUICKLY, "num_trials": 2, "profile_baseline": False, **settings})
+        benchmark = Benchmark(trace_set, config)
+        benchmark.replay(traces)
+        events = benchmark.run(benchmark.plan(), save_results=False)
+        (trace,) = [event.trace for event in events if isinstance(event, JobFinished)]
+        record, found = trace.evaluation.extra["run"], trace.evaluation.correctness.extra["outputs"]["y"]["worst"]
+        return trace, found, record["seed"], record["seeded"]
+
+    first, other = run(), run()
+    assert other[1] != first[1]
+    again = run([first[0]])
+    assert (again[1:3], first[3]) == (first[1:3], False)
+    seeded, same, third = run(seed=5), run(seed=5), run(seed=6)
+    assert seeded[1:] == same[1:] == run([seeded[0]])[1:] == (seeded[1], 5, True)
+    assert third[1] != seeded[1]
+    file = tmp_path / "kept.jsonl"
+    file.write_text(f"{make_trace(solution=None).to_json()}\n{first[0].to_json()}\n")
+    before = sorted(path for path in root.rglob("*") if path.is_file())
+    flags = ["--local", str(root), "--devices", "cpu", "--no-profile-baseline", "--num-trials", "2"]
+    assert main(["run", *flags, "--replay", f"{file}:2"]) == 0
+    assert f"{first[1]['expected']:.9g}"[:8] in capsys.readouterr().out
+    assert sorted(path for path in root.rglob("*") if path.is_file()) == before
+
+
+FORMS = {
+    "keywords": "def run(*, b, a):\n    return a - b\n",
+    "mixed": "def run(a, /, *, b):\n    return a - b\n",
+    "rest": "def run(*rest, b):\n    return rest[0] - b\n",
+    "partial": "import functools\nrun = functools.partial(lambda k, b, a: a * k - b, 1)\n",
+    "instance": "class Model:\n    def __call__(self, b, a):\n        return a - b\n\nrun = Model()\n",
+    "imported": "from torch import sub as run\n",
+    "own_setup": "def setup(*given):\n    return {'c': 1}\n\nrun = lambda *given: given[0] - given[1]\n",
+}
+
+
+def test_every_form_of_a_reference_is_judged_and_timed_unless_no_baseline_is_wanted(tmp_path):
+    parts = {"inputs": {"a": "float32[n]", "b": "float32[n]"}}
+    trace_set = write_set(tmp_path, {"s": "def run(a, b):\n    return a - b\n"}, FORMS, **parts)
+    run = judge(trace_set)
+    assert run.statuses == {f"s_{name}": "PASSED" for name in FORMS}
+    assert all(one.performance.reference_latency_ms > 0 for one in run.done.values())
+    (*_, untimed) = judge(trace_set, profile_baseline=False, definitions=["mixed"]).done.values()
+    performance = untimed.performance
+    assert (performance.reference_latency_ms, performance.speedup_factor) == (0.0, 0.0)
+    assert performance.latency_ms > 0
