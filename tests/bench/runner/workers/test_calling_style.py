@@ -83,29 +83,6 @@ def test_where_nothing_tells_a_call_has_to(function):
     assert not choose_style(describe_signature(function), **NAMES, declared=None, is_python=True).is_settled
 
 
-TRIED = {
-    "it returns a value": ("run = lambda *args: args[0] * 2", "value", "returned a value"),
-    "it returns nothing": (
-        "run = lambda *args: [args[1].copy_(args[0] * 2)] and None if args[1:] else None",
-        "dps",
-        "nothing",
-    ),
-    "it raises": ("def fill(x, y):\n    y.copy_(x * 2)\nrun = lambda *args: fill(*args)", "dps", "failed"),
-}
-
-
-@pytest.mark.parametrize(("source", "style", "told_by"), TRIED.values(), ids=TRIED)
-def test_a_call_with_the_inputs_alone_shows_the_style(open_kernel, source, style, told_by):
-    x = torch.rand(4)
-    with open_kernel(source) as kernel:
-        assert not kernel.calling_style.is_settled
-        kernel.settle_style([x])
-        assert kernel.calling_style.style == style
-        assert told_by in kernel.calling_style.told_by
-        assert kernel.metadata.destination_passing_style == (style == "dps")
-        assert torch.equal(kernel(x)[0], x * 2)
-
-
 def test_a_solution_that_fails_either_way_is_told_what_its_first_call_did(open_kernel):
     source = "def fail(*args):\n    raise ValueError(len(args))\nrun = lambda *args: fail(*args)"
     with open_kernel(source) as kernel, pytest.raises(SolutionFailure, match="ValueError in the call: 1"):
