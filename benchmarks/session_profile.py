@@ -43,7 +43,7 @@ STEPS: Final = (
     ("session.main", None, "run_block send_answer make_evaluation"),
     ("session.precompiling", "Precompiler", "finish expect"),
     ("session.reference_timing", "ReferenceTimer", "measure"),
-    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers make_room take_output _take _tend"),
+    ("workers.pool", "WorkerPool", "worker_for quiesce settle discard await_readers take_output _take tend"),
     ("workers.pool", "WorkerPool", "_spawn _reap"),
     ("workers.kernel", "RemoteKernel", "call_once measure load lay_out"),
     ("workers.measuring", "Measuring", "_run_once _open _take_samples _make_up _confirm"),

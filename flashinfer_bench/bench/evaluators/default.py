@@ -199,7 +199,7 @@ class DefaultEvaluator(Evaluator):
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
 
         can_look = cls.judges_calls_alone and cls.compares_elements(definition)
-        if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)):
+        if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
             return Accepted(Correctness())
         return super().judge_reads(definition, calls, cfg, context)
 

@@ -55,8 +55,8 @@ class StressChecks:
         message = f"on stress inputs ({case}), {verdict.message}; {SEE}"
         return replace(verdict, message=message, integrity=integrity)
 
-    def surely_pass(self, calls: Sequence[JudgedCall]) -> bool:
-        """Tell by one look at several calls whether `judge` would accept each; False says nothing."""
+    def surely_pass(self, calls: Sequence[JudgedCall]) -> list[bool] | None:
+        """Tell by one look at several calls whether `judge` would accept each, as `norm_rule.surely_pass` does."""
         return surely_pass(calls, self._rule)
 
     def judge_constants(self, case: str, call: JudgedCall, constants: Constants, context: JudgeContext) -> Verdict:

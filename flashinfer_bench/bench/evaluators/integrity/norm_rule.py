@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.outputs import find_failing, read_values, split_flat
+from flashinfer_bench.bench.evaluators.compare.outputs import CHUNK_ELEMENTS, find_failing, read_values, split_flat
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
-from flashinfer_bench.bench.evaluators.integrity.norms import Norms, has_norms, measure_norms
+from flashinfer_bench.bench.evaluators.integrity.norms import FLOOR, Norms, has_norms, measure_rows, row_length
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
@@ -131,26 +131,57 @@ def find_limit(definition: Definition, rtol: float) -> float:
     return min(limit, LOOSEST_LIMIT)
 
 
-def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Tolerance | None = None) -> bool:
-    """Tell by one transfer whether every call passes for sure; False says nothing.
+def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Tolerance | None = None) -> list[bool] | None:
+    """Tell by one transfer whether every call passes for sure.
 
-    Nobody records how far off timed calls are. What passes here passes if each call is judged by itself.
+    Nobody records how far off timed calls are. What passes here passes if each call is judged by itself. Outputs of
+    several calls are looked at as one tensor, since a launch for each would take longer than the looks.
 
     Args:
         calls: what they gave, and what was expected.
         rule: of norms.
         tolerance: of elements. None: norms alone are judged, also those of outputs too small for rows.
+
+    Returns:
+        None says nothing. A list says that all pass: for each whether norms say something of what was expected of it.
     """
     if tolerance is not None and (tolerance.by_ratio or tolerance.max_absolute_error < math.inf):
-        return False
+        return None
     holds: list[torch.Tensor] = []
-    for expected, got in (pair for call in calls for pair in zip(call.expected, call.got, strict=True)):
-        if tolerance is not None:
-            chunks = split_flat(expected.contiguous().reshape(-1), got.contiguous().reshape(-1))
-            holds += [~find_failing(*chunk, tolerance).any() for chunk in chunks]
-        elif has_norms(expected):
-            holds.append((read_values(expected) * 0 == 0).all())  # rows that are not finite are judged by themselves
-        norms = measure_norms(expected, got) if rule.is_on else None
-        if norms is not None and (tolerance is None or not norms.is_small):
-            holds.append(norms.within(rule.limit * SURE))
-    return not holds or bool(torch.stack(holds).all())
+    sizes: list[torch.Tensor] = []
+    for pairs in zip(*(zip(call.expected, call.got, strict=True) for call in calls), strict=True):
+        first = pairs[0][0]
+        if any((one.shape, one.dtype) != (first.shape, first.dtype) for pair in pairs for one in pair):
+            return None
+        if not first.numel():
+            continue
+        most = max(1, CHUNK_ELEMENTS.get(first.device.type, CHUNK_ELEMENTS["cpu"]) // first.numel())
+        of_calls: list[torch.Tensor] = []
+        for start in range(0, len(pairs), most):
+            expected, got = (_stack(side) for side in zip(*pairs[start : start + most], strict=True))
+            if tolerance is not None:
+                chunks = split_flat(expected.view(-1), got.view(-1))
+                holds += [~find_failing(*chunk, tolerance).any() for chunk in chunks]
+            elif has_norms(first):
+                holds.append((read_values(expected) * 0 == 0).all())  # rows that are not finite are judged alone
+            columns = row_length(first) or (first.numel() if tolerance is None else 0)
+            if rule.is_on and has_norms(first) and columns:
+                rows = measure_rows(expected, got, columns)
+                error, size = (side.view(len(expected), -1) for side in rows)
+                floors = size.mean(dim=1, keepdim=True) * FLOOR**2
+                of_calls.append(size.sum(dim=1))
+                limit = (rule.limit * SURE) ** 2
+                holds.append((error <= torch.maximum(size, floors) * limit).all())
+                holds.append((error.sum(dim=1) <= of_calls[-1] * limit).all())
+        sizes += [torch.cat(of_calls)] if of_calls else []
+    if not holds:
+        return [False] * len(calls)
+    told = torch.cat([torch.stack(holds).double(), *sizes]).tolist()
+    says = [any(told[len(holds) + at :: len(calls)]) for at in range(len(calls))]
+    return says if all(told[: len(holds)]) else None
+
+
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one shape and dtype as [tensors, elements]."""
+    flat = torch.stack([one.contiguous().view(-1).view(torch.uint8) for one in tensors])
+    return flat.view(tensors[0].dtype)

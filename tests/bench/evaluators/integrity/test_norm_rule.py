@@ -201,5 +201,6 @@ BOOLS = [torch.full((64,), one, dtype=torch.uint8).view(torch.bool) for one in (
 )
 def test_a_call_beside_right_ones_passes_at_one_look_only_if_it_surely_does(expected, got, tolerance, passes):
     large = [JudgedCall([], [1e3 * ROWS], [1e3 * ROWS])]
-    for calls in ([], large):
-        assert surely_pass([*calls, JudgedCall([], [got], [expected])], RULE, tolerance) is passes
+    for calls in ([], large) if (expected.shape, expected.dtype) == (ROWS.shape, ROWS.dtype) else ([],):
+        found = surely_pass([*calls, JudgedCall([], [got], [expected])], RULE, tolerance)
+        assert (found is not None) is passes
