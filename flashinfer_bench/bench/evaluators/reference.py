@@ -12,7 +12,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
 from typing import Any, Final
@@ -53,6 +53,8 @@ class Reference:
     """Why the reference cannot be used at all: two calls disagreed before any two agreed. None if it can be used."""
     _has_agreed: bool = False
     """Whether any two calls agreed."""
+    _repeated: set[tuple[Any, ...]] = field(default_factory=set)
+    """Shapes of inputs on which two calls agreed."""
     _repeating_s: float = 0.0
     """Seconds that all second calls took."""
 
@@ -127,7 +129,7 @@ class Reference:
         outputs: list[torch.Tensor],
         find_difference: Callable[[list[torch.Tensor], list[torch.Tensor]], str | None],
     ) -> None:
-        """Call the reference again on inputs whose outputs are known, within `REPEAT_BUDGET_S`.
+        """Call the reference again on inputs whose outputs are known, once for each shape within `REPEAT_BUDGET_S`.
 
         Args:
             inputs: of the first call.
@@ -137,7 +139,8 @@ class Reference:
         Raises:
             DefinitionFault: the calls differ. If no two calls agreed before, every later call raises this too.
         """
-        if self._has_agreed and self._repeating_s >= REPEAT_BUDGET_S:
+        shapes = tuple(value.shape if isinstance(value, torch.Tensor) else None for value in inputs)
+        if shapes in self._repeated or (self._has_agreed and self._repeating_s >= REPEAT_BUDGET_S):
             return
         start = time.monotonic()
         difference = find_difference(outputs, self(inputs))
@@ -147,6 +150,7 @@ class Reference:
             self.broken = None if self._has_agreed else str(fault)
             raise fault
         self._has_agreed = True
+        self._repeated.add(shapes)
 
     def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Give what the reference returned as the definition's outputs: in their order, count, shapes and dtypes."""

@@ -6,15 +6,21 @@ for the whole run, so all solutions get the same gap.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median_low
+from typing import Final
 
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.stopping import reached_precision
 from flashinfer_bench.timing.summary import summarise
+
+RECENT_S: Final = 0.2
+"""A look takes 0.5 ms, and several if other sessions look too: one of the last so many seconds will do."""
 
 
 class Readout:
@@ -34,6 +40,7 @@ class Readout:
         self._keep_samples = keep_samples
         self._gaps_ns: list[int] = []
         self._gap_ns: int | None = None
+        self._latest: tuple[float, GpuState | None] = -math.inf, None
         self.least_span_ns = 0
         """What the least call takes that can be right, without the launch gap; 0 where that is not known."""
 
@@ -61,7 +68,15 @@ class Readout:
         """Look at the GPU."""
         if self._uuid is None:
             return None
-        return read_gpu_state(self._uuid, ours={os.getpid(), *self._our_processes()})
+        state = read_gpu_state(self._uuid, ours={os.getpid(), *self._our_processes()})
+        self._latest = time.monotonic(), state
+        return state
+
+    def look_before(self) -> GpuState | None:
+        """Return the latest look if it is recent and found nothing that disturbs; else look at the GPU."""
+        seen_s, state = self._latest
+        is_calm = state is not None and not state.slowed_by and not state.other_processes
+        return state if is_calm and time.monotonic() - seen_s < RECENT_S else self.look()
 
     def measured(self, trials: Sequence[Trial], before: GpuState | None, precision: float) -> Measured:
         """Summarise trials that have just been taken.

@@ -387,6 +387,7 @@ class DeviceSession:
         kernel.calling_style = self._styles[digest]
         self._give_arena(worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
         self._say(job, "solution")
+        kernel.expect(baseline.inputs)
         kernel.settle_style(baseline.inputs[0])
         style = self._styles[digest] = kernel.calling_style
         if written:

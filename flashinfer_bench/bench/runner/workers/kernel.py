@@ -95,6 +95,7 @@ class RemoteKernel:
         """A call of this job has ended: the first one may compile."""
         self._now = time.monotonic
         self._places: CallPlaces | None = None
+        self._measuring: Measuring | None = None
         self._laid_out = False
         """The worker knows the places."""
 
@@ -224,6 +225,8 @@ class RemoteKernel:
         fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
         if self.worker.has_setup:
             self.ask("calls", Called, "setup", part="setup", **fields)
+        measuring = self._measuring if self._arena.device.type == "cuda" else None
+        fields["meanwhile"] = None if measuring is None else measuring.make_ahead
         told = self.ask("calls", Called, "the call", part="run", **fields).returned or []
         return places, told if len(told) == len(indices) else [[] for _ in indices]
 
@@ -305,7 +308,14 @@ class RemoteKernel:
         """
         self.tools.quiesce()
         self._arena.come_back()
-        return Measuring(self, input_sets).run()
+        measuring, self._measuring = self._measuring, None
+        if measuring is None or not measuring.is_for(input_sets):
+            measuring = Measuring(self, input_sets)
+        return measuring.run()
+
+    def expect(self, input_sets: list[list[Any]]) -> None:
+        """Prepare the measurement on these inputs, beside the calls that come before it."""
+        self._measuring = Measuring(self, input_sets)
 
     def planned_stress(self) -> list[str]:
         """Return the stress cases that the job would have if its calls and the reference were quick."""

@@ -48,7 +48,12 @@ from flashinfer_bench.bench.runner.workers.timed.chain import (
 )
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader, Way
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock, RemoteTrial
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import UNTOUCHED, StressCall, StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import (
+    UNTOUCHED,
+    MadeAhead,
+    StressCall,
+    StressSchedule,
+)
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from flashinfer_bench.timing.clocks import ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Measured, Trial
@@ -90,6 +95,23 @@ class Measuring:
         self.tools = kernel.tools
         self.device = kernel.tools.arena.device
         self.sets = choose_sets(input_sets, self.plan.trials)
+        self._contents = self._vary(1)
+        self._made = MadeAhead()
+
+    def _vary(self, attempt: int) -> DealtContents:
+        """Return contents of all calls of an attempt; each trial has its own."""
+        first = attempt * len(self.sets)
+        return DealtContents([self.kernel.task.vary(first + at, inputs) for at, inputs in enumerate(self.sets)])
+
+    def is_for(self, input_sets: Sequence[list[Any]]) -> bool:
+        """Tell whether it was made for these inputs."""
+        return [*map(id, self.sets)] == [*map(id, choose_sets(input_sets, self.plan.trials))]
+
+    def make_ahead(self, is_over: Callable[[], bool]) -> None:
+        """Make inputs of the first stress cases, until it is over; nothing of large ones."""
+        stress = self.kernel.task.stress
+        if stress is not None and self.kernel.planned_stress():
+            self._made.make(stress, self._contents, is_over)
 
     def run(self) -> Measured:
         """Return the latency and its record; the kernel gets the calls that are to be compared.
@@ -105,8 +127,8 @@ class Measuring:
 
     def _run_once(self, attempt: int) -> Measured:
         kernel, plan, sets = self.kernel, self.plan, len(self.sets)
-        before, was_starting = self.tools.readout.look(), self.tools.is_starting()
-        remote = self._open([kernel.task.vary(attempt * sets + at, inputs) for at, inputs in enumerate(self.sets)])
+        before, was_starting = self.tools.readout.look_before(), self.tools.is_starting()
+        remote = self._open(self._contents if attempt == 1 else self._vary(attempt))
         taken = self._take_samples(remote)
         low_ns, high_ns = SWITCH_NS
         waits = bool(taken.facts.get("waits_inside"))
@@ -141,10 +163,10 @@ class Measuring:
         add_flags(record, unconfirmed="why_unconfirmed" in record, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
 
-    def _open(self, contents: Sequence[Any]) -> RemoteTrial:
-        """Return what the calls of all trials share; each trial has contents of its own."""
+    def _open(self, dealt: DealtContents) -> RemoteTrial:
+        """Return what the calls of all trials share."""
         kernel, task, plan, sets = self.kernel, self.kernel.task, self.plan, len(self.sets)
-        places, dealt = kernel.lay_out(self.sets[0]), DealtContents(contents)
+        places = kernel.lay_out(self.sets[0])
         memory, is_gpu = total_bytes(self.device), self.device.type == "cuda"
         is_large, is_huge = places.stride > memory // LARGE_SHARE, places.stride > memory // HUGE_SHARE
         reads = plan.reads if len(places) >= MOST_PLACES else min(plan.reads, 1 if is_huge else FEW_READS)
@@ -156,6 +178,8 @@ class Measuring:
             names = task.stress.calls[: (1 if is_huge else sets) if is_large else None]
             calls = plan.warmup_runs + (plan.fewest or plan.iterations) * sets
             remote.schedule = StressSchedule(task.stress, dealt, names, calls)
+            if dealt is self._contents:
+                remote.schedule.ahead = self._made.take()
         return remote
 
     def _take_samples(self, remote: RemoteTrial) -> Trial:

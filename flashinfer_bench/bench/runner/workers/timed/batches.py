@@ -4,7 +4,7 @@ What the worker reads is precise, and a solution that has taken its worker over 
 coarse and true: the time from a request to its answer. Each call of a batch has content of its own. Then
 outputs are brought into the slots, where some are compared like those of any other call:
 
-    one call = (batch - an empty batch - copies - BEGIN_NS) / calls
+    one call = (batch - an empty batch - copies - BEGIN_NS) / calls - what it waits for in a batch alone
 
 Results stay where they are until the batch is over. Then the session spoils the inputs, and asks for the results, so
 copies are no part of a batch's time. A solution that has not computed them can do it no more, unless it has saved the
@@ -49,6 +49,17 @@ SLACK_NS: Final = 150_000.0
 as the calls'. If it is more than this, the worker has answered before its calls were over: they hid the request, so
 that is not taken off either, and the GPU is used again until they are over, since the driver gives it to each process
 for 2 ms in turn."""
+STARTS_LATER: Final = 0.15, 5_000.0, 15_000.0
+"""Taken off each call is this share of its time between these times (nanoseconds): in a graph of many calls each starts
+later after the one before than in a graph of its own."""
+CACHE_SHARE: Final = 0.3
+"""Share of a GPU's cache that holds writes when a call ends."""
+MEMORY_BOUND: Final = 0.6, 0.9
+"""A call waits for memory if a copy of its bytes takes the second of these shares of its time in a batch, and does not
+below the first."""
+HELD_SHARE: Final = 0.1
+"""Share of a call that its wait for the writes of the call before may take without being taken off; no more than as
+much again is."""
 MARGIN: Final = 1.5
 """What may be taken off is no more than this multiple of the session's own copies, and of the least overhead of another
 worker."""
@@ -255,7 +266,10 @@ class BatchTimer:
             spent_ns += self._fetch(outputs)
         if copies or not self._together:  # other calls of a graph take nothing but their own time
             spent_ns -= calls * self._overhead.call * max(1, outputs)
-        cost_ns = min(max(spent_ns - self._overhead.request - BEGIN_NS, 0.0) / calls, self._most_ns)
+        cost_ns = max(spent_ns - self._overhead.request - BEGIN_NS, 0.0) / calls
+        share, begin_ns, end_ns = STARTS_LATER
+        later_ns = share * max(0.0, min(cost_ns, end_ns) - begin_ns)
+        cost_ns = min(max(cost_ns - later_ns - self._held_ns(cost_ns), 0.0), self._most_ns)
         is_best = cost_ns <= self._best_ns
         if is_best:
             self._best_ns = cost_ns
@@ -308,7 +322,39 @@ class BatchTimer:
             hidden_ns = self._overhead.request + self._overhead.touch
         return counts_ns + hidden_ns
 
+    @property
+    def _written(self) -> int:
+        """Bytes of the outputs of one call."""
+        return sum(output.nbytes for output in self._places.outputs(0))
+
     def _copies_ns(self) -> float:
         """Return what may be taken off for copies of the outputs of all calls."""
-        copied = 2 * len(self._places) * sum(output.nbytes for output in self._places.outputs(0))
+        copied = 2 * len(self._places) * self._written
         return 0.0 if self._is_strided else MARGIN * copied * byte_ns(self._places.arena.device)
+
+    def _held_ns(self, cost_ns: float) -> float:
+        """Return how much longer a call takes in a batch than alone, since it waits for what the one before wrote.
+
+        A call alone leaves its last writes in the cache, and is over before they are in memory. In a batch the next one
+        waits for them if memory is what it waits for anyway.
+        """
+        device = self._places.arena.device
+        if device.type != "cuda" or cost_ns <= 0:
+            return 0.0
+        cached = CACHE_SHARE * float(torch.cuda.get_device_properties(device).L2_cache_size)
+        return held_up_ns(cost_ns, self._places.stride, min(float(self._written), cached), byte_ns(device))
+
+
+def held_up_ns(cost_ns: float, moved_bytes: int, held_bytes: float, per_byte_ns: float) -> float:
+    """Return what a call waits for bytes that lie in the cache, beyond a small share of it. Pure.
+
+    Args:
+        cost_ns: of the call in a batch.
+        moved_bytes: of its inputs and outputs.
+        held_bytes: written by the call before.
+        per_byte_ns: time to read a byte or to write one, as copies do.
+    """
+    begin, end = MEMORY_BOUND
+    waits = min(max((moved_bytes * per_byte_ns / cost_ns - begin) / (end - begin), 0.0), 1.0)
+    small_ns = HELD_SHARE * cost_ns
+    return min(max(0.0, waits * held_bytes * per_byte_ns - small_ns), small_ns)

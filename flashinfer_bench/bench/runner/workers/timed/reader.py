@@ -20,6 +20,8 @@ from flashinfer_bench.errors import SolutionFailure
 
 MOST_ODD: Final = 4
 """Odd calls on each set of inputs that are compared: honest outputs may repeat, as masks do, so this is bounded."""
+MADE_TOGETHER_BYTES: Final = 1 << 28
+"""Bytes of calls whose inputs are made again together, to be compared with those that a call has left."""
 TOGETHER_BYTES: Final = 1 << 22
 """Most bytes of calls that are copied or made again together. Larger copies gain little, and stay until the last of
 their calls is dropped."""
@@ -170,16 +172,16 @@ class Reader:
         """Copy the calls of some places and numbers; return them by number. Inputs and outputs are freed apart."""
         copied: dict[int, LeftCall] = {}
         held = self.places.held_outputs() if outputs is None else outputs
-        for some in self._portions(calls):
+        for some in self._portions(calls, TOGETHER_BYTES):
             indices = [index for index, _ in some]
             given = copy_rows(self.places.held_inputs(), indices) if has_inputs else [None] * len(some)
             rows = zip(copy_rows(held, indices), given, strict=True)
             copied |= {number: LeftCall(*row) for (_, number), row in zip(some, rows, strict=True)}
         return copied
 
-    def _portions(self, calls: Sequence[Any]) -> list[Sequence[Any]]:
+    def _portions(self, calls: Sequence[Any], most_bytes: int) -> list[Sequence[Any]]:
         """Return calls in portions that are copied or made again together."""
-        most = max(1, TOGETHER_BYTES // max(self.places.stride, 1))
+        most = max(1, most_bytes // max(self.places.stride, 1))
         return [calls[start : start + most] for start in range(0, len(calls), most)]
 
     def reads(self, way: Way | None = None) -> list[ReadCall]:
@@ -195,7 +197,7 @@ class Reader:
         kept = {number: call for number, call in self._kept.items() if call is not None}
         left, found = kept | self._others, []
         self._kept, self._others, self._odd = {}, {}, 0
-        for numbers in self._portions([*left]):
+        for numbers in self._portions([*left], MADE_TOGETHER_BYTES):
             given = self.contents.make_all(numbers)
             calls = [left.pop(number) for number in numbers]
             rows = [(own, call.inputs) for own, call in zip(given, calls, strict=True)]

@@ -7,7 +7,9 @@ for them like for any other call.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Final
@@ -15,12 +17,16 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 UNTOUCHED: Final = 2
 """The first calls of a job keep their inputs: they tell how long a call takes."""
 FIRST_NUMBER: Final = 1 << 30
 """No usual call has so large a number."""
+AHEAD_BYTES: Final = 1 << 26
+"""Most bytes of inputs that are made ahead."""
 
 
 @dataclass
@@ -32,6 +38,47 @@ class StressCall:
     outputs: list[torch.Tensor]
     expected: list[torch.Tensor] | None = None
     """The reference's outputs for its inputs, if they were computed ahead."""
+
+
+MadeCall = tuple[int, list[Any]]
+"""The number of a call, and its inputs."""
+
+
+class MadeAhead:
+    """Inputs of the first calls on stress cases, made while a worker is busy with something that is not timed."""
+
+    def __init__(self) -> None:
+        self._usual: deque[MadeCall] = deque()
+        """Calls whose inputs no case has changed yet."""
+        self._made: deque[MadeCall] = deque()
+        self._is_begun = False
+
+    def make(self, plan: StressPlan, contents: DealtContents, is_over: Callable[[], bool]) -> None:
+        """Make inputs of one case after the other until it is over; nothing of large ones.
+
+        A worker's answer is still to come, so nothing is raised here: what fails fails again when it is taken.
+        """
+        count = len(plan.calls)
+        if bytes_of(contents.base) * count > AHEAD_BYTES:
+            return
+        with suppress(DefinitionFault, WorkloadFault, torch.OutOfMemoryError, MemoryError):
+            if not self._is_begun:
+                self._is_begun = True
+                numbers = range(FIRST_NUMBER - count, FIRST_NUMBER)
+                self._usual.extend(zip(numbers, contents.make_all(numbers), strict=True))
+            while self._usual and not is_over():
+                change(plan, plan.calls[len(self._made)], self._usual[0])
+                self._made.append(self._usual.popleft())
+
+    def take(self) -> deque[MadeCall]:
+        """Return what was made, of the first cases in their order."""
+        return self._made
+
+
+def change(plan: StressPlan, case: str, call: MadeCall) -> None:
+    """Change the inputs of a call to those of a case."""
+    number, inputs = call
+    plan.change(case, number, [one if isinstance(one, torch.Tensor) else None for one in inputs])
 
 
 @dataclass
@@ -51,6 +98,8 @@ class StressSchedule:
     calls: int
     chance: random.Random = field(default_factory=random.SystemRandom)
     made: list[StressCall] = field(default_factory=list)
+    ahead: deque[MadeCall] = field(default_factory=deque)
+    """Calls on the first cases whose inputs are made already."""
     _due: list[tuple[int, str]] = field(default_factory=list)
     """The number of a call among all that are made, and a case."""
     _calls: int = 0
@@ -91,12 +140,11 @@ class StressSchedule:
         self._calls += calls
         self._due = self._due[taken:]
 
-    def make(self, cases: Sequence[str]) -> list[tuple[int, list[Any]]]:
-        """Return the number of a call on each of these cases, and its inputs."""
-        if not cases:
-            return []
-        numbers = [*islice(self._numbers, len(cases))]
-        calls = list(zip(numbers, self.contents.make_all(numbers), strict=True))
-        for case, (number, inputs) in zip(cases, calls, strict=True):
-            self.plan.change(case, number, [one if isinstance(one, torch.Tensor) else None for one in inputs])
-        return calls
+    def make(self, cases: Sequence[str]) -> list[MadeCall]:
+        """Return the number of a call on each of these cases, which come next, and its inputs."""
+        calls = [self.ahead.popleft() for _ in range(min(len(cases), len(self.ahead)))]
+        numbers = [*islice(self._numbers, len(cases) - len(calls))]
+        made = list(zip(numbers, self.contents.make_all(numbers), strict=True)) if numbers else []
+        for case, call in zip(cases[len(calls) :], made, strict=True):
+            change(self.plan, case, call)
+        return calls + made

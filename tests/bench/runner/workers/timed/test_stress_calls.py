@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import MadeAhead, StressSchedule
 from flashinfer_bench.timing.clocks import Preamble
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
@@ -66,3 +66,11 @@ def test_the_first_calls_keep_their_inputs_and_a_request_has_no_more_calls_than_
         assert sorted(name for names_due in found for name in names_due) == sorted(names)
         assert max(map(len, found)) <= 8
     assert found[:2] == [[], []]
+
+
+def test_inputs_that_were_made_ahead_come_first(arena):
+    schedule, made, looks = make_schedule(make_trial(arena).contents), MadeAhead(), iter([False, True])
+    made.make(schedule.plan, schedule.contents, lambda: next(looks))
+    schedule.ahead = made.take()
+    (first, second), numbers = [inputs[0] for _, inputs in (calls := schedule.make(CASES))], {one for one, _ in calls}
+    assert (first[0], second[0], len(numbers), len(schedule.ahead)) == (MARK, MARK + 1, 2, 0)
