@@ -18,10 +18,11 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.outputs import CHUNK_ELEMENTS, find_failing, read_values, split_flat
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.outputs import is_whole, read_values
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, bounds_of, match_bits
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
-from flashinfer_bench.bench.evaluators.integrity.norms import FLOOR, Norms, has_norms, measure_rows, row_length
+from flashinfer_bench.bench.evaluators.integrity.norms import FLOOR, Norms, has_norms, row_length
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
@@ -45,6 +46,10 @@ SMALL_SETTLED: Final = 0.5
 """Share of the limit by which rounding may move a small output that is settled: all draws may be small."""
 SURE: Final = 0.99
 """Share of the limit that norms may come to if a call is not judged by itself."""
+TOGETHER: Final = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Elements of calls that are looked at together, by device: less than 600 MB on a GPU, one thread's work on a CPU."""
+MOST_ELEMENTS: Final = {"cpu": 1 << 22, "cuda": 1 << 25}
+"""Elements of the largest output that is looked at, by device: it takes its memory several times over."""
 
 
 Excess = tuple[str, dict[str, Any]]
@@ -151,34 +156,49 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     sizes: list[torch.Tensor] = []
     for pairs in zip(*(zip(call.expected, call.got, strict=True) for call in calls), strict=True):
         first = pairs[0][0]
-        if any((one.shape, one.dtype) != (first.shape, first.dtype) for pair in pairs for one in pair):
+        kind, count = first.device.type, first.numel()
+        is_mixed = any((one.shape, one.dtype) != (first.shape, first.dtype) for pair in pairs for one in pair)
+        if is_mixed or is_packed(first.dtype) or count > MOST_ELEMENTS[kind]:
             return None
-        if not first.numel():
-            continue
-        most = max(1, CHUNK_ELEMENTS.get(first.device.type, CHUNK_ELEMENTS["cpu"]) // first.numel())
+        most = max(1, TOGETHER[kind] // max(count, 1))
         of_calls: list[torch.Tensor] = []
-        for start in range(0, len(pairs), most):
-            expected, got = (_stack(side) for side in zip(*pairs[start : start + most], strict=True))
-            if tolerance is not None:
-                chunks = split_flat(expected.view(-1), got.view(-1))
-                holds += [~find_failing(*chunk, tolerance).any() for chunk in chunks]
-            elif has_norms(first):
-                holds.append((read_values(expected) * 0 == 0).all())  # rows that are not finite are judged alone
-            columns = row_length(first) or (first.numel() if tolerance is None else 0)
-            if rule.is_on and has_norms(first) and columns:
-                rows = measure_rows(expected, got, columns)
-                error, size = (side.view(len(expected), -1) for side in rows)
-                floors = size.mean(dim=1, keepdim=True) * FLOOR**2
-                of_calls.append(size.sum(dim=1))
-                limit = (rule.limit * SURE) ** 2
-                holds.append((error <= torch.maximum(size, floors) * limit).all())
-                holds.append((error.sum(dim=1) <= of_calls[-1] * limit).all())
+        for start in range(0, len(pairs) if count else 0, most):
+            is_right, size = _look(pairs[start : start + most], rule, tolerance)
+            holds += is_right
+            of_calls += size
         sizes += [torch.cat(of_calls)] if of_calls else []
     if not holds:
         return [False] * len(calls)
     told = torch.cat([torch.stack(holds).double(), *sizes]).tolist()
     says = [any(told[len(holds) + at :: len(calls)]) for at in range(len(calls))]
     return says if all(told[: len(holds)]) else None
+
+
+def _look(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rule: NormRule, tolerance: Tolerance | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return what holds if one output of some calls surely passes, and its squared norm for each call, if it has any.
+
+    Comparisons with nan are false, so what is not finite never surely passes.
+    """
+    first, calls = pairs[0][0], len(pairs)
+    expected, got = (_stack(side) for side in zip(*pairs, strict=True))
+    if is_whole(first):
+        return [] if tolerance is None else [match_bits(expected, got).all()], []
+    wanted = read_values(expected)
+    error = (read_values(got) - wanted).abs_()
+    holds = [] if tolerance is None else [(error <= bounds_of(wanted.abs(), tolerance)).all()]
+    columns = row_length(first) or (first.numel() if tolerance is None else None)
+    if columns is None or not rule.is_on or not has_norms(first):
+        return holds, []
+    rows = [one.view(calls, -1, columns) for one in (error, wanted)]
+    squares = torch.stack([torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in rows]).square_()
+    totals = squares.sum(dim=2, keepdim=True)
+    least = totals[1] * (FLOOR**2 / squares.shape[2])
+    # A call as a whole is one more row: `least`, a share of the whole, changes nothing there.
+    errors, sizes = torch.cat((squares, totals), dim=2)
+    bounds = torch.maximum(sizes, least).mul_((rule.limit * SURE) ** 2)
+    return [*holds, ((errors <= bounds) & bounds.isfinite()).all()], [totals[1, :, 0]]
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

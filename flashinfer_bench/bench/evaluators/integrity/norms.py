@@ -87,16 +87,12 @@ def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
     if not has_norms(expected):
         return None
     columns = row_length(expected)
-    return Norms(*measure_rows(expected, got, columns or expected.numel()), is_small=columns is None)
-
-
-def measure_rows(expected: torch.Tensor, got: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the squared norms of the error and of what was expected, [rows] each, of rows of so many elements."""
     most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
-    sides = [one.reshape(-1, columns) for one in (expected, got)]
-    parts = zip(*(torch.split(one, max(1, most // columns)) for one in sides), strict=True)
-    error, size = torch.cat([_square(wanted, found, most) for wanted, found in parts], dim=1)
-    return error.nan_to_num_(nan=torch.inf, posinf=torch.inf), size
+    sides = [one.reshape(-1, columns or expected.numel()) for one in (expected, got)]
+    step = max(1, most // sides[0].shape[1])
+    parts = zip(*(torch.split(one, step) for one in sides), strict=True)
+    squares = torch.cat([_square(wanted, found, most) for wanted, found in parts], dim=1)
+    return Norms(squares[0].nan_to_num_(nan=torch.inf, posinf=torch.inf), squares[1], is_small=columns is None)
 
 
 def says_something(expected: torch.Tensor) -> bool:
