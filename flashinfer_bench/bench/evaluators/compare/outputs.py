@@ -1,7 +1,8 @@
 """Compare an output with the expected one, chunk by chunk with torch: every dtype on every device, no whole copy.
 
-Floats are compared in float32, float64 in float64, integers and booleans bit by bit. The numbers of all chunks come
-over in one transfer; the worst element comes in another. `rule` decides on the numbers.
+Floats are compared in float32, float64 in float64, integers and booleans bit by bit. A first look takes every float
+for one that matches; if one does not, all chunks are looked at closely. The numbers of all chunks come over in one
+transfer; the worst element comes in another. `rule` decides on the numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def compare(
         return Comparison(output, tolerance)
     left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
     chunks = list(split_flat(left, right, chunk_elements))
-    seen = torch.stack([_look(*chunk, tolerance) for chunk in chunks]).tolist()
+    seen = [] if is_whole(expected) else torch.stack([_look(*chunk, tolerance) for chunk in chunks]).tolist()
+    if seen and all(math.isfinite(one[0] + one[2]) and one[3] <= 1 for one in seen):
+        seen = [[0.0, 0.0, *one, -1.0, 0.0] for one in seen]
+    else:
+        seen = torch.stack([_look_closely(*chunk, tolerance) for chunk in chunks]).tolist()
     failed, nonfinite, error, relative, largest, scores, places, unwritten, shared = zip(*seen, strict=True)
     width = 2 if is_packed(expected.dtype) else 1
     shape = (*expected.shape[:-1], expected.shape[-1] * width) if width > 1 else tuple(expected.shape)
@@ -110,6 +115,15 @@ def split_flat(
 
 
 def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    """Return the largest errors of a chunk of floats and the place of the worst, as if all were finite and matched."""
+    expected, got = read_values(left), read_values(right)
+    error, magnitude = (got - expected).abs_(), expected.abs()
+    worst, at = (error / bounds_of(magnitude, tolerance)).max(dim=0)
+    relative = (error / magnitude).nan_to_num_(nan=0.0, posinf=0.0).max()
+    return torch.stack([error.max(), relative, magnitude.max(), worst, at.to(error.dtype)])
+
+
+def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """Return the figures of a chunk: counts, largest errors, and the place of the worst element."""
     expected, got = read_values(left), read_values(right)
     failed, finite = find_failing(left, right, tolerance), expected.isfinite()
