@@ -174,6 +174,7 @@ class HarnessContext:
             keep_samples=config.keep_samples,
             baselines=self._choose_baselines(device),
             gpu_uuid=device.uuid if device.kind == "cuda" else None,
+            gpu_index=device.pci_rank,
             gpu_capability=device.capability,
             worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
             needs_triton=needs_triton,

@@ -125,7 +125,8 @@ class Worker:
         verbs = {name: getattr(self, name) for name in VERBS}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
         capture_first(self.device)
-        send_frame(self.sock, {"id": 0, "ready": True, **gaps, "clock": describe_clock(self.clock)})
+        found = {"clock": describe_clock(self.clock), "gpu_uuid": read_gpu_uuid(self.device)}
+        send_frame(self.sock, {"id": 0, "ready": True, **gaps, **found})
         while True:
             try:
                 request = self.reader.read()
@@ -326,6 +327,11 @@ class Worker:
 def has_strided(launches: Sequence[CallLaunch]) -> bool:
     """Say whether the copy of any result changed how it lies in memory."""
     return any(launch.call.is_strided for launch in launches)
+
+
+def read_gpu_uuid(device: torch.device) -> str:
+    """Return a GPU's UUID as NVML spells it; nothing for a CPU."""
+    return "" if device.type == "cpu" else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def describe_clock(clock: Clock) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class WorkerReady(Claim):
     chain_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
     """How fast this worker's context feeds the GPU; see `Clock.chain_gap_ns`."""
     clock: ClockTraits
+    gpu_uuid: ShortText = ""
+    """As CUDA tells it; empty on a CPU."""
 
 
 class Loaded(Claim):

@@ -57,6 +57,8 @@ class Hello(Frame):
     baselines: Literal["use", "refresh", "off"] = "off"
     """Whether times of references are taken over from earlier runs: yes; no, but kept for later ones; neither."""
     gpu_uuid: str | None = None
+    gpu_index: int | None = None
+    """Its number as CUDA counts GPUs by PCI address, by which a worker finds it sooner; None to go by its UUID."""
     gpu_capability: tuple[int, int] | None = None
     """Its compute capability, (9, 0) for Hopper; None where nobody knows it yet."""
     worker_memory_bytes: int | None

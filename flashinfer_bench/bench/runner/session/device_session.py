@@ -59,7 +59,13 @@ from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
-from flashinfer_bench.bench.runner.workers.pool import MOST_WARM, SolutionFiles, WorkerPool, reference_files
+from flashinfer_bench.bench.runner.workers.pool import (
+    MOST_WARM,
+    SlowContext,
+    SolutionFiles,
+    WorkerPool,
+    reference_files,
+)
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.compile.farm import BUILD_LIMIT_S
 from flashinfer_bench.data import EvaluationStatus
@@ -289,11 +295,13 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution; once more if a signal from outside ended its worker."""
+        """Judge the solution; once more if its worker's context was slow, or if a signal from outside ended it."""
         kills, killed = count_memory_kills(), None
         while True:
             try:
                 return self._judge(job)
+            except SlowContext:
+                self._pool.end_slow()
             except WorkerKilled as latest:
                 self._pool.discard()
                 was_loading = job.block.broken_loads.pop(job.solution.digest, None) is not None

@@ -73,7 +73,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     environment = Environment(hardware=hello.hardware, libs=libs)
-    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, pool.is_starting)
+    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, pool.excess_of, pool.is_starting)
     kept = KeptBaselines.open(hello, libs, os.environ)
     session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
     try:

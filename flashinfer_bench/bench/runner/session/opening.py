@@ -99,8 +99,9 @@ class Orders:
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for."""
-    return SolutionFiles(solution.digest, Path(solution.directory) if solution.directory else None)
+    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
+    directory = Path(solution.directory) if solution.directory else None
+    return SolutionFiles(solution.digest, directory, wants_fast=solution.language == "python")
 
 
 @dataclass(frozen=True)

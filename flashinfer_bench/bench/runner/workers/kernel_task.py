@@ -13,6 +13,7 @@ from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
 Vary = Callable[[int, Sequence[Any]], Contents]
@@ -93,6 +94,8 @@ class SessionTools:
     """Makes a measurement of trials."""
     quiesce: Callable[[], object]
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
+    excess_of: Callable[[WorkerProcess], int] = lambda _worker: 0
+    """Nanoseconds by which each gap between operations is longer in a worker's context than it has to be."""
     is_starting: Callable[[], bool] = lambda: False
     """Tells whether a context is being made on a GPU."""
     settle: Callable[[bool], bool] = lambda _host_counts: False

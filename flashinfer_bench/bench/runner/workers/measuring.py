@@ -20,6 +20,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
+from flashinfer_bench.bench.runner.workers.pool import check_context
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
 from flashinfer_bench.bench.runner.workers.timed.bounds import (
     CHAIN_REFUSED_SHARE,
@@ -118,6 +119,7 @@ class Measuring:
 
         Raises:
             SolutionFailure: the calls failed, or the worker claims samples that cannot be.
+            SlowContext: the worker's context makes the calls slower.
         """
         for attempt in range(1, MEASUREMENTS):
             with suppress(ClaimContradicted):
@@ -138,6 +140,7 @@ class Measuring:
             remote.costs_ns.clear()
             remote.setup_samples.clear()
             taken = self._take_samples(remote)
+        check_context(taken, self.tools.excess_of(kernel.worker))
         costs_ns, setup_ns = [*remote.costs_ns], remote.setup_ns
         self._make_up(remote, is_quick=median(taken.spans_ns) <= QUICK_CALL_NS)
         trials = taken.dealt(sets)

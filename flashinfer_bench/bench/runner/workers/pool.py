@@ -7,8 +7,9 @@ context that is made beside a measurement moves calls of more than a millisecond
 A worker costs up to a second to start on a GPU, where it makes a context. So the session tells the pool which solutions
 and references come next (`expect`), and the pool keeps warm workers for these: forked ahead, side by side. Each is made
 for one solution from its start, since a sandbox cannot be changed, and has to stand before a context starts threads.
-A context feeds the GPU fast or slowly from its start to its end, which says nothing about a solution: a warm worker
-whose context is slower than the best so far is replaced.
+A context feeds the GPU fast or slowly from its start to its end, which says nothing about a solution. A warm worker for
+calls of several operations is replaced if its context is slower than the best so far. If the longer gaps of a slow
+context prove to matter to another solution, it is judged again in a fast one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -40,6 +42,7 @@ from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerG
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
@@ -71,6 +74,10 @@ Precompiled = tuple[Artifact, dict[str, Any]]
 """The artifact of a solution that is precompiled, and what else `worker/jit/precompile.py` wants to know."""
 
 
+class SlowContext(Exception):
+    """The worker's context makes the solution's calls slower, and a faster one can be had."""
+
+
 @dataclass(frozen=True)
 class SolutionFiles:
     """A solution that wants a worker, and where its files are."""
@@ -81,12 +88,14 @@ class SolutionFiles:
     """The folder of its artifact; None if its sources are still to be written."""
     is_reference: bool = False
     """It needs nothing of Triton's: its worker may start before that is ready."""
+    wants_fast: bool = False
+    """Its worker is to have a fast context: its calls may launch several operations."""
 
 
 def reference_files(definition_digest: str) -> SolutionFiles:
     """Return what the worker of a definition's reference is made for: it has a digest and folders as a solution has."""
     digest = hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
-    return SolutionFiles(digest, is_reference=True)
+    return SolutionFiles(digest, is_reference=True, wants_fast=True)
 
 
 @dataclass(eq=False)
@@ -133,11 +142,14 @@ class WorkerPool:
         self._precompiles: bool | None = None
         """What `hear_ready` told of that server."""
         self._is_gpu = hello.device == "cuda"
+        self._gpu_index = hello.gpu_index
         self._numbers = itertools.count(1)
         self._warm: list[Made] = []
         self._wanted: list[SolutionFiles] = []
         self._has_started = self._has_failed = False
         """A worker has started; the latest to start did not. Then none is started ahead until another has started."""
+        self._want_fast: set[str] = set()
+        """Digests of solutions that a slow context has made slower."""
         self._best_gap_ns = 0
         """Time of a link of a chain of empty kernels in the best context so far; 0 if nobody knows."""
         self._held: dict[bool, Made] = {}
@@ -168,7 +180,7 @@ class WorkerPool:
         Raises:
             DeviceFault: no worker can be started.
         """
-        held = self._held.get(files.is_reference)
+        held, files = self._held.get(files.is_reference), self._made_for(files)
         is_fresh = held is None or held.files.digest != files.digest or held.worker.has_ended
         if held is None or is_fresh:
             self._end(is_reference=files.is_reference)
@@ -279,7 +291,7 @@ class WorkerPool:
         more, is ended.
         """
         held = [one.files.digest for one in self._held.values()]
-        self._wanted = list(solutions)
+        self._wanted = [*map(self._made_for, solutions)]
         while self._wanted and self._wanted[0].digest in held:
             held.remove(self._wanted.pop(0).digest)
         self.tend()
@@ -352,7 +364,7 @@ class WorkerPool:
         self._retire(warm.worker)
 
     def _hear(self) -> None:
-        """Hear which workers have started; replace those with a slow context.
+        """Hear which workers have started; replace those on another GPU, and those with a slow context.
 
         Raises:
             DeviceFault: one that somebody waits for does not start.
@@ -369,12 +381,19 @@ class WorkerPool:
                     raise _start_fault(worker, error) from None
                 continue
             self._has_started, self._has_failed = True, False
-            self._on_ready(worker)
-            self.see_context(worker.ready.chain_gap_ns)
-        for warm in [one for one in self._warm if one.worker.is_ready]:
+            if worker.is_on_another_gpu:
+                self._gpu_index = None  # CUDA counts GPUs in another way here: they are named by UUID from now on
+                self._replace(warm, warm.attempt)
+            else:
+                self._on_ready(worker)
+                self.see_context(worker.ready.chain_gap_ns)
+        for warm in [one for one in self._warm if one.worker.is_ready and one.files.wants_fast]:
             if self.excess_ns(warm.worker.ready.chain_gap_ns) and warm.attempt < MOST_CONTEXTS:
-                self._drop(warm)
-                self._start(warm.files, is_awaited=warm.is_awaited, attempt=warm.attempt + 1)
+                self._replace(warm, warm.attempt + 1)
+
+    def _replace(self, warm: Made, attempt: int) -> None:
+        self._drop(warm)
+        self._start(warm.files, is_awaited=warm.is_awaited, attempt=attempt)
 
     def see_context(self, chain_gap_ns: int) -> None:
         """Learn how fast a context of this session is; 0 if nobody knows."""
@@ -389,6 +408,21 @@ class WorkerPool:
         """
         is_slow = self._best_gap_ns > 0 and chain_gap_ns > self._best_gap_ns * SLOW_CONTEXT
         return chain_gap_ns - self._best_gap_ns if is_slow else 0
+
+    def excess_of(self, worker: WorkerProcess) -> int:
+        """Return the same of a solution's worker; 0 if a fast context was asked for: no better one is to be had."""
+        held = self._held.get(False)
+        is_settled = held is None or held.worker is not worker or held.files.wants_fast
+        return 0 if is_settled else self.excess_ns(worker.ready.chain_gap_ns)
+
+    def end_slow(self) -> None:
+        """End the current worker; those of its solution have fast contexts from now on."""
+        if False in self._held:
+            self._want_fast.add(self._held[False].files.digest)
+            self.discard()
+
+    def _made_for(self, files: SolutionFiles) -> SolutionFiles:
+        return replace(files, wants_fast=True) if files.digest in self._want_fast else files
 
     # Files of a worker, and how it is started.
 
@@ -413,8 +447,8 @@ class WorkerPool:
         self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
     ) -> dict[str, Any]:
         """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
-        image = self.timing_image if precompiled is None else None
-        order = make_order(self._hello, home, image) | {"is_reference": files.is_reference}
+        index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
+        order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
         policy = self.policies.make_policy(files.digest, files.artifact, given)
         if policy is None:
             return order
@@ -461,17 +495,21 @@ class WorkerPool:
             self.precompiling = None
 
 
-def make_order(hello: Hello, home: Path, image: bytes | None = None) -> dict[str, Any]:
+def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image: bytes | None = None) -> dict[str, Any]:
     """Return the spawn order of a worker without a sandbox, or of a program in its place.
 
     Args:
         hello: the session's settings.
         home: the worker's folder.
+        gpu_index: its GPU's number as CUDA counts; None to go by what the session sees.
         image: machine code of the timing kernels, which it then need not assemble.
     """
-    environment = worker_environment(os.environ, Path(hello.cache_root))
+    environment = worker_environment(os.environ, Path(hello.cache_root)) | {"HOME": str(home), "TMPDIR": str(home)}
+    if gpu_index is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu_index)
     return {
-        "environment": environment | {"HOME": str(home), "TMPDIR": str(home)},
+        "environment": environment,
+        "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
         "device": "cuda:0" if hello.device == "cuda" else "cpu",
         "threads": usable_cores(),
         "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
@@ -494,6 +532,18 @@ def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
     worker.end()
     said = worker.log.take().strip()
     return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
+
+
+def check_context(trial: Trial, excess_gap_ns: int) -> None:
+    """Raise SlowContext if another context would make a call faster.
+
+    Args:
+        trial: the call's first.
+        excess_gap_ns: how much longer each gap between its operations is than in the best context.
+    """
+    operations = max((sample.operations or 1 for sample in trial.samples), default=1)
+    if gaps_matter(excess_gap_ns, operations, median(trial.spans_ns)):
+        raise SlowContext
 
 
 def gaps_matter(excess_gap_ns: int, operations: int, call_ns: float) -> bool:

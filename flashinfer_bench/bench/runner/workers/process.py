@@ -144,6 +144,7 @@ class WorkerProcess:
         """Processes below the supervisor that are stopped."""
         self.overhead = BatchOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
+        self._wanted_gpu: str | None = order.get("gpu_uuid")
         limit = order["memory_limit_bytes"] or math.inf
         self._most_hidden = max(limit, min(usable_memory() // MACHINE_SHARE, MOST_NOISE_BYTES))
         self._least_hidden = (math.inf, math.inf)
@@ -191,6 +192,11 @@ class WorkerProcess:
     def clock(self) -> ClockTraits:
         """The clock that it uses; known before a solution is loaded."""
         return self.ready.clock
+
+    @property
+    def is_on_another_gpu(self) -> bool:
+        """Whether the GPU that it found is not the one that it was to find."""
+        return self.is_ready and self._wanted_gpu not in (None, self.ready.gpu_uuid)
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
         """Wait until the worker can take work; no solution code has run in it yet. For the errors see `look`."""

@@ -16,7 +16,7 @@ from flashinfer_bench.bench.runner.session.job import MadeBaseline
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
-from flashinfer_bench.bench.runner.workers.pool import reference_files
+from flashinfer_bench.bench.runner.workers.pool import SlowContext, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
@@ -251,10 +251,11 @@ TOLD = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=True)
     ("errors", "ends", "said"),
     [
         ([killed(), TOLD], "discard", "as told"),
+        ([SlowContext(), TOLD], "end_slow", "as told"),
         ([killed(), killed()], "discard", "ended by signal 9 twice"),
         ([killed(), killed(signal.SIGTERM)], "discard", "ended by signals [<Signals.SIGKILL"),
     ],
-    ids=["killed", "twice", "by two signals"],
+    ids=["killed", "slow", "twice", "by two signals"],
 )
 def test_a_job_is_judged_once_more_in_another_worker(open_session, errors, ends, said):
     session = open_session()

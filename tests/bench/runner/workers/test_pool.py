@@ -1,6 +1,7 @@
 """Which worker gets a solution, how many are kept warm, and which are ended before they meet one."""
 
 import socket
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,25 +9,33 @@ import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
-from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
+from flashinfer_bench.bench.runner.workers.pool import (
+    SlowContext,
+    SolutionFiles,
+    WorkerPool,
+    check_context,
+    reference_files,
+)
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.worker.fork_server import READY
 
 pytestmark = pytest.mark.cpu
-FAST, GAPS = 1600, {"fast": 1600, "slow": 1750, "unknown": 0, "dead": -1, "coming": -2}
-FILES = {name: SolutionFiles(name) for name in ("one", "two", "three", "four")}
+FAST, GAPS = 1600, {"fast": 1600, "slow": 1750, "unknown": 0, "dead": -1, "coming": -2, "elsewhere": -3}
+FILES = {name: SolutionFiles(name, wants_fast=name == "python") for name in ("one", "two", "three", "four", "python")}
 
 
 class FakeWorker:
-    """A worker that starts with a given chain gap, late, or not at all."""
+    """A worker that starts with a given chain gap, late, on another GPU, or not at all."""
 
     def __init__(self, kind, name):
         self.kind, self.name = kind, name
         self.ready = SimpleNamespace(chain_gap_ns=max(0, GAPS[kind]))
         self.pid = self.given = None
         self.is_ready = self.is_ended = self.is_reaped = self.has_ended = self.is_deaf = False
+        self.is_on_another_gpu = kind == "elsewhere"
         self.log, self.overhead = BoundedLog(), BatchOverhead()
 
     def __str__(self):
@@ -71,7 +80,7 @@ class Bench:
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: self.room)
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        self.pool = open_pool(device, on_ready=self.heard.append, has_walls=sandboxed)
+        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed)
         self.pool.see_context(best)
 
     def run(self, script):
@@ -91,17 +100,19 @@ class Bench:
         return " ".join(map(str, self.made))
 
 
-def open_pool(device, sessions=1, on_ready=lambda _: None, has_walls=False):
-    hello = SimpleNamespace(device=device, sessions=sessions, has_walls=has_walls)
+def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, has_walls=False):
+    hello = SimpleNamespace(device=device, gpu_index=index, sessions=sessions, has_walls=has_walls)
     return WorkerPool(None, None, hello, None, on_ready=on_ready)
 
 
 GPU, OPEN = {"device": "cuda"}, {"sandboxed": False}
 SCRIPTS = [
-    # a context that is slower than the best so far is replaced, a few times
-    ("slow fast", {"best": FAST}, "take one", "one- one"),
-    ("slow slow slow slow slow", {"best": FAST}, "take one", "one- one- one- one"),
-    ("slow fast", {}, "expect one, is_starting, see_context 1600, take one", "one- one"),
+    # a context that is slower than the best so far is replaced, a few times, if it is to be fast
+    ("slow fast", {"best": FAST}, "take one", "one"),
+    ("slow fast", {"best": FAST}, "take python", "python- python"),
+    ("slow slow fast", {"best": FAST}, "take one, end_slow, take one, expect one two", "one- one- one two?"),
+    ("slow slow slow slow slow", {"best": FAST}, "take python", "python- python- python- python"),
+    ("slow fast", {}, "expect python, is_starting, see_context 1600, take python", "python- python"),
     ("slow unknown", {}, "take one, take two", "one- two"),
     # warm workers are for what comes next, side by side, and refilled when one is taken
     ("coming coming coming coming", {"room": 3}, "expect one two three four, take one", "one two? three? four?"),
@@ -109,6 +120,7 @@ SCRIPTS = [
     ("", {"room": 3}, "expect one two, take one, take one, take two", "one- two"),
     # one that does not start is no warm one, and none is started ahead until another has started
     ("fast dead fast", {"room": 2}, "expect one two three, take one, expect two three", "one two-"),
+    ("elsewhere fast", GPU, "take one", "one- one"),
     # the worker of a reference rests on a GPU while solutions run
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
     ("", GPU, "reference_worker a, rest_reference, reference_worker b", "reference- reference"),
@@ -128,7 +140,7 @@ SCRIPTS = [
 def test_what_is_started_and_ended(monkeypatch, kinds, given, script, workers):
     bench = Bench(monkeypatch, kinds, **given)
     assert bench.run(script) == workers
-    assert set(bench.heard) == {one for one in bench.made if one.is_ready}
+    assert set(bench.heard) == {one for one in bench.made if one.is_ready and one.kind != "elsewhere"}
 
 
 def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_what_it_said(monkeypatch):
@@ -161,3 +173,10 @@ def test_nothing_is_precompiled_before_the_server_says_that_it_is_ready(said, cl
             theirs.close()
         assert [pool.may_precompile(), pool.may_precompile()] == [ready] * 2
         assert (pool.precompiling is None) is closes
+
+
+@pytest.mark.parametrize(("operations", "excess_ns", "matters"), [(40, 180, True), (1, 180, False), (40, 0, False)])
+def test_a_slow_context_matters_to_calls_of_several_operations(operations, excess_ns, matters):
+    samples = tuple(Sample(span_ns=100_000, enqueue_ns=1, operations=operations) for _ in range(3))
+    with pytest.raises(SlowContext) if matters else nullcontext():
+        check_context(Trial(samples, "count"), excess_ns)
