@@ -32,7 +32,7 @@ import torch
 
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CudaEventClock, CuptiClock, make_clock, shared_recorder
-from flashinfer_bench.timing.gpu_queue import GpuQueue, Preamble
+from flashinfer_bench.timing.flush import GpuQueue, Preamble
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.statistics import trimmed_mean
 from flashinfer_bench.timing.summary import summarise

@@ -21,7 +21,7 @@ from flashinfer_bench.examine.doctor.probe import make_reader
 from flashinfer_bench.timing import driver, lane
 from flashinfer_bench.timing.clocks import CuptiClock
 from flashinfer_bench.timing.cupti import CuptiRecorder
-from flashinfer_bench.timing.gpu_queue import GpuQueue
+from flashinfer_bench.timing.flush import GpuQueue
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 
 SIZES_MIB = (8, 16, 24, 32)

@@ -15,7 +15,7 @@ import torch
 
 from flashinfer_bench.timing.clocks import CuptiClock
 from flashinfer_bench.timing.cupti import CuptiRecorder
-from flashinfer_bench.timing.gpu_queue import GpuQueue
+from flashinfer_bench.timing.flush import GpuQueue
 from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.timing.timeline import Operation, busy_time
 

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from flashinfer_bench.sandbox.processes import descendants
+from flashinfer_bench.sandbox.process_tree import descendants
 
 CALLER = "flashinfer_bench.worker.one_call"
 POLL_S = 0.5

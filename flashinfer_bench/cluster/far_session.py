@@ -19,7 +19,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.client import PHASE_GRACE_S, START_LIMIT_S, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
 from flashinfer_bench.cluster.words import Lost, Parcel
-from flashinfer_bench.sandbox.processes import hide_memory
+from flashinfer_bench.sandbox.process_tree import hide_memory
 
 FAR_GRACE_S: Final = 60.0
 """Seconds that the host waits beyond what it would wait for a session of its own: the node gives up first, and says so.

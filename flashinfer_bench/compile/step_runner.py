@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from flashinfer_bench.base.bounded_log import BoundedLog
-from flashinfer_bench.sandbox import landlock, processes
+from flashinfer_bench.sandbox import landlock, process_tree
 from flashinfer_bench.sandbox.namespaces import enter_own_network
 
 HEAD_BYTES: Final = 49_152
@@ -56,7 +56,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 def confine(readable: list[str], writable: list[str]) -> None:
     """Deny this process, and all it starts, the network and every file but the named ones, as far as the kernel can."""
-    processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
+    process_tree.prctl(process_tree.PR_SET_NO_NEW_PRIVS, 1)
     with suppress(OSError):
         enter_own_network()
     rules = [(path, landlock.READING) for path in readable] + [(path, landlock.OWNING) for path in writable]

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from flashinfer_bench.sandbox.processes import PR_SET_NO_NEW_PRIVS, prctl, system_call
+from flashinfer_bench.sandbox.process_tree import PR_SET_NO_NEW_PRIVS, prctl, system_call
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 GET_VERSION, RULE_PATH_BENEATH = 1, 1

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.sandbox.processes import in_child, show_memory
+from flashinfer_bench.sandbox.process_tree import in_child, show_memory
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 1

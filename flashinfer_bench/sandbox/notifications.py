@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.sandbox.processes import ancestors, process_table, system_call
+from flashinfer_bench.sandbox.process_tree import ancestors, process_table, system_call
 from flashinfer_bench.sandbox.seccomp import MACHINES, read_calls
 
 QUESTION: Final = struct.Struct("=QIIiIQ6Q")

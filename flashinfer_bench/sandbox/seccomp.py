@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.sandbox.processes import system_call
+from flashinfer_bench.sandbox.process_tree import system_call
 
 TABLE: Final = """
 # name                  x86-64  AArch64  verdict

@@ -26,7 +26,7 @@ from typing import Any, Final
 from flashinfer_bench.base.wire import send_frame
 from flashinfer_bench.sandbox.landlock import keep_signals_apart, kill_domain
 from flashinfer_bench.sandbox.notifications import Notifications
-from flashinfer_bench.sandbox.processes import (
+from flashinfer_bench.sandbox.process_tree import (
     Memory,
     adopt_orphans,
     ancestors,

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.sandbox.policy import drop_capabilities
-from flashinfer_bench.sandbox.processes import in_child
+from flashinfer_bench.sandbox.confine import drop_capabilities
+from flashinfer_bench.sandbox.process_tree import in_child
 
 PACKAGE: Final = Path(__file__).parents[1]
 FIRST_USER, USERS = 1_300_000_000, 1 << 24

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
-from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
+from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
 

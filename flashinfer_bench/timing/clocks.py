@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.timing.cupti import CuptiRecorder, RecordsLost, import_cupti
-from flashinfer_bench.timing.gpu_queue import CHAIN, GpuQueue, Preamble
+from flashinfer_bench.timing.flush import CHAIN, GpuQueue, Preamble
 from flashinfer_bench.timing.graphs import CaptureRefused, capture, capture_first, see_operations
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, WALL, Facts, Sample
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache

@@ -14,7 +14,7 @@ from flashinfer_bench.timing.measurement import WALL, Trial, join_facts, latency
 from flashinfer_bench.timing.statistics import FEWEST_BATCHES, count_together
 
 if TYPE_CHECKING:  # reports name flags without NVML
-    from flashinfer_bench.timing.gpu_state import GpuState
+    from flashinfer_bench.timing.nvml import GpuState
 
 LATE_SHARE: Final = 0.25
 """A call is host-bound if a larger share of its samples is late."""

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch
-from flashinfer_bench.timing.gpu_queue import Preamble
+from flashinfer_bench.timing.flush import Preamble
 from flashinfer_bench.timing.measurement import Facts, Sample, Trial
 from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS, quantile

@@ -12,8 +12,8 @@ from typing import Final
 
 from flashinfer_bench.timing.between_workers import default_spread, is_noisy
 from flashinfer_bench.timing.flags import find_flags
-from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import WALL, Measured, Stop, Trial, join_facts, latency_ns
+from flashinfer_bench.timing.nvml import GpuState
 from flashinfer_bench.timing.statistics import count_together, describe, interval_of_trials, trimmed_mean
 
 STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")

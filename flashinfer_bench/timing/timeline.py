@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from flashinfer_bench.timing.gpu_queue import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL
+from flashinfer_bench.timing.flush import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL
 from flashinfer_bench.timing.measurement import Sample
 
 FILL: Final = "FillFunctor"

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.wire import FrameReader, WireClosed
-from flashinfer_bench.sandbox.processes import (
+from flashinfer_bench.sandbox.process_tree import (
     adopt_orphans,
     await_children,
     count_tasks,

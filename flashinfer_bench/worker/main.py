@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
-from flashinfer_bench.sandbox.policy import confine
-from flashinfer_bench.sandbox.processes import show_memory
+from flashinfer_bench.sandbox.confine import confine
+from flashinfer_bench.sandbox.process_tree import show_memory
 from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,

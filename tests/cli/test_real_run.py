@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.sandbox.processes import descendants, is_alive
+from flashinfer_bench.sandbox.process_tree import descendants, is_alive
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.processes import wait_until_gone
 

@@ -18,7 +18,7 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.sandbox import landlock
-from flashinfer_bench.sandbox.processes import descendants
+from flashinfer_bench.sandbox.process_tree import descendants
 from flashinfer_bench.sandbox.seccomp import can_filter
 from tests.conftest import CHECKOUT
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set

@@ -6,7 +6,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.examine.doctor.machine import GpuAtRest, MachineState
 from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.examine.doctor.self_check import Agreement, TwinTimes
-from flashinfer_bench.timing.gpu_state import GpuState
+from flashinfer_bench.timing.nvml import GpuState
 
 GPU = Device("cuda", 0, "NVIDIA H200", "GPU-test-of-the-doctor", (9, 0))
 CPU = Device("cpu", 0, "test device", "cpu")

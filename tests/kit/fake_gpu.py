@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from flashinfer_bench.timing.clocks import CaptureRefused, CudaEventClock, CuptiClock, Preamble
 from flashinfer_bench.timing.cupti import RecordsLost
-from flashinfer_bench.timing.gpu_queue import CHAIN, DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL, MOVE_KERNEL
+from flashinfer_bench.timing.flush import CHAIN, DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL, MOVE_KERNEL
 from flashinfer_bench.timing.timeline import Operation
 
 LAUNCH_NS = 2_000

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flashinfer_bench.bench.runner.launcher import MODULE, launcher_ids
-from flashinfer_bench.sandbox.processes import ancestors, is_alive
+from flashinfer_bench.sandbox.process_tree import ancestors, is_alive
 
 VARIABLE = "FIB_TEST_MARK"
 MARK = uuid.uuid4().hex

@@ -9,8 +9,8 @@ from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
 from flashinfer_bench.report.timing import Burst, describe_bounds, describe_flag, describe_ways, flags_of, read_timing
 from flashinfer_bench.timing.flags import FLAGS, find_flags
-from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, Sample, Trial
+from flashinfer_bench.timing.nvml import GpuState
 from tests.kit import make_evaluation, make_trace, make_workload
 
 LOST = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."

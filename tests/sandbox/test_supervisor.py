@@ -19,7 +19,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProc
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox import landlock, supervisor
 from flashinfer_bench.sandbox.notifications import Notifications
-from flashinfer_bench.sandbox.processes import Memory, count_tasks, descendants, is_alive, read_process
+from flashinfer_bench.sandbox.process_tree import Memory, count_tasks, descendants, is_alive, read_process
 from flashinfer_bench.sandbox.seccomp import can_filter
 from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.processes import wait_until_gone
@@ -128,9 +128,9 @@ except OSError as error:
 """
 HIDE = """
 import os, subprocess, sys
-from flashinfer_bench.sandbox import landlock, processes
-from flashinfer_bench.sandbox.policy import drop_capabilities
-processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
+from flashinfer_bench.sandbox import landlock, process_tree
+from flashinfer_bench.sandbox.confine import drop_capabilities
+process_tree.prctl(process_tree.PR_SET_NO_NEW_PRIVS, 1)
 landlock.SCOPE_VERSION = int(sys.argv[1])
 drop_capabilities()
 def opens(pid):
@@ -139,9 +139,9 @@ def opens(pid):
     except PermissionError:
         return False
 other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-processes.hide_memory()
+process_tree.hide_memory()
 print(subprocess.run([sys.executable, "-S", "-c", f"open('/proc/{os.getpid()}/mem')"], stderr=-3).returncode)
-processes.show_memory()
+process_tree.show_memory()
 os.makedirs("a"); os.makedirs("b"); open("a/x", "w").close()
 print(opens(other.pid), landlock.keep_apart(), opens(other.pid))
 os.rename("a/x", "b/x")
@@ -312,7 +312,7 @@ int main(int count, char **words) {
 """
 BY_GROUPS = """
 import os, subprocess, sys
-from flashinfer_bench.sandbox.processes import adopt_orphans, kill_below
+from flashinfer_bench.sandbox.process_tree import adopt_orphans, kill_below
 adopt_orphans()
 subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(kill_below(os.getpid(), 25.0))

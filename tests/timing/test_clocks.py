@@ -7,7 +7,7 @@ import torch
 
 from flashinfer_bench.timing import clocks
 from flashinfer_bench.timing.clocks import Preamble, WallClock, make_clock
-from flashinfer_bench.timing.gpu_queue import (
+from flashinfer_bench.timing.flush import (
     DELAY_KERNEL,
     FLUSH_KERNEL,
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.gpu_queue import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL
+from flashinfer_bench.timing.flush import DELAY_KERNEL, EMPTY_KERNEL, FLUSH_KERNEL
 from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, busy_time, read_samples
 
 DELAY, FLUSH, MARK = DELAY_KERNEL, FLUSH_KERNEL, EMPTY_KERNEL

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.report.timing import MEANINGS
-from flashinfer_bench.timing import gpu_state
-from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
+from flashinfer_bench.timing import nvml
 from flashinfer_bench.timing.measurement import Sample, Trial, join_facts
+from flashinfer_bench.timing.nvml import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
 from flashinfer_bench.timing.statistics import LONG_SAMPLE_NS
 from flashinfer_bench.timing.summary import summarise
 
@@ -146,11 +146,11 @@ def look(monkeypatch):
             monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", lambda *_, name=name: answer(name))
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda wanted: find(wanted) or "handle")
-        gpu_state.handle.cache_clear()
+        nvml.handle.cache_clear()
         return read_gpu_state(uuid, ours=ours), read_gpu_settings(uuid)
 
     yield looked
-    gpu_state.handle.cache_clear()
+    nvml.handle.cache_clear()
 
 
 @pytest.mark.parametrize(

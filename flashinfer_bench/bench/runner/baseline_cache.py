@@ -30,8 +30,8 @@ from flashinfer_bench.bench.runner.environments import is_passed_on
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.data import SafetensorsInput
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.timing.gpu_state import read_gpu_settings, read_gpu_state
 from flashinfer_bench.timing.measurement import Count, Measured, Words
+from flashinfer_bench.timing.nvml import read_gpu_settings, read_gpu_state
 
 if TYPE_CHECKING:  # the host lists baselines without torch
     from flashinfer_bench.bench.runner.session.job import JobContext

@@ -20,7 +20,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
-from flashinfer_bench.sandbox.processes import end_tree, hide_memory, session_members
+from flashinfer_bench.sandbox.process_tree import end_tree, hide_memory, session_members
 
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0

@@ -34,7 +34,7 @@ from typing import IO, Any, Final, NoReturn
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
-from flashinfer_bench.sandbox.processes import die_with_parent, fork, hide_memory
+from flashinfer_bench.sandbox.process_tree import die_with_parent, fork, hide_memory
 
 MODULE: Final = "flashinfer_bench.bench.runner.launcher"
 OPENING: Final = "flashinfer_bench.bench.runner.session.opening"

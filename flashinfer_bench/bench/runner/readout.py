@@ -14,8 +14,8 @@ from dataclasses import replace
 from statistics import median_low
 from typing import Final
 
-from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
 from flashinfer_bench.timing.stopping import reached_precision
 from flashinfer_bench.timing.summary import summarise
 

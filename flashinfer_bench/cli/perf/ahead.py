@@ -27,7 +27,7 @@ from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.routines.case.spec import TORCH
-from flashinfer_bench.sandbox.processes import kill_session, session_members
+from flashinfer_bench.sandbox.process_tree import kill_session, session_members
 
 MODULE: Final = "flashinfer_bench.routines.ahead.call_once"
 LIMIT_S: Final = 900.0

@@ -36,7 +36,7 @@ TO_GET_CUPTI: Final = {
 """Words in the reason of a fall-back, and what helps there. The first words that fit count."""
 CUPTI_FAILS: Final = "run this again; if it says the same, look up what CUPTI reports, and the driver's version"
 HEAT: Final = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
-"""Reasons of a slow-down that are no usual power cap; see `timing.gpu_state.SLOWED_BY`."""
+"""Reasons of a slow-down that are no usual power cap; see `timing.nvml.SLOWED_BY`."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flashinfer_bench.bench.machine import Device, is_torch_cuda_build
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.compile import Toolchain, find_toolchain, find_unavailable_languages
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
+from flashinfer_bench.timing.nvml import GpuState, read_gpu_state
 
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupti-python", "apache-tvm-ffi")
 """Distributions whose versions times depend on."""

@@ -19,10 +19,10 @@ import torch
 from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.testing.device import TimingDevice, timing_device
 from flashinfer_bench.testing.gpu_time import bench_gpu_time
-from flashinfer_bench.timing import driver, gpu_queue
+from flashinfer_bench.timing import driver, flush
 from flashinfer_bench.timing.clocks import CudaEventClock
-from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.nvml import GpuState
 
 ITERATIONS: Final = 30
 """Timed calls of each measurement."""
@@ -80,7 +80,7 @@ def probe_gpu() -> Readings:
 
 def measure_empty_pair_ns(device: torch.device) -> int:
     """Return what two CUDA events with nothing between them read."""
-    clock = CudaEventClock(gpu_queue.GpuQueue(device), EVENTS_ASKED_FOR)
+    clock = CudaEventClock(flush.GpuQueue(device), EVENTS_ASKED_FOR)
     with clock:
         return int(clock.facts()["empty_pair_ns"])
 
@@ -129,10 +129,10 @@ def check_cache(source: torch.Tensor, l2_bytes: int) -> CacheCheck | None:
 
 def make_reader(data: torch.Tensor) -> Callable[[], None]:
     """Return a call that reads a tensor and writes nothing: the flush's kernel under a name that is timed."""
-    text = Path(gpu_queue.__file__).with_name("gpu_kernels.ptx").read_bytes()
-    module = driver.Module(text.replace(gpu_queue.FLUSH_KERNEL.encode(), READER.encode()))
-    blocks = int(torch.cuda.get_device_properties(data.device).multi_processor_count) * gpu_queue.BLOCKS_PER_PROCESSOR
-    launch = driver.Launcher(module.kernel(READER), blocks=blocks, threads=gpu_queue.FLUSH_THREADS, arguments=2)
+    text = Path(flush.__file__).with_name("gpu_kernels.ptx").read_bytes()
+    module = driver.Module(text.replace(flush.FLUSH_KERNEL.encode(), READER.encode()))
+    blocks = int(torch.cuda.get_device_properties(data.device).multi_processor_count) * flush.BLOCKS_PER_PROCESSOR
+    launch = driver.Launcher(module.kernel(READER), blocks=blocks, threads=flush.FLUSH_THREADS, arguments=2)
     return lambda: launch(torch.cuda.current_stream().cuda_stream, data.data_ptr(), data.nbytes)
 
 

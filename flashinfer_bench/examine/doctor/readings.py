@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from flashinfer_bench.timing.gpu_state import GpuState
+from flashinfer_bench.timing.nvml import GpuState
 
 
 @dataclass(frozen=True)

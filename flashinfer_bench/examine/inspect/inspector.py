@@ -27,9 +27,9 @@ from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.runner.environments import PACKAGE
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
-from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
 from flashinfer_bench.bench.runner.workers.pool import make_order
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.errors import FlashInferBenchError, SolutionFailure
@@ -37,7 +37,7 @@ from flashinfer_bench.examine.inspect.enclosed import run_enclosed
 from flashinfer_bench.examine.inspect.inputs import write_inputs
 from flashinfer_bench.examine.inspect.order import WORK, Inspected, InspectOrder, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
-from flashinfer_bench.sandbox.processes import fork
+from flashinfer_bench.sandbox.process_tree import fork
 from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
 from flashinfer_bench.worker.protocol import Failed, Loaded
 

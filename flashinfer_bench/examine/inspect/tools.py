@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.machine import Device, discover_devices
-from flashinfer_bench.bench.runner.workers.policies import is_too_wide
+from flashinfer_bench.bench.runner.workers.sandbox_policy import is_too_wide
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.examine.inspect.order import ToolStep
 

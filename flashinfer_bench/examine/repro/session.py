@@ -28,7 +28,7 @@ from flashinfer_bench.bench.runner.session.opening import open_session
 from flashinfer_bench.data import Definition
 from flashinfer_bench.examine.repro.capture import KeptCall, keeping
 from flashinfer_bench.examine.repro.map import draw_map
-from flashinfer_bench.sandbox.processes import die_with_parent, hide_memory
+from flashinfer_bench.sandbox.process_tree import die_with_parent, hide_memory
 
 KEPT_DTYPES: Final = frozenset({"float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int32", "int64"})
 """Tensors of other dtypes are stored as bytes."""

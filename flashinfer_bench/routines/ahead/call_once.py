@@ -21,7 +21,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.sandbox.processes import die_with_parent, kill_session
+from flashinfer_bench.sandbox.process_tree import die_with_parent, kill_session
 
 
 def call_once(root: Path, definition: Definition, solution: Solution, workload: Workload) -> None:

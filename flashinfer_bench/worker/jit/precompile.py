@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.sandbox.processes import show_memory
+from flashinfer_bench.sandbox.process_tree import show_memory
 from flashinfer_bench.sandbox.seccomp import refuse_calls
 from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.module_layer import link_modules

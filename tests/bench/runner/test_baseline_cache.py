@@ -20,8 +20,8 @@ from flashinfer_bench.bench.runner.baseline_cache import (
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, Hello
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState
 from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.timing.nvml import GpuSettings, GpuState
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit import make_definition, make_workload
 

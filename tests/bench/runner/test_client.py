@@ -10,7 +10,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner.client import SessionClient
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
-from flashinfer_bench.sandbox.processes import descendants, is_alive
+from flashinfer_bench.sandbox.process_tree import descendants, is_alive
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from flashinfer_bench.bench.runner import launcher
 from flashinfer_bench.bench.runner.launcher import ForkServer, Launcher, launcher_for, read_tail
-from flashinfer_bench.sandbox.processes import is_alive
+from flashinfer_bench.sandbox.process_tree import is_alive
 from tests.kit.processes import wait_until_gone
 
 pytestmark = pytest.mark.cpu

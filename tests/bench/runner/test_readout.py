@@ -6,8 +6,8 @@ import pytest
 
 from flashinfer_bench.bench.runner import readout as module
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Sample, Trial
+from flashinfer_bench.timing.nvml import GpuState
 
 IDLE = GpuState(1980, 3201, 100.0, 40, (), 0)
 CALM = GpuState(1980, 3201, 400.0, 55, (), 0)

@@ -42,7 +42,7 @@ from flashinfer_bench.routines.ahead.call_once import call_once
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
-from flashinfer_bench.sandbox.processes import kill_session, session_members
+from flashinfer_bench.sandbox.process_tree import kill_session, session_members
 from tests.kit.make import make_evaluation
 from tests.kit.processes import marked, wait_until_gone
 from tests.routines.small import SMALL

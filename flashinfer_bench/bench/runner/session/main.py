@@ -36,7 +36,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
-from flashinfer_bench.timing.gpu_queue import kernel_image
+from flashinfer_bench.timing.flush import kernel_image
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_PORTION_S: Final = 0.5

@@ -28,8 +28,8 @@ from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER,
 from flashinfer_bench.bench.evaluators.inputs.threads import keep_to_one_thread
 from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder, BlockSolution, Hello
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, reference_files
+from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.data import Definition
 from flashinfer_bench.timing.driver import make_context
 from flashinfer_bench.worker.fork_server import Preparation, start_fork_server

@@ -37,8 +37,8 @@ from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
-from flashinfer_bench.bench.runner.workers.policies import PolicyMaker
 from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault

@@ -25,7 +25,7 @@ from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, send_frame, send_frame_by
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.sandbox.processes import descendants, end_tree, hidden_memory, resident_memory
+from flashinfer_bench.sandbox.process_tree import descendants, end_tree, hidden_memory, resident_memory
 from flashinfer_bench.worker.protocol import (
     Called,
     Claim,

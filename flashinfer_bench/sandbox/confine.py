@@ -1,9 +1,9 @@
 """What one worker may reach, and how a fresh fork gives up everything else for good.
 
-The session makes a policy (`bench/runner/workers/policies.py`) and sends it with the order to start. The worker enters
-it before it has threads, and it holds for all that it starts. A worker without a policy keeps its user's files and
-connections; it still gives up its session, descriptors, environment, capabilities, and its view of processes that it
-did not start.
+The session makes a policy (`bench/runner/workers/sandbox_policy.py`) and sends it with the order to start. The worker
+enters it before it has threads, and it holds for all that it starts. A worker without a policy keeps its user's files
+and connections; it still gives up its session, descriptors, environment, capabilities, and its view of processes that
+it did not start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.namespaces import enter_own_network, seal_proc
-from flashinfer_bench.sandbox.processes import PR_SET_NO_NEW_PRIVS, die_with_parent, prctl
+from flashinfer_bench.sandbox.process_tree import PR_SET_NO_NEW_PRIVS, die_with_parent, prctl
 from flashinfer_bench.sandbox.seccomp import install_filter
 
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.workers import policies
-from flashinfer_bench.bench.runner.workers.policies import PolicyMaker, carve, find_readable
+from flashinfer_bench.bench.runner.workers import sandbox_policy
+from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker, carve, find_readable
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.sandbox.user import choose_user
 from tests.conftest import CHECKOUT
@@ -32,7 +32,7 @@ def write(root, *names):
 
 def test_the_interpreter_and_this_package_are_read_and_what_lies_beside_is_not():
     readable = find_readable({"PATH": "/usr/bin"}, import_path=[str(CHECKOUT), ""])
-    read = (sys.executable, os.__file__, pytest.__file__, policies.__file__)
+    read = (sys.executable, os.__file__, pytest.__file__, sandbox_policy.__file__)
     beside = [CHECKOUT / name for name in ("tests", "flashinfer-trace", "pyproject.toml")]
     system = ("/root", "/home", "/tmp", "/run", "/etc/shadow", "/dev/shm")
     assert [is_readable(path, readable) for path in read] == [True] * len(read)
@@ -126,7 +126,7 @@ def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(pl
 @pytest.mark.parametrize("is_new", [True, False])
 def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place, monkeypatch, is_new):
     lent = []
-    monkeypatch.setattr(policies, "lend_helpers", lambda folder: lent.append(folder) or [])
+    monkeypatch.setattr(sandbox_policy, "lend_helpers", lambda folder: lent.append(folder) or [])
     made = open_maker(place)
     folder = made.folder(DIGEST)
     if not is_new:
@@ -144,5 +144,5 @@ def test_what_is_compiled_is_noted_where_no_worker_writes_for_these_versions_alo
     made.mark_compiled(DIGEST)
     assert made.is_compiled(DIGEST)
     assert not any(folder.iterdir())
-    monkeypatch.setattr(policies.metadata, "version", lambda _package: "99")
+    monkeypatch.setattr(sandbox_policy.metadata, "version", lambda _package: "99")
     assert not open_maker(place).is_compiled(DIGEST)

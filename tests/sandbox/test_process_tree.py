@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.sandbox.processes import hidden_memory, proportional_memory, resident_memory
+from flashinfer_bench.sandbox.process_tree import hidden_memory, proportional_memory, resident_memory
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="the files are Linux's")]
 MEGABYTE = 1 << 20
