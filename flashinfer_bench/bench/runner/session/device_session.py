@@ -376,6 +376,7 @@ class DeviceSession:
         self._say(job, "load")
         self._pool.rest_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
+        self._pool.make_room()
         written = block.reference.mutates or frozenset()
         task = KernelTask(
             input_names=list(definition.inputs),

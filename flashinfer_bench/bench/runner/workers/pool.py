@@ -33,7 +33,7 @@ import torch
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.base.wire import WireError
-from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes, total_bytes
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
@@ -62,8 +62,9 @@ CORES_PER_START: Final = 4
 """Cores of this machine for each worker that starts: a measurement beside it needs one at once whenever it launches."""
 WARM_BYTES: Final = {"cuda": 768 << 20, "cpu": 256 << 20}
 """Memory that a warm worker is taken to hold: on a GPU its context, the timing kernels and the L2's flush buffer."""
-WARM_SHARE: Final = 16
-"""All warm workers may hold the memory of their device divided by this."""
+WARM_SHARE, FREE_SHARE = 16, 4
+"""All warm workers may hold the memory of their device divided by the first; on a GPU also no more than what is free
+there, and what they hold, divided by the second."""
 MEMORY_SHARE: Final = 0.6
 """Without a limit in the configuration the workers of all sessions together may hold this share of the machine's
 memory."""
@@ -322,8 +323,17 @@ class WorkerPool:
         kind = self._hello.device
         if self._is_gpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return FIRST_STARTING  # a look at the memory would make the session's own context first
-        room = total_bytes(torch.device(kind)) // WARM_SHARE // WARM_BYTES[kind]
-        return max(1, min(MOST_WARM[kind], room, MOST_WARM[kind] if self._is_gpu else usable_cores()))
+        device, size = torch.device(kind), WARM_BYTES[kind]
+        most = MOST_WARM[kind] if self._is_gpu else usable_cores()
+        if self._is_gpu:
+            most = min(most, (recently_free_bytes(device) + len(self._warm) * size) // FREE_SHARE // size)
+        return max(1, min(MOST_WARM[kind], most, total_bytes(device) // WARM_SHARE // size))
+
+    def make_room(self) -> None:
+        """End the warm workers that a GPU has no memory for, now that a solution is to get what it needs."""
+        if self._is_gpu and len(self._warm) > self._most_warm():
+            self.tend()
+            self.finish_ending()
 
     def _take(self, files: SolutionFiles) -> Made:
         """Return a worker that is up and has loaded nothing; one for a GPU is known by what empty bursts take in it."""

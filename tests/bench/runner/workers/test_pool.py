@@ -149,10 +149,20 @@ def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_wha
 
 
 @pytest.mark.parametrize(
-    ("device", "cores", "sessions", "gib", "starting", "most"),
-    [("cuda", 2, 1, 141, 1, 8), ("cuda", 64, 1, 24, 4, 2), ("cuda", 128, 8, 141, 1, 8), ("cpu", 8, 1, 6, 1, 1)],
+    ("device", "cores", "sessions", "gib", "free_gib", "starting", "most"),
+    [
+        ("cuda", 2, 1, 141, 140, 1, 8),
+        ("cuda", 64, 1, 24, 20, 4, 2),
+        ("cuda", 128, 8, 141, 140, 1, 8),
+        ("cuda", 64, 1, 141, 10, 4, 3),
+        ("cuda", 64, 1, 141, 0, 4, 1),
+        ("cpu", 8, 1, 6, 6, 1, 1),
+    ],
 )
-def test_warm_workers_are_bounded_by_cores_and_memory(monkeypatch, device, cores, sessions, gib, starting, most):
+def test_warm_workers_are_bounded_by_cores_and_memory(
+    monkeypatch, device, cores, sessions, gib, free_gib, starting, most
+):
+    monkeypatch.setattr(worker_pool, "recently_free_bytes", lambda _device: free_gib << 30)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(worker_pool, "total_bytes", lambda _device: gib << 30)
     monkeypatch.setattr(worker_pool, "usable_cores", lambda: cores)
