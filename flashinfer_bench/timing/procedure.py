@@ -48,8 +48,9 @@ FLUSH_NS: Final = 50_000
 SPARED_S: Final = 0.005
 """A call that may stop early and whose sample takes longer gets no warm-up beyond the check, and no look for lines."""
 REQUEST_S: Final = 0.015
-"""A single call may take this long on a busy machine, which says nothing of a sample among others. Up to this, the
-clock tells whether a call that may stop early is quick."""
+REQUEST_CALLS: Final = 3
+"""A single call may take REQUEST_S on a busy machine, which says nothing of a sample among others. Up to this, the
+clock tells whether a call that may stop early is quick. If one takes longer, REQUEST_CALLS together tell."""
 LATE_SHARE: Final = 0.1
 """If a larger share of a batch is late, the delay is doubled and the batch is taken again."""
 RETAKES: Final = 3
@@ -218,9 +219,14 @@ class TrialInProgress:
             self.per_call_s = min(alone_s, self.per_call_s)  # the delay of the probe is no part of a sample
         self.size_delay()
         self.per_call_s += self.preamble.delay_ns / 1e9
-        if procedure.stops_early and self.per_call_s <= REQUEST_S:
-            seen_ns = max(self.preamble.delay_ns, self.enqueue_ns) + alone.span_ns + FLUSH_NS
-            self.per_call_s = min(self.per_call_s, seen_ns / 1e9)
+        if procedure.stops_early:
+            seen_s = (max(self.preamble.delay_ns, self.enqueue_ns) + alone.span_ns + FLUSH_NS) / 1e9
+            if seen_s <= QUICK_S and self.per_call_s > REQUEST_S:  # it is slow, or its request was
+                before_s = self.per_call_s
+                self.time_calls(REQUEST_CALLS)
+                self.per_call_s = min(before_s, self.per_call_s)
+            if self.per_call_s <= REQUEST_S:
+                self.per_call_s = min(self.per_call_s, seen_s)
         return alone
 
     def probe(self, tries: int) -> Sample:

@@ -89,6 +89,18 @@ def test_a_quick_reference_that_was_held_up_once_is_timed_as_a_quick_one(gpu):
     assert take(gpu, procedure=procedure, source=partial(held_up, gpu, number=1)).facts["spin_ns"] == 100_000
 
 
+@pytest.mark.parametrize(("slow", "stop", "samples"), [(2, "count", 50), (10**6, "precision", 9)])
+def test_a_reference_of_which_the_first_requests_were_slow_is_timed_as_a_quick_one(gpu, slow, stop, samples):
+    """Contexts that are made beside it hold up some requests; inputs that take long to write hold up all."""
+
+    def prepare(at):
+        gpu.now_ns += 20 * MS * (at < slow)
+        return gpu.call(operations=3)
+
+    trial = take(gpu, procedure=REFERENCE, source=prepare)
+    assert (trial.stop, len(trial.samples)) == (stop, samples)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason", "next_method"),
     [
