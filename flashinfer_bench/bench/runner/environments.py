@@ -88,7 +88,7 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
     """Return what a worker sees of a session's environment, its own folder aside.
 
     FlashInfer compiles its kernels for minutes. So without walls all solutions share its folder, and one of them could
-    harm it. With walls each solution has a layer of its own over `library_folder` (`workers/enclosure.py`).
+    harm it. With walls each solution has a layer of its own over `library_folder` (`workers/sandbox_policy.py`).
     """
     kept = {name: value for name, value in environment.items() if is_passed_on(name)}
     if _why_no_program(kept) is not None:

@@ -47,7 +47,8 @@ SMALL_SETTLED: Final = 0.5
 SURE: Final = 0.99
 """Share of the limit that norms may come to if a call is not judged by itself."""
 TOGETHER: Final = {"cpu": 1 << 15, "cuda": 1 << 24}
-"""Elements of calls that are looked at together, by device: less than 600 MB on a GPU, one thread's work on a CPU."""
+"""Elements of calls that are looked at together, by device: about 400 MB of float32 on a GPU, one thread's work on a
+CPU."""
 MOST_ELEMENTS: Final = {"cpu": 1 << 22, "cuda": 1 << 25}
 """Elements of the largest output that is looked at, by device: it takes its memory several times over."""
 
