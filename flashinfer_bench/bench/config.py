@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
-    field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails
 
 from flashinfer_bench.bench.config_file import (
     as_validation_error,
@@ -36,7 +34,9 @@ from flashinfer_bench.bench.config_sources import (
     DEFAULT_ORIGIN,
     DEFINITIONS,
     SECTIONS,
+    EVAL_FIELDS,
     Count,
+    EmptyIfNone,
     EvalConfig,
     EvalSettings,
     Gigabytes,
@@ -51,11 +51,8 @@ from flashinfer_bench.bench.config_sources import (
     flatten,
     merge_sections,
     nest,
-    none_to_empty,
-    resolve,
 )
 from flashinfer_bench.bench.tolerances import FiledDefinitions, find_tolerances
-from flashinfer_bench.data.definition import normalise_op_type
 
 __all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
 
@@ -68,32 +65,11 @@ BETWEEN: Final = ("flashinfer_bench", "pydantic")
 """Packages whose frames lie between a script's call and the validator."""
 
 
-def _ints_to_text(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in value]
-    return value
-
-
-def _check_reference(reference: str) -> str:
-    module, colon, name = reference.partition(":")
-    parts = [*module.split("."), *(name.split(".") if colon else [])]
-    if not all(part.isidentifier() for part in parts):
-        message = f"{reference!r} is no module; write `package.module` or `module:Class`, not a path"
-        raise PydanticCustomError("no_module", "{what}", {"what": message})
-    return reference
-
-
-def _empty_sections(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: none_to_empty(section) for key, section in value.items()}
-    return none_to_empty(value)
-
-
 Names = Annotated[list[str], Field(min_length=1)]
-DeviceNames = Annotated[Names, BeforeValidator(_ints_to_text)]
-Sections = Annotated[dict[str, EvalConfig], BeforeValidator(_empty_sections)]
+DeviceNames = Annotated[list[Annotated[str, Field(coerce_numbers_to_str=True)]], Field(min_length=1)]
+Sections = Annotated[dict[str, Annotated[EvalConfig, EmptyIfNone]], EmptyIfNone]
 Seed = Annotated[int, NotBool, Field(ge=0, le=2**63 - 1)]
-PlugInReference = Annotated[str, AfterValidator(_check_reference)]
+PlugInReference = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?$")]
 SandboxLevel = Annotated[  # YAML reads a bare `off` as false
     Literal["strict", "auto", "off"], BeforeValidator(lambda value: "off" if value is False else value)
 ]
@@ -191,18 +167,19 @@ class BenchmarkConfig(EvalSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_old_names(cls, data: Any) -> Any:
-        return _without_old_names(data) if isinstance(data, Mapping) and not OLD_NAMES.isdisjoint(data) else data
-
-    @field_validator("op_type_config")
-    @classmethod
-    def _check_one_spelling(cls, sections: dict[str, EvalConfig]) -> dict[str, EvalConfig]:
-        first: dict[str, str] = {}
-        for key in sections:
-            other = first.setdefault(normalise_op_type(key), key)
-            if other != key:
-                message = f'"{other}" and "{key}" are two spellings of one op type; keep one section'
-                raise PydanticCustomError("two_spellings", "{what}", {"what": message})
-        return sections
+        """Move fields of the public package to their place here, and warn of each at the line of the script."""
+        if not isinstance(data, Mapping) or OLD_NAMES.isdisjoint(data):
+            return data
+        level, frame = 1, inspect.currentframe()
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith(BETWEEN):
+            level, frame = level + 1, frame.f_back
+        given = {key: value for key, value in data.items() if key not in OLD_NAMES}
+        if "log_dir" in data:
+            warnings.warn("log_dir has no effect: each trace holds its log", DeprecationWarning, stacklevel=level)
+        for key in sorted(OLD_EXTRAS & set(data)):
+            warnings.warn(f'{key} belongs into extra={{"{key}": ...}}', DeprecationWarning, stacklevel=level)
+            given["extra"] = {key: data[key], **(given.get("extra") or {})}
+        return given
 
     def model_post_init(self, context: Any, /) -> None:
         """Record the given values as one source."""
@@ -212,7 +189,7 @@ class BenchmarkConfig(EvalSettings):
     @classmethod
     def default(cls, **overrides: Any) -> BenchmarkConfig:
         """Load the bundled eval_config.yaml with overrides on top."""
-        return cls._read(cls._read_file(BUNDLED_FILE, "bundled"), overrides)
+        return cls._read_file(BUNDLED_FILE, "bundled", overrides)
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> BenchmarkConfig:
@@ -222,11 +199,11 @@ class BenchmarkConfig(EvalSettings):
             ConfigError: the file cannot be read as a mapping.
             ValidationError: keys or values of the file or the overrides are wrong; all at once, each with its place.
         """
-        return cls._read(cls._read_file(Path(path), "user"), overrides)
+        return cls._read_file(Path(path), "user", overrides)
 
     def with_overrides(self, **overrides: Any) -> BenchmarkConfig:
         """Return a configuration with overrides on top of everything in this one."""
-        return self._read(self._levels, overrides)
+        return self._lay(self._levels, overrides)
 
     def with_defaults(self, origin: str, **values: Any) -> BenchmarkConfig:
         """Return this configuration with other defaults of eval fields: whatever a source gives beats them.
@@ -244,9 +221,9 @@ class BenchmarkConfig(EvalSettings):
             ConfigError: a tolerances file cannot be used.
         """
         found = [
-            Level(str(one.file), section.flat(), "set", DEFINITIONS, name)
+            Level(str(one.file), flatten(values), "set", DEFINITIONS, name)
             for one in find_tolerances(trace_set)
-            for name, section in one.sections.items()
+            for name, values in one.sections.items()
         ]
         return self._merge((*(level for level in self._levels if level.owner != "set"), *found))
 
@@ -264,13 +241,22 @@ class BenchmarkConfig(EvalSettings):
             object.__setattr__(self, part, getattr(changed, part))
 
     def resolve_eval_config(
-        self, definition: NamedDefinition, tolerance: EvalConfig | None = None
+        self, definition: NamedDefinition, tolerance: Mapping[str, Any] | None = None
     ) -> ResolvedEvalConfig:
-        """Return the complete eval settings of a definition; with a workload's own tolerance, those of the workload."""
+        """Return the complete eval settings of a definition, or of a workload.
+
+        Args:
+            definition: the definition.
+            tolerance: what the workload says itself, from `own_tolerance`.
+        """
         levels = self._levels
         if tolerance is not None:
-            levels = by_owner((*levels, Level("the workload's tolerance", tolerance.flat(), "set")))
-        return resolve(levels, definition.name, definition.op_type, profile_baseline=self.profile_baseline)
+            levels = by_owner((*levels, Level("the workload's tolerance", tolerance, "set")))
+        given = cascade(levels, definition.name, definition.op_type)
+        found = {name: one for name, one in given.items() if name in EVAL_FIELDS or name.startswith("extra.")}
+        origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: origin for name, (_, origin) in found.items()}
+        values = nest({name: value for name, (value, _) in found.items()})
+        return ResolvedEvalConfig(**values, origins=origins, profile_baseline=self.profile_baseline)
 
     def origins(self) -> dict[str, str]:
         """Return the origin of each top-level field, by field name or "extra.<key>"."""
@@ -294,24 +280,27 @@ class BenchmarkConfig(EvalSettings):
         return ", ".join(filter(None, marks)) or None
 
     @classmethod
-    def _read_file(cls, path: Path, owner: Literal["bundled", "user"]) -> Levels | list[InitErrorDetails]:
-        """Return what a file gives, or its problems."""
+    def _read_file(
+        cls, path: Path, owner: Literal["bundled", "user"], overrides: Mapping[str, Any]
+    ) -> BenchmarkConfig:
         file = read_config_file(path)
         try:
-            return cls.model_validate(file.values)._as_levels(path.name, owner)
+            below, problems = cls.model_validate(file.values)._as_levels(path.name, owner), list[InitErrorDetails]()
         except ValidationError as error:
-            return list_problems(error, source=str(path), lines=file.lines)
+            below, problems = (), list_problems(error, source=str(path), lines=file.lines)
+        return cls._lay(below, overrides, problems)
 
     @classmethod
-    def _read(cls, below: Levels | list[InitErrorDetails], overrides: Mapping[str, Any]) -> BenchmarkConfig:
-        """Lay overrides on levels. All problems, those of the file below among them, are raised at once."""
-        problems = below if isinstance(below, list) else []
+    def _lay(
+        cls, below: Levels, overrides: Mapping[str, Any], problems: Sequence[InitErrorDetails] = ()
+    ) -> BenchmarkConfig:
+        """Lay overrides on levels. All problems, those of the levels below among them, are raised at once."""
         above: Levels = ()
         try:
-            above = cls.model_validate(dict(overrides))._as_levels(OVERRIDE_ORIGIN) if overrides else ()
+            above = cls.model_validate(dict(overrides))._as_levels(OVERRIDE_ORIGIN)
         except ValidationError as error:
-            problems += list_problems(error, source=OVERRIDE_ORIGIN)
-        if problems or isinstance(below, list):
+            problems = [*problems, *list_problems(error, source=OVERRIDE_ORIGIN)]
+        if problems:
             raise as_validation_error(cls.__name__, problems)
         return cls._merge((*below, *above))
 
@@ -329,17 +318,3 @@ class BenchmarkConfig(EvalSettings):
         sections = [(section, name, one) for section in SECTIONS for name, one in given.pop(section, {}).items()]
         top = Level(origin, flatten(given), owner)
         return (top, *(Level(origin, one.flat(), owner, section, name) for section, name, one in sections))
-
-
-def _without_old_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Move fields of the public package to their place here, and warn of each at the line of the script."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(BETWEEN):
-        level, frame = level + 1, frame.f_back
-    given = {key: value for key, value in data.items() if key not in OLD_NAMES}
-    if "log_dir" in data:
-        warnings.warn("log_dir has no effect: each trace holds its log", DeprecationWarning, stacklevel=level)
-    for key in sorted(OLD_EXTRAS & set(data)):
-        warnings.warn(f'{key} belongs into extra={{"{key}": ...}}', DeprecationWarning, stacklevel=level)
-        given["extra"] = {key: data[key], **(given.get("extra") or {})}
-    return given

@@ -39,22 +39,17 @@ def read_config_file(path: Path) -> ConfigFile:
     Raises:
         ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line.
     """
-    text = b""
     try:
-        text = read_whole(path, MOST_YAML_BYTES)
-        root, values = parse_yaml(text.decode("utf-8"))
+        root, values = parse_yaml(read_whole(path, MOST_YAML_BYTES).decode("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        line = text.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}: line {line}: this is not UTF-8 text") from error
+        raise ConfigError(f"{path}: this is not UTF-8 text") from error
     except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None) or getattr(error, "position", None)
-        start = where if isinstance(where, int) else getattr(where, "index", None)
-        line_of = "" if start is None else f": line {text.decode().count(chr(10), 0, start) + 1}"
-        reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        mark, reason = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        line_of = "" if mark is None else f": line {mark.line + 1}"
         raise ConfigError(f"{path}{line_of}: this is not YAML: {reason}") from error
     if not isinstance(values, dict | None):
         kind = type(values).__name__

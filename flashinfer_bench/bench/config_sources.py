@@ -42,7 +42,6 @@ DEFINITIONS: Final = "definition_config"
 SECTIONS: Final = (OP_TYPES, DEFINITIONS)
 OWNERS: Final = ("bundled", "set", "user")
 """Who wrote a source: this package, a trace set about itself, or the user. A later one beats an earlier one."""
-EXTRA_DEPTH_LIMIT: Final = 20
 AUTO: Final = "auto"
 """Number of iterations that follows from `precision`, at most the default number."""
 MOST_CALLS: Final = 10_000_000
@@ -68,23 +67,17 @@ def _read_iterations(value: Any, count: ValidatorFunctionWrapHandler) -> Any:
     return count(value)
 
 
-def none_to_empty(value: Any) -> Any:
-    """Read an empty section, such as `extra:` with all its lines commented out, as an empty mapping."""
-    return {} if value is None else value
-
-
-def _read_extra(value: Any, depth: int = 0) -> Any:
-    value = value if depth else none_to_empty(value)
-    if depth > EXTRA_DEPTH_LIMIT:
-        raise PydanticCustomError("too_deep", "values are nested too deep, or one contains itself")
+def _read_extra(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _read_extra(item, depth + 1) for key, item in value.items()}
+        return {key: _read_extra(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_read_extra(item, depth + 1) for item in value]
+        return [_read_extra(item) for item in value]
     return to_number(value)
 
 
 NotBool = BeforeValidator(_read_number)
+EmptyIfNone = BeforeValidator(lambda value: {} if value is None else value)
+"""Reads an empty section, such as `extra:` with all its lines commented out."""
 WarmupRuns = Annotated[int, NotBool, Field(ge=0, le=MOST_CALLS)]
 Count = Annotated[int, NotBool, Field(ge=1, le=MOST_CALLS)]
 if TYPE_CHECKING:
@@ -97,7 +90,7 @@ Gigabytes = Annotated[float, NotBool, Field(ge=LEAST_GB, le=MOST_GB, allow_inf_n
 Seconds = Annotated[float, NotBool, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
-Extra = Annotated[dict[str, JsonValue], BeforeValidator(lambda value: _read_extra(value))]
+Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra), EmptyIfNone]
 """Parameters of one evaluator. Values are JSON's, since they cross to the judge's process."""
 
 
@@ -175,9 +168,8 @@ class EvalConfig(StrictModel):
 
     def flat(self) -> dict[str, Any]:
         """Return all that is given: fields by name, and `extra` by "extra.<key>"."""
-        given = {name: getattr(self, name) for name in EVAL_FIELDS if name in self.model_fields_set}
-        asked = {name: it for name, it in given.items() if it is not None or name == "required_matched_ratio"}
-        return flatten({**asked, "extra": self.extra})
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        return flatten(drop_unsaid(given))
 
     @model_serializer(mode="wrap")
     def _dump_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -218,6 +210,11 @@ class ResolvedEvalConfig(EvalSettings):
 
     def __hash__(self) -> int:
         return hash(self.digest())
+
+
+def drop_unsaid(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without those that are None. A matched ratio of None asks for the evaluator's own rule."""
+    return {name: it for name, it in values.items() if it is not None or name == "required_matched_ratio"}
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,12 +297,3 @@ def merge_sections(levels: Levels, section: str) -> dict[str, EvalConfig]:
             identity = normalise_op_type(level.name) if section == OP_TYPES else level.name
             merged.setdefault(identity, (level.name, {}))[1].update(level.values)
     return {key: EvalConfig.of_flat(values) for key, values in merged.values()}
-
-
-def resolve(levels: Levels, definition: str, op_type: str, *, profile_baseline: bool) -> ResolvedEvalConfig:
-    """Return the complete settings of a definition."""
-    given = cascade(levels, definition, op_type)
-    found = {name: one for name, one in given.items() if name in EVAL_FIELDS or name.startswith("extra.")}
-    origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN) | {name: origin for name, (_, origin) in found.items()}
-    values = nest({name: value for name, (value, _) in found.items()})
-    return ResolvedEvalConfig(**values, origins=origins, profile_baseline=profile_baseline)

@@ -22,7 +22,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flashinfer_bench.bench.config_file import as_validation_error, describe_problems, list_problems, read_config_file
-from flashinfer_bench.bench.config_sources import EvalConfig, Extra, Ratio, StrictModel, Tolerance, flatten
+from flashinfer_bench.bench.config_sources import Extra, Ratio, StrictModel, Tolerance, drop_unsaid
 from flashinfer_bench.bench.evaluator_record import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
@@ -31,19 +31,21 @@ from flashinfer_bench.errors import ConfigError
 
 
 class Section(StrictModel):
-    """Settings that the file may give for one definition. A tolerance of 0 is allowed here."""
+    """Settings that the file may give for one definition; only those count that it gives. A tolerance may be 0."""
 
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
     required_matched_ratio: Ratio | None = None
     extra: Extra = Field(default_factory=dict)
 
-    def to_config(self) -> EvalConfig:
-        """Return it as a section of a configuration."""
-        return EvalConfig.of_flat(flatten({name: getattr(self, name) for name in self.model_fields_set}))
+    def given(self) -> dict[str, Any]:
+        """Return what the file gives."""
+        return drop_unsaid(self.model_dump(exclude_unset=True))
 
 
 _SECTIONS: Final = TypeAdapter(dict[str, Section])
+Sections = dict[str, dict[str, Any]]
+"""Definition → the settings that a file gives, as they are written."""
 
 
 class FiledDefinitions(Protocol):
@@ -58,8 +60,8 @@ class SetTolerances:
     """Tolerances of one root."""
 
     file: Path
-    sections: Mapping[str, EvalConfig]
-    """By definition, of those that the root has."""
+    sections: Sections
+    """Of the definitions that the root has."""
     unknown: tuple[str, ...] = ()
     """Names that the root has no definition of."""
 
@@ -70,7 +72,7 @@ def find_tolerances(trace_set: FiledDefinitions) -> list[SetTolerances]:
     Raises:
         ConfigError: a file cannot be read or used; all problems of a file at once, each with its place.
     """
-    return [read_own_tolerances(root, trace_set) for root in trace_set.roots if has_tolerances(root)]
+    return [read_own_tolerances(root, trace_set) for root in trace_set.roots if os.path.lexists(root / TOLERANCES_FILE)]
 
 
 def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerances:
@@ -81,11 +83,8 @@ def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerance
     """
     sections = read_tolerances(root)
     own = {name for name, file in trace_set.definition_files.items() if file.is_relative_to(root)}
-    return SetTolerances(
-        root / TOLERANCES_FILE,
-        {name: section for name, section in sections.items() if name in own},
-        tuple(name for name in sections if name not in own),
-    )
+    kept = {name: values for name, values in sections.items() if name in own}
+    return SetTolerances(root / TOLERANCES_FILE, kept, tuple(name for name in sections if name not in own))
 
 
 def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
@@ -94,51 +93,51 @@ def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
     Raises:
         ConfigError: a file cannot be used, or two say different things of one definition.
     """
-    said: dict[str, tuple[Path, dict[str, Any]]] = {}
+    merged: Sections = {}
+    said: dict[str, Path] = {}
     problems = []
     for found in (found for trace_set in trace_sets for found in find_tolerances(trace_set)):
-        for name, section in found.sections.items():
-            values = section.model_dump(exclude_unset=True)
-            file, known = said.setdefault(name, (found.file, values))
-            if known != values:
-                problems.append(f"{found.file}: {name}: {file} says something else")
+        for name, values in found.sections.items():
+            if merged.setdefault(name, values) != values:
+                problems.append(f"{found.file}: {name}: {said[name]} says something else")
+            said.setdefault(name, found.file)
     if problems:
         raise ConfigError("\n".join(problems))
-    return yaml.safe_dump({name: values for name, (_, values) in said.items()}) if said else ""
+    return yaml.safe_dump(merged) if merged else ""
 
 
-def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> EvalConfig | None:
-    """Return what a workload says of how it is judged; None if it says nothing, or is of another root."""
+def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> Mapping[str, Any] | None:
+    """Return what a workload says of how it is judged, by field or "extra.<key>".
+
+    None if it says nothing, or is of another root.
+    """
     given = workload.tolerance
     if given is None or not is_of_one_root(trace_set, definition, workload.uuid):
         return None
-    values = {"rtol": given.max_rtol, "atol": given.max_atol, "required_matched_ratio": given.required_matched_ratio}
-    extra: dict[str, Any] = {}
-    if given.max_atol is not None or given.max_rtol is not None:
-        extra[SUMMED_TOLERANCE] = True  # the format defines these two so
-    if given.max_error_cap is not None:
-        extra[MAX_ABSOLUTE_ERROR] = given.max_error_cap
-    return EvalConfig.of_flat(flatten({**{name: it for name, it in values.items() if it is not None}, "extra": extra}))
+    is_summed = given.max_atol is not None or given.max_rtol is not None  # the format defines these two so
+    values = {
+        "rtol": given.max_rtol,
+        "atol": given.max_atol,
+        "required_matched_ratio": given.required_matched_ratio,
+        f"extra.{SUMMED_TOLERANCE}": is_summed or None,
+        f"extra.{MAX_ABSOLUTE_ERROR}": given.max_error_cap,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def has_tolerances(root: Path) -> bool:
-    """Tell whether something stands at a set's tolerances file, readable or not."""
-    return os.path.lexists(root / TOLERANCES_FILE)
-
-
-def read_tolerances(root: Path) -> dict[str, EvalConfig]:
+def read_tolerances(root: Path) -> Sections:
     """Return the sections of a root's file, by definition; none if there is no file.
 
     Raises:
         ConfigError: the file cannot be read or used.
     """
-    if not has_tolerances(root):
-        return {}
     file = root / TOLERANCES_FILE
+    if not os.path.lexists(file):
+        return {}
     found = read_config_file(file)
     try:
         sections = _SECTIONS.validate_python(found.values)
     except ValidationError as error:
         problems = list_problems(error, source=str(file), lines=found.lines)
         raise ConfigError("\n".join(describe_problems(as_validation_error(str(file), problems)))) from None
-    return {name: section.to_config() for name, section in sections.items()}
+    return {name: section.given() for name, section in sections.items()}

@@ -91,7 +91,7 @@ def _workload_settings(trace_set: TraceSet, config: BenchmarkConfig, definition:
         tolerance = own_tolerance(trace_set, definition.name, line.workload)
         if tolerance is not None:
             settings = resolved_settings(config.resolve_eval_config(definition, tolerance))
-            found[line.workload.uuid] = [setting for setting in settings if setting.name in tolerance.flat()]
+            found[line.workload.uuid] = [setting for setting in settings if setting.name in tolerance]
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.planning.resume import FULL, PROTOCOL, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import FULL, PROTOCOL, Decision, RecordedJobs, fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, select
 from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.tolerances import own_tolerance
@@ -167,16 +167,15 @@ def make_plan(
                 skips.append(Skip(item.definition.name, solution.name, None, reason))
                 continue
             for job in maker.jobs_of(solution):
-                decision = None if recorded is None else recorded.decide(job, config)
-                if decision is not None and decision.trace is not None:
+                decision = Decision() if recorded is None else recorded.decide(job, config)
+                if decision.trace is not None:
                     left_out.append(decision.trace)
                     continue
                 jobs.append(job)
-                if decision is not None and decision.action == "redo":
+                if decision.reason:
                     redone[decision.reason] += 1
     skips.sort(key=lambda skip: not skip.is_fault)
-    plan = Plan((), tuple(skips), recorded=tuple(left_out), redone_reasons=dict(redone))
-    return plan.with_jobs(jobs)
+    return Plan((), tuple(skips), tuple(left_out), dict(redone)).with_jobs(jobs)
 
 
 def describe_nothing(plan: Plan) -> str:
@@ -200,39 +199,31 @@ def prepare(
     selected: Selected, trace_set: TraceSet, config: BenchmarkConfig, *, needs_solutions: bool = True
 ) -> tuple[Selected | None, list[Skip]]:
     """Return what can be judged of a definition, None if nothing can; and what is left out of it."""
-    definition, skips = selected.definition, list[Skip]()
-    missing: dict[str, Path] = {}
-    foreign: list[str] = []
+    definition = selected.definition
+    name, kept, missing, skips = definition.name, list[Workload](), list[Path](), list[Skip]()
     for workload in selected.workloads:
-        root = trace_set.blob_root(definition.name, workload.uuid) or Path()
+        root = trace_set.blob_root(name, workload.uuid) or Path()
         paths = [source.path for source in workload.stored_inputs.values()]
         if gone := [root / path for path in paths if BlobStore(root).is_missing(path)]:
-            missing[workload.uuid] = gone[0]
-        elif (
-            workload.has_custom_inputs
-            and not config.trust_definitions
-            and not is_of_first_root(trace_set, definition.name, workload.uuid)
+            missing.append(gone[0])
+        elif workload.has_custom_inputs and not (
+            config.trust_definitions or is_of_first_root(trace_set, name, workload.uuid)
         ):
-            foreign.append(workload.uuid)
+            skips.append(Skip(name, None, workload.uuid, FOREIGN_CODE))
+        else:
+            kept.append(workload)
     if missing:
-        first = f"blob {next(iter(missing.values()))} is not there"
-        more = f", nor are those of {len(missing) - 1} more" if len(missing) > 1 else ""
-        lack = f"{len(missing)} of {len(selected.workloads)} workloads lack their stored inputs: {first}{more}"
-        reason = f"{lack}; download the blob/ folder of the data set"
-        skips.append(Skip(definition.name, None, None, reason, is_fault=True))
-    kept = tuple(one for one in selected.workloads if one.uuid not in missing and one.uuid not in foreign)
-    if foreign:
-        uuids: list[str] | list[None] = foreign if kept else [None]
-        skips += [Skip(definition.name, None, uuid, FOREIGN_CODE) for uuid in uuids]
+        lack = f"{len(missing)} of {len(selected.workloads)} workloads lack their stored inputs"
+        reason = f"{lack}: blob {missing[0]} is not there; download the blob/ folder of the data set"
+        skips.insert(0, Skip(name, None, None, reason, is_fault=True))
     if not definition.is_runnable:
-        reason = definition.not_runnable_reason or "its reference cannot be run"
-        skips.append(Skip(definition.name, None, None, reason))
+        skips.append(Skip(name, None, None, definition.not_runnable_reason or "its reference cannot be run"))
     elif not selected.workloads:
-        skips.append(Skip(definition.name, None, None, NO_WORKLOADS))
+        skips.append(Skip(name, None, None, NO_WORKLOADS))
     elif needs_solutions and not selected.solutions:
-        skips.append(Skip(definition.name, None, None, NO_SOLUTIONS))
+        skips.append(Skip(name, None, None, NO_SOLUTIONS))
     elif kept:
-        return replace(selected, workloads=kept), skips
+        return replace(selected, workloads=tuple(kept)), skips
     return None, skips
 
 

@@ -14,8 +14,10 @@ was made with a changed solution, definition, workload or evaluator. Later verdi
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -77,9 +79,8 @@ def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bo
 
 
 class Decision(NamedTuple):
-    """Whether a resumed run does a job."""
+    """Whether a resumed run does a job. A job without a reason and without a trace is new."""
 
-    action: Literal["skip", "redo", "new"]
     reason: str = ""
     """Why a recorded job is done again: "solution changed", "timed out"."""
     trace: AnyTrace | None = None
@@ -95,6 +96,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     timeout_seconds: float | None = None
     worker_memory_gb: float | None = None
 
+    @property
     def marks(self) -> Mapping[str, str] | None:
         """Return the fingerprint with the seed of the run; None if there is none."""
         if self.fingerprint is None or self.seed is None:
@@ -103,43 +105,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
 
 
 _RUN: Final = msgspec.json.Decoder(RecordedRun)
-
-
-class RecordedJob(NamedTuple):
-    """What one trace says about the job that it records."""
-
-    trace: AnyTrace
-    evaluation: AnyEvaluation
-    run: RecordedRun
-    marks: Mapping[str, str] | None
-    """What decided the verdict, with the seed of its run; None if it does not say."""
-
-    @classmethod
-    def of(cls, trace: AnyTrace) -> RecordedJob:
-        """Read a trace that has an evaluation."""
-        assert trace.evaluation is not None  # `RecordedJobs` keeps no others
-        run = _read_run(trace.evaluation)
-        return cls(trace, trace.evaluation, run, run.marks())
-
-    @property
-    def has_baseline(self) -> bool:
-        """False for a PASSED trace whose reference was not timed."""
-        performance = self.evaluation.performance
-        return performance is None or performance.reference_latency_ms > 0
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether the solution took too long."""
-        return self.evaluation.status is EvaluationStatus.TIMEOUT
-
-    def short_of(self, config: BenchmarkConfig) -> str:
-        """Return which limit ended it and is larger now; empty if none. No limit of memory leaves it to the machine."""
-        then_s, then_gb, now_gb = self.run.timeout_seconds, self.run.worker_memory_gb, config.worker_memory_gb
-        if self.timed_out and then_s is not None and config.timeout_seconds > then_s:
-            return "timed out under a shorter limit"
-        is_over = self.evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in self.evaluation.log
-        has_more = now_gb != then_gb if now_gb is None or then_gb is None else now_gb > then_gb
-        return "ended under a smaller limit of memory" if is_over and has_more else ""
+Record = tuple[AnyTrace, AnyEvaluation, RecordedRun]
 
 
 class RecordedJobs:
@@ -152,12 +118,10 @@ class RecordedJobs:
 
     def __init__(self, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> None:
         self._retries = retry_timeouts
-        self._by_key: dict[JobKey, list[AnyTrace]] = {}
+        self._by_key: defaultdict[tuple[str, str | None, str], list[AnyTrace]] = defaultdict(list)
         """The verdicts on each job, the latest last. What they record is read when somebody asks for the job."""
         for trace in in_order_of_time(traces):
-            if trace.solution is not None and trace.evaluation is not None:
-                key = (trace.definition, trace.solution, trace.workload.uuid)
-                self._by_key.setdefault(key, []).append(trace)
+            self._by_key[trace.definition, trace.solution, trace.workload.uuid].append(trace)
 
     def decide(self, job: Job, config: BenchmarkConfig) -> Decision:
         """Say whether a job is recorded, has changed since, or is new."""
@@ -169,31 +133,42 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
     """Say whether a job is recorded by traces with an evaluation, of which the latest comes last."""
     wanted = job.fingerprint
     devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
-    records = list(map(RecordedJob.of, traces))
+    records = [(one, one.evaluation, _read_run(one.evaluation)) for one in traces if one.evaluation is not None]
     if not records:
-        return Decision("new")
-    shown = _newest_alike([one for one in records if one.evaluation.environment.hardware in devices], wanted)
-    same = [one for one in shown if is_same(one.marks, wanted) and not one.run.quick]
+        return Decision()
+    shown = _newest_alike([one for one in records if one[1].environment.hardware in devices], wanted)
+    same = [one for one in shown if is_same(one[2].marks, wanted) and not one[2].quick]
     if not same:
-        last = records[-1]
-        return Decision("redo", QUICK_ONLY if last.run.quick else _what_changed(last.marks, wanted))
-    if shown[-1].run.quick and shown[-1].evaluation.status is not EvaluationStatus.PASSED:
-        return Decision("redo", "failed in a quick look")
-    if retry_timeouts and same[-1].timed_out:
-        return Decision("redo", "timed out")
-    if reason := same[-1].short_of(config):
-        return Decision("redo", reason)
-    timed = [one for one in same if one.has_baseline]
+        last = records[-1][2]
+        return Decision(QUICK_ONLY if last.quick else _what_changed(last.marks, wanted))
+    if shown[-1][2].quick and shown[-1][1].status is not EvaluationStatus.PASSED:
+        return Decision("failed in a quick look")
+    _, evaluation, run = same[-1]
+    if reason := _which_limit(evaluation, run, config, retry_timeouts=retry_timeouts):
+        return Decision(reason)
+    timed = [one for one in same if one[1].performance is None or one[1].performance.reference_latency_ms > 0]
     if config.profile_baseline and not timed:
-        return Decision("redo", "baseline was not measured")
-    return Decision("skip", trace=(timed or same)[-1].trace)
+        return Decision("baseline was not measured")
+    return Decision(trace=(timed or same)[-1][0])
 
 
-def _newest_alike(records: list[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
+def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
+    """Return which limit ended a job and is larger now; empty if none. No limit of memory leaves it to the machine."""
+    if evaluation.status is EvaluationStatus.TIMEOUT:
+        if retry_timeouts:
+            return "timed out"
+        is_longer = run.timeout_seconds is not None and config.timeout_seconds > run.timeout_seconds
+        return "timed out under a shorter limit" if is_longer else ""
+    then_gb, now_gb = (inf if one is None else one for one in (run.worker_memory_gb, config.worker_memory_gb))
+    is_over = evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log
+    return "ended under a smaller limit of memory" if is_over and now_gb > then_gb else ""
+
+
+def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Record]:
     """Return the records since the last one that is of another solution, definition, workload or evaluator."""
     judged = list(map(wanted.get, JUDGED_KEYS))
     for index in range(len(records), 0, -1):
-        marks = records[index - 1].run.fingerprint
+        marks = records[index - 1][2].fingerprint
         if marks is None or list(map(marks.get, JUDGED_KEYS)) != judged:
             return records[index:]
     return records
@@ -211,7 +186,7 @@ def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
 
 def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
-    return _read_run(evaluation).marks()
+    return _read_run(evaluation).marks
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

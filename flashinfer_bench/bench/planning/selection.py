@@ -44,35 +44,22 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
         for item in trace_set.definitions.values()
         if _has(config.definitions, item.name) and _has(op_types, normalise_op_type(item.op_type))
     ]
-    if not chosen and trace_set.definitions:
-        raise ConfigError("no definition has a name in `definitions` and an op type in `op_types`; widen one of them")
     workloads = {item.name: [line.workload for line in trace_set.workloads.get(item.name, ())] for item in chosen}
     uuids = None
     if config.workloads is not None:
         known = {one.uuid for listed in workloads.values() for one in listed}
         uuids = {uuid for name in config.workloads for uuid in _find_uuid(name, known)}
-    selected = [
-        Selected(
-            item,
-            tuple(
-                one
-                for one in trace_set.solutions.get(item.name, ())
-                if _has(config.solutions, one.name) and _has(config.authors, one.author)
-            ),
-            tuple(one for one in workloads[item.name] if _has(uuids, one.uuid)),
-        )
-        for item in chosen
-    ]
-    by_solution, by_workload = config.solutions is not None or config.authors is not None, uuids is not None
-    left = [item for item in selected if (item.solutions or not by_solution) and (item.workloads or not by_workload)]
-    for is_empty, lack in (
-        (by_solution and not any(item.solutions for item in selected), "no solution is left"),
-        (by_workload and not any(item.workloads for item in selected), "no workload is left"),
-        (selected and not left, "no definition has both a solution and a workload left"),
-    ):
-        if is_empty:
-            given = ", ".join(name for name in FILTERS if getattr(config, name))
-            raise ConfigError(f"{lack}; the filters given are {given}: widen one of them")
+    by_solution = config.solutions is not None or config.authors is not None
+    left = []
+    for item in chosen:
+        listed = trace_set.solutions.get(item.name, ())
+        solutions = [one for one in listed if _has(config.solutions, one.name) and _has(config.authors, one.author)]
+        kept = [one for one in workloads[item.name] if _has(uuids, one.uuid)]
+        if (solutions or not by_solution) and (kept or uuids is None):
+            left.append(Selected(item, tuple(solutions), tuple(kept)))
+    if trace_set.definitions and not left:
+        given = ", ".join(name for name in FILTERS if getattr(config, name))
+        raise ConfigError(f"nothing is left of the set; the filters given are {given}: widen one of them")
     return left
 
 
@@ -82,33 +69,32 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
     solutions = [item for listed in trace_set.solutions.values() for item in listed]
     authors = {item.author for item in solutions}
     op_types = {normalise_op_type(item.op_type): item.op_type for item in definitions.values()}
-    uuids = dict.fromkeys(line.workload.uuid for name in definitions for line in trace_set.workloads.get(name, ()))
-    all_op_types = [*op_types.values(), *known_op_types()]
+    uuids = {line.workload.uuid for name in definitions for line in trace_set.workloads.get(name, ())}
     named: list[tuple[str, str, Iterable[str] | None, Iterable[str]]] = [
         ("definitions", "definition", config.definitions, definitions),
-        ("solutions", "solution", config.solutions, [item.name for item in solutions]),
+        ("solutions", "solution", config.solutions, {item.name for item in solutions}),
         ("op_types", "op type", config.op_types, op_types.values()),
         ("authors", "author", config.authors, authors),
         ("workloads", "workload", config.workloads, uuids),
     ]
     for place, name in config.section_places("op_type_config", users_only=True):
-        named.append((place, "op type", [name], all_op_types))
+        named.append((place, "op type", [name], {*op_types.values(), *known_op_types()}))
     for place, name in config.section_places("definition_config", users_only=True):
         named.append((place, "definition", [name], definitions))
     problems = []
     for place, kind, names, known in named:
-        listed = list(dict.fromkeys(known))
-        there = set(map(normalise_op_type, listed)) if kind == "op type" else set(listed)
+        spell = normalise_op_type if kind == "op type" else str
+        there = set(map(spell, known))
         for name in names or ():
-            if (normalise_op_type(name) if kind == "op type" else name) in there:
+            if spell(name) in there:
                 continue
-            if kind == "workload" and any(uuid.startswith(name) for uuid in uuids):
-                if len(name) < MIN_PREFIX:
-                    problems.append(f"{place}: {name!r} is too short: a uuid's start needs {MIN_PREFIX} characters")
-                continue
-            hint = did_you_mean(name, listed) or _list_some(listed)
+            hint = did_you_mean(name, known) or _list_some(known)
             if kind == "solution" and name in authors:
                 hint = "; that is an author: give it to `authors`"
+            elif kind == "workload" and any(uuid.startswith(name) for uuid in uuids):
+                if len(name) >= MIN_PREFIX:
+                    continue
+                hint = f"; the start of a uuid needs {MIN_PREFIX} characters"
             problems.append(f"{place}: the trace set has no {kind} {name!r}{hint}")
     if problems:
         raise ConfigError("\n".join(problems))
@@ -120,7 +106,7 @@ def _has(names: Collection[str] | None, name: str) -> bool:
 
 def _find_uuid(wanted: str, known: Collection[str]) -> list[str]:
     """Return the uuid that has a name or begins with it, if there is one."""
-    found = [wanted] if wanted in known else sorted(uuid for uuid in known if uuid.startswith(wanted))
+    found = [wanted] if wanted in known else [uuid for uuid in known if uuid.startswith(wanted)]
     if len(found) > 1:
         raise ConfigError(f"workloads: {wanted!r} is the start of several uuids{_list_some(found)}; write more of it")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -34,7 +34,6 @@ def write_tolerances(root: Path, requests: Iterable[Request]) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked_folder(root, USUAL_LIMIT_S):
-            others: dict[str, Any] = {name: section.model_dump() for name, section in read_tolerances(root).items()}
-            write_whole(path, HEAD + yaml.safe_dump({**others, **own}, sort_keys=True), root=root)
+            write_whole(path, HEAD + yaml.safe_dump({**read_tolerances(root), **own}, sort_keys=True), root=root)
     except OSError as error:
         raise DataSetError(f"{path}: cannot be written: {error}") from error
