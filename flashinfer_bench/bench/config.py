@@ -280,9 +280,7 @@ class BenchmarkConfig(EvalSettings):
         return ", ".join(filter(None, marks)) or None
 
     @classmethod
-    def _read_file(
-        cls, path: Path, owner: Literal["bundled", "user"], overrides: Mapping[str, Any]
-    ) -> BenchmarkConfig:
+    def _read_file(cls, path: Path, owner: Literal["bundled", "user"], overrides: Mapping[str, Any]) -> BenchmarkConfig:
         file = read_config_file(path)
         try:
             below, problems = cls.model_validate(file.values)._as_levels(path.name, owner), list[InitErrorDetails]()

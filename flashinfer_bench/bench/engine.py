@@ -11,7 +11,7 @@
 Errors: `QueueFull`, `EngineClosed`, `TaskFailed`, `TaskCancelled` in `flashinfer_bench.errors`; a solution, definition
 or workload that is not there, or cannot run here, is a `ConfigError`.
 
-One thread drives the `Harness`; it makes the traces, saves them, and calls the callbacks. Others wake it by a pipe.
+One thread drives the `Harness`; it makes the traces, saves them, and calls the callbacks. Others wake it by a socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -31,7 +31,7 @@ from typing import Final
 from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
-from flashinfer_bench.bench.engine_state import DeviceState, EngineLimits, EngineState, describe_slot
+from flashinfer_bench.bench.engine_state import EngineLimits, EngineState, describe_device
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
 from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare
@@ -100,12 +100,12 @@ class Engine:
         """Open tasks by their id."""
         self._subscribers: list[Callable[[Event], object]] = []
         self._began = time.monotonic()
-        self._devices = {one.label: DeviceState.resting(one) for one in self.context.machine.devices}
+        self._devices = {one: describe_device(one, None, 0, None) for one in self.context.machine.devices}
         self._is_closed = False
         self._is_stopping = threading.Event()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._drive, name="flashinfer-bench engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -245,9 +245,8 @@ class Engine:
         self._wake_up()
 
     def _wake_up(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # it is awake
-            if self._wake >= 0:  # else the thread has ended, and the number may be another file's
-                os.write(self._wake, b".")
+        with contextlib.suppress(OSError):  # it is awake, or has ended
+            self._wake.send(b".")
 
     # From here on: in the engine's thread.
 
@@ -268,10 +267,8 @@ class Engine:
                 tasks = list(self._tasks.values())
             for task in tasks:
                 task.end(EngineClosed("the engine was closed before the task was complete"))
-            with self._lock:
-                for fd in (self._woken, self._wake):
-                    os.close(fd)
-                self._woken = self._wake = -1
+            self._woken.close()
+            self._wake.close()
 
     def _serve(self) -> None:
         """Drive the loop over the devices; hold no device after a while without a job."""
@@ -284,9 +281,9 @@ class Engine:
                 self._release()
                 wait([self._woken])
             else:
-                self._tell(self._harness.step(self._woken, min(POLL_S, max(0.0, left_s)) or POLL_S))
+                self._tell(self._harness.step(self._woken.fileno(), min(POLL_S, max(0.0, left_s)) or POLL_S))
             with contextlib.suppress(BlockingIOError):
-                os.read(self._woken, 4096)
+                self._woken.recv(4096)
             self._look()
 
     def _release(self) -> None:
@@ -297,10 +294,10 @@ class Engine:
     def _look(self) -> None:
         """Note what each device does."""
         with self._lock:
-            slots = {slot.device.label: slot for slot in self._harness.slots}
-            for label in {**self._devices, **slots}:
-                done = self._harness.judged[label]
-                self._devices[label] = describe_slot(slots.get(label), self._devices.get(label), done)
+            slots = {slot.device: slot for slot in self._harness.slots}
+            for device in {**self._devices, **slots}:
+                done, before = self._harness.judged[device.label], self._devices.get(device)
+                self._devices[device] = describe_device(device, slots.get(device), done, before)
 
     def _tell(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -63,11 +63,6 @@ class DeviceState(Shown):
     jobs_done: int = 0
     """Jobs that got their verdict on it."""
 
-    @classmethod
-    def resting(cls, device: Device) -> DeviceState:
-        """Return the state of a device without a session."""
-        return cls(label=device.label, hardware=device.name, healthy=True, condition="resting", since=utc_now())
-
 
 class EngineState(Shown):
     """What the engine does."""
@@ -85,34 +80,34 @@ class EngineState(Shown):
     is_closed: bool = False
 
 
-def describe_slot(slot: DeviceSlot | None, before: DeviceState | None, done: int) -> DeviceState:
-    """Return the state of a device; the one before if nothing has changed.
+def describe_device(device: Device, slot: DeviceSlot | None, done: int, before: DeviceState | None) -> DeviceState:
+    """Return the state of a device.
 
     Args:
+        device: the device.
         slot: its place in the loop; None if no loop runs.
-        before: its state before; None for a device that has come.
         done: its verdicts.
+        before: its state before, if it had one.
     """
-    if before is None:
-        assert slot is not None  # a device is in the loop, or was there before
-        before = DeviceState.resting(slot.device)
-    condition = _condition_of(slot) if slot is not None else "resting"
+    condition: DeviceCondition = "working"
+    if slot is None or (slot.session is None and slot.asking is None and slot.given_up_at is None):
+        condition = "resting"
+    elif slot.given_up_at is not None:
+        condition = "lost"
+    elif slot.session is None:
+        condition = "waiting"
+    elif not slot.begun:
+        condition = "ready" if slot.session.is_ready else "starting"
     job = slot.begun.get(slot.current) if slot is not None and slot.current is not None else None
-    label = job and JobLabel(
-        index=job.index, definition=job.definition.name, solution=job.solution.name, workload=job.workload.uuid
+    return DeviceState(
+        label=device.label,
+        hardware=device.name,
+        healthy=condition != "lost",
+        condition=condition,
+        since=before.since if before is not None and before.condition == condition else utc_now(),
+        job=job
+        and JobLabel(
+            index=job.index, definition=job.definition.name, solution=job.solution.name, workload=job.workload.uuid
+        ),
+        jobs_done=done,
     )
-    if (condition, label, done) == (before.condition, before.job, before.jobs_done):
-        return before
-    since = before.since if condition == before.condition else utc_now()
-    changes = {"healthy": condition != "lost", "condition": condition, "since": since, "job": label, "jobs_done": done}
-    return before.model_copy(update=changes)
-
-
-def _condition_of(slot: DeviceSlot) -> DeviceCondition:
-    if slot.given_up_at is not None:
-        return "lost"
-    if slot.session is None:
-        return "waiting" if slot.asking is not None else "resting"
-    if not slot.session.is_ready:
-        return "starting"
-    return "working" if slot.begun else "ready"

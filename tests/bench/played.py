@@ -1,55 +1,45 @@
-"""An engine whose sessions only pretend: each job waits until a test says what it comes to."""
+"""Sessions that only pretend: each job waits until a test says what it comes to. Engines and runs on them."""
 
 import contextlib
 import json
+import random
 import socket
 import threading
-from pathlib import Path
+import time
 from typing import ClassVar
 
-from flashinfer_bench import BenchmarkConfig, Engine, TraceSet
+from flashinfer_bench import BenchmarkConfig, Engine
 from flashinfer_bench.bench.runner import places
 from flashinfer_bench.bench.runner.client import SessionLost
-from tests.kit.make import make_definition, make_evaluation, make_trace, make_workload, write_trace_set
-
-
-def write_set(folder, workloads=2):
-    """Write and read a set of two definitions, `double` and `other`, without solutions."""
-    names = ("double", "other")
-    write_trace_set(
-        folder,
-        definitions=[make_definition(name) for name in names],
-        solutions=[],
-        workloads=[
-            make_trace(definition=name, workload=make_workload(f"{name[0]}{at}", axes={"n": 8 + at}), solution=None)
-            for name in names
-            for at in range(workloads)
-        ],
-    )
-    return TraceSet.from_path(folder)
+from tests.bench.small_runs import write_set
+from tests.kit.make import make_evaluation
 
 
 class PlayedSession:
-    """A session that gives a verdict for each job once `gate` is open, in the order of its block."""
+    """A session that gives a verdict for each job once `gate` is open, in the order of its batch."""
 
-    has_unsent, left_s, phase, is_ready = False, 100.0, "solution", True
+    has_unsent, left_s, phase = False, 100.0, "solution"
     gate: ClassVar[threading.Event] = threading.Event()
     fails_to_start: ClassVar[int] = 0
-    """So many sessions from here on end before they are ready."""
+    """This many sessions from here on end before they are ready."""
     all: ClassVar[list] = []
     judged: ClassVar[list] = []
     """(solution's name, workload's uuid) of each job that was begun, by all sessions."""
     lost: ClassVar[list] = []
     """Solutions whose first job ends the session, once each."""
+    loss, chance = 0.0, random.Random(0)
+    """Share of the jobs that end their session, and what decides it."""
 
     def __init__(self, device, hello):
         self._ours, self._theirs = socket.socketpair()
-        self.hello, self.sent, self.has_ended = hello, None, False
+        self.hello, self.sent, self.todo, self.is_ready, self.has_ended = hello, None, 0, False, False
+        self.begun, self.early = [], []
         self.all.append(self)
         if type(self).fails_to_start > 0:
             type(self).fails_to_start -= 1
-            self.is_ready = False
             self._theirs.close()
+        else:
+            self._say({"ready": {}})
 
     def fileno(self):
         return self._ours.fileno()
@@ -57,13 +47,17 @@ class PlayedSession:
     def send(self, block):
         assert self.sent is None
         self.sent = block
+        self.early.append((self.todo, self.is_ready, len(block.jobs)))
 
     def drop(self):
         assert self.sent is not None
         self.sent = None
 
     def begin(self):
-        block, self.sent = self.sent, None
+        assert self.is_ready
+        assert self.todo == 0
+        block, self.sent, self.todo = self.sent, None, len(self.sent.jobs)
+        self.begun.append(block)
         threading.Thread(target=self._judge, args=(block,), daemon=True).start()
 
     def _judge(self, block):
@@ -72,11 +66,14 @@ class PlayedSession:
             self.judged.append((name, job.workload["uuid"]))
             self._say({"phase": {"job": job.index, "name": "load", "limit_s": 1.0}})
             self.gate.wait(60)
-            if name in self.lost:
-                self.lost.remove(name)
-                self._theirs.shutdown(socket.SHUT_RDWR)
+            time.sleep(0.002)
+            if name in self.lost or self.chance.random() < self.loss:
+                self.lost[:] = [one for one in self.lost if one != name] + [name] * (self.lost.count(name) - 1)
+                with contextlib.suppress(OSError):
+                    self._theirs.shutdown(socket.SHUT_RDWR)
                 return
-            environment = {"hardware": self.hello.hardware, "libs": {}}
+            self.todo -= 1
+            environment = {"hardware": getattr(self.hello, "hardware", ""), "libs": {}}
             evaluation = make_evaluation(environment=environment).model_dump(mode="json")
             self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6}})
 
@@ -84,29 +81,39 @@ class PlayedSession:
         with contextlib.suppress(OSError):  # it was ended meanwhile
             self._theirs.sendall(json.dumps(message).encode() + b"\n")
 
-    def wait_forever(self):
-        pass
-
-    def check_deadline(self):
-        pass
-
     def messages(self):
         said = self._ours.recv(1 << 20)
         if not said:
             raise SessionLost("the session ended")
-        yield from (json.loads(line) for line in said.splitlines())
+        for message in map(json.loads, said.splitlines()):
+            self.is_ready = self.is_ready or "ready" in message
+            yield message
 
     def end(self):
         self.has_ended = True
         self._ours.close()
         self._theirs.close()
 
+    wait_forever = check_deadline = staticmethod(lambda *_: None)
 
-def play_engine(monkeypatch, folder: Path, *, limits=None, **config):
-    """Make an engine on pretended sessions; its gate is shut."""
+
+def play(monkeypatch, **values):
+    """Let all sessions from here on pretend; the gate is shut, unless it is given."""
     monkeypatch.setattr(places, "SessionClient", PlayedSession)
-    fresh = {"gate": threading.Event(), "fails_to_start": 0, "all": [], "judged": [], "lost": []}
-    for name, value in fresh.items():
+    fresh = {"gate": threading.Event(), "fails_to_start": 0, "all": [], "judged": [], "lost": [], "loss": 0.0}
+    for name, value in {**fresh, **values}.items():
         monkeypatch.setattr(PlayedSession, name, value)
+
+
+def play_engine(monkeypatch, folder, *, limits=None, **config):
+    """Make an engine on pretended sessions; its set has the definitions `double` and `other`, without solutions."""
+    play(monkeypatch)
     config = BenchmarkConfig.default(devices=["cpu"], **config)
-    return Engine(write_set(folder / "set"), config, cache=folder / "cache", limits=limits)
+    return Engine(write_two(folder / "set"), config, cache=folder / "cache", limits=limits)
+
+
+def write_two(root):
+    """Write and read a set of two definitions, with the workloads d0 and d1, o0 and o1, and without solutions."""
+    return write_set(
+        root, {}, dict.fromkeys(("double", "other"), "def run(x):\n    return x * 2\n"), uuids="{0[0]}{1}", sizes=(8, 9)
+    )

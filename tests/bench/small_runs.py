@@ -13,7 +13,7 @@ HONEST = "def run(x):\n    return x * 2\n"
 QUICKLY = {"devices": ["cpu"], "warmup_runs": 1, "iterations": 2, "num_trials": 1}
 
 
-def write_set(root, solutions, references=None, *, sizes=(8,), **parts):
+def write_set(root, solutions, references=None, *, sizes=(8,), uuids="w{1}", **parts):
     """Write and read a set.
 
     Args:
@@ -21,6 +21,7 @@ def write_set(root, solutions, references=None, *, sizes=(8,), **parts):
         solutions: name → source, judged for each definition; a tuple (definition, source) for one definition.
         references: definition → source; `double` alone by default.
         sizes: `n` of the workloads w0, w1, …; keywords are other parts of the definitions.
+        uuids: form of their names, of the definition's name and their number.
     """
     references = references or {"double": HONEST}
     pairs = [
@@ -37,7 +38,9 @@ def write_set(root, solutions, references=None, *, sizes=(8,), **parts):
             for name, definition, it in pairs
         ],
         workloads=[
-            make_trace(definition=name, workload=make_workload(f"w{at}", axes={"n": n}, inputs={}), solution=None)
+            make_trace(
+                definition=name, workload=make_workload(uuids.format(name, at), axes={"n": n}, inputs={}), solution=None
+            )
             for name in references
             for at, n in enumerate(sizes)
         ],

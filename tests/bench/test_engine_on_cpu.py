@@ -12,7 +12,7 @@ import pytest
 from flashinfer_bench import BenchmarkConfig, Engine, EngineLimits
 from flashinfer_bench.bench.events import JobStarted, Notice
 from flashinfer_bench.bench.runner.launcher import launcher_ids
-from tests.bench.played import write_set
+from tests.bench.played import write_two
 from tests.kit.make import make_solution
 from tests.kit.processes import all_pids, marked, wait_until_gone
 
@@ -45,7 +45,10 @@ def statuses(task):
 def test_no_process_of_a_session_is_left_when_there_is_nothing_to_do(tmp_path):
     config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
     limits = EngineLimits(idle_s=0.0)
-    with marked() as alive, Engine(write_set(tmp_path), config, cache=tmp_path / "cache", limits=limits) as engine:
+    with (
+        marked() as alive,
+        Engine(write_two(tmp_path / "set"), config, cache=tmp_path / "cache", limits=limits) as engine,
+    ):
         assert statuses(engine.submit(make_solution(), ["d0"])) == ["PASSED"]
         assert wait_until_gone(alive) == []
         deadline = time.monotonic() + LIMIT_S
@@ -65,7 +68,7 @@ def engine(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("engine")
     config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
     with marked() as alive:
-        with Engine(write_set(folder / "set"), config, cache=cache) as engine:
+        with Engine(write_two(folder / "set"), config, cache=cache) as engine:
             yield engine
         assert wait_until_gone(alive) == []
     assert "flashinfer-bench engine" not in {thread.name for thread in threading.enumerate()}
