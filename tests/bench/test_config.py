@@ -99,12 +99,6 @@ def test_sections_are_those_of_all_sources_and_have_places(write_yaml):
     assert "moe" in [name for _, name in bundled.section_places("op_type_config")]
 
 
-def test_an_op_type_may_be_spelt_in_two_ways():
-    for key, op_type in (("dsa_paged", "dsa-paged"), ("dsa-paged", "dsa_paged")):
-        config = BenchmarkConfig(op_type_config={key: EvalConfig(rtol=0.5)})
-        assert config.resolve_eval_config(SimpleNamespace(name="dsa", op_type=op_type)).rtol == 0.5
-
-
 def test_all_problems_are_told_at_once_with_place_line_and_nearest_name(write_yaml):
     path = write_yaml("op_type_config:\n  moe:\n    itertions: 5\n1: 2\nrtol: x\n")
     *told, fourth, fifth = problems_of(lambda: BenchmarkConfig.from_yaml(path, atol=-1, wormup_runs=1))
@@ -146,12 +140,6 @@ def test_ends_of_ranges_numbers_of_numpy_and_yaml_1_1_and_tuples_are_taken(write
     assert (config.iterations, config.rtol, config.extra) == (5, 0.5, {"a": 0.25, "b": [1, [2]]})
     config = BenchmarkConfig.from_yaml(write_yaml("rtol: 1e-3\ndevices: [0, 1]\nsandbox: off\n"))
     assert (config.rtol, config.devices, config.sandbox) == (1e-3, ["0", "1"], "off")
-
-
-@pytest.mark.parametrize("text", ["", "op_type_config:\nextra:\n", "op_type_config: {moe: }\n"])
-def test_empty_files_and_sections_say_nothing(write_yaml, text):
-    config = BenchmarkConfig.from_yaml(write_yaml(text))
-    assert config.resolve_eval_config(MOE) == BenchmarkConfig().resolve_eval_config(MOE)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import logging
-import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flashinfer_bench import EngineLimits, EngineState
+from flashinfer_bench import EngineLimits
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError, DataSetError, EngineClosed, QueueFull, TaskCancelled, TaskFailed
@@ -86,11 +85,10 @@ def order_of(tasks):
 
 def test_a_task_goes_from_pending_over_running_to_its_traces_which_are_saved_if_wanted(engine, tmp_path):
     first = begin(engine)
-    task = engine.submit(solution("mine"))
+    task, dropped = engine.submit(solution("mine")), engine.submit(solution("dropped"), save_results=False)
     assert (first.state, task.state, task.traces) == ("running", "pending", [])
     with pytest.raises(TimeoutError):
         task.result(0.01)
-    dropped = engine.submit(solution("dropped"), save_results=False)
     PlayedSession.gate.set()
     assert told(task.result(LIMIT_S)) == [("mine", "d0"), ("mine", "d1")]
     assert (task.state, task.is_done, task.faults, task.cancel()) == ("completed", True, [], False)
@@ -100,20 +98,11 @@ def test_a_task_goes_from_pending_over_running_to_its_traces_which_are_saved_if_
 
 def test_many_threads_submit_and_each_gets_its_own_with_a_seed_of_its_own(engine):
     PlayedSession.gate.set()
-    results = {}
-
-    def submit(number):
-        results[number] = engine.submit(solution(f"s{number % 6}"), submitter=str(number)).result(LIMIT_S)
-
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    submit(6)  # a solution comes again
-    assert all({one.solution for one in traces} == {f"s{number % 6}"} for number, traces in results.items())
-    assert len(PlayedSession.judged) == 14
-    assert len({one.evaluation.extra["run"]["seed"] for traces in results.values() for one in traces}) == 14
+    with ThreadPoolExecutor() as pool:
+        made = pool.map(lambda at: engine.submit(solution(f"s{at}"), submitter=str(at)).result(LIMIT_S), range(6))
+        results = [*made, engine.submit(solution("s0")).result(LIMIT_S)]  # a solution comes again
+    assert [{one.solution for one in traces} for traces in results] == [{f"s{at % 6}"} for at in range(7)]
+    assert len({one.evaluation.extra["run"]["seed"] for traces in results for one in traces}) == 14
 
 
 def test_equal_jobs_are_one_whatever_their_names_and_each_task_gets_a_trace_of_its_name(engine, tmp_path):
@@ -145,13 +134,13 @@ def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_sta
 def test_what_is_too_much_is_refused_whole(make):
     engine = make(limits=EngineLimits(queue=3, tasks_per_submitter=1))
     begin(engine)
-    task = engine.submit(solution("fits"))
+    tasks = [engine.submit(solution("fits"))]
     with pytest.raises(QueueFull, match="3 jobs are open, and this task has 2; 3 may be open"):
         engine.submit(solution("more"), submitter="another")
-    shared = engine.submit(solution("same", "fits"), submitter="another")
+    tasks.append(engine.submit(solution("same", "fits"), submitter="another"))
     with pytest.raises(QueueFull, match="submitter 'another' has 1 open tasks"):
         engine.submit(solution("same", "fits"), submitter="another")
-    order_of([task, shared])
+    order_of(tasks)
     assert judged(engine, solution("more"))
 
 
@@ -217,24 +206,16 @@ def test_closing_fails_open_tasks_and_takes_no_more(engine):
         task.result(LIMIT_S)
     with pytest.raises(EngineClosed):
         engine.submit(solution("late"))
-    assert (task.state, engine.state().is_closed) == ("failed", True)
-    reused = os.pipe()  # may have the numbers of the engine's own
-    task.cancel()
-    os.set_blocking(reused[0], False)
-    with pytest.raises(BlockingIOError):
-        os.read(reused[0], 1)
-    for end in reused:
-        os.close(end)
+    assert (task.state, task.cancel(), engine.state().is_closed) == ("failed", False, True)
 
 
 def test_draining_ends_the_open_tasks_first(engine):
     begin(engine)
     task = engine.submit(solution("open"))
-    closing = threading.Thread(target=engine.close, kwargs={"drain": True})
-    closing.start()
-    wait_for(lambda: engine.state().is_closed)
-    PlayedSession.gate.set()
-    closing.join(LIMIT_S)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(engine.close, drain=True)
+        wait_for(lambda: engine.state().is_closed)
+        PlayedSession.gate.set()
     assert (task.state, len(task.result())) == ("completed", 2)
 
 
@@ -243,16 +224,16 @@ def test_what_callbacks_raise_is_logged_and_stops_nothing(engine, caplog):
     engine.subscribe(lambda _event: 1 / 0)
     end = engine.subscribe(events.append)
     task = engine.submit(solution("one"))
-    task.add_done_callback(lambda _task: 1 / 0)
-    task.add_done_callback(ended.append)
+    for callback in (lambda _task: 1 / 0, ended.append):
+        task.add_done_callback(callback)
     order_of([task])
     task.add_done_callback(ended.append)
-    wait_for(lambda: len(ended) == 2)
+    wait_for(lambda: ended == [task, task])
     assert [one.trace.workload.uuid for one in events if isinstance(one, JobFinished)] == ["d0", "d1"]
     end()
     count = len(events)
     judged(engine, solution("two"))
-    assert (len(events), ended) == (count, [task, task])
+    assert len(events) == count
     assert "a subscriber of the engine failed" in caplog.text
     assert caplog.text.count("ZeroDivisionError") > 1
 
@@ -277,10 +258,9 @@ def test_a_recorded_job_is_answered_from_the_record_where_that_is_wanted(engine)
     PlayedSession.gate.set()
     (trace,) = engine.submit(solution("one"), ["d0"]).result(LIMIT_S)
     assert judged(engine, solution("one"), use_recorded=True) == [("one", "d0"), ("one", "d1")]
-    assert engine.submit(solution("one"), use_recorded=True).state == "completed"
-    (renamed,) = engine.submit(solution("another", "one"), ["d0"], use_recorded=True).result(LIMIT_S)
-    assert (renamed.solution, renamed.evaluation) == ("another", trace.evaluation)
-    assert len(PlayedSession.judged) == 2
+    task = engine.submit(solution("another", "one"), use_recorded=True)
+    assert (task.state, told(task.result())) == ("completed", [("another", "d0"), ("another", "d1")])
+    assert (task.traces[0].evaluation, len(PlayedSession.judged)) == (trace.evaluation, 2)
     judged(engine, solution("one"), ["d0"])
     assert len(PlayedSession.judged) == 3
 
@@ -317,10 +297,9 @@ def test_the_state_tells_devices_queue_and_counts_and_is_json(engine):
     begin(engine)
     engine.submit(solution("one"), submitter="me")
     wait_for(lambda: engine.state().devices[0].job)
-    state = engine.state()
-    assert EngineState.model_validate_json(state.model_dump_json()) == state
-    shown = json.loads(state.model_dump_json())
+    shown = json.loads(engine.state().model_dump_json())
     assert (shown["open_tasks"], shown["queue_size"], shown["jobs"]) == ({"nobody": 1, "me": 1}, 2, {})
     (device,) = shown["devices"]
-    assert {"label": "cpu", "condition": "working", "healthy": True, "jobs_done": 0}.items() <= device.items()
-    assert device["job"] == {"index": 0, "definition": "double", "solution": "first", "workload": "d0"}
+    job = {"index": 0, "definition": "double", "solution": "first", "workload": "d0"}
+    expected = {"label": "cpu", "condition": "working", "healthy": True, "jobs_done": 0, "job": job}
+    assert expected.items() <= device.items()

@@ -4,12 +4,11 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from flashinfer_bench import BenchmarkConfig, Engine, EngineLimits
+from flashinfer_bench import BenchmarkConfig, Engine
 from flashinfer_bench.bench.events import JobStarted, Notice
 from flashinfer_bench.bench.runner.launcher import launcher_ids
 from tests.bench.played import write_two
@@ -40,21 +39,6 @@ WAITS = "import time\ndef run(x):\n    time.sleep(0.3)\n    return x * 2\n"
 
 def statuses(task):
     return [trace.evaluation.status.value for trace in task.result(LIMIT_S)]
-
-
-def test_no_process_of_a_session_is_left_when_there_is_nothing_to_do(tmp_path):
-    config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
-    limits = EngineLimits(idle_s=0.0)
-    with (
-        marked() as alive,
-        Engine(write_two(tmp_path / "set"), config, cache=tmp_path / "cache", limits=limits) as engine,
-    ):
-        assert statuses(engine.submit(make_solution(), ["d0"])) == ["PASSED"]
-        assert wait_until_gone(alive) == []
-        deadline = time.monotonic() + LIMIT_S
-        while engine.state().devices[0].condition != "resting" and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.state().devices[0].condition == "resting"
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +82,6 @@ def test_each_solution_has_a_folder_of_its_own_and_sees_no_other(engine):
     folders = [Path(lines[0].removeprefix("mine: ")) for lines in seen]
     assert [lines[1:] for lines in seen] == [["sees nothing"] * 3] * 3
     assert folders[0] == folders[2] != folders[1]
-
-
-def test_definitions_take_turns_in_one_session(engine):
-    for _ in range(2):
-        for name in ("double", "other"):
-            assert statuses(engine.submit(make_solution(f"of_{name}", definition=name))) == ["PASSED"] * 2
 
 
 def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cache):

@@ -67,11 +67,9 @@ def test_the_printed_files_and_commands_reach_a_verdict_in_an_empty_folder(tmp_p
     assert (tmp_path / "SET/traces/me/stochastic_rounding/stochastic_rounding_n256.jsonl").is_file()
 
 
-@pytest.mark.parametrize("runner", [[], ["--use-isolated-runner"]], ids=["persistent", "isolated"])
-def test_the_example_judges_with_its_parameters_and_far_from_the_solutions(tmp_path, runner):
-    (tmp_path / "my_evaluators.py").write_text(
-        find_block("python", "EVALUATORS = [").replace("        correctness =", SPY)
-    )
+def test_the_example_judges_with_its_parameters_and_far_from_the_solutions(tmp_path):
+    example = find_block("python", "EVALUATORS = [")
+    (tmp_path / "my_evaluators.py").write_text(example.replace("        correctness =", SPY))
     (tmp_path / "my_config.yaml").write_text(find_block("yaml"))
     definition = Definition.model_validate(json.loads(find_block("json", '"op_type": "stochastic_rounding"')))
     workload = make_workload(axes={"rows": 64}, inputs={})
@@ -82,21 +80,18 @@ def test_the_example_judges_with_its_parameters_and_far_from_the_solutions(tmp_p
         workloads=[make_trace(definition=definition.name, solution=None, workload=workload)],
     )
     flags = ["--devices", "cpu", "--iterations", "1", "--warmup-runs", "0", "--num-trials", "2"]
-    done = run_printed("run", tmp_path, *flags, *runner, root=str(root))
+    done = run_printed("run", tmp_path, *flags, root=str(root))
     assert done.returncode == 0, done.stderr
-    traces = TraceSet.from_path(root).traces[definition.name]
-    judged = {trace.solution: trace.evaluation for trace in traces}
+    judged = {trace.solution: trace.evaluation for trace in TraceSet.from_path(root).traces[definition.name]}
     wrong = dict.fromkeys(("always_down", "one_too_far"), "INCORRECT_NUMERICAL")
     passed = dict.fromkeys(("unbiased", "slightly_biased"), "PASSED")
     assert {name: evaluation.status.value for name, evaluation in judged.items()} == passed | wrong
-    assert 0.02 < judged["slightly_biased"].correctness.extra["bias"] < 0.1
     assert re.search(r"the mean is off by 0\.\d+, 0\.1 is allowed", judged["always_down"].log)
     assert judged["unbiased"].extra["rounding"] == {"allowed": 0.1, "trials": 2}
     for evaluation in judged.values():
-        assert evaluation.extra["evaluator"] == "StochasticRoundingEvaluator"
         mark = evaluation.extra["run"]["fingerprint"]["evaluator"]
         assert re.fullmatch(r"my_evaluators:StochasticRoundingEvaluator [0-9]+ [0-9a-f]{16}", mark)
         spied = evaluation.extra["spy"]
-        assert (spied["solutions"], spied["mark"]) == ([], False)
         worker, modules = re.search(r"the worker is (\d+) and has(.*)", evaluation.log).groups()
-        assert (int(worker) != spied["pid"], modules.strip()) == (True, "")
+        assert (spied["solutions"], spied["mark"], modules.strip()) == ([], False, "")
+        assert int(worker) != spied["pid"]

@@ -90,26 +90,7 @@ def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
     assert (len(run.notices), len(told), len(run.done)) == (2, 8, 8)
 
 
-MEETS = """
-import os, time
-from pathlib import Path
-met = Path({folder!r})
-def run(x):
-    (met / str(os.getpid())).touch()
-    deadline = time.monotonic() + 50
-    while len(list(met.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return x * 2
-"""
 """Its calls wait until two processes have called it, so that the first session leaves jobs for the second."""
-
-
-def test_one_solution_on_two_devices_uses_both(tmp_path):
-    (tmp_path / "met").mkdir()
-    source = MEETS.format(folder=str(tmp_path / "met"))
-    run = judge(write_set(tmp_path / "set", {"meets": source}, sizes=range(8, 20)), machine=TWO_CPUS, sandbox="off")
-    assert len(run.done) == 12
-    assert {event.device.index for event in run.finished} == {0, 1}
 
 
 # Solutions that do not end: they cost their limit once, the other jobs are left out, and a resumed run judges them.

@@ -40,13 +40,6 @@ def _at(hour):
     return f"2025-01-02T{hour:02d}:00:00Z"
 
 
-def test_a_quick_look_takes_one_trial_of_few_readings_to_a_coarse_precision():
-    config = BenchmarkConfig.default(quick=True)
-    assert counts(config) == (3, 10, 1, 0.05)
-    assert config.resolve_eval_config(GEMM).origins["num_trials"] == config.origins()["num_trials"] == "quick"
-    assert (config.origins()["quick"], config.origins()["rtol"]) == ("override", "default")
-
-
 def test_a_quick_look_beats_what_lies_below_it_and_what_is_said_beside_it_beats_the_look(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text("iterations: 200\ndefinition_config: {gemm_n4096: {num_trials: 7}}\n")

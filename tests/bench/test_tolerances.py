@@ -113,15 +113,3 @@ def test_run_and_validate_tell_of_it_and_of_what_is_wrong(place, capsys):
     assert main(["validate", "--local", root]) == 1
     assert f"error: {file}: {definition.name}.atol (line 3)" in capsys.readouterr().out
     assert main(["run", "--local", root, "--dry-run"]) == 2
-
-
-def test_validate_and_run_agree_on_what_a_set_says_of_another_sets_definitions(place, capsys, tmp_path_factory):
-    root, definition, _ = place
-    overlay = tmp_path_factory.mktemp("overlay")
-    file = overlay / TOLERANCES_FILE
-    file.write_text(f"{definition.name}:\n  rtol: 0.5\n")
-    said = f"warning: {file}: {definition.name}: this set has no such definition; what a set says counts for its own"
-    for command in (["validate"], ["run", "--dry-run"]):
-        assert main([*command, "--local", root, "--local", str(overlay)]) == 0
-        told = capsys.readouterr()
-        assert said in told.out + told.err
