@@ -150,17 +150,12 @@ def test_ends_of_ranges_numbers_of_numpy_and_yaml_1_1_and_tuples_are_taken(write
         (b"a: !!python/name:os.system\n", "line 1"),
         (b"extra: &loop {a: *loop}\n", "this is not YAML: a value contains itself"),
         (b"a: 1\nb: \xff\xfe\n", "this is not UTF-8"),
-        (None, "there is no such file"),
     ],
 )
 def test_files_that_hold_no_mapping_are_refused_with_their_line(tmp_path, content, expected):
-    path = tmp_path / "my.yaml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        BenchmarkConfig.from_yaml(path)
-    assert str(caught.value).startswith(str(path))
-    assert expected in str(caught.value)
+    (tmp_path / "my.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/my.yaml.*{expected}"):
+        BenchmarkConfig.from_yaml(tmp_path / "my.yaml")
 
 
 def test_the_guide_has_an_example_and_names_every_key_and_the_known_op_types(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
-from tests.kit.make import DOUBLE_INTO, make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.bench.small_runs import HONEST, write_set
+from tests.kit.make import DOUBLE_INTO
 from tests.kit.processes import marked, wait_until_gone
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -37,15 +38,8 @@ for event in benchmark.run(benchmark.plan(resume=True)):
 @pytest.fixture
 def root(tmp_path):
     """A set of one definition, two solutions and many small workloads."""
-    write_trace_set(
-        tmp_path,
-        definitions=[make_definition()],
-        solutions=[make_solution(), make_solution("double_into", source=DOUBLE_INTO)],
-        workloads=[
-            make_trace(workload=make_workload(f"w{index}", axes={"n": 8 + index}), solution=None)
-            for index in range(WORKLOADS)
-        ],
-    )
+    solutions = {"double_python": HONEST, "double_into": DOUBLE_INTO}
+    write_set(tmp_path, solutions, sizes=range(8, 8 + WORKLOADS))
     return tmp_path
 
 

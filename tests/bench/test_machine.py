@@ -64,13 +64,10 @@ def discover(requested=None, *, visible=None, torch_has_cuda=True, nvml=None, **
 
 def test_all_gpus_are_used_with_their_numbers_and_capabilities():
     devices = discover()
-    assert devices[1] == Device("cuda", 1, "NVIDIA H200", B)
-    assert [device.label for device in devices] == ["cuda:0", "cuda:1", "cuda:2"]
-    told = Machine(devices, {})
-    assert (told.kind, told.hardware, told.capabilities) == ("cuda", "NVIDIA H200", [(9, 0)])
+    assert [(one.label, one.uuid) for one in devices] == [("cuda:0", A), ("cuda:1", B), ("cuda:2", C)]
+    told = Machine((*devices, Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
+    assert (told.kind, told.hardware, told.capabilities) == ("cuda", "NVIDIA B200 + NVIDIA H200", [(9, 0)])
     assert Machine(discover(fails_at="DeviceGetCudaComputeCapability"), {}).capabilities == []
-    two = Machine((*devices, Device("cuda", 3, "NVIDIA B200", "GPU-2")), {})
-    assert two.hardware == "NVIDIA B200 + NVIDIA H200"
 
 
 @pytest.mark.parametrize(
@@ -90,17 +87,15 @@ def test_gpus_are_numbered_by_their_pci_addresses_unless_cuda_may_count_otherwis
 @pytest.mark.parametrize(
     "case",
     [{"fails_at": step} for step in ("Init", "DeviceGetCount", "DeviceGetName")]
-    + [{"uuids": ()}, {"torch_has_cuda": False}],
+    + [{"uuids": ()}, {"torch_has_cuda": False}, {"requested": ["cpu"]}],
 )
 def test_without_a_usable_gpu_the_cpu_is_the_device(case):
-    (device,) = discover(**case)
-    assert (device.kind, device.label, device.uuid) == ("cpu", "cpu", "cpu")
+    assert [(one.kind, one.label, one.uuid) for one in discover(**case)] == [("cpu", "cpu", "cpu")]
 
 
 def test_what_nvml_need_not_tell_is_not_needed(monkeypatch):
     assert len(discover(fails_at="Shutdown")) == 3
-    assert discover(["cpu"], fails_at="Init")[0].kind == "cpu"
-    assert [device.uuid for device in discover(visible="MIG-1234", fails_at="DeviceGetHandleByUUID")] == ["MIG-1234"]
+    assert discover(visible="MIG-1234", fails_at="DeviceGetHandleByUUID")[0].uuid == "MIG-1234"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert discover_devices(None, environment={}, torch_has_cuda=lambda: True)[0].kind == "cpu"
 
@@ -112,9 +107,7 @@ def test_what_nvml_need_not_tell_is_not_needed(monkeypatch):
         (None, "GPU-bbbb, 1", [C, B]),
         (None, "1,7,0", [B]),
         (None, "1,1,0", [B]),
-        (None, "GPU-aaaa", ["cpu"]),
-        (None, "", ["cpu"]),
-        (None, "-1", ["cpu"]),
+        *((None, text, ["cpu"]) for text in ("GPU-aaaa", "", "-1")),
         (None, "MIG-1234", ["MIG-1234"]),
         (["cuda:0"], "2,1", [C]),
         (["2", "cuda:0", C], None, [C, A]),
@@ -123,9 +116,7 @@ def test_what_nvml_need_not_tell_is_not_needed(monkeypatch):
 def test_devices_are_those_that_cuda_sees_in_the_order_that_is_asked_for(requested, visible, expected):
     devices = discover(requested, visible=visible)
     assert [device.uuid for device in devices] == expected
-    assert "MIG" in devices[0].name or expected != ["MIG-1234"]
-    if requested is None:
-        assert [device.index for device in devices] == list(range(len(expected)))
+    assert requested is not None or [device.index for device in devices] == list(range(len(expected)))
 
 
 @pytest.mark.parametrize(

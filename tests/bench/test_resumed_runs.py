@@ -7,29 +7,19 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.report.verdict import judged
-from tests.kit import DOUBLE, make_definition, make_solution, make_trace, write_trace_set
+from tests.bench.small_runs import HONEST, QUICKLY, write_set
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
 WRONG = "def run(x):\n    return x * 3\n"
 
 
-def write(root, source):
-    write_trace_set(
-        root,
-        {"workloads/test/double.jsonl": [make_trace(solution=None)]},
-        definitions=[make_definition()],
-        solutions=[make_solution(source=source)],
-    )
-
-
 def open_benchmark(root):
-    config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
-    return Benchmark(TraceSet.from_path(root), config)
+    return Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(**QUICKLY))
 
 
 def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(tmp_path):
-    for source in (WRONG, DOUBLE, WRONG):
-        write(tmp_path, source)
+    for source in (WRONG, HONEST, WRONG):
+        write_set(tmp_path, {"s": source})
         open_benchmark(tmp_path).run_all(resume=True)
     found = TraceSet.from_path(tmp_path)
     assert len(found.traces["double"]) == 3
@@ -39,7 +29,7 @@ def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(tmp_path
 
 
 def test_one_object_knows_what_it_has_saved_and_only_that(tmp_path):
-    write(tmp_path, DOUBLE)
+    write_set(tmp_path, {"s": HONEST})
     benchmark = open_benchmark(tmp_path)
     benchmark.run_all(save_results=False)
     assert len(benchmark.plan(resume=True).jobs) == 1
@@ -53,7 +43,7 @@ def test_one_object_knows_what_it_has_saved_and_only_that(tmp_path):
 
 
 def test_two_resumed_runs_at_once_judge_each_job_once(tmp_path):
-    write(tmp_path, DOUBLE)
+    write_set(tmp_path, {"s": HONEST})
     first, second = open_benchmark(tmp_path), open_benchmark(tmp_path)
     with first, second:
         kept = first.reserve(first.plan(resume=True))
@@ -68,7 +58,7 @@ def test_two_resumed_runs_at_once_judge_each_job_once(tmp_path):
 
 
 def test_jobs_of_a_run_that_was_killed_are_free(tmp_path):
-    write(tmp_path, DOUBLE)
+    write_set(tmp_path, {"s": HONEST})
     (tmp_path / ".runs").mkdir()
     (tmp_path / ".runs" / "1-gone").write_text("1\nabc")
     with open_benchmark(tmp_path) as benchmark:
@@ -77,7 +67,7 @@ def test_jobs_of_a_run_that_was_killed_are_free(tmp_path):
 
 
 def test_a_link_for_the_folder_of_reservations_is_not_followed(tmp_path):
-    write(tmp_path / "set", DOUBLE)
+    write_set(tmp_path / "set", {"s": HONEST})
     (tmp_path / "home").mkdir()
     (tmp_path / "set" / ".runs").symlink_to(tmp_path / "home")
     with open_benchmark(tmp_path / "set") as benchmark:

@@ -14,6 +14,7 @@ from flashinfer_bench.bench.progress_bar import is_notebook, progress_bar
 from flashinfer_bench.data import EvaluationStatus, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.record import TraceWriter
+from tests.bench.small_runs import HONEST, QUICKLY, write_set
 from tests.cli.fake_engine import CPU, finished, make_jobs
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -65,13 +66,10 @@ def test_a_bar_counts_what_jobs_came_to_and_is_drawn_in_notebooks_alone_unless_i
 
 @pytest.mark.cpu
 def test_broken_files_are_warned_of_and_events_are_told(tmp_path):
-    lines = [make_trace(solution=None)]
-    parts = {"definitions": [make_definition()], "solutions": [make_solution()], "workloads": lines}
-    root = write_trace_set(tmp_path, **parts)
-    (root / "definitions" / "broken.json").write_text("{")
-    config = BenchmarkConfig.default(devices=["cpu"], iterations=2, warmup_runs=1, num_trials=1)
-    events = []
-    with Benchmark(TraceSet.from_path(root), config) as benchmark, pytest.warns(UserWarning, match=r"broken\.json"):
+    write_set(tmp_path, {"s": HONEST})
+    (tmp_path / "definitions" / "broken.json").write_text("{")
+    events, config = [], BenchmarkConfig.default(**QUICKLY)
+    with Benchmark(TraceSet.from_path(tmp_path), config) as benchmark, pytest.warns(UserWarning, match="broken"):
         result = benchmark.run_all(save_results=False, on_event=events.append)
     assert len(result.traces["double"]) == 1
     assert {"RunStarted", "JobFinished"} <= {type(event).__name__ for event in events}
