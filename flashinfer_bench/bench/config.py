@@ -33,8 +33,8 @@ from flashinfer_bench.bench.config_file import (
 from flashinfer_bench.bench.config_sources import (
     DEFAULT_ORIGIN,
     DEFINITIONS,
-    SECTIONS,
     EVAL_FIELDS,
+    SECTIONS,
     Count,
     EmptyIfNone,
     EvalConfig,

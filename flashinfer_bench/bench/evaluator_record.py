@@ -95,41 +95,41 @@ def find_records() -> tuple[EvaluatorRecord, ...]:
     return tuple(sorted(found, key=lambda record: not record.op_types))
 
 
+class _LightNames(dict[str, Any]):
+    """The names of a file, each defined when something asks for it; what nothing asks for may need torch."""
+
+    def __init__(self, file: Path, top: Iterable[ast.stmt]) -> None:
+        self._file = str(file)
+        self._homes = {name: node for node in top for name in _defined_by(node)}
+
+    def __missing__(self, name: str) -> Any:
+        self.define(self._homes[name])
+        return self[name]
+
+    def define(self, node: ast.stmt) -> None:
+        flags = __future__.annotations.compiler_flag
+        exec(compile(ast.Module([node], []), self._file, "exec", flags, dont_inherit=True), self)
+
+
 def _read_records(file: Path) -> Iterator[EvaluatorRecord]:
     text = file.read_text(encoding="utf-8")
     if f"record = {EvaluatorRecord.__name__}(" not in text:
         return
     top = ast.parse(text).body
-    homes = {name: node for node in top for name in _defined_by(node)}
-    module = ".".join(file.relative_to(FOLDER).with_suffix("").parts)
+    names, module = _LightNames(file, top), ".".join(file.relative_to(FOLDER).with_suffix("").parts)
     for kind in (node for node in top if isinstance(node, ast.ClassDef)):
         for node in kind.body:
             if "record" in _defined_by(node):
-                needed, waiting = [node], [node]  # the declaration, and what it names
-                while waiting:
-                    names = {one.id for one in ast.walk(waiting.pop()) if isinstance(one, ast.Name)}
-                    further = [homes[name] for name in names if name in homes and homes[name] not in needed]
-                    needed, waiting = [*needed, *further], [*waiting, *further]
-                code = ast.Module(sorted(needed, key=lambda one: (one is node, one.lineno)), [])
-                space: dict[str, Any] = {}
-                flags = __future__.annotations.compiler_flag
-                exec(compile(code, str(file), "exec", flags, dont_inherit=True), space)
-                yield replace(space["record"], module=module, name=kind.name)
+                names.define(node)
+                yield replace(names.pop("record"), module=module, name=kind.name)
 
 
 def _defined_by(node: ast.stmt) -> list[str]:
     """Return the names that a statement defines."""
-    match node:
-        case ast.FunctionDef(name=name):
-            return [name]
-        case ast.Assign(targets=targets):
-            return [target.id for target in targets if isinstance(target, ast.Name)]
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            return [name]
-        case ast.ImportFrom(names=names) | ast.Import(names=names):
-            return [alias.asname or alias.name for alias in names]
-        case _:
-            return []
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name for alias in node.names]
+    found = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    return [str(getattr(one, "id", None) or getattr(one, "name", "")) for one in found]
 
 
 def known_op_types() -> list[str]:

@@ -221,24 +221,23 @@ class Harness:
             self.ended[ended.evaluation.status.value if entry.waiting else CANCELLED] += 1
             self.verdicts.append(time.monotonic())
             self.judged[ended.device.label] += 1
-        made: dict[tuple[str, str], Trace | JobFaulted] = {}
+        made: dict[tuple[str, str], JobFinished | JobFaulted] = {}
         for submission, job in sorted(entry.waiting, key=lambda pair: not pair[0].is_saved):
             name = (job.solution.name, job.solution.author)
             if name not in made:
                 result = submission.join(job, ended if isinstance(ended, JobFaulted) else ended.evaluation)
                 if result is None:
                     continue
-                if isinstance(result, Evaluation) and isinstance(ended, Judged):
-                    made[name] = told = self._record(submission, replace(ended, job=job, evaluation=result), seed)
-                    yield JobFinished(job, told, ended.device, ended.seconds) if isinstance(told, Trace) else told
+                if isinstance(ended, Judged) and isinstance(result, Evaluation):
+                    made[name] = self._finish(submission, replace(ended, job=job, evaluation=result), seed)
                 elif isinstance(result, JobFaulted):
-                    made[name] = fault = replace(result, job=job)
-                    yield fault
+                    made[name] = replace(result, job=job)
+                yield made[name]
             told = made[name]
-            submission.note(job, replace(told, job=job) if isinstance(told, JobFaulted) else told)
+            submission.note(job, told.trace if isinstance(told, JobFinished) else replace(told, job=job))
 
-    def _record(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> Trace | JobFaulted:
-        """Return the trace of a verdict, which is saved if that is wanted."""
+    def _finish(self, submission: Submission, judged: Judged, seed: dict[str, Any]) -> JobFinished | JobFaulted:
+        """Return the event of a verdict, whose trace is saved if that is wanted."""
         job = judged.job
         trace = self.recorder.make_trace(job, judged.device, judged.evaluation, seed)
         try:
@@ -248,7 +247,7 @@ class Harness:
             if not submission.is_shared:
                 raise
             return JobFaulted(job, f"it has a verdict, which could not be saved: {error}")
-        return trace
+        return JobFinished(job, trace, judged.device, judged.seconds)
 
     def _close(self, job: Job) -> OpenJob:
         """Take out a job that has ended, or that nobody wants any more."""

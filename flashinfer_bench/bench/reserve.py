@@ -10,15 +10,14 @@ Format of a file: the run's process id, then a job's digest a line.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, try_lock, wait_for_lock
-from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_folder, try_lock
+from flashinfer_bench.base.files.writing import OpenFolder, open_folder
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.data.digest import digest_of
 
@@ -49,38 +48,32 @@ class Reservation:
         self._held.close()
 
     def _reserve(self, root: Path, wanted: dict[str, int]) -> None:
-        path, name = root / FOLDER, f"{os.getpid()}-{os.urandom(4).hex()}"
-        with open_folder(path, root) as opened:
-            folder = os.open(opened.own_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        folder = self._held.enter_context(open_folder(root / FOLDER, root))
 
         def leave() -> None:
             with contextlib.suppress(OSError):  # the folder stays while another run has a file in it
-                os.unlink(name, dir_fd=folder)
-                path.rmdir()
+                os.unlink(name, dir_fd=folder.fd)
+                folder.path.rmdir()
 
-        self._held.callback(os.close, folder)
         self._held.callback(leave)
-        wait_for_lock(folder, path, USUAL_LIMIT_S)
-        try:
+        with locked_folder(folder.path, USUAL_LIMIT_S):
             others = _read_others(folder)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = self._held.enter_context(os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "w"))
+            file = self._held.enter_context(os.fdopen(folder.open_new(name, 0o600), "w"))
             try_lock(file.fileno())
             file.write("\n".join([str(os.getpid()), *(digest for digest in wanted if digest not in others)]))
             file.flush()
-        finally:
-            fcntl.flock(folder, fcntl.LOCK_UN)
         self.taken = {wanted[digest]: process for digest, process in others.items() if digest in wanted}
 
 
-def _read_others(folder: int) -> dict[str, str]:
+def _read_others(folder: OpenFolder) -> dict[str, str]:
     """Return the digests that runs have reserved, each with the run's process; forget runs that have ended."""
     found: dict[str, str] = {}
-    for name in os.listdir(folder):
+    for name in os.listdir(folder.own_path):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with contextlib.suppress(OSError), os.fdopen(os.open(name, flags, dir_fd=folder)) as file:
+        with contextlib.suppress(OSError), os.fdopen(os.open(name, flags, dir_fd=folder.fd)) as file:
             if try_lock(file.fileno()):
-                os.unlink(name, dir_fd=folder)
+                os.unlink(name, dir_fd=folder.fd)
                 continue
             process, *digests = file.read().split()
             found |= dict.fromkeys(digests, process)

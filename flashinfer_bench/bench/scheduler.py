@@ -213,7 +213,12 @@ class Scheduler:
         """
         notices, self._notices = self._notices, []
         yield from notices
-        yield from self._welcome()
+        news = self._places.look()
+        yield from map(Notice, news.notices)
+        for device in news.joined:
+            if device not in {slot.device for slot in self.slots}:  # else its actor was lost, and nobody has told yet
+                self.slots.append(DeviceSlot(device))
+                yield Notice(f"{device.label} ({device.name}) is used from now on")
         yield from self._open_sessions()
         if self.has_open_jobs and not self._has_device and not self._places.expects_more:
             while jobs := self._queue.take():
@@ -228,16 +233,6 @@ class Scheduler:
     @property
     def _has_device(self) -> bool:
         return any(slot.given_up_at is None for slot in self.slots)
-
-    def _welcome(self) -> Iterator[Notice]:
-        """Take up the places that have come meanwhile."""
-        news = self._places.look()
-        yield from map(Notice, news.notices)
-        known = {slot.device for slot in self.slots}
-        for device in news.joined:
-            if device not in known:  # else an actor was lost, and its session has not told so yet
-                self.slots.append(DeviceSlot(device))
-                yield Notice(f"{device.label} ({device.name}) is used from now on")
 
     def _open_sessions(self) -> Iterator[Happening]:
         """Start the sessions that the open jobs need: as many as jobs, at most one for each device."""
@@ -321,14 +316,11 @@ class Scheduler:
                     return
                 self._take_back(max(others, key=lambda other: len(other.ahead)))
                 continue
-            left = []
-            for job in jobs:
-                if (fault := self._known.find(job)) is None:
-                    left.append(job)
-                else:
-                    self._end(job)
-                    yield fault
-            if left:
+            failing = {job.index: fault for job in jobs if (fault := self._known.find(job)) is not None}
+            for fault in failing.values():
+                self._end(fault.job)
+                yield fault
+            if left := [job for job in jobs if job.index not in failing]:
                 order, broken = self._orders.make(left)
                 yield from (self._fault(job, message) for job, message in broken)
                 sent = {job.index for job in order.jobs}
