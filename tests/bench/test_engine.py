@@ -19,12 +19,6 @@ pytestmark = pytest.mark.cpu
 LIMIT_S = 60.0
 
 
-def solution(name, text=None, definition="double"):
-    """A solution whose text is its name's own, unless it is given."""
-    source = f"# {name if text is None else text}\ndef run(x):\n    return x * 2\n"
-    return make_solution(name, definition=definition, source=source)
-
-
 @pytest.fixture
 def make(monkeypatch, tmp_path):
     """Make an engine; it is closed at the end, and its thread is gone."""
@@ -47,6 +41,13 @@ def engine(make):
     return make()
 
 
+def submit(engine, solution, *workloads, **asked):
+    """Submit `name` or `name=text`: solutions of one text are equal; without workloads all are asked for."""
+    name, _, text = solution.partition("=")
+    made = make_solution(name, source=f"# {text or name}\ndef run(x):\n    return x * 2\n")
+    return engine.submit(made, workloads or None, **asked)
+
+
 def wait_for(condition):
     deadline = time.monotonic() + LIMIT_S
     while not condition():
@@ -56,26 +57,26 @@ def wait_for(condition):
 
 def begin(engine):
     """Have the device busy with a job; return its task."""
-    task = engine.submit(solution("first"), ["d0"], submitter="nobody")
+    task = submit(engine, "first", "d0", submitter="nobody")
     wait_for(lambda: task.state == "running")
     return task
+
+
+def told(traces):
+    return [f"{one.solution} {one.workload.uuid}" for one in traces]
 
 
 def judged(engine, *submitted, **asked):
     """Submit a solution with the gate open; return the names and workloads of its traces."""
     PlayedSession.gate.set()
-    return told(engine.submit(*submitted, **asked).result(LIMIT_S))
-
-
-def told(traces):
-    return [(one.solution, one.workload.uuid) for one in traces]
+    return told(submit(engine, *submitted, **asked).result(LIMIT_S))
 
 
 def recorded(tmp_path):
     return sorted(told(TraceSet.from_path(tmp_path / "set").traces.get("double", [])))
 
 
-def order_of(tasks):
+def order_of(*tasks):
     """Open the gate, wait for the tasks, and return the solutions in the order in which they were judged."""
     PlayedSession.gate.set()
     for task in tasks:
@@ -85,47 +86,42 @@ def order_of(tasks):
 
 def test_a_task_goes_from_pending_over_running_to_its_traces_which_are_saved_if_wanted(engine, tmp_path):
     first = begin(engine)
-    task, dropped = engine.submit(solution("mine")), engine.submit(solution("dropped"), save_results=False)
+    task, dropped = submit(engine, "mine"), submit(engine, "dropped", save_results=False)
     assert (first.state, task.state, task.traces) == ("running", "pending", [])
     with pytest.raises(TimeoutError):
         task.result(0.01)
-    PlayedSession.gate.set()
-    assert told(task.result(LIMIT_S)) == [("mine", "d0"), ("mine", "d1")]
+    order_of(task, dropped)
+    assert told(task.result()) == ["mine d0", "mine d1"]
     assert (task.state, task.is_done, task.faults, task.cancel()) == ("completed", True, [], False)
-    assert len(dropped.result(LIMIT_S)) == 2
-    assert recorded(tmp_path) == [("first", "d0"), ("mine", "d0"), ("mine", "d1")]
+    assert recorded(tmp_path) == ["first d0", "mine d0", "mine d1"]
 
 
 def test_many_threads_submit_and_each_gets_its_own_with_a_seed_of_its_own(engine):
     PlayedSession.gate.set()
     with ThreadPoolExecutor() as pool:
-        made = pool.map(lambda at: engine.submit(solution(f"s{at}"), submitter=str(at)).result(LIMIT_S), range(6))
-        results = [*made, engine.submit(solution("s0")).result(LIMIT_S)]  # a solution comes again
-    assert [{one.solution for one in traces} for traces in results] == [{f"s{at % 6}"} for at in range(7)]
+        made = pool.map(lambda at: submit(engine, f"s{at}", submitter=str(at)).result(LIMIT_S), range(6))
+        results = [*made, submit(engine, "s0").result(LIMIT_S)]  # a solution comes again
+    assert [told(traces) for traces in results] == [[f"s{at % 6} d0", f"s{at % 6} d1"] for at in range(7)]
     assert len({one.evaluation.extra["run"]["seed"] for traces in results for one in traces}) == 14
 
 
 def test_equal_jobs_are_one_whatever_their_names_and_each_task_gets_a_trace_of_its_name(engine, tmp_path):
     begin(engine)
-    tasks = [engine.submit(solution(name, "the same"), submitter=name) for name in ("a", "b")]
-    tasks.append(engine.submit(solution("a", "the same"), ["d1"]))
-    others = [engine.submit(solution("twin", text), ["d0"], submitter=text) for text in ("right", "wrong")]
-    order_of([*tasks, *others])
-    assert PlayedSession.judged.count(("twin", "d0")) == 2
-    assert len(PlayedSession.judged) == 5
-    assert [[one.solution for one in task.traces] for task in tasks] == [["a", "a"], ["b", "b"], ["a"]]
-    assert [one for one in recorded(tmp_path) if one[0] in "ab"] == [(name, at) for name in "ab" for at in ("d0", "d1")]
-    marks = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in others]
-    assert marks == [task.solution.digest() for task in others]
+    tasks = [submit(engine, f"{name}=same", submitter=name) for name in "ab"] + [submit(engine, "a=same", "d1")]
+    twins = [submit(engine, f"twin={text}", "d0", submitter=text) for text in ("right", "wrong")]
+    order_of(*tasks, *twins)
+    assert (PlayedSession.judged.count(("twin", "d0")), len(PlayedSession.judged)) == (2, 5)
+    assert [told(task.traces) for task in tasks] == [["a d0", "a d1"], ["b d0", "b d1"], ["a d1"]]
+    assert recorded(tmp_path)[:4] == ["a d0", "a d1", "b d0", "b d1"]
+    marks = [task.traces[0].evaluation.extra["run"]["fingerprint"]["solution"] for task in twins]
+    assert marks == [task.solution.digest() for task in twins]
 
 
 def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_starves_others(engine):
     begin(engine)
-    low = [engine.submit(solution(f"low{number}"), ["d0"]) for number in range(12)]
-    other = engine.submit(solution("other"), ["d0"], submitter="another")
-    high = engine.submit(solution("high"), ["d0"], priority=1)
-    lifted = engine.submit(solution("low3"), ["d0"], priority=2)
-    order = order_of([*low, other, high, lifted])
+    low = [submit(engine, f"low{number}", "d0") for number in range(12)]
+    other, high = submit(engine, "other", "d0", submitter="another"), submit(engine, "high", "d0", priority=1)
+    order = order_of(*low, other, high, submit(engine, "low3", "d0", priority=2))
     assert order[:2] == ["low3", "high"]
     assert order.index("other") <= 5
     assert [one for one in order if one.startswith("low")][1:] == [f"low{at}" for at in range(12) if at != 3]
@@ -134,50 +130,46 @@ def test_the_highest_priority_goes_first_and_lifts_an_equal_job_and_no_flood_sta
 def test_what_is_too_much_is_refused_whole(make):
     engine = make(limits=EngineLimits(queue=3, tasks_per_submitter=1))
     begin(engine)
-    tasks = [engine.submit(solution("fits"))]
+    tasks = [submit(engine, "fits")]
     with pytest.raises(QueueFull, match="3 jobs are open, and this task has 2; 3 may be open"):
-        engine.submit(solution("more"), submitter="another")
-    tasks.append(engine.submit(solution("same", "fits"), submitter="another"))
+        submit(engine, "more", submitter="another")
+    tasks.append(submit(engine, "same=fits", submitter="another"))
     with pytest.raises(QueueFull, match="submitter 'another' has 1 open tasks"):
-        engine.submit(solution("same", "fits"), submitter="another")
-    order_of(tasks)
-    assert judged(engine, solution("more"))
+        submit(engine, "same=fits", submitter="another")
+    order_of(*tasks)
+    assert judged(engine, "more")
 
 
 def test_a_cancelled_task_leaves_the_queue_and_what_others_share_goes_on(engine, tmp_path):
-    running = begin(engine)
-    alone, shared = engine.submit(solution("alone")), engine.submit(solution("shared"))
-    other = engine.submit(solution("other", "shared"))
-    for task in (alone, shared, running):
+    tasks = [begin(engine), submit(engine, "alone"), submit(engine, "shared")]
+    other = submit(engine, "other=shared")
+    for task in tasks:
         assert task.cancel()
         with pytest.raises(TaskCancelled):
             task.result(LIMIT_S)
-    again = engine.submit(solution("first"), ["d0"])
-    assert order_of([other, again]) == ["shared"]
-    assert told(other.traces) == [("other", "d0"), ("other", "d1")]
+    assert order_of(other, submit(engine, "first", "d0")) == ["shared"]
+    assert told(other.traces) == ["other d0", "other d1"]
     wait_for(lambda: engine.state().jobs == {"PASSED": 3, "CANCELLED": 3})
-    assert (running.traces, recorded(tmp_path).count(("first", "d0"))) == ([], 1)
+    assert (tasks[0].traces, recorded(tmp_path)) == ([], ["first d0", "other d0", "other d1"])
 
 
 def test_a_lost_session_gives_its_jobs_back_and_the_second_loss_is_a_fault(engine):
     PlayedSession.lost += ["once", "twice", "twice"]
-    assert len(judged(engine, solution("once"))) == 2
-    task = engine.submit(solution("twice"))
+    assert len(judged(engine, "once")) == 2
+    task = submit(engine, "twice")
     with pytest.raises(TaskFailed, match="twice, workload d0: the session ended"):
         task.result(LIMIT_S)
-    assert ([one.workload.uuid for one in task.traces], [one.job.workload.uuid for one in task.faults]) == (
-        ["d1"], ["d0"]
-    )  # fmt: skip
+    assert (told(task.traces), [one.job.workload.uuid for one in task.faults]) == (["twice d1"], ["d0"])
     assert engine.state().jobs == {"PASSED": 3, "FAULT": 1}
 
 
 def test_a_device_that_is_lost_is_tried_again_with_the_next_task(engine):
     PlayedSession.fails_to_start = 2
     with pytest.raises(TaskFailed, match="no device is left to run it"):
-        judged(engine, solution("early"))
-    wait_for(lambda: not engine.state().devices[0].healthy)
-    assert engine.state().devices[0].condition == "lost"
-    assert judged(engine, solution("late"))
+        judged(engine, "early")
+    wait_for(lambda: engine.state().devices[0].condition == "lost")
+    assert not engine.state().devices[0].healthy
+    assert judged(engine, "late")
     assert engine.state().devices[0].healthy
 
 
@@ -185,33 +177,33 @@ def test_an_error_of_the_loop_fails_what_is_open_and_the_engine_goes_on(engine, 
     with monkeypatch.context() as patch:
         patch.setattr(PlayedSession, "begin", lambda self: 1 / 0)
         with caplog.at_level(logging.CRITICAL), pytest.raises(TaskFailed, match="the engine failed: ZeroDivisionError"):
-            judged(engine, solution("unlucky"))
-    assert judged(engine, solution("lucky"), ["d0"]) == [("lucky", "d0")]
+            judged(engine, "unlucky")
+    assert judged(engine, "lucky", "d0") == ["lucky d0"]
 
 
 def test_devices_are_given_back_after_a_while_without_jobs_and_taken_again(make):
     engine = make(limits=EngineLimits(idle_s=0.0))
-    judged(engine, solution("one"))
+    judged(engine, "one")
     wait_for(lambda: engine.state().devices[0].condition == "resting")
     assert [session.has_ended for session in PlayedSession.all] == [True]
-    judged(engine, solution("two"))
+    judged(engine, "two")
     assert len(PlayedSession.all) == 2
 
 
 def test_closing_fails_open_tasks_and_takes_no_more(engine):
     begin(engine)
-    task = engine.submit(solution("open"))
+    task = submit(engine, "open")
     engine.close()
     with pytest.raises(EngineClosed, match="before the task was complete"):
         task.result(LIMIT_S)
     with pytest.raises(EngineClosed):
-        engine.submit(solution("late"))
+        submit(engine, "late")
     assert (task.state, task.cancel(), engine.state().is_closed) == ("failed", False, True)
 
 
 def test_draining_ends_the_open_tasks_first(engine):
     begin(engine)
-    task = engine.submit(solution("open"))
+    task = submit(engine, "open")
     with ThreadPoolExecutor() as pool:
         pool.submit(engine.close, drain=True)
         wait_for(lambda: engine.state().is_closed)
@@ -223,68 +215,66 @@ def test_what_callbacks_raise_is_logged_and_stops_nothing(engine, caplog):
     events, ended = [], []
     engine.subscribe(lambda _event: 1 / 0)
     end = engine.subscribe(events.append)
-    task = engine.submit(solution("one"))
+    task = submit(engine, "one")
     for callback in (lambda _task: 1 / 0, ended.append):
         task.add_done_callback(callback)
-    order_of([task])
+    order_of(task)
     task.add_done_callback(ended.append)
     wait_for(lambda: ended == [task, task])
-    assert [one.trace.workload.uuid for one in events if isinstance(one, JobFinished)] == ["d0", "d1"]
     end()
-    count = len(events)
-    judged(engine, solution("two"))
-    assert len(events) == count
+    judged(engine, "two")
+    assert told(one.trace for one in events if isinstance(one, JobFinished)) == ["one d0", "one d1"]
     assert "a subscriber of the engine failed" in caplog.text
     assert caplog.text.count("ZeroDivisionError") > 1
 
 
 def test_asyncio_gets_traces_as_they_come_the_result_and_the_end(engine):
     async def use():
-        task = engine.submit(solution("one"))
+        task = submit(engine, "one")
         asyncio.get_running_loop().call_later(0.01, PlayedSession.gate.set)
-        seen = [trace.workload.uuid async for trace in task]
-        both = await asyncio.gather(task, engine.submit(solution("two")))
+        seen = [trace async for trace in task]
+        both = await asyncio.gather(task, submit(engine, "two"))
         PlayedSession.gate.clear()
-        cancelled = engine.submit(solution("three"))
+        cancelled = submit(engine, "three")
         asyncio.get_running_loop().call_later(0.01, cancelled.cancel)
         with pytest.raises(TaskCancelled):
             await cancelled
-        return seen, [len(traces) for traces in both]
+        return told(seen), [len(traces) for traces in both]
 
-    assert asyncio.run(use()) == (["d0", "d1"], [2, 2])
+    assert asyncio.run(use()) == (["one d0", "one d1"], [2, 2])
 
 
 def test_a_recorded_job_is_answered_from_the_record_where_that_is_wanted(engine):
-    PlayedSession.gate.set()
-    (trace,) = engine.submit(solution("one"), ["d0"]).result(LIMIT_S)
-    assert judged(engine, solution("one"), use_recorded=True) == [("one", "d0"), ("one", "d1")]
-    task = engine.submit(solution("another", "one"), use_recorded=True)
-    assert (task.state, told(task.result())) == ("completed", [("another", "d0"), ("another", "d1")])
-    assert (task.traces[0].evaluation, len(PlayedSession.judged)) == (trace.evaluation, 2)
-    judged(engine, solution("one"), ["d0"])
+    judged(engine, "one", "d0")
+    assert judged(engine, "one", use_recorded=True) == ["one d0", "one d1"]
+    task = submit(engine, "another=one", use_recorded=True)
+    assert (task.state, told(task.result())) == ("completed", ["another d0", "another d1"])
+    assert len(PlayedSession.judged) == 2
+    judged(engine, "one", "d0")
     assert len(PlayedSession.judged) == 3
 
 
 def test_a_verdict_that_cannot_be_saved_is_a_fault(engine, tmp_path):
-    task = engine.submit(solution("one"), ["d0"])
+    begin(engine)
+    task = submit(engine, "one", "d0")
     (tmp_path / "set" / "traces").write_text("no folder")
     PlayedSession.gate.set()
     with pytest.raises(TaskFailed, match="it has a verdict, which could not be saved"):
         task.result(LIMIT_S)
     with pytest.raises(DataSetError, match="nothing can be appended to"):
-        engine.submit(solution("two"), ["d0"])
+        submit(engine, "two", "d0")
     engine.context.trace_set.root = None
     with pytest.raises(DataSetError, match="nowhere to save"):
-        engine.submit(solution("two"))
+        submit(engine, "two")
 
 
 @pytest.mark.parametrize(
     ("wanted", "workloads", "message"),
     [
         ("nobody", None, "the trace set has no solution 'nobody'"),
-        (solution("one", definition="doubel"), None, "no definition 'doubel'; did you mean 'double'"),
-        (solution("one"), ["o0"], "double has no workload 'o0'"),
-        (solution("one"), [], "workloads: none is asked for"),
+        (make_solution(definition="doubel"), None, "no definition 'doubel'; did you mean 'double'"),
+        (make_solution(), ["o0"], "double has no workload 'o0'"),
+        (make_solution(), [], "workloads: none is asked for"),
         (make_solution("one", target_hardware=["NVIDIA H100"]), None, "one cannot run here: target_hardware is"),
     ],
 )
@@ -295,7 +285,7 @@ def test_what_cannot_be_is_said_at_once(engine, wanted, workloads, message):
 
 def test_the_state_tells_devices_queue_and_counts_and_is_json(engine):
     begin(engine)
-    engine.submit(solution("one"), submitter="me")
+    submit(engine, "one", submitter="me")
     wait_for(lambda: engine.state().devices[0].job)
     shown = json.loads(engine.state().model_dump_json())
     assert (shown["open_tasks"], shown["queue_size"], shown["jobs"]) == ({"nobody": 1, "me": 1}, 2, {})

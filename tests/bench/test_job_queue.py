@@ -9,23 +9,21 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.bench.job_queue import JobQueue, Lane
 
+SECONDS = {"d": 0.5, "e": 0.5, "quick": 0.1, "cheap": 0.25, "dear": 2.0}
+"""Definition → what one of its jobs takes."""
 
-def make_job(index, solution="s", *, definition="d", cost=0.5):
-    return SimpleNamespace(
-        index=index,
-        definition=SimpleNamespace(name=definition),
-        solution=SimpleNamespace(name=solution),
-        solution_key=f"{definition}/{solution}",
-        cost=cost,
-    )
+
+def make_job(index, solution="s", definition="d"):
+    named, key = SimpleNamespace(name=definition), f"{definition}/{solution}"
+    return SimpleNamespace(index=index, definition=named, solution=SimpleNamespace(name=solution), solution_key=key)
 
 
 def make_jobs(*shapes):
     """Jobs of one definition for each (workloads, solutions), in the order of a plan."""
     named = [
-        (f"d{at}", f"s{one}") for at, (work, count) in enumerate(shapes) for one in range(count) for _ in range(work)
+        (f"s{one}", f"d{at}") for at, (work, count) in enumerate(shapes) for one in range(count) for _ in range(work)
     ]
-    return [make_job(index, name, definition=definition) for index, (definition, name) in enumerate(named)]
+    return [make_job(index, *names) for index, names in enumerate(named)]
 
 
 def packing(jobs=()):
@@ -34,34 +32,31 @@ def packing(jobs=()):
     return queue
 
 
-def resident(*jobs, known=()):
-    """The queue of a resident engine; jobs are (index, submitter, solution, keywords)."""
-    queue = JobQueue(turn_s=1.0)
-    for definition, seconds in dict(known).items():
-        queue.end(make_job(-1, definition=definition), seconds)
-    submit(queue, *jobs)
+def resident(text, queue=None):
+    """The queue of a resident engine that knows what jobs take. Each job is `index submitter solution definition`.
+
+    A digit behind the submitter is the priority.
+    """
+    if queue is None:
+        queue = JobQueue(turn_s=1.0)
+        for definition, seconds in SECONDS.items():
+            queue.end(make_job(-1, definition=definition), seconds)
+    for index, submitter, *names in (job.split() for job in text.split(",") if job):
+        priority = int(submitter[-1]) if submitter[-1].isdigit() else 0
+        queue.add([make_job(int(index), *names)], Lane(priority, submitter))
     return queue
-
-
-def submit(queue, *jobs):
-    for index, submitter, solution, *more in jobs:
-        keywords = dict(more[0]) if more else {}
-        lane = Lane(keywords.pop("priority", 0), submitter)
-        queue.add([make_job(index, solution, **keywords)], lane)
 
 
 def indices(jobs):
     return [job.index for job in jobs]
 
 
-def take_all(queue, **asked):
-    """Take batches to the end; each ends before the next is taken."""
-    taken = []
-    while jobs := queue.take(**asked):
-        taken.append(indices(jobs))
-        for job in jobs:
-            queue.end(job, job.cost)
-    return taken
+def take(queue):
+    """Take a batch, and end its jobs."""
+    jobs = queue.take()
+    for job in jobs:
+        queue.end(job, SECONDS[job.definition.name])
+    return jobs
 
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=5)
@@ -93,21 +88,18 @@ def test_every_job_is_taken_once_in_batches_of_one_definition_whatever_is_built_
 @given(JOBS.filter(bool), st.integers(1, 9), st.sampled_from([0.0, 5.0]))
 def test_devices_are_busy_to_the_end_and_workers_few(jobs, devices, start_s):
     """A job takes one second; a solution that a device did not have before `start_s` more."""
-    queue, free, had, starts = packing(jobs), [0.0] * devices, {}, Counter()
-    running, batches = {}, 0
+    queue, free, had, starts, running = packing(jobs), [0.0] * devices, {}, 0, {}
     while queue.remaining:
         device = min(range(devices), key=free.__getitem__)
         for job in running.pop(device, []):
             queue.end(job)
-        idle = sum(running.get(one, []) == [] for one in range(devices))
-        running[device] = batch = queue.take(str(device), devices=devices, idle=idle)
-        batches += 1
+        running[device] = batch = queue.take(str(device), devices=devices, idle=devices - len(running))
         assert batch
         for job in batch:
-            free[device] += 1 + start_s * (had.get(device) != job.solution_key)
-            starts[job.solution_key] += had.get(device) != job.solution_key
-            had[device] = job.solution_key
-    assert sum(starts.values()) <= len({job.solution_key for job in jobs}) + devices - 1
+            is_new, had[device] = had.get(device) != job.solution_key, job.solution_key
+            free[device] += 1 + start_s * is_new
+            starts += is_new
+    assert starts <= len({job.solution_key for job in jobs}) + devices - 1
     assert max(free) <= sum(free) / devices + 9 + start_s  # a solution has nine jobs at most
 
 
@@ -130,17 +122,17 @@ def test_a_device_stays_with_its_definition_and_takes_what_is_built_and_what_cam
     queue, ready = packing(make_jobs((2, 9), (2, 9))), {f"s{number}" for number in range(8)}
     asked = {"devices": 2, "is_ready": lambda solution: solution.name in ready}
     first, second = queue.take("a", **asked), queue.take("b", **asked)
-    assert {job.definition.name for job in first} != {job.definition.name for job in second}
     queue.give_back(first)
     again = queue.take("a", **asked)
     assert indices(again) == indices(first)[: len(again)] != []
     rest = [job for _ in range(9) for job in queue.take("a", **asked)]
-    assert (rest[0].definition.name, {job.solution.name for job in rest} <= ready) == (first[0].definition.name, True)
+    assert second[0].definition.name != first[0].definition.name == rest[0].definition.name
+    assert {job.solution.name for job in rest} <= ready
 
 
 def test_an_order_that_is_given_is_kept():
     queue, lane = JobQueue(), Lane(in_order=True)
-    jobs = [make_job(index, f"s{index % 2}", definition="d" if index < 20 else "e") for index in range(22)]
+    jobs = [make_job(index, f"s{index % 2}", "d" if index < 20 else "e") for index in range(22)]
     queue.add(jobs, lane)
     first = queue.take()
     assert indices(first) == list(range(16))
@@ -150,52 +142,41 @@ def test_an_order_that_is_given_is_kept():
     assert queue.take(is_ready=lambda solution: solution.name == "s1") == []
 
 
-KNOWN = {"d": 0.5, "quick": 0.1}
-
-
 @pytest.mark.parametrize(
     ("jobs", "batches"),
     [
-        ([*((at, "flood", f"f{at}") for at in range(4)), (20, "b", "b0"), (21, "c", "c0"), (22, "b", "b1")],
-         [[0, 1], [20, 22], [21], [2, 3]]),
-        ([(0, "a", "x"), (1, "b", "y", {"priority": 1}), (2, "a", "z", {"priority": 2})], [[2], [1], [0]]),
-        ([*((at, "long", "l") for at in range(5)), (9, "b", "s")], [[0, 1], [9], [2, 3], [4]]),
-        ([(0, "a", "x"), (1, "a", "y", {"definition": "e"}), (2, "a", "z")], [[0, 2], [1]]),
-        ([(at, "a", f"s{at}", {"definition": "quick", "cost": 0.1}) for at in range(12)], [[*range(10)], [10, 11]]),
+        ("0 flood f0,1 flood f1,2 flood f2,3 flood f3,20 b b0,21 c c0,22 b b1", [[0, 1], [20, 22], [21], [2, 3]]),
+        ("0 a x,1 b1 y,2 a2 z", [[2], [1], [0]]),
+        ("0 long l,1 long l,2 long l,3 long l,4 long l,9 b s", [[0, 1], [9], [2, 3], [4]]),
+        ("0 a x,1 a y e,2 a z", [[0, 2], [1]]),
+        (",".join(f"{at} a s{at} quick" for at in range(12)), [[*range(10)], [10, 11]]),
     ],
     ids=["turns", "priorities", "a long solution", "one definition", "a second of work"],
-)  # fmt: skip
-def test_batches_of_a_resident_engine(jobs, batches):
-    assert take_all(resident(*jobs, known=KNOWN)) == batches
-
-
-@pytest.mark.parametrize(
-    ("waiting", "cost", "number", "comes", "slack"),
-    [
-        ([(at, "waits", f"w{at}", {"cost": 2.0}) for at in range(10)], 0.25, 20, 4, 2.0),
-        ([(at, "waits", f"w{at}") for at in range(50)], 0.5, 40, 1, 2.0),
-    ],
-    ids=["dear and cheap jobs", "a submitter who comes again and again"],
 )
-def test_shares_are_equal_by_seconds(waiting, cost, number, comes, slack):
-    queue, seconds = resident(*waiting), Counter()
-    for step in range(number):
-        jobs = [(1000 + comes * step + at, "comes", f"c{step}") for at in range(comes)]
-        submit(queue, *((*job, {"definition": "quick", "cost": cost}) for job in jobs))
-        for job in queue.take():
-            queue.end(job, job.cost)
-            seconds[job.index >= 1000] += job.cost
-    assert abs(seconds[True] - seconds[False]) <= slack
+def test_batches_of_a_resident_engine(jobs, batches):
+    queue = resident(jobs)
+    assert [indices(take(queue)) for _ in batches] == batches
+    assert queue.remaining == 0
+
+
+@pytest.mark.parametrize("kinds", [("dear", "cheap"), ("d", "d")], ids=["dear and cheap jobs", "equal ones"])
+def test_shares_are_equal_by_seconds_also_for_a_submitter_who_comes_again_and_again(kinds):
+    queue, seconds = resident(",".join(f"{at} waits w{at} {kinds[0]}" for at in range(50))), Counter()
+    for number in range(40):
+        resident(",".join(f"{1000 + 4 * number + at} comes c{number} {kinds[1]}" for at in range(4)), queue)
+        for job in take(queue):
+            seconds[job.index >= 1000] += SECONDS[job.definition.name]
+    assert abs(seconds[True] - seconds[False]) <= 2.0
 
 
 def test_jobs_given_back_cost_nothing_removed_ones_are_gone_and_nothing_is_kept_of_who_has_gone():
-    queue = resident(*((at, "a", f"s{at}") for at in range(4)), known=KNOWN)
+    queue = resident(",".join(f"{at} a s{at}" for at in range(4)))
     queue.give_back(queue.take())
-    submit(queue, (9, "b", "other"))
+    resident("9 b other", queue)
     assert [indices(queue.take()) for _ in range(2)] == [[0, 1], [9]]
     assert indices(queue.remove([0, 3, 7])) == [3]
     assert (queue.remaining, indices(queue.take())) == (1, [2])
-    for at in range(100):
-        submit(queue, (at, f"u{at}", "s"))
-    take_all(queue)
+    resident(",".join(f"{at} user-{at}- s" for at in range(100)), queue)
+    while take(queue):
+        pass
     assert len(queue._lanes) <= 3
