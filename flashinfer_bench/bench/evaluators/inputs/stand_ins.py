@@ -142,9 +142,9 @@ class Operation(NamedTuple):
 def read_operation(func: Any) -> Operation:
     """Return what the schema of an operation says."""
     arguments = func._schema.arguments
-    written = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
+    written = next((one.name for one in arguments if one.alias_info and one.alias_info.is_write), "")
     name = func._schema.name.removeprefix("aten::")
-    return Operation(name, [one.name for one in arguments], *written[:1] or [""], frozenset(func.tags))
+    return Operation(name, [one.name for one in arguments], written, frozenset(func.tags))
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
