@@ -86,21 +86,21 @@ class Chance:
         return random.Random(self.seed)
 
     @cached_property
-    def _many(self) -> torch.Generator:
+    def many(self) -> torch.Generator:
+        """Draws tensors on the device."""
         return torch.Generator(device=self.device).manual_seed(self.seed)
 
     def order(self, count: int) -> torch.Tensor:
         """Return the numbers below a count in random order."""
-        return torch.randperm(count, generator=self._many, device=self.device)
+        return torch.randperm(count, generator=self.many, device=self.device)
 
     def places(self, below: int, count: int) -> torch.Tensor:
         """Return random numbers below another; some may occur twice."""
-        return torch.randint(below, (count,), generator=self._many, device=self.device)
+        return torch.randint(below, (count,), generator=self.many, device=self.device)
 
-    def uniform(self, like: torch.Tensor, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-        """Return random numbers of the shape and dtype of another tensor; of float32 instead of integers."""
-        dtype = like.dtype if like.is_floating_point() else torch.float32
-        return torch.empty_like(like, dtype=dtype).uniform_(low, high, generator=self._many)
+    def uniform(self, like: torch.Tensor) -> torch.Tensor:
+        """Return random numbers from 0 to 1 of the shape of another tensor."""
+        return torch.rand(like.shape, generator=self.many, device=self.device)
 
 
 class Field(NamedTuple):
@@ -128,25 +128,12 @@ class Field(NamedTuple):
         """1 or -1: the side to which this input is shifted in this call."""
         return 1 if self.chance.seed % 2 else -1
 
-    def redraw(self, values: torch.Tensor) -> torch.Tensor:
-        """Return bools at another rate, or bytes that keep to a small part of their range: a side of it or low numbers.
-
-        No row of bools is expected to be empty or full.
-        """
-        host = self.chance.host
-        if values.dtype is torch.bool:
-            least = min(0.5, LEAST_BOOLS / self.values.shape[-1])
-            return self.chance.uniform(values) < min(max(host.choice(DENSITIES), least), 1 - least)
-        bits, bounds = host.choice((1, 3, 4)), torch.iinfo(values.dtype)
-        small = (values.view(torch.uint8) >> bits).view(values.dtype)
-        return host.choice((values >> bits, bounds.max - small, small + bounds.min))
-
 
 Support = Callable[[Field], Any]
 """Gives bools that are broadcast to a field's rows, or an index of these; one that begins with an ellipsis is of its
 values. None if there are no such elements."""
 Transform = Callable[[torch.Tensor, Field], torch.Tensor]
-"""Gives what some elements of a field become."""
+"""Turns some elements of a field into others in place, and gives them."""
 
 
 def everything(_field: Field) -> Any:
@@ -259,19 +246,36 @@ def one_element(field: Field) -> Any:
     return tuple(map(field.chance.host.randrange, field.rows.shape))
 
 
+def redraw(values: torch.Tensor, field: Field) -> torch.Tensor:
+    """Draw bools at another rate, or keep bytes to a small part of their range: low numbers, or one end of it.
+
+    No row of bools is expected to be empty or full.
+    """
+    host = field.chance.host
+    if values.dtype is torch.bool:
+        least = min(0.5, LEAST_BOOLS / field.values.shape[-1])
+        return values.copy_(field.chance.uniform(values) < min(max(host.choice(DENSITIES), least), 1 - least))
+    bits, end = host.choice((1, 3, 4)), host.choice((0, 1, -1))
+    if not end:
+        return values.bitwise_right_shift_(bits)
+    bounds = torch.iinfo(values.dtype)
+    values.view(torch.uint8).bitwise_right_shift_(bits)
+    return values.neg_().add_(bounds.max) if end > 0 else values.add_(bounds.min)
+
+
 def scale(low: float, high: float) -> Transform:
     """Multiply by one factor."""
-    return lambda values, field: values * field.chance.host.uniform(low, high)
+    return lambda values, field: values.mul_(field.chance.host.uniform(low, high))
 
 
 def shift(low: float, high: float, side: int = 0) -> Transform:
     """Add one number, of either side if none is given."""
-    return lambda values, field: values + (side or field.side) * field.chance.host.uniform(low, high)
+    return lambda values, field: values.add_((side or field.side) * field.chance.host.uniform(low, high))
 
 
 def quieten(axis: int, least: float = 0.0) -> Transform:
     """Scale rows (0) or columns (1) so that QUIET_SHARE of a square sum is theirs, by at least a factor."""
-    return lambda values, field: values * max(least, math.sqrt(QUIET_SHARE * LOUD / field.rows.shape[axis]))
+    return lambda values, field: values.mul_(max(least, math.sqrt(QUIET_SHARE * LOUD / field.rows.shape[axis])))
 
 
 def large(size: Callable[[Field], float]) -> Transform:
@@ -279,22 +283,21 @@ def large(size: Callable[[Field], float]) -> Transform:
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size(field)
-        drawn = field.chance.uniform(values, -0.3 * top, 0.3 * top)
-        return drawn.add_(drawn.sgn(), alpha=0.7 * top)
+        values.uniform_(-0.3 * top, 0.3 * top, generator=field.chance.many)
+        return values.add_(values.sgn(), alpha=0.7 * top)
 
     return change
 
 
-def one_sided(size: float) -> Transform:
-    """Replace by values of 0.7 to 1 times a size, all of one sign: positive in three calls of four."""
-    return lambda values, field: field.chance.uniform(values, 0.7, 1).mul_(
-        size * field.chance.host.choice((1, 1, 1, -1))
-    )
+def one_sided(values: torch.Tensor, field: Field) -> torch.Tensor:
+    """Replace by values near 200 of one sign: positive in three calls of four."""
+    low, high = field.chance.host.choice(((168, 240), (168, 240), (168, 240), (-240, -168)))
+    return values.uniform_(low, high, generator=field.chance.many)
 
 
 def same(choose: Callable[[Field], float]) -> Transform:
     """Replace by one number."""
-    return lambda values, field: torch.full_like(values, choose(field))
+    return lambda values, field: values.fill_(choose(field))
 
 
 def spike(field: Field) -> float:
@@ -337,9 +340,9 @@ STRESS_CASES: Final = {
         TO_SMALL, {"any": 1, "few numbers": 10}, 2.0, False
     ),
     "all values about 20 times as large": StressCase([(everything, scale(16, 24))], {"any": 1}, 1.0, False),
-    CUBED: StressCase([(everything, lambda values, _: values.pow(3))], {"any": 1}, 4.0, False),
+    CUBED: StressCase([(everything, lambda values, _: values.pow_(3))], {"any": 1}, 4.0, False),
     "a few large values in one row": StressCase([(few_columns(), TO_80)], {"floats": 3}),
-    "a stretch of one row near 200": StressCase([(stretch, one_sided(240))], {"floats": 6}, 0.5),
+    "a stretch of one row near 200": StressCase([(stretch, one_sided)], {"floats": 6}, 0.5),
     "every second column of one half shifted": StressCase([(part_of(-1), shift(*FAR))], {"any": 6}, 0.5, False),
     "every second row of one half shifted": StressCase([(part_of(-2), shift(*FAR))], {"joined rows": 6}, 0.5, False),
     ONE_ROW: StressCase([(loud_row, large(loud_size))], {"few numbers": 9, "groups": 3}),
@@ -503,17 +506,15 @@ class StressPlan:
             field = self._open(name, number, index, free, wide)
             usual = wide.clone() if free.kind == "bools" else wide
             for support, transform in STRESS_CASES[name].steps[: 1 if is_narrow else None]:
-                places = support(field)
+                places, transform = support(field), redraw if is_narrow else transform
                 if places is None:
                     continue
-                is_mask = isinstance(places, torch.Tensor)
-                held = wide if not is_mask and places[0] is ... else field.rows
-                chosen = held if is_mask else held[places]
-                made = field.redraw(chosen) if is_narrow else transform(chosen, field)
-                if is_mask:
-                    torch.where(places, made, held, out=held)
+                if isinstance(places, torch.Tensor):
+                    torch.where(places, transform(field.rows.clone(), field), field.rows, out=field.rows)
+                elif places[0] is ...:
+                    transform(wide[places], field)
                 else:
-                    held[places] = made
+                    field.rows[places] = transform(field.rows[places], field)
             if free.kind == "bools":
                 _keep_some(value, usual)
                 if self._looks.empty_rows and name in (SHIFTED_ROWS, CUBED) and len(field.rows) > 1:
