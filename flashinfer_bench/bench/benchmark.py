@@ -85,7 +85,7 @@ class Benchmark:
         self._unsaved: dict[int, Trace] = {}
         """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
         them."""
-        self._reservations: list[Reservation] = []
+        self._reserved: Reservation | None = None
         self._keeps_sessions = keeps_sessions
         self._kept: Harness | None = None
         """The harness of the run before, if its sessions stay."""
@@ -119,7 +119,7 @@ class Benchmark:
 
     def close(self) -> None:
         """End kept sessions, and leave the cluster; other runs have ended their own processes."""
-        self._release()
+        self._give_up_reserved()
         self._end_kept()
         self.context.close()
 
@@ -153,21 +153,16 @@ class Benchmark:
 
         The others are reserved for the next `run`, until it ends or `close` is called.
         """
-        self._release()
-        by_root: defaultdict[Path | None, list[Job]] = defaultdict(list)
-        for job in plan.jobs:
-            by_root[self.context.root_of(job.solution)].append(job)
-        self._reservations = [Reservation(root, jobs) for root, jobs in by_root.items() if root is not None]
-        taken = {index: process for one in self._reservations for index, process in one.taken.items()}
-        if not taken:
-            return plan
+        self._give_up_reserved()
+        self._reserved = Reservation((job, self.context.root_of(job.solution)) for job in plan.jobs)
+        taken = self._reserved.taken
         left_out = [
             Skip(job.definition.name, job.solution.name, None, f"process {taken[job.index]} judges it now")
             for job in plan.jobs
             if job.index in taken
         ]
         left = plan.with_jobs(job for job in plan.jobs if job.index not in taken)
-        return replace(left, skips=(*plan.skips, *dict.fromkeys(left_out)))
+        return replace(left, skips=(*plan.skips, *dict.fromkeys(left_out))) if taken else plan
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
@@ -181,7 +176,7 @@ class Benchmark:
         Raises:
             DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
         """
-        if save_results and not self._reservations:
+        if save_results and self._reserved is None:
             self.reserve(plan)
         self.faults, harness = [], None
         try:
@@ -216,7 +211,7 @@ class Benchmark:
         finally:
             if harness is not None and self._kept is not harness:
                 harness.release()
-            self._release()
+            self._give_up_reserved()
 
     def _keep(self, harness: Harness | None) -> Harness | None:
         """Keep the sessions of a harness for the next run, or until none comes for long; return those kept before."""
@@ -285,10 +280,10 @@ class Benchmark:
                     on_event(event)
         return result
 
-    def _release(self) -> None:
-        for reservation in self._reservations:
-            reservation.release()
-        self._reservations = []
+    def _give_up_reserved(self) -> None:
+        if self._reserved is not None:
+            self._reserved.release()
+        self._reserved = None
 
     def _saved_traces(self) -> Iterator[AnyTrace]:
         for traces in self._trace_set.traces.values():

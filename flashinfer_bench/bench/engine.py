@@ -228,7 +228,7 @@ class Engine:
         if self._is_closed:
             raise EngineClosed("the engine was closed: it takes no more tasks")
         count, most, submitter = self._harness.open_jobs, self.limits.queue, task.lane.submitter
-        if count + self._harness.count_new(jobs) > most:
+        if count + len(jobs) > most:
             raise QueueFull(f"{count} jobs are open, and this task has {len(jobs)}; {most} may be open")
         if self._count_tasks().get(submitter, 0) >= self.limits.tasks_per_submitter:
             raise QueueFull(
@@ -274,7 +274,7 @@ class Engine:
         """Drive the loop over the devices; hold no device after a while without a job."""
         busy_at = float("-inf")
         while not self._is_stopping.is_set():
-            if self._harness.open_jobs or self._harness.has_notes:
+            if self._harness.open_jobs:
                 busy_at = time.monotonic()
             left_s = busy_at + self.limits.idle_s - time.monotonic()
             if left_s <= 0 and not self._harness.open_jobs:
@@ -356,16 +356,13 @@ class SolutionJobs:
         reason = why_not_here(solution, self._context.machine, interpret=self._context.config.interpret)
         if reason is not None:
             raise ConfigError(f"{solution.name} cannot run here: {reason}")
-        jobs = maker.jobs_of(solution)
-        if workloads is None:
-            return jobs
-        if not workloads:
+        jobs = {job.workload.uuid: job for job in maker.jobs_of(solution)}
+        wanted = set(jobs if workloads is None else workloads)
+        if not wanted:
             raise ConfigError("workloads: none is asked for; None means all")
-        known = [job.workload.uuid for job in jobs]
-        unknown = next((uuid for uuid in workloads if uuid not in known), None)
-        if unknown is not None:
-            raise ConfigError(f"{name} has no workload {unknown!r}{did_you_mean(unknown, known)}")
-        return [job for job in jobs if job.workload.uuid in set(workloads)]
+        for uuid in wanted - jobs.keys():
+            raise ConfigError(f"{name} has no workload {uuid!r}{did_you_mean(uuid, jobs)}")
+        return [job for uuid, job in jobs.items() if uuid in wanted]
 
     def find_recorded(self, jobs: Sequence[Job]) -> dict[str, Trace]:
         """Return the traces that the set has of equal jobs, by the uuid of their workload.

@@ -121,15 +121,6 @@ class Harness:
         """The devices of the loop; none while no session is held."""
         return [] if self._scheduler is None else self._scheduler.slots
 
-    @property
-    def has_notes(self) -> bool:
-        """Whether something is to be done with the loop."""
-        return bool(self._notes)
-
-    def count_new(self, jobs: Iterable[Job]) -> int:
-        """Return how many of these jobs are equal to no open one."""
-        return sum(_identity(job) not in self._equal for job in jobs)
-
     def submit(self, submission: Submission, jobs: Iterable[Job]) -> None:
         """Take jobs of a submission."""
         new: list[Job] = []

@@ -105,7 +105,7 @@ def discover_devices(
     if requested is not None and set(requested) == {"cpu"}:
         return (cpu,)
     usable = (torch_has_cuda or is_torch_cuda_build)()
-    gpus = _list_visible_gpus(nvml or _import_nvml(), environment) if usable else ()
+    gpus = _list_visible_gpus(nvml, environment) if usable else ()
     if requested is None:
         return gpus or (cpu,)
     found = {entry: _find(entry.strip(), gpus) for entry in requested if entry != "cpu"}
@@ -145,16 +145,11 @@ def guess_kind(devices: Path = Path("/dev")) -> Literal["cpu", "cuda"]:
     return "cuda" if has_gpu and is_torch_cuda_build() else "cpu"
 
 
-def _import_nvml() -> Nvml | None:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
 def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, stop at the first entry of none."""
-    if nvml is None:
+    try:
+        nvml = nvml or importlib.import_module("pynvml")
+    except ImportError:
         return ()
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
@@ -194,12 +189,12 @@ def _read_address(nvml: Nvml, handle: Any) -> Any:
     return None
 
 
-def _read_gpu(nvml: Nvml, handle: Any, uuid: str | bytes, index: int) -> Device:
+def _read_gpu(nvml: Nvml, handle: Any, uuid: str, index: int) -> Device:
     capability = None
     with contextlib.suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability = int(major), int(minor)
-    return Device("cuda", index, _text(nvml.nvmlDeviceGetName(handle)), _text(uuid), capability)
+    return Device("cuda", index, nvml.nvmlDeviceGetName(handle), uuid, capability)
 
 
 def _read_slice(nvml: Nvml, uuid: str) -> Device:
@@ -208,10 +203,6 @@ def _read_slice(nvml: Nvml, uuid: str) -> Device:
         return _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid, -1)
     except nvml.NVMLError:
         return Device("cuda", -1, "MIG device", uuid)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # pynvml before 11.5 returns bytes
 
 
 def _find(entry: str, gpus: Sequence[Device]) -> Device | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -26,22 +27,25 @@ FOLDER: Final = ".runs"
 
 
 class Reservation:
-    """The jobs that one run has reserved in one set.
+    """The jobs that one run has reserved.
 
     Args:
-        root: folder of the set.
-        jobs: what the run is to judge.
+        jobs: what the run is to judge, each with the folder of its set; None for a set in memory.
     """
 
-    def __init__(self, root: Path, jobs: Iterable[Job]) -> None:
+    def __init__(self, jobs: Iterable[tuple[Job, Path | None]] = ()) -> None:
         self._held = contextlib.ExitStack()
         self.taken: dict[int, str] = {}
         """Index of each job that another run has reserved → that run's process."""
-        try:
-            self._reserve(root, {_digest(job): job.index for job in jobs})
-        except OSError as error:
-            _log.warning("another run of this set at the same time would judge its jobs again: %s", error)
-            self.release()
+        wanted: defaultdict[Path, dict[str, int]] = defaultdict(dict)
+        for job, root in jobs:
+            if root is not None:
+                wanted[root][_digest(job)] = job.index
+        for root, digests in wanted.items():
+            try:
+                self._reserve(root, digests)
+            except OSError as error:
+                _log.warning("another run of this set at the same time would judge its jobs again: %s", error)
 
     def release(self) -> None:
         """Give the jobs up."""
@@ -63,7 +67,7 @@ class Reservation:
             try_lock(file.fileno())
             file.write("\n".join([str(os.getpid()), *(digest for digest in wanted if digest not in others)]))
             file.flush()
-        self.taken = {wanted[digest]: process for digest, process in others.items() if digest in wanted}
+        self.taken |= {wanted[digest]: process for digest, process in others.items() if digest in wanted}
 
 
 def _read_others(folder: OpenFolder) -> dict[str, str]:

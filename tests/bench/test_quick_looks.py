@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench import BenchmarkConfig
-from flashinfer_bench.bench.config import EvalConfig
 from flashinfer_bench.bench.planning.resume import fingerprint
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
@@ -18,11 +17,6 @@ from tests.kit import make_definition, make_solution, make_trace, write_trace_se
 GEMM = SimpleNamespace(name="gemm_n4096", op_type="gemm")
 MARKS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
 WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
-
-
-def counts(config):
-    found = config.resolve_eval_config(GEMM)
-    return (found.warmup_runs, found.iterations, found.num_trials, found.precision)
 
 
 def look(marks=QUICK, **parts):
@@ -40,17 +34,24 @@ def _at(hour):
     return f"2025-01-02T{hour:02d}:00:00Z"
 
 
-def test_a_quick_look_beats_what_lies_below_it_and_what_is_said_beside_it_beats_the_look(tmp_path):
-    path = tmp_path / "my.yaml"
-    path.write_text("iterations: 200\ndefinition_config: {gemm_n4096: {num_trials: 7}}\n")
-    assert counts(BenchmarkConfig.from_yaml(path, quick=True)) == (3, 10, 1, 0.05)
-    assert counts(BenchmarkConfig.from_yaml(path, quick=True, iterations=30)) == (3, 30, 1, 0.05)
-    path.write_text("quick: true\niterations: 30\n")
-    assert counts(BenchmarkConfig.from_yaml(path)) == (3, 30, 1, 0.05)
-    assert counts(BenchmarkConfig.from_yaml(path, num_trials=2)) == (3, 30, 2, 0.05)
-    assert counts(BenchmarkConfig.from_yaml(path, quick=False)) == (10, 30, 3, PRECISION)
-    section = {"gemm": EvalConfig(precision=0.2)}
-    assert counts(BenchmarkConfig(quick=True, op_type_config=section)) == (3, 10, 1, 0.2)
+@pytest.mark.parametrize(
+    ("file", "given", "expected"),
+    [
+        ("quick: true", {}, (3, 10, 1, 0.05)),
+        ("{iterations: 200, definition_config: {gemm_n4096: {num_trials: 7}}}", {"quick": True}, (3, 10, 1, 0.05)),
+        ("iterations: 200", {"quick": True, "iterations": 30}, (3, 30, 1, 0.05)),
+        ("{quick: true, iterations: 30}", {"num_trials": 2}, (3, 30, 2, 0.05)),
+        ("{quick: true, iterations: 30}", {"quick": False}, (10, 30, 3, PRECISION)),
+        ("{quick: true, op_type_config: {gemm: {precision: 0.2}}}", {}, (3, 10, 1, 0.2)),
+    ],
+)
+def test_a_quick_look_beats_what_lies_below_it_and_what_is_said_beside_it_beats_the_look(
+    tmp_path, file, given, expected
+):
+    (tmp_path / "my.yaml").write_text(file)
+    config = BenchmarkConfig.from_yaml(tmp_path / "my.yaml", **given).resolve_eval_config(GEMM)
+    assert (config.warmup_runs, config.iterations, config.num_trials, config.precision) == expected
+    assert (config.origins["warmup_runs"] == "quick") is (expected[0] == 3)
 
 
 OTHER, OTHER_QUICK = {**WHOLE, "solution": "x"}, {**QUICK, "solution": "x"}
@@ -83,13 +84,8 @@ def test_no_choice_falls_on_a_quick_look():
     assert trace_set.summary()["min_latency_ms"] == 1.0
     assert [(row.solution, row.contenders) for row in best_by_workload([slow, fast])] == [("slow", 1)]
     assert [row.solution for row in best_by_definition([slow, fast])] == ["slow"]
-    assert best_by_workload([fast]) == best_by_definition([fast]) == []
-
-
-def test_what_was_changed_since_its_whole_verdict_has_no_place_until_it_has_another():
-    traces = [whole(OTHER, speedup=5.0), look()]
-    assert best_by_workload(traces) == best_by_definition(traces) == []
-    assert TraceSet(traces={"double": traces}).get_best_trace("double") is None
+    for traces in ([fast], [whole(OTHER, speedup=5.0), look()]):  # nor on what was changed since its whole verdict
+        assert best_by_workload(traces) == best_by_definition(traces) == []
 
 
 def test_quick_looks_are_flagged_and_come_last_in_a_summary():

@@ -50,13 +50,11 @@ def test_another_set_takes_the_place_of_the_first_and_none_judges_the_definition
     config = BenchmarkConfig.default().for_set(first).for_set(second)
     assert resolve(config)[0] == 1e-2
     assert config.resolve_eval_config(MOE).origins["atol"] == f"{tmp_path / 'second' / TOLERANCES_FILE}: moe_e8"
-    none = SimpleNamespace(roots=[tmp_path / "none"], definition_files={})
-    assert config.for_set(none).resolve_eval_config(MOE) == BenchmarkConfig.default().resolve_eval_config(MOE)
     # Else a set that brings a solution could loosen what the solution is held to.
     overlay = a_set(tmp_path / "overlay", "moe_e8:\n  rtol: 1000.0\n", "its_own")
-    files = {**overlay.definition_files, **first.definition_files}
-    both = SimpleNamespace(roots=[*first.roots, *overlay.roots], definition_files=files)
-    assert resolve(BenchmarkConfig.default().for_set(both))[0] == 0.5
+    first.roots += overlay.roots
+    first.definition_files |= overlay.definition_files
+    assert resolve(BenchmarkConfig.default().for_set(first))[0] == 0.5
 
 
 @pytest.mark.parametrize(
