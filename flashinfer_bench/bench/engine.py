@@ -34,10 +34,9 @@ from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine_state import EngineLimits, EngineState, describe_device
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
-from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare
+from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare, why_not_here
 from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected
-from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.launcher import end_launchers_of_thread
 from flashinfer_bench.bench.scheduler import POLL_S, Rules

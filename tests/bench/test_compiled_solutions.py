@@ -5,13 +5,11 @@
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobFinished, Notice
 from flashinfer_bench.compile import find_toolchain
 from flashinfer_bench.data import TraceSet
+from tests.bench.small_runs import judge
 from tests.kit.building_guide import read_forms
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.processes import marked
 
 TOOLCHAIN = find_toolchain()
 pytestmark = [
@@ -91,42 +89,26 @@ def guided_sources():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Run the solutions twice over one cache; return the finished jobs and the notices of each run."""
-    root = tmp_path_factory.mktemp("set")
-    sources = guided_sources()
+    """Run the solutions twice over one cache, in persistent and in isolated workers."""
+    root, cache, sources = tmp_path_factory.mktemp("set"), tmp_path_factory.mktemp("cache"), guided_sources()
     compiled = [name.split() for name in EXPECTED if " " in name]
     solutions = [make_cpp(" ".join(pair), sources[pair[0]], pair[1], pair[0]) for pair in compiled]
     solutions.append(make_cpp("unnamed", sources["torch"], "run", None))  # what uses torch needs no binding by name
     solutions.append(make_cpp("broken", "int run( {}", "run", None))
     workload = make_trace(workload=make_workload(axes={"n": 8}), solution=None)
     write_trace_set(root, definitions=[make_definition()], solutions=solutions, workloads=[workload])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FIB_CACHE_PATH", str(tmp_path_factory.mktemp("cache")))
-        yield [run_once(root, isolated=isolated) for isolated in (False, True)]
-
-
-def run_once(root, *, isolated):
-    config = BenchmarkConfig.default(
-        devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1, use_isolated_runner=isolated
-    )
-    benchmark = Benchmark(TraceSet.from_path(root), config)
-    with marked() as alive:
-        events = list(benchmark.run(benchmark.plan(), save_results=False))
-        assert not alive()
-    assert not benchmark.faults
-    return events
+    return [judge(TraceSet.from_path(root), cache=cache, use_isolated_runner=isolated) for isolated in (False, True)]
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["persistent", "isolated"])
 def test_every_solution_has_its_status_and_its_reason(runs, number):
-    finished = {event.job.solution.name: event for event in runs[number] if isinstance(event, JobFinished)}
-    evaluations = {name: event.trace.evaluation for name, event in finished.items()}
-    assert {name: one.status.value for name, one in evaluations.items()} == {n: e[0] for n, e in EXPECTED.items()}
+    run = runs[number]
+    assert (run.statuses, run.faults) == ({name: status for name, (status, _) in EXPECTED.items()}, [])
     for name, (_, words) in EXPECTED.items():
-        assert words in evaluations[name].log
+        assert words in run.logs[name]
 
 
 def test_the_second_run_compiles_nothing_and_remembers_what_failed(runs):
-    first, second = ([event.message for event in events if isinstance(event, Notice)] for events in runs)
+    first, second = (run.notices for run in runs)
     assert first[0].startswith("compiling 11 solutions,")
-    assert not [message for message in second if message.startswith("compiling")]
+    assert not any(message.startswith("compiling") for message in second)

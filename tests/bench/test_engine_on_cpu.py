@@ -1,6 +1,5 @@
 """The resident engine with real sessions on a CPU: verdicts, a killed session, what it leaves behind."""
 
-import contextlib
 import os
 import signal
 import threading
@@ -13,7 +12,7 @@ from flashinfer_bench.bench.events import JobStarted, Notice
 from flashinfer_bench.bench.runner.launcher import launcher_ids
 from tests.bench.played import write_two
 from tests.kit.make import make_solution
-from tests.kit.processes import all_pids, marked, wait_until_gone
+from tests.kit.processes import marked, wait_until_gone
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
 LIMIT_S = 60.0
@@ -92,7 +91,8 @@ def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cac
         if isinstance(event, Notice):
             notices.append(event.message)
         elif isinstance(event, JobStarted) and not notices:
-            (session,) = children_of(launcher_ids())
+            files = [file for one in launcher_ids() for file in Path(f"/proc/{one}/task").glob("*/children")]
+            (session,) = [int(pid) for file in files for pid in file.read_text().split()]
             notices.append("killed")
             os.kill(session, signal.SIGKILL)
 
@@ -102,13 +102,3 @@ def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cac
     assert "1 of its jobs go back to the queue" in notices[1]
     made = {path.name.removesuffix("-own").removesuffix(".solution") for path in set(cache.glob("jit/*/*")) - before}
     assert made <= {solution.digest()}, "a worker that was made ahead left its folder in the cache"
-
-
-def children_of(parents):
-    """The processes whose parent is one of these."""
-    found = []
-    for pid in all_pids():
-        with contextlib.suppress(OSError):
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            found += [pid] if parent in parents else []
-    return found

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -178,7 +179,6 @@ PLACES = {
         *((place, signal.SIGKILL, 1) for place in PLACES),
         ("reference", signal.SIGKILL, 2),
         ("call", signal.SIGTERM, 1),
-        ("call", signal.SIGINT, 1),
     ],
 )
 def test_a_worker_that_is_killed_from_outside_is_not_held_against_the_solution(tmp_path, place, number, kills):
@@ -194,11 +194,10 @@ def test_a_worker_that_is_killed_from_outside_is_not_held_against_the_solution(t
     waits = WAITS.format(folder=str(folder), kills=kills) + PLACES[place]
     one, reference = (HONEST, waits) if place == "reference" else (waits, HONEST)
     trace_set = write_set(tmp_path / "set", {"one": one}, {"double": reference})
-    killer = threading.Thread(target=kill)
-    killer.start()
-    run = judge(trace_set, sandbox="off", iterations=10, use_isolated_runner=number != signal.SIGKILL)
-    is_over.set()
-    killer.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(kill)
+        run = judge(trace_set, sandbox="off", iterations=10, use_isolated_runner=number != signal.SIGKILL)
+        is_over.set()
     if kills == 2:
         assert "it was killed by SIGKILL" in run.faults[0].message
     else:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 
 import pytest
 
@@ -92,17 +93,18 @@ def test_baselines_are_timed_while_no_solution_is_loaded(tmp_path, isolated):
     # The reference writes its log, which the walls of its worker would refuse.
     run = judge(trace_set, use_isolated_runner=isolated, sandbox="off", warmup_runs=2, iterations=10)
     there = {}
-    said = "\n".join(one.log for one in run.done.values())
-    for pid, at in re.findall(r"^there (\d+) (\d{10}\.\d{6})$", said, re.M):
-        there.setdefault(pid, []).append(float(at))
+    for one in run.done.values():
+        for pid, at in re.findall(r"^there (\d+) (\d{10}\.\d{6})$", one.log, re.M):
+            there.setdefault(pid, []).append(float(at))
     assert len(there) >= 2
-    spans = [(min(times), max(times)) for times in there.values()]
-    calls = [line.split() for line in log.read_text().splitlines()]
-    for n in ("8", "9"):
-        beside = [any(start < float(at) < end for start, end in spans) for size, at in calls if size == n]
-        assert beside.count(False) >= 12
+    beside = Counter(
+        (size, any(min(times) < float(at) < max(times) for times in there.values()))
+        for size, at in map(str.split, log.read_text().splitlines())
+    )
+    for size in "89":
+        assert beside[size, False] >= 12
         # Of two solutions what is expected of their inputs, of calls that are compared, of odd ones and other regimes.
-        assert beside.count(True) <= 2 * (READS["cpu"] + 41)
+        assert beside[size, True] <= 2 * (READS["cpu"] + 41)
 
 
 WORKS = """
@@ -248,18 +250,19 @@ def test_what_a_solution_tries_against_others_is_refused_and_the_run_goes_on(tmp
     attacker = f"DATASET, CACHE = {str(root)!r}, {str(cache)!r}\n{ATTACKS}{HONEST}"
     (cache / "baselines").mkdir(parents=True)
     (cache / "baselines" / "kept.json").write_text("{}")
-    crash = "import os\ndef run(x):\n    if len(x) == 4:\n        os._exit(3)\n    return x * 2\n"
-    trace_set = write_set(root, {"attacker": attacker, "crash": crash, "honest": HONEST}, sizes=(4, 5))
+    trace_set = write_set(root, {"attacker": attacker, "honest": HONEST}, sizes=(4, 5))
     run = judge(trace_set, **WALLED)
-    failed = {key: one.status.value for key, one in run.done.items() if one.status.value != "PASSED"}
-    assert (failed, len(run.done), run.faults) == ({("crash", "w0"): "RUNTIME_ERROR"}, 6, [])
-    said = run.done["attacker", "w0"].log.splitlines()
-    assert [line.rsplit(" ", 1)[1] for line in said if line.startswith("listed")] == ["0"] * 4
-    assert {line for line in said if not line.startswith("listed")} in ({"refused 1", "refused 13"}, {"refused 13"})
-    records = [one.trace.evaluation.extra["run"] for one in (*run.finished, *judge(trace_set, sandbox="off").finished)]
-    told = [(record["sandbox"]["reached"], record["fingerprint"]["sandbox"]) for record in (records[0], records[-1])]
-    assert told == [(["files", "calls", "root"], "walls"), ([], "none")]
-    assert records[0]["sandbox"]["level"] == "strict"
+    assert {one.status.value for one in run.done.values()} == {"PASSED"}
+    said = [line.rsplit(" ", 1) for line in run.done["attacker", "w0"].log.splitlines()]
+    assert [count for what, count in said if what.startswith("listed")] == ["0"] * 4
+    assert {count for what, count in said if what == "refused"} in ({"1", "13"}, {"13"})
+    assert "done" not in run.done["attacker", "w0"].log
+    for walls, expected in (
+        (run, (["files", "calls", "root"], "walls")),
+        (judge(trace_set, sandbox="off"), ([], "none")),
+    ):
+        record = walls.finished[0].trace.evaluation.extra["run"]
+        assert (record["sandbox"]["reached"], record["fingerprint"]["sandbox"]) == expected
 
 
 @needs_walls

@@ -57,19 +57,15 @@ def test_two_resumed_runs_at_once_judge_each_job_once(tmp_path):
     assert not (tmp_path / ".runs").exists()
 
 
-def test_jobs_of_a_run_that_was_killed_are_free(tmp_path):
-    write_set(tmp_path, {"s": HONEST})
-    (tmp_path / ".runs").mkdir()
-    (tmp_path / ".runs" / "1-gone").write_text("1\nabc")
-    with open_benchmark(tmp_path) as benchmark:
-        assert len(benchmark.reserve(benchmark.plan(resume=True)).jobs) == 1
-        assert [path.name == "1-gone" for path in (tmp_path / ".runs").iterdir()] == [False]
-
-
-def test_a_link_for_the_folder_of_reservations_is_not_followed(tmp_path):
-    write_set(tmp_path / "set", {"s": HONEST})
-    (tmp_path / "home").mkdir()
-    (tmp_path / "set" / ".runs").symlink_to(tmp_path / "home")
-    with open_benchmark(tmp_path / "set") as benchmark:
-        assert len(benchmark.reserve(benchmark.plan(resume=True)).jobs) == 1
-        assert list((tmp_path / "home").iterdir()) == []
+def test_jobs_of_a_run_that_was_killed_are_free_and_no_link_is_followed(tmp_path):
+    for name in ("killed", "linked", "home"):
+        write_set(tmp_path / name, {"s": HONEST})
+    (tmp_path / "killed" / ".runs").mkdir()
+    (tmp_path / "killed" / ".runs" / "1-gone").write_text("1\nabc")
+    before = sorted((tmp_path / "home").iterdir())
+    (tmp_path / "linked" / ".runs").symlink_to(tmp_path / "home")
+    for name in ("killed", "linked"):
+        with open_benchmark(tmp_path / name) as benchmark:
+            assert len(benchmark.reserve(benchmark.plan(resume=True)).jobs) == 1
+            assert not (tmp_path / name / ".runs" / "1-gone").exists()
+            assert sorted((tmp_path / "home").iterdir()) == before

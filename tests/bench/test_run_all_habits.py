@@ -16,15 +16,14 @@ from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.record import TraceWriter
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
 from tests.cli.fake_engine import CPU, finished, make_jobs
-from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit import make_definition, make_trace, make_workload, write_trace_set
 
 
 def test_traces_that_others_recorded_are_read_again(tmp_path):
-    parts = {"definitions": [make_definition()], "solutions": [make_solution()]}
-    trace_set = TraceSet.from_path(write_trace_set(tmp_path, **parts))
-    mine = make_trace(workload=make_workload("mine"))
+    trace_set = write_set(tmp_path, {"s": HONEST})
+    mine, theirs = (make_trace(workload=make_workload(name)) for name in ("mine", "theirs"))
     trace_set.keep_traces([mine])
-    TraceWriter(tmp_path).append(make_trace(workload=make_workload("theirs")), author="alice", op_type="test")
+    TraceWriter(tmp_path).append(theirs, author="alice", op_type="test")
     for _ in range(2):
         reread_traces(trace_set)
         assert [trace.workload.uuid for trace in trace_set.traces["double"]] == ["theirs", "mine"]
@@ -40,26 +39,19 @@ def test_a_set_is_shown_in_three_lines(tmp_path):
     assert repr(TraceSet()).startswith("TraceSet(in memory)\n")
 
 
-@pytest.fixture
-def jobs(tmp_path):
-    return make_jobs(tmp_path / "set")
-
-
 def test_a_bar_counts_what_jobs_came_to_and_is_drawn_in_notebooks_alone_unless_it_is_asked_for(
-    jobs, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys
 ):
-    drawn = StringIO()
+    jobs, drawn = make_jobs(tmp_path / "set"), StringIO()
     with progress_bar(3, wanted=True, console=Console(file=drawn, force_terminal=True, width=100)) as tell:
-        tell(JobStarted(jobs[0], CPU))
-        tell(finished(jobs[0]))
-        tell(finished(jobs[1], status=EvaluationStatus.TIMEOUT))
-        tell(JobFaulted(jobs[2], "no device"))
+        late = finished(jobs[1], status=EvaluationStatus.TIMEOUT)
+        for event in (JobStarted(jobs[0], CPU), finished(jobs[0]), late, JobFaulted(jobs[2], "no device")):
+            tell(event)
     assert "3/3" in drawn.getvalue()
     assert "1 PASSED, 1 TIMEOUT, 1 without a verdict" in drawn.getvalue()
-    assert not is_notebook()
     with progress_bar(3) as tell:
-        tell(finished(jobs[0]))
-    assert capsys.readouterr() == ("", "")
+        tell(late)
+    assert (capsys.readouterr(), is_notebook()) == (("", ""), False)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="k")))
     assert is_notebook()
 

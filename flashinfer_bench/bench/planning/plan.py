@@ -1,28 +1,29 @@
 """The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
 
 Names are checked first (selection.py). `prepare` leaves of a definition what can be judged: workloads whose stored
-inputs are there, and whose inputs no foreign code makes. Solutions that cannot run here are skipped (suitability.py),
-then jobs that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
+inputs are there, and whose inputs no foreign code makes. Solutions that cannot run here are skipped, by their language
+and the free text of their target_hardware: in doubt they run. Then jobs are skipped that are recorded (resume.py). The
+order of the jobs is the set's: by definition, solution, workload.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.resume import FULL, PROTOCOL, Decision, RecordedJobs, fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, select
-from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.solution import Solution, SupportedLanguages
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.drafts.draft import is_kept_draft
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
@@ -43,6 +44,14 @@ FOREIGN_CODE: Final = (
     "its custom inputs are made by code that is not the first set's own; --trust-definitions lets it run, as freely as "
     "a reference"
 )
+
+CPU_WORDS: Final = frozenset({"cpu", "cpus", "x86", "amd64", "arm64", "aarch64", "host"})
+GPU_WORDS: Final = frozenset(
+    {"gpu", "gpus", "cuda", "nvidia", "rtx", "sm", "ampere", "ada", "hopper", "blackwell", "rubin"}
+)
+INTERPRET_HINT: Final = " (--interpret runs it in Triton's interpreter, whose times say nothing)"
+GPU_MODEL: Final = re.compile(r"(?:[abhlvt]|gb|gh|rtx|sm|mi)\d{2,4}[a-z]{0,2}")
+"""Names of GPUs, for example H100, GB200, L40S, RTX5090, sm90 or MI300X."""
 
 
 @dataclass(frozen=True)
@@ -274,3 +283,46 @@ class JobMaker:
             Job(0, self.definition, workload, solution, own, {**common, **marks})
             for workload, own, marks in self._workloads
         ]
+
+
+def why_not_here(solution: Solution, machine: Machine, *, interpret: bool = False) -> str | None:
+    """Return why a solution cannot run on this machine, or None when it can.
+
+    Args:
+        solution: what is to run.
+        machine: where.
+        interpret: Triton's interpreter runs kernels that are for GPUs alone, where there is no GPU.
+    """
+    language = solution.spec.language
+    if language.value not in machine.languages:
+        return f"language {language.value} has no builder"
+    reason = machine.languages[language.value]
+    if reason is not None:
+        return f"language {language.value} is not available here: {reason}"
+    reason = machine.why_not_buildable(solution)
+    if reason is not None:
+        return reason
+    if machine.kind == "cpu" and language.record.needs_gpu:
+        return f"a {language.value} solution needs an NVIDIA GPU; the device here is {machine.hardware}"
+    kinds = _read_target_kinds(solution.spec.target_hardware)
+    if not kinds or machine.kind in kinds:
+        return None
+    wanted = ", ".join(solution.spec.target_hardware)
+    reason = f"target_hardware is {wanted}; the device here is {machine.hardware}"
+    if machine.kind == "cpu" and language is SupportedLanguages.TRITON:
+        return None if interpret else f"{reason}{INTERPRET_HINT}"
+    return reason
+
+
+def _read_target_kinds(target_hardware: Iterable[str]) -> frozenset[Literal["cpu", "cuda"]]:
+    """Return the kinds of device that the entries name; empty when an entry may mean any device."""
+    kinds: set[Literal["cpu", "cuda"]] = set()
+    for entry in target_hardware:
+        words = set(re.split(r"[^a-z0-9]+", entry.lower()))
+        if words & CPU_WORDS:
+            kinds.add("cpu")
+        elif words & GPU_WORDS or any(GPU_MODEL.fullmatch(word) for word in words):
+            kinds.add("cuda")
+        else:
+            return frozenset()
+    return frozenset(kinds)
