@@ -11,35 +11,28 @@ from flashinfer_bench.bench.events import JobStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.bench.scheduler import Rules
-from flashinfer_bench.data import TraceSet
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
-from tests.kit.make import make_definition, write_trace_set
 from tests.kit.processes import marked, wait_until_gone
 
 
-@pytest.fixture
-def trace_set(tmp_path):
-    return TraceSet.from_path(write_trace_set(tmp_path, definitions=[make_definition()]))
-
-
 @pytest.mark.parametrize(
-    ("kind", "has_walls", "settings", "baselines"),
+    ("given", "baselines"),
     [
-        ("cuda", True, {}, "use"),
-        ("cuda", True, {"fresh_baselines": True}, "refresh"),
-        ("cuda", True, {"keep_samples": True}, "off"),
-        ("cuda", True, {"profile_baseline": False}, "off"),
-        ("cuda", False, {}, "off"),
-        ("cpu", True, {}, "off"),
+        ({}, "use"),
+        ({"fresh_baselines": True}, "refresh"),
+        ({"keep_samples": True}, "off"),
+        ({"profile_baseline": False}, "off"),
+        ({"has_walls": False}, "off"),
+        ({"kind": "cpu"}, "off"),
     ],
-    ids=["usual", "--fresh-baselines", "every reading is wanted", "no baseline", "no walls", "a CPU"],
 )
-def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(
-    trace_set, monkeypatch, kind, has_walls, settings, baselines
-):
-    benchmark = Benchmark(trace_set, BenchmarkConfig(devices=["cpu"], **settings))
-    monkeypatch.setattr(benchmark.context, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
-    hello = benchmark.context.greet(Device(kind, 0, "one", "GPU-1"), Rules(), needs_triton=False)
+def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(tmp_path, monkeypatch, given, baselines):
+    settings = {"kind": "cuda", "has_walls": True, **given}
+    device, sandbox = Device(settings.pop("kind"), 0, "one", "GPU-1"), SimpleNamespace(user="unchanged")
+    sandbox.has_walls = settings.pop("has_walls")
+    benchmark = Benchmark(write_set(tmp_path, {}), BenchmarkConfig(devices=["cpu"], **settings))
+    monkeypatch.setattr(benchmark.context, "sandbox", sandbox)
+    hello = benchmark.context.greet(device, Rules(), needs_triton=False)
     assert hello.baselines == baselines
     assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
 
@@ -48,29 +41,28 @@ LIBRARY = "import flashinfer\ndef run(x):\n    return x * 2\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "count", "has_walls", "cores", "compiles_ahead"),
+    ("source", "kind", "count", "has_walls", "cores"),
     [
-        (LIBRARY, "cuda", 1, True, [3], True),
-        (HONEST, "cuda", 1, True, [3], False),
-        (LIBRARY, "cpu", 1, True, [3], False),
-        (LIBRARY, "cuda", 2, True, [3], False),
-        (LIBRARY, "cuda", 1, False, [3], False),
-        (LIBRARY, "cuda", 1, True, [], False),
+        (LIBRARY, "cuda", 1, True, 1),
+        (HONEST, "cuda", 1, True, 1),
+        (LIBRARY, "cpu", 1, True, 1),
+        (LIBRARY, "cuda", 2, True, 1),
+        (LIBRARY, "cuda", 1, False, 1),
+        (LIBRARY, "cuda", 1, True, 0),
     ],
-    ids=["FlashInfer", "another", "a CPU", "two GPUs", "no walls", "few cores"],
+    ids=["usual", "no library", "a CPU", "two GPUs", "no walls", "few cores"],
 )
 def test_modules_are_compiled_ahead_where_that_can_be(
-    tmp_path, monkeypatch, source, kind, count, has_walls, cores, compiles_ahead
+    tmp_path, monkeypatch, request, source, kind, count, has_walls, cores
 ):
     benchmark = Benchmark(write_set(tmp_path, {"s": source}), BenchmarkConfig(devices=["cpu"]))
-    plan = benchmark.plan()
-    devices = [Device(kind, 0, "one", "GPU-1")] * count
+    plan, devices = benchmark.plan(), [Device(kind, 0, "one", "GPU-1")] * count
     monkeypatch.setattr(benchmark.context, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
     monkeypatch.setattr(benchmark.context, "machine", SimpleNamespace(kind=kind, devices=devices))
-    monkeypatch.setattr(context, "spare_cores", lambda: cores)
+    monkeypatch.setattr(context, "spare_cores", lambda: [3] * cores)
     rules = make_rules(benchmark.context, plan)
     hello = benchmark.context.greet(devices[0], rules, needs_triton=False)
-    assert (rules.compiles_ahead, hello.compiles_ahead) == (compiles_ahead, compiles_ahead)
+    assert rules.compiles_ahead is hello.compiles_ahead is (request.node.callspec.id == "usual")
 
 
 @pytest.mark.cpu

@@ -4,10 +4,7 @@ import importlib.util
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig
-from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.data import TraceSet
-from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.bench.small_runs import HONEST, judge, write_set
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -86,24 +83,17 @@ def run(x):
 """
 
 
-def run(root, sources, **settings):
-    write_trace_set(
-        root,
-        definitions=[make_definition()],
-        solutions=[make_solution(name, source=source) for name, source in sources.items()],
-        workloads=[make_trace(workload=make_workload("w", axes={"n": 1000}), solution=None)],
-    )
-    config = BenchmarkConfig.default(devices=["0"], **{"sandbox": "strict", "num_trials": 1, **settings})
-    benchmark = Benchmark(TraceSet.from_path(root), config)
-    events = list(benchmark.run(benchmark.plan(), save_results=False))
-    assert benchmark.faults == []
-    return {event.trace.solution: event.trace.evaluation for event in events if isinstance(event, JobFinished)}
+def run(root, source, **settings):
+    usual = {"devices": ["0"], "sandbox": "strict", "warmup_runs": 10, "iterations": 50}
+    found = judge(write_set(root, {"a": source}, sizes=(1000,)), **{**usual, **settings})
+    assert found.faults == []
+    return found.done["a", "w0"]
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param("def run(x):\n    return x * 2\n", id="torch"),
+        pytest.param(HONEST, id="torch"),
         pytest.param(TRITON, id="triton"),
         pytest.param(GRAPHS, id="graphs"),
         pytest.param(COMPILED, id="torch.compile"),
@@ -118,10 +108,10 @@ def run(root, sources, **settings):
 )
 def test_honest_code_passes_under_strict_at_its_speed(tmp_path, monkeypatch, source):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    walled = run(tmp_path / "set", {"a": source})["a"]
+    walled = run(tmp_path / "set", source)
     assert walled.status.value == "PASSED", walled.log
-    again = run(tmp_path / "set", {"a": source})["a"]  # from what it compiled the first time
-    open_ = run(tmp_path / "set", {"a": source}, sandbox="off")["a"]
+    again = run(tmp_path / "set", source)  # from what it compiled the first time
+    open_ = run(tmp_path / "set", source, sandbox="off")
     assert (again.status.value, open_.status.value) == ("PASSED", "PASSED")
     assert again.performance.latency_ms <= open_.performance.latency_ms * 1.1
     if source is NODES:
@@ -129,7 +119,5 @@ def test_honest_code_passes_under_strict_at_its_speed(tmp_path, monkeypatch, sou
 
 
 def test_the_clock_is_the_same_with_walls_and_without(tmp_path):
-    source = {"a": "def run(x):\n    return x * 2\n"}
-    walled, open_ = (run(tmp_path / level, source, sandbox=level)["a"] for level in ("strict", "off"))
-    assert walled.extra["measurement"]["method"] == open_.extra["measurement"]["method"]
-    assert walled.extra["measurement"].get("fallback") == open_.extra["measurement"].get("fallback")
+    walled, open_ = (run(tmp_path / level, HONEST, sandbox=level).extra["measurement"] for level in ("strict", "off"))
+    assert [walled.get(key) for key in ("method", "fallback")] == [open_.get(key) for key in ("method", "fallback")]

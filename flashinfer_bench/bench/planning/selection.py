@@ -88,13 +88,14 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
         for name in names or ():
             if spell(name) in there:
                 continue
-            hint = did_you_mean(name, known) or _list_some(known)
             if kind == "solution" and name in authors:
                 hint = "; that is an author: give it to `authors`"
             elif kind == "workload" and any(uuid.startswith(name) for uuid in uuids):
                 if len(name) >= MIN_PREFIX:
                     continue
                 hint = f"; the start of a uuid needs {MIN_PREFIX} characters"
+            else:
+                hint = did_you_mean(name, known) or _list_some(known)
             problems.append(f"{place}: the trace set has no {kind} {name!r}{hint}")
     if problems:
         raise ConfigError("\n".join(problems))
