@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-WITHOUT_VERDICT: Final = "without a verdict"
-LEFT_OUT: Final = "left out"
 
 
 @contextmanager
@@ -31,25 +27,11 @@ def progress_bar(
     if not jobs or not (is_notebook() if wanted is None else wanted):
         yield lambda _event: None
         return
-    # Imported here, because it takes a tenth of a second, and most runs show no bar.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress  # takes a tenth of a second, and most runs show no bar
 
-    counts: Counter[str] = Counter()
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=jobs)
-
-        def tell(event: Event) -> None:
-            if isinstance(event, JobFinished) and event.trace.evaluation is not None:
-                counts[event.trace.evaluation.status.value] += 1
-            elif isinstance(event, JobFaulted):
-                counts[LEFT_OUT if event.is_left_out else WITHOUT_VERDICT] += 1
-            else:
-                return
-            text = ", ".join(f"{number} {what}" for what, number in counts.items())
-            bar.update(task, advance=1, description=text, refresh=True)
-
-        yield tell
+    with Progress(console=console) as bar:
+        task = bar.add_task("jobs", total=jobs)
+        yield lambda event: bar.advance(task, isinstance(event, (JobFinished, JobFaulted)))
 
 
 def is_notebook() -> bool:
