@@ -48,13 +48,14 @@ def write_set(root, solutions, references=None, *, sizes=(8,), uuids="w{1}", **p
     return TraceSet.from_path(root)
 
 
-def judge(trace_set, *, machine=(), between=lambda: None, cache=None, **settings):
+def judge(trace_set, *, machine=(), between=lambda: None, note=lambda _: None, cache=None, **settings):
     """Run a set; no process is left.
 
     Args:
         trace_set: the set.
         machine: other devices than this machine's.
         between: called when the plan is made.
+        note: told of each event.
         cache: folder for what is built.
 
     Returns:
@@ -65,8 +66,11 @@ def judge(trace_set, *, machine=(), between=lambda: None, cache=None, **settings
         benchmark.context.machine = Machine(machine, benchmark.machine.languages)
     plan = benchmark.plan()
     between()
+    events = []
     with marked() as alive:
-        events = list(benchmark.run(plan, save_results=False))
+        for event in benchmark.run(plan, save_results=False):
+            events.append(event)
+            note(event)
         assert not alive()
     finished, faults, notices = (
         [event for event in events if isinstance(event, kind)] for kind in (JobFinished, JobFaulted, Notice)

@@ -2,17 +2,17 @@
 
 import random
 import threading
-from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig, context
-from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
-from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench.bench import context
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import places
 from flashinfer_bench.compile import find_toolchain
 from flashinfer_bench.data import TraceSet
 from tests.bench.played import PlayedSession, play
+from tests.bench.small_runs import judge
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.native import EXPORT, make_native, pretend_compiler, until_there
 
@@ -24,38 +24,27 @@ LIBRARY = "import flashinfer\ndef run(x):\n    return x\n"
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Run solutions on pretended devices; returns what happened, by kind, and all sessions.
+    """Run solutions on pretended devices; returns what happened, and all sessions.
 
     `jobs` counts the workloads; `action` is what a pretended compiler does; `note` is told of each event.
     """
 
-    def go(solutions, jobs, *, devices=1, kind="cuda", ask=lambda *_: iter(()), action=None, note=None, **played):
+    def go(solutions, jobs, *, devices=1, kind="cuda", ask=lambda *_: iter(()), action=None, loss=0.0, **asked):
         opened = threading.Event()
         opened.set()
-        play(monkeypatch, gate=opened, chance=random.Random(0), **played)
+        play(monkeypatch, gate=opened, chance=random.Random(0), loss=loss)
         monkeypatch.setattr(places, "ask_for_device", ask)
         if action is not None:
             toolchain = pretend_compiler(tmp_path, action=action)
             monkeypatch.setattr(context, "find_toolchain", lambda: toolchain)
         lines = [make_trace(workload=make_workload(f"w{at}"), solution=None) for at in range(jobs)]
-        root = write_trace_set(tmp_path / "set", definitions=[make_definition()], solutions=solutions, workloads=lines)
-        config = BenchmarkConfig.default(devices=["cpu"], build_jobs=1)
-        benchmark = Benchmark(TraceSet.from_path(root), config, cache=tmp_path / "cache")
-        languages = dict.fromkeys(("python", "cpp"))
-        machine = Machine(tuple(Device(kind, at, "a device", f"GPU-{at}") for at in range(devices)), languages)
-        benchmark.context.machine = benchmark.machine = machine
-        events = []
-        for event in benchmark.run(benchmark.plan(), save_results=False):
-            events.append(event)
-            if note is not None:
-                note(event)
-        finished, faults, notices = (
-            [one for one in events if isinstance(one, kind)] for kind in (JobFinished, JobFaulted, Notice)
-        )
-        order = [one.job.solution.name for one in finished]
-        return SimpleNamespace(
-            finished=finished, faults=faults, notices=notices, order=order, sessions=PlayedSession.all
-        )
+        parts = {"definitions": [make_definition()], "solutions": solutions, "workloads": lines}
+        trace_set = TraceSet.from_path(write_trace_set(tmp_path / "set", **parts))
+        machine = [Device(kind, at, "a device", f"GPU-{at}") for at in range(devices)]
+        done = judge(trace_set, machine=machine, cache=tmp_path / "cache", build_jobs=1, **asked)
+        done.order = [one.job.solution.name for one in done.finished]
+        done.sessions = PlayedSession.all
+        return done
 
     return go
 
@@ -124,4 +113,4 @@ def test_what_does_not_compile_is_judged_and_what_cannot_be_built_here_is_a_faul
     assert solution.build_error.startswith("compile_options.cflags: '-o'")
     assert [fault.job.solution.name for fault in done.faults] == ["native"] * 2
     assert "a compiler was killed" in done.faults[0].message
-    assert "compiling 1 solution" in done.notices[0].message
+    assert "compiling 1 solution" in done.notices[0]
