@@ -231,8 +231,6 @@ class HarnessContext:
 
 def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     """Return what no worker reads, even if somebody has put it in a folder that workers need."""
-    roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
-    roots |= {trace_set.root} if trace_set.root is not None else set()
     parts = (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
     files = [*trace_set.definition_files.values(), *trace_set.solution_files.values()]
     loose = find_loose_folders(files, trace_set.roots)
@@ -240,5 +238,5 @@ def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     needed = [Path(sys.prefix), Path(__file__)]
     shut = {folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)}
     shown = [file for file in trace_set.definition_files.values() if file.parent in loose - shut]
-    hidden = [root / part for root in sorted(roots) for part in parts]
+    hidden = [root / part for root in trace_set.roots for part in parts]
     return [str(path.absolute()) for path in (*hidden, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))]

@@ -9,6 +9,7 @@ import pytest
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning import resume
 from flashinfer_bench.bench.planning.resume import PROTOCOL, QUICK_ONLY, RecordedJobs, fingerprint
+from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from tests.kit import make_trace, make_workload
 
 H200 = "NVIDIA H200"
@@ -17,6 +18,7 @@ WANTED = fingerprint(**MARKS, evaluator="Default 1", hardware=H200)
 FULL, SEEDED, OTHER_SEED = WANTED | {"assurance": "full"}, WANTED | {"seed": "1"}, WANTED | {"seed": "2"}
 BOTH = WANTED | {"hardware": f"B200 + {H200}"}
 QUICK, OTHER = WANTED | {"timing": "quick"}, WANTED | {"solution": "x"}
+GONE = f"the worker is gone: {WorkerExit(None, 9, leftover=0, over_memory=True)}"
 
 
 def without(*keys):
@@ -78,6 +80,16 @@ CASES = [
     *(([late(timeout_seconds=10)], {"timeout_seconds": limit}, SKIP) for limit in (5, 10)),
     ([late(timeout_seconds=10)], {"timeout_seconds": 11}, "timed out under a shorter limit"),
     ([trace(run={"timeout_seconds": 10})], {"timeout_seconds": 99}, SKIP),
+    *(
+        ([trace(status="RUNTIME_ERROR", log=log, run={"worker_memory_gb": then})], {"worker_memory_gb": now}, reason)
+        for log, then, now, reason in (
+            (GONE, 1.0, 2.0, "ended under a smaller limit of memory"),
+            (GONE, 1, None, "ended under a smaller limit of memory"),
+            (GONE, 2.0, 1.0, SKIP),
+            (GONE, None, None, SKIP),
+            ("ValueError", 1.0, 9.0, SKIP),
+        )
+    ),
     ([timed(0.0)], {}, "baseline was not measured"),
     ([timed(0.0)], {"profile_baseline": False}, SKIP),
     ([timed(0.0), timed(2.0)], {}, SKIP),

@@ -56,6 +56,8 @@ HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"
 """Why a job is done again whose latest verdict is not whole."""
+OVER_MEMORY: Final = "more host memory than a worker may"
+"""Stands in the log of a worker that was ended because of its memory."""
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -92,6 +94,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     quick: bool = False
     seed: int | None = None
     timeout_seconds: float | None = None
+    worker_memory_gb: float | None = None
 
     @property
     def marks(self) -> Mapping[str, str] | None:
@@ -141,14 +144,24 @@ def decide(job: Job, config: BenchmarkConfig, traces: Sequence[AnyTrace], *, ret
     if shown[-1][2].quick and shown[-1][1].status is not EvaluationStatus.PASSED:
         return Decision("failed in a quick look")
     _, evaluation, run = same[-1]
-    if evaluation.status is EvaluationStatus.TIMEOUT and retry_timeouts:
-        return Decision("timed out")
-    if evaluation.status is EvaluationStatus.TIMEOUT and config.timeout_seconds > (run.timeout_seconds or inf):
-        return Decision("timed out under a shorter limit")
+    if reason := _which_limit(evaluation, run, config, retry_timeouts=retry_timeouts):
+        return Decision(reason)
     timed = [one for one in same if one[1].performance is None or one[1].performance.reference_latency_ms > 0]
     if config.profile_baseline and not timed:
         return Decision("baseline was not measured")
     return Decision(trace=(timed or same)[-1][0])
+
+
+def _which_limit(evaluation: AnyEvaluation, run: RecordedRun, config: BenchmarkConfig, *, retry_timeouts: bool) -> str:
+    """Return which limit ended a job and is larger now; empty if none. No limit of memory leaves it to the machine."""
+    if evaluation.status is EvaluationStatus.TIMEOUT:
+        if retry_timeouts:
+            return "timed out"
+        is_longer = run.timeout_seconds is not None and config.timeout_seconds > run.timeout_seconds
+        return "timed out under a shorter limit" if is_longer else ""
+    then_gb, now_gb = (inf if one is None else one for one in (run.worker_memory_gb, config.worker_memory_gb))
+    is_over = evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log
+    return "ended under a smaller limit of memory" if is_over and now_gb > then_gb else ""
 
 
 def _newest_alike(records: list[Record], wanted: Mapping[str, str]) -> list[Record]:
