@@ -37,7 +37,8 @@ def read_config_file(path: Path) -> ConfigFile:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line.
+        ConfigError: the file is missing, is no YAML or no mapping, or has a key twice. The message names the line,
+            if there is one.
     """
     try:
         root, values = parse_yaml(read_whole(path, MOST_YAML_BYTES).decode("utf-8"))

@@ -34,6 +34,7 @@ from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine_state import EngineLimits, EngineState, describe_device
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.harness import Harness
+from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.planning.plan import Job, JobMaker, check_extras, prepare, why_not_here
 from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected
@@ -154,8 +155,7 @@ class Engine:
             [job.workload.uuid for job in jobs],
             cancel=self._cancel,
             on_trace=self._jobs.keep,
-            priority=priority,
-            submitter=submitter,
+            lane=Lane(priority, submitter),
             is_saved=save_results,
         )
         recorded = self._jobs.find_recorded(jobs) if use_recorded else {}

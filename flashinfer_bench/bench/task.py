@@ -33,8 +33,7 @@ class Task(Submission):
         workloads: uuids, in the order of the definition's workloads.
         cancel: takes the task out of the engine.
         on_trace: told of each trace that is saved.
-        priority: higher ones go first.
-        submitter: who asks.
+        lane: who asks, and how urgently.
         is_saved: traces are saved before the task has them.
     """
 
@@ -47,14 +46,13 @@ class Task(Submission):
         *,
         cancel: Callable[[Task], object],
         on_trace: Callable[[Job, Trace], object] = lambda _job, _trace: None,
-        priority: int = 0,
-        submitter: str = "",
+        lane: Lane = Lane(),  # noqa: B008 - a constant
         is_saved: bool = True,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.solution = solution
         self.workloads = tuple(workloads)
-        self.lane = Lane(priority, submitter)
+        self.lane = lane
         self.is_saved = is_saved
         self._cancel = cancel
         self._on_trace = on_trace
