@@ -329,12 +329,11 @@ def _find_shapes(
         shape.insert(given.get("dim", 0) % (len(shape) + 1), len(tensors))
     elif name == "topk":
         shape[dim] = given["k"]
-    elif name == "embedding":
-        shape = [*others[0], *shape[1:]]
+    elif name in ("embedding", "index_select"):
+        dim = given.get("dim", 0) % len(shape)
+        shape[dim : dim + 1] = others[0]
     elif name == "gather":
         shape = others[0]
-    elif name == "index_select":
-        shape[dim] = rest[0].numel()
     elif name in ("index", "_unsafe_index"):
         indexed = [at for at, one in enumerate(given["indices"]) if one is not None]
         at = indexed[0] if indexed[-1] - indexed[0] < len(indexed) else 0

@@ -16,13 +16,12 @@ from flashinfer_bench.bench.evaluators.inputs.contents import (
     find_nudge,
     find_varied,
 )
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.writer import Writer
-from tests.kit.make import make_definition, make_workload
+from tests.bench.evaluators.inputs.making import CPU, define, make
+from tests.kit.make import make_workload
 
 pytestmark = pytest.mark.cpu
 
-CPU = torch.device("cpu")
 BASE_NUMBER = 3
 NUMBERS = [0, 1, 2, 4, 5, 6, 7, 8]
 FLOATS = ["float64", "float32", "float16", "bfloat16"]
@@ -31,17 +30,11 @@ STORED = {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}
 FLOAT4 = torch.float4_e2m1fn_x2
 
 
-def find(inputs, *, op_type="test", sources=None, constraints=(), **axes):
-    told = {"axes": dict.fromkeys(axes), "inputs": inputs, "outputs": {"y": "float32"}, "reference": "def run(): 1"}
-    definition = make_definition(op_type=op_type, constraints=list(constraints), **told)
-    workload = make_workload(axes=axes, inputs=sources or {})
-    return definition, workload, find_varied(definition, workload, CPU)
-
-
-def open_contents(inputs, *, seed=7, **told):
+def open_contents(inputs, *, op_type="test", seed=7, **axes):
     """Return the contents of random inputs."""
-    definition, workload, varied = find(inputs, **told)
-    return Contents(InputMaker(definition, workload, CPU, None).make(1), varied, seed, BASE_NUMBER)
+    definition = define(inputs, op_type=op_type)
+    varied = find_varied(definition, make_workload(axes=axes, inputs={}), CPU)
+    return Contents([*make(definition, **axes).values()], varied, seed, BASE_NUMBER)
 
 
 def open_one(value, way="scaled", **varied):
@@ -189,10 +182,13 @@ VARIED = [  # name, dtype, where it comes from, is nudged, deviation
 def test_quantised_numbers_of_files_are_changed_a_little_and_random_normal_ones_drawn(
     name, dtype, told, is_nudged, deviation
 ):
-    definition, workload, (varied,) = find({name: f"{dtype}[n]"}, n=4096, **{"sources": {name: STORED}, **told})
+    told = {"sources": {name: STORED}, **told}
+    workload = make_workload(axes={"n": 4096}, inputs=told.pop("sources"))
+    definition = define({name: f"{dtype}[n]"}, **told)
+    (varied,) = find_varied(definition, workload, CPU)
     assert (varied.is_nudged, varied.deviation) == (is_nudged, deviation)
     if deviation is not None:
-        (made,) = InputMaker(definition, workload, CPU, None).make(1)
+        (made,) = make(definition, n=4096).values()
         assert made.float().std() == pytest.approx(deviation, rel=0.05)
 
 
