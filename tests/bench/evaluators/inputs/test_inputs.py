@@ -88,7 +88,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize(("op_type", "name", "spec", "low", "high"), NAMED, ids=[f"{r[0]} {r[1]}" for r in NAMED])
+@pytest.mark.parametrize(("op_type", "name", "spec", "low", "high"), NAMED)
 def test_names_decide_what_values_mean(op_type, name, spec, low, high):
     definition = describe(
         op_type, axes={"page_size": 8, "num_experts": 16, "vocab_size": 1000}, **TABLES, **{name: spec}
@@ -180,7 +180,7 @@ def test_constraints_are_kept_noted_or_a_fault():
     assert "is_power_of_two" in maker.notes["unchecked_constraints"][0]
 
 
-@pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES], ids=["tensors", "numbers"])
+@pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES])
 def test_the_documentation_lists_the_rules_as_they_are(rules):
     text = (Path(__file__).resolve().parents[4] / "docs" / "inputs.md").read_text(encoding="utf-8")
     lines = ["| op type | kind of dtype | name | values |", "|---|---|---|---|"]

@@ -80,7 +80,7 @@ RANGES = [
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("body", "least", "most"), RANGES, ids=[row[0] for row in RANGES])
+@pytest.mark.parametrize(("body", "least", "most"), RANGES)
 def test_integers_are_valid_and_reach_what_they_index(body, least, most):
     definition = describe(body, before="PAGE = 4\nSHIFT = PAGE - 3", **TABLE)
     assert ends(draw(definition)["tok"]) == (least, most)
@@ -108,7 +108,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "body", "inputs", "least", "most"), OTHERS, ids=[f"{r[0]}: {r[1]}" for r in OTHERS])
+@pytest.mark.parametrize(("name", "body", "inputs", "least", "most"), OTHERS)
 def test_other_inputs_and_names_count_as_well(name, body, inputs, least, most):
     made = draw(describe(body, **{**TABLE, **inputs}), num_classes=9)[name]
     low, high = ends(made)
@@ -168,7 +168,7 @@ PADDED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "padding"), PADDED, ids=[row[1] for row in PADDED])
+@pytest.mark.parametrize(("name", "body", "padding"), PADDED)
 def test_padding_comes_only_if_the_reference_tells_it_and_bears_it(name, body, padding):
     dtype = "int16" if "100000" in body else "int64"
     inputs = TABLE if name == "tok" else {"x": "float32[t, w]", "labels": f"{dtype}[t]"}
@@ -207,7 +207,7 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "body", "has_any_bits"), WORDS, ids=[row[1] for row in WORDS])
+@pytest.mark.parametrize(("dtype", "body", "has_any_bits"), WORDS)
 def test_words_that_are_shifted_and_masked_have_any_bits(dtype, body, has_any_bits):
     name = "qweight" if "qweight" in body else "q"  # a name tells words that are opened in another way
     definition = describe(body, x="float32[2, w]", **{name: f"{dtype}[8, 512]"})

@@ -140,7 +140,6 @@ def test_all_but_a_few_columns_and_rows_are_smaller_still_the_same_of_inputs_tha
         (torch.float32, "b, h, t, m", "[b, h]", (5, 4, 50, 4), 1, 32 * 50, 4),
         (torch.float32, "b, t, m", "[b]", (640, 4, 4), 10, 32 * 4, 4),
     ],
-    ids=str,
 )
 def test_one_row_of_a_group_outweighs_the_others(dtype, shape, output, sizes, loud, largest, count):
     made = change("one row", torch.ones(sizes, dtype=dtype), shape=shape, output=output)
