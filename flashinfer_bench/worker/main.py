@@ -45,8 +45,7 @@ from flashinfer_bench.worker.calls import (
 )
 from flashinfer_bench.worker.errors import describe_error, escape_surrogates
 from flashinfer_bench.worker.gated_chain.calls import GatedChains
-from flashinfer_bench.worker.jit.left_locks import enter_extensions
-from flashinfer_bench.worker.jit.module_layer import link_modules
+from flashinfer_bench.worker.jit.folders import enter_extensions, link_modules
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, answer_readings

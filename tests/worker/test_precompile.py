@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.worker.jit.precompile import call_once, make_argument
-from flashinfer_bench.worker.jit.stand_in import stand_in
+from flashinfer_bench.worker.jit.precompile import call_once, make_argument, stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.load import load_entry
 from tests.kit.sandboxes import running_cell
