@@ -71,9 +71,7 @@ def test_whatever_decides_the_library_changes_its_digest_and_words_do_not():
     changes = (
         {},
         {"headers": {"sub/a.h": "2"}},
-        {"main": EXPORT + "\n"},
         {"compile_options": {"cflags": ["-O2"]}},
-        {"compile_options": {"ld_flags": ["-lm"]}},
         {"toolchain": replace(TOOLCHAIN, cxx=replace(TOOLCHAIN.cxx, identity="another"))},
         {"toolchain": replace(TOOLCHAIN, tvm_ffi=replace(TOOLCHAIN.tvm_ffi, version="0.0"))},
     )
@@ -102,7 +100,6 @@ LARGE = grow(";", "A") + grow("A", "B") + grow("B", "C") + grow("C", "D") + grow
 """Twenty million tokens, all of which a compiler keeps in memory."""
 TWINS = {
     "syntax": ("int a;\nint run( { }\n", r"^main\.cpp:2: error: .*\n.*exit code 1\n--- compiler output ---\nmain"),
-    "link": ("void gone();\n" + EXPORT.replace("{", "{ gone();"), "undefined reference to `gone"),
     "entry name": (
         EXPORT.replace("ffi_run", "ffi_walk"),
         r"^error: no function 'run' is exported; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC\(run, ",
@@ -114,7 +111,6 @@ TWINS = {
         r"^main\.cpp:1: error: .*\n.*\nbinding torch: the spec names none, and main\.cpp has PYBIND11_MODULE",
     ),
     # What a source has printed proves nothing.
-    "driver": ('static_assert(false, "x\\ng++: fatal error: Killed signal terminated program cc1plus");', "assert"),
     "disk": ("#error fatal error: error writing to x.o: No space left on device\n", "No space"),
     "gpu": ("#error Instruction 'wgmma.fence' not supported on .target 'sm_80'\n", "wgmma"),
 }
@@ -145,7 +141,7 @@ def test_what_must_not_be_built_is_refused_before_anything_is_started(tmp_path, 
     assert runs.steps == []
 
 
-INCLUDES = {"plain": "#include <{}>", "a macro": "#define PLACE <{}>\n#include PLACE", "up": '#include "{}"'}
+INCLUDES = {"a macro": "#define PLACE <{}>\n#include PLACE", "up": '#include "{}"'}
 
 
 @pytest.mark.parametrize("has_landlock", [True, False], ids=["landlock", "no landlock"])
@@ -207,7 +203,6 @@ def test_a_missing_header_of_the_toolkit_is_the_machines_fault_and_words_of_it_a
         (["-gencode", "arch=compute_80,code=sm_80"], "it is compiled for sm_80 alone; the GPU here is sm_90"),
         (["-arch=sm_80"], None),
         (["-gencode=arch=compute_80,code=compute_80", "-gencode=arch=compute_120,code=sm_120"], None),
-        (["-arch=native"], None),
     ],
 )
 def test_a_solution_that_is_compiled_for_other_gpus_alone_cannot_run_here(flags, reason):
@@ -223,12 +218,10 @@ BLAME = {
     "header": (f"{on_main(ELSEWHERE)}; grep -q tvm_ffi.h probe.cpp && {ELSEWHERE}", BuildFault, "/opt/tvm/ffi/any.h"),
     "template": (on_main(ELSEWHERE), BuildFailure, "/opt/tvm/ffi/any.h"),
     "endless": ("sleep 1000 & sleep 1000", BuildFailure, "still going on after 2 s"),
-    "talks": ("yes | head -c 3000000; exit 1", BuildFault, "cut ...]"),
     # The solution is at fault; another machine, or this one later, may compile it.
     "memory": (on_main(says("main.cpp:1: error: x", "virtual memory exhausted")), BuildFailure, "GiB of memory"),
     "missing": (on_main(says("main.cpp:1: fatal error: gone.h: No such file or directory")), BuildFailure, "gone.h"),
     "internal": (on_main(says("main.cpp:1:1: internal compiler error: no")), BuildFailure, "internal"),
-    "processor time": (on_main(says("CPU time limit exceeded signal terminated program cc1plus")), BuildFailure, "CPU"),
     "silent": (on_main("exit 1"), BuildFailure, "exit code 1"),
     "link": (
         'case "$*" in *-shared*) [ -e ../src/main.cpp ] && echo "ld: error: no" && exit 1;; esac',

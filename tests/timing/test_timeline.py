@@ -36,7 +36,6 @@ def test_calls_are_told_apart_whatever_the_order_of_records(records):
     [
         (Operation("side", 160, 175, 9, stream=1), [(2, 31, False, 1), (3, 123, True, 2)]),  # beside the flush
         (Operation("long", 120, 300, 4), [(3, 199, False, 1), (2, 41, False, 1)]),  # it runs on
-        (Operation("thread", 255, 260, 7), [(2, 31, False, 1), (3, 41, False, 1)]),
         (Operation("before", 1, 2, 0), [(2, 31, False, 1), (2, 41, False, 1)]),
         (Operation(FLUSH, 133, 135, 4), [(3, 34, False, 1), (2, 41, False, 1)]),  # one of the call's own
     ],
@@ -83,9 +82,8 @@ def test_what_comes_behind_the_mark_is_no_part_of_the_call():
         ([(FILL, 2), (FILL, 2)], False, 4),
         ([(FILL, 5_001)], True, 3),
         ([(FILL, 2), ("mine", 2), (FILL, 2)], True, 4),
-        ([(FILL, 2)] * 5, True, 3),
     ],
-    ids=["fills", "no replay", "a long fill", "a kernel behind a fill", "many fills"],
+    ids=["fills", "no replay", "a long fill", "a kernel behind a fill"],
 )
 def test_of_what_is_launched_before_a_graph_the_fills_alone_are_no_part_of_its_replay(before, is_replay, operations):
     records, now_ns = [Operation(DELAY, 40, 100, 1)], 100
