@@ -211,19 +211,6 @@ def test_a_worker_that_does_not_end_or_has_lost_its_supervisor_is_a_fault(start,
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("import sys\nsys.stdout.write('out ')\nsys.stderr.write('err ')", "out err "),
-        ("import os\nprint('last words')\nos.kill(os.getpid(), 9)", "last words\n"),
-    ],
-)
-def test_what_a_solution_prints_is_there(start, source, said):
-    with suppress(WorkerGone), start(source) as worker:
-        worker.drain()
-    assert start.worker.log.take() == said
-
-
 ORPHANS = """
 import os, time
 for _ in range(20):

@@ -49,13 +49,6 @@ def test_the_lock_of_one_that_was_killed_is_removed_and_that_of_another_stays(tm
     assert lock.exists()  # this process uses the folder, too
 
 
-def test_one_that_is_about_to_end_is_waited_for(tmp_path, builder):
-    lock = tmp_path / "torch" / "twice" / "lock"
-    builder.kill()
-    enter_extensions(tmp_path / "torch")
-    assert not lock.exists()
-
-
 @pytest.mark.parametrize("kind", ["file", "dangling", "folder"])
 def test_what_a_solution_puts_in_the_way_of_locks_harms_nobody(tmp_path, kind):
     folder = tmp_path / "torch"
