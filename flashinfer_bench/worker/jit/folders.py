@@ -41,6 +41,18 @@ OF_FILES: Final = ("build ", "default ")
 """How lines begin that name files; others are flags."""
 
 
+def enter_folders(shared_modules: str | None) -> None:
+    """Prepare the folders that this process's environment names, before a solution is imported.
+
+    Args:
+        shared_modules: FlashInfer's folder of modules that were compiled ahead; None if there is none.
+    """
+    if shared_modules is not None:
+        link_modules(Path(shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
+    if "TORCH_EXTENSIONS_DIR" in os.environ:
+        enter_extensions(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+
+
 def enter_extensions(folder: Path) -> None:
     """Be one of those who use a folder of extensions, until this process ends; the first one removes what was left.
 

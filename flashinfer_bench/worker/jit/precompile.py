@@ -30,7 +30,7 @@ from torch._subclasses import fake_impls, fake_tensor
 
 from flashinfer_bench.sandbox.process_tree import show_memory
 from flashinfer_bench.sandbox.seccomp import refuse_calls
-from flashinfer_bench.worker.jit.folders import enter_extensions, link_modules
+from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 
 THREADS_A_BLOCK: Final = 1024
@@ -53,10 +53,7 @@ def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> N
     step_back(order["cores"])
     os.environ["MAX_JOBS"] = str(order["compilers"])
     show_memory()
-    if shared_modules is not None:
-        link_modules(Path(shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
-    if "TORCH_EXTENSIONS_DIR" in os.environ:
-        enter_extensions(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+    enter_folders(shared_modules)
     with stand_in(order["gpu"]):
         loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
         for call in order["calls"]:
