@@ -18,11 +18,10 @@ from flashinfer_bench.compile import (
 from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.compile.compilers import StepLimits
 from flashinfer_bench.compile.farm import make_recipe
-from flashinfer_bench.compile.requirements import LIBRARIES, is_in, toolkit_includes
 from tests.compile.conftest import is_quiet
 from tests.kit.building_guide import read_forms
 from tests.kit.make import make_solution
-from tests.kit.native import EXPORT, make_native, pretend_compiler, pretend_torch
+from tests.kit.native import EXPORT, make_native, pretend_compiler
 
 GIB = 1 << 30
 TOOLCHAIN = find_toolchain()
@@ -184,18 +183,6 @@ def test_a_cuda_solution_has_cpp_files_with_the_toolkits_headers_and_features_of
     assert "sm_80" in str(built.error)
 
 
-@needs_nvcc
-def test_a_missing_header_of_the_toolkit_is_the_machines_fault_and_words_of_it_are_not(tmp_path):
-    folders = toolkit_includes(TOOLCHAIN.cuda, TOOLCHAIN.nvidia_packages)
-    for library in LIBRARIES.values():
-        words = f"#error fatal error: {library.header}: No such file or directory\n{EXPORT}"
-        is_there = is_in(library.header, folders)
-        main = words if is_there else f"#include <{library.header}>\n{EXPORT}"
-        error = build(tmp_path, make_native(main=main, language="cuda")).error
-        assert isinstance(error, BuildFailure if is_there else BuildFault)
-        assert is_there or f"{library.header} of the CUDA toolkit's" in str(error)
-
-
 @pytest.mark.skipif(TOOLCHAIN.cuda is None, reason="needs nvcc")
 @pytest.mark.parametrize(
     ("flags", "reason"),
@@ -269,16 +256,6 @@ def test_sources_that_do_not_compile_are_remembered_by_whatever_name_until_somet
     cache = ArtifactCache(tmp_path / "cache")
     assert cache.forget_failures() == 3
     assert [entry.has_failed for entry in cache.entries()] == [False]
-
-
-def test_gpp_follows_no_virtual_calls_of_torchs_headers_unless_asked_and_clang_gets_no_such_flag(tmp_path):
-    gpp = pretend_torch(tmp_path, "")
-    clang = replace(gpp, cxx=replace(gpp.cxx, path=gpp.cxx.path.with_name("clang++")))
-    solution, found = make_native(binding="torch", compile_options={"cflags": ["-fdevirtualize"]}), []
-    for toolchain in (gpp, clang):
-        argv = make_recipe(solution, toolchain, BuildTarget()).stages[0][0].argv
-        found.append([word for word in argv if word.endswith("devirtualize")])
-    assert found == [["-fno-devirtualize", "-fdevirtualize"], ["-fdevirtualize"]]
 
 
 FORMS = read_forms()

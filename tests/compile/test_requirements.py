@@ -5,19 +5,15 @@ import pytest
 from flashinfer_bench.compile import Toolchain, find_unavailable_languages, requirements
 from flashinfer_bench.compile.compilers import StepReport
 from flashinfer_bench.compile.diagnostics import (
-    bound_log,
-    describe_failure,
     first_error,
     lead_with_error,
     other_architecture,
 )
 from flashinfer_bench.compile.requirements import (
-    LIBRARIES,
     cutlass_includes,
     find_lacked,
     find_missing,
     installed_version,
-    toolkit_includes,
     wants_cutlass,
 )
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
@@ -44,14 +40,6 @@ def report(output, code=1):
 )
 def test_the_first_error_has_its_file_and_line(output, expected):
     assert first_error(output) == expected
-
-
-def test_a_message_is_the_first_error_then_the_end_then_the_bounded_log():
-    message = describe_failure(report("note\nm.cu(2): error: wrong\n"))
-    ended = "compile main.cu: the compiler ended with exit code 1\n--- compiler output ---"
-    assert message == f"m.cu:2: error: wrong\n{ended}\nnote\nm.cu(2): error: wrong"
-    assert describe_failure(report("", -11)) == "compile main.cu: the compiler was killed by SIGSEGV"
-    assert bound_log("a" * 5000 + "b" * 5000, 1000) == "a" * 750 + "\n[... 9000 characters cut ...]\n" + "b" * 250
 
 
 def test_another_architecture_is_told_from_words_of_a_source():
@@ -90,17 +78,6 @@ LACK = "of the CUDA toolkit's cusparse is not installed; try: pip install nvidia
 def test_what_a_compiler_lacked_is_read_off_its_output(output, lacks):
     found = find_lacked(output, (12, 8))
     assert found == (lacks and (lacks, f"{lacks} {LACK}libcusparse-dev-12-8"))
-
-
-def test_each_library_has_its_packages_and_pip_packages_stand_in_for_the_toolkit(tmp_path):
-    for name, library in LIBRARIES.items():
-        for lacks in (f"fatal error: {library.header}: No such file", f"ld: cannot find -l{name}"):
-            words = find_lacked(lacks, (13, 0))[1]
-            assert f"pip install nvidia-{library.package}, or apt-get install {library.apt}-13-0" in words
-    cuda, package = CudaToolkit(tmp_path, Compiler(tmp_path, "1"), (12, 8)), tmp_path / "nvidia"
-    for folder in (cuda.include, package / "include"):
-        folder.mkdir(parents=True)
-    assert toolkit_includes(cuda, (package,)) == [cuda.include, package / "include"]
 
 
 INSTALLED = {"triton": "3.2.1+git", "torch": "2.11.0+cu130", "flashinfer-python": "0.6.1", "odd": ""}
@@ -157,16 +134,15 @@ def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy(monkeypatch):
     assert find_unavailable_languages(NOTHING)["triton"] is None
 
 
-@pytest.mark.parametrize("abi", [0, 1])
-def test_the_abi_of_an_old_torch_is_read_in_its_settings(tmp_path, monkeypatch, abi):
+def test_the_abi_of_an_old_torch_is_read_in_its_settings(tmp_path, monkeypatch):
     for path, text in {
         "include/torch/extension.h": "",
-        "share/cmake/Torch/TorchConfig.cmake": f'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI={abi}")',
+        "share/cmake/Torch/TorchConfig.cmake": 'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=0")',
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     monkeypatch.setattr("flashinfer_bench.compile.toolchain.find_package", lambda name: tmp_path)
-    assert find_torch().has_new_abi == bool(abi)
+    assert not find_torch().has_new_abi
 
 
 USE = """
