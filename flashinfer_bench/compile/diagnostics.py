@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flashinfer_bench.base.exits import describe_exit
-from flashinfer_bench.compile.compilers import StepReport
+from flashinfer_bench.compile.artifact import StepReport
 
 MAX_LOG: Final = 12_000
 """Characters of a compiler's log in a message; the middle of a longer one is cut. It has to fit into a trace's log."""

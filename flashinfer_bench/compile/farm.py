@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
-from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildRecipe, BuildTarget, Built
-from flashinfer_bench.compile.building import GIB, Build, Outcome
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildRecipe, BuildTarget, Built, StepLimits
+from flashinfer_bench.compile.building import GIB, Build, Compilers, Outcome
 from flashinfer_bench.compile.cache import ArtifactCache, size_limit
-from flashinfer_bench.compile.compilers import Compilers, StepLimits
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 

@@ -11,12 +11,12 @@ from flashinfer_bench.compile import (
     BuildFault,
     BuildTarget,
     build_solution,
-    compilers,
+    building,
     find_toolchain,
     why_not_buildable,
 )
+from flashinfer_bench.compile.artifact import StepLimits
 from flashinfer_bench.compile.cache import ArtifactCache
-from flashinfer_bench.compile.compilers import StepLimits
 from flashinfer_bench.compile.farm import make_recipe
 from tests.compile.conftest import is_quiet
 from tests.kit.building_guide import read_forms
@@ -148,10 +148,10 @@ INCLUDES = {"a macro": "#define PLACE <{}>\n#include PLACE", "up": '#include "{}
 def test_no_file_outside_the_sources_is_included(tmp_path, monkeypatch, form, has_landlock):
     if not has_landlock:
         runner = tmp_path / "runner.py"
-        text = compilers.RUNNER.read_text()
+        text = building.RUNNER.read_text()
         assert "confine(order" in text
         runner.write_text(text.replace("    confine(order", "    (order"))
-        monkeypatch.setattr(compilers, "RUNNER", runner)
+        monkeypatch.setattr(building, "RUNNER", runner)
     outside = tmp_path / "outside.h"
     outside.write_text("// a secret\n")
     place = "../../../../outside.h" if form == "up" else outside

@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.compile import Toolchain, find_unavailable_languages, requirements
-from flashinfer_bench.compile.compilers import StepReport
+from flashinfer_bench.compile.artifact import StepReport
 from flashinfer_bench.compile.diagnostics import (
     first_error,
     lead_with_error,
