@@ -69,7 +69,7 @@ def read_signature(function: Any, *, follow_wrapped: bool = True) -> Signature |
     """
     module = getattr(function, "_orig_mod", function)
     target = module.forward if hasattr(module, "_forward_hooks") else module
-    schema = getattr(target, "schema", getattr(target, "_schema", None))
+    schema: Any = getattr(target, "schema", getattr(target, "_schema", None))
     try:
         if hasattr(schema, "arguments"):
             return Signature([_read_parameter(one) for one in schema.arguments if one.name != "self"])
