@@ -92,14 +92,13 @@ class Compilers:
         self._most = most
         self._changed = threading.Condition()
         self._running: set[Isolated] = set()
-        self.may_start = True
-        """Whether compilers may start. `allow` changes it."""
+        self._may_start = True
         self._is_cancelled = False
 
     def allow(self, *, start: bool) -> None:
         """Let compilers start, or start none from now on."""
         with self._changed:
-            self.may_start = start
+            self._may_start = start
             self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -163,7 +162,7 @@ class Compilers:
                 self._changed.notify_all()
 
     def _is_free(self) -> bool:
-        return self._is_cancelled or (self.may_start and len(self._running) < self._most)
+        return self._is_cancelled or (self._may_start and len(self._running) < self._most)
 
 
 class Build:

@@ -115,11 +115,6 @@ class BuildFarm:
         """Number of solutions still to be built."""
         return sum(build.solution is not None for build in self._running.values())
 
-    @property
-    def is_held(self) -> bool:
-        """Whether no compiler may start."""
-        return not self._compilers.may_start
-
     def hold(self) -> None:
         """Start no further compiler until `release`: something is measured on the cores that they need."""
         self._compilers.allow(start=False)
