@@ -133,6 +133,8 @@ class Worker:
                 return
             if request["verb"] == "exit":
                 return
+            if "first" in request:
+                request["indices"] = range(request["first"])
             try:
                 answer = verbs[request["verb"]](request) or {}
             except BaseException as error:
@@ -259,7 +261,7 @@ class Worker:
         self._synchronize()
         if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
-        return {"copied": copied, "strided": self._has_strided(request)}
+        return {"copied": copied, "strided": copied and self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring the latest results of the calls of some places into their output slots."""
@@ -306,7 +308,7 @@ class Worker:
         if not request["together"]:
             launch_all(self._launches(request))
             return
-        key = verb, request["part"], *request["indices"]
+        key = verb, request["part"], request["first"]
         if key not in self._graphs:
             if verb == "burst":
                 self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] == "nothing"}

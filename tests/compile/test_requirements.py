@@ -13,7 +13,6 @@ from flashinfer_bench.compile.requirements import (
     cutlass_includes,
     find_lacked,
     find_missing,
-    installed_version,
     wants_cutlass,
 )
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
@@ -117,11 +116,9 @@ def test_cutlass_is_headers_to_compiled_solutions_and_libraries_are_in_the_toolk
     assert [wants_cutlass(["torch", text]) for text in ("cutlass >= 3", "cutlass is nice")] == [True, False]
     compiler = Compiler(tmp_path / "nvcc", "1")
     toolchain = Toolchain(compiler, CudaToolkit(tmp_path, compiler, (13, 0)), None, None, None)
-    assert "13.0 is installed" in missing("cuda == 12.*", toolchain)
     assert "CUDA toolkit" in missing("cublas", toolchain, is_compiled=True)
     (tmp_path / "include" / "cublas_v2.h").touch()
     assert missing("cublas", toolchain, is_compiled=True) is None
-    assert [installed_version(name) for name in ("json", "no-such-package-at-all")] == ["", None]
 
 
 def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy(monkeypatch):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -29,8 +27,6 @@ def test_bytes_or_arithmetic_bind_and_a_share_is_reached():
     assert {key: facts[key] for key in expected} == expected
     assert "share" not in describe_time(Cost(0, 4.8e9), "unheard of", 2.0)
     assert describe_time(Cost(0, 1), H200, 0.0) is None
-    largest = describe_time(Cost(sys.float_info.max, sys.float_info.max), H200, 1e-6)
-    assert all(math.isfinite(value) for value in largest.values() if isinstance(value, float))
 
 
 def test_what_is_too_fast_is_told_by_the_limit_that_it_breaks_and_caches_are_faster_than_memory():

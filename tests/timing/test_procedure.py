@@ -181,19 +181,6 @@ def test_several_operations_are_timed_as_replays_of_a_graph(gpu):
     assert gpu.log.count("replay") == 2 + 50  # those that are looked at, then the samples
 
 
-def test_no_sample_is_the_first_replay_of_a_graph(gpu):
-    def capture(launch):
-        gpu.now_ns += 3 * MS
-        first = [2_000]
-        later = lambda at, name, length: (name, length + (first.pop() if at == 0 and first else 0))  # noqa: E731
-        return replay_of(gpu, launch, later)
-
-    calls, clock = [gpu.call(operations=3) for _ in range(4)], fake_cupti_clock(gpu, capture=capture)[0]
-    clock.fresh_graphs = 4
-    trial = take(gpu, source=lambda at: calls[at % 4], clock=clock)
-    assert (trial.facts["launch"], 33_000 in trial.spans_ns) == ("graph", False)
-
-
 LESS, OTHER = "does less than half of the work", "launches something else than the call does"
 
 
