@@ -143,7 +143,8 @@ class _Names(dict[str, Any]):
         value = self.get(name)
         if value is None:
             raise Uncheckable(f"{name} is no axis and no input that is given")
-        return value.as_subclass(_find_whole(type(value))) if hasattr(value, "as_subclass") else value
+        kind: Any = type(value)
+        return value.as_subclass(_find_whole(kind)) if hasattr(value, "as_subclass") else value
 
 
 @cache
