@@ -36,15 +36,21 @@ from flashinfer_bench.bench.evaluators.evaluator import (
 from flashinfer_bench.bench.evaluators.inputs import memory
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule, surely_pass
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
+    LOST_ROWS,
+    NORM,
+    NormRule,
+    find_limit,
+    judge_norms,
+    surely_pass,
+)
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
 from flashinfer_bench.bench.evaluators.verdict import (
     check_form,
     judge_elements,
-    judge_norms,
-    resolve_norm_rule,
+    read_parameter,
     resolve_tolerance,
     summarise,
 )
@@ -112,7 +118,9 @@ class DefaultEvaluator(Evaluator):
     def norm_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
         """Return the rule for the norms of errors."""
 
-        return resolve_norm_rule(definition, cfg, by_ratio=cls.tolerance(cfg).by_ratio)
+        limit = read_parameter(cfg, MAX_ERROR_NORM, find_limit(definition, cfg.rtol))
+        is_on, row_rule = (cfg.lost_rows_rule, LOST_ROWS) if cls.tolerance(cfg).by_ratio else (cfg.norm_rule, NORM)
+        return NormRule(limit, cfg.norm_rule, row_rule if is_on else None)
 
     @classmethod
     def judge_call(

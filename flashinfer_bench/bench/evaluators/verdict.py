@@ -17,24 +17,21 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import (
     MAX_ABSOLUTE_ERROR,
     MAX_ERROR_CAP,
-    MAX_ERROR_NORM,
     SUMMED_TOLERANCE,
     why_wrong,
 )
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import LOST_ROWS, NORM, NormRule, find_limit
-from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
-from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
 MAX_RECORDED_OUTPUTS: Final = 16
 """Outputs that a trace has a record of, at most."""
-_INFINITE: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
+INFINITE_ERRORS: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
+"""Errors of values that cannot be compared."""
 
 
 def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str, Any] | None = None) -> Verdict:
@@ -75,19 +72,6 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
     )
 
 
-def resolve_norm_rule(definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool) -> NormRule:
-    """Return the rule for the norms of errors.
-
-    Args:
-        definition: its dtypes say how coarse honest kernels are.
-        cfg: says which rules are on; `extra["max_error_norm"]` is the limit, which else depends on the tolerance.
-        by_ratio: whether some elements may fail.
-    """
-    limit = read_parameter(cfg, MAX_ERROR_NORM, find_limit(definition, cfg.rtol))
-    is_on, row_rule = (cfg.lost_rows_rule, LOST_ROWS) if by_ratio else (cfg.norm_rule, NORM)
-    return NormRule(limit, cfg.norm_rule, row_rule if is_on else None)
-
-
 def check_form(
     definition: Definition, returned: Any, expected: Sequence[torch.Tensor]
 ) -> list[torch.Tensor] | Rejected:
@@ -123,7 +107,7 @@ def check_form(
                 f"output {name!r} was not written: {count} of {output.numel()} elements, which are nan by right, hold "
                 "what lay there before the call; write nan there"
             )
-            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**_INFINITE))
+            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**INFINITE_ERRORS))
     return outputs
 
 
@@ -148,25 +132,6 @@ def judge_elements(
         },
     )
     return decide("\n".join(map(str, problems)) or None, correctness)
-
-
-def judge_norms(
-    definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
-) -> Verdict:
-    """Judge the norms of a call's errors, and add them to what is known of its outputs."""
-    if not rule.is_on:
-        return Accepted(correctness)
-    names, norms = list(definition.outputs), list(map(measure_norms, call.expected, call.got))
-    extra = dict(correctness.extra or {})
-    outputs = dict(extra.get("outputs", {}))
-    for name, one in zip(names, norms, strict=True):
-        if one is not None and one.says_something and not one.is_small:
-            outputs[name] = {**outputs.get(name, {}), "error_norm": one.share(), "worst_row_norm": one.figures[2]}
-    correctness = correctness.model_copy(update={"extra": {**extra, "outputs": outputs}})
-    message, integrity = rule.find_excess(norms, names, stability) or (None, None)
-    if integrity is not None and math.isinf(integrity["evidence"]["error_norm"]):
-        correctness = correctness.model_copy(update=_INFINITE)
-    return decide(message, correctness, integrity)
 
 
 def summarise(trials: Sequence[Correctness]) -> Correctness:

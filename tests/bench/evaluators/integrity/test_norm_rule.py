@@ -136,7 +136,7 @@ def test_once_rows_that_rounding_moves_are_left_out_the_next_ones_count(most):
     def judge(got):
         expected = reference([x])
         stability = Stability(reference, [x], expected, seed=1, rounding=REGIME_ROUNDING)
-        return RULE.find_excess([measure_norms(*expected, *got)], ["y"], stability)
+        return RULE.find_excess(measure_norms(*expected, *got), 0, "y", stability)
 
     x = made(32, 128, seed=1)
     x[:, 0] = torch.linspace(1, most, 32)
