@@ -51,7 +51,6 @@ from flashinfer_bench.bench.evaluators.verdict import (
     check_form,
     judge_elements,
     read_parameter,
-    resolve_tolerance,
     summarise,
 )
 from flashinfer_bench.data import Correctness, Definition, Performance, Workload
@@ -80,6 +79,8 @@ class DefaultEvaluator(Evaluator):
     """Whether outputs have to be near the reference's, element by element."""
     is_random: ClassVar[bool] = False
     """Whether equal inputs may give different outputs. Then no second call of the reference is judged."""
+    own_rule: ClassVar[str] = ""
+    """What outputs do, if `judge_trial` judges them by the inputs alone. Then it judges the reference's, too."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Take back what an overriding class no longer keeps, unless it declares it itself."""
@@ -100,13 +101,18 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
         """Return the tolerance for comparing elements."""
-
-        return resolve_tolerance(cfg, default_ratio=1.0)
+        return Tolerance(
+            cfg.rtol,
+            cfg.atol,
+            1.0 if cfg.required_matched_ratio is None else cfg.required_matched_ratio,
+            read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap),
+            max_absolute_error=read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error),
+            is_sum=bool(cfg.extra.get(SUMMED_TOLERANCE, False)),
+        )
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare every element of every output."""
-
         return judge_elements(definition, trial.got, trial.expected, cls.tolerance(cfg))
 
     @classmethod
@@ -117,7 +123,6 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def norm_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
         """Return the rule for the norms of errors."""
-
         limit = read_parameter(cfg, MAX_ERROR_NORM, find_limit(definition, cfg.rtol))
         is_on, row_rule = (cfg.lost_rows_rule, LOST_ROWS) if cls.tolerance(cfg).by_ratio else (cfg.norm_rule, NORM)
         return NormRule(limit, cfg.norm_rule, row_rule if is_on else None)
@@ -127,7 +132,6 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge one call by the user's tolerance, and then by the rules beside it."""
-
         verdict = cls.judge_trial(definition, trial, cfg)
         if isinstance(verdict, Rejected) or not cls.compares_elements(definition):
             return verdict
@@ -137,7 +141,6 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
         """Judge them if outputs are compared element by element."""
-
         has_any = cfg.regimes_rule and cls.compares_elements(definition)
         return StressChecks(definition, cls.norm_rule(definition, cfg)) if has_any else None
 
@@ -145,21 +148,26 @@ class DefaultEvaluator(Evaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Call the reference again on the inputs of the first trial, and judge what it gives as a solution is judged.
+        """Judge the reference as a solution is judged: by `own_rule`, else by a second call on the first inputs.
 
         Raises:
-            DefinitionFault: the second call is rejected.
+            DefinitionFault: it is rejected.
         """
-        reference = context.reference
-        if cls.is_random or not isinstance(reference, Reference) or not baseline.inputs:
-            return
-        inputs = baseline.inputs[0]
+        if cls.own_rule and not cls.compares_elements(definition):
+            for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
+                found = cls.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
+                if isinstance(found, Rejected):
+                    raise DefinitionFault(
+                        f"the reference of {definition.name} does not {cls.own_rule}: {found.message}"
+                    )
+        elif not cls.is_random and isinstance(context.reference, Reference) and baseline.inputs:
+            inputs = baseline.inputs[0]
 
-        def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
-            verdict = cls.judge_trial(definition, JudgedCall(inputs, second, first), cfg)
-            return verdict.message if isinstance(verdict, Rejected) else None
+            def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
+                verdict = cls.judge_trial(definition, JudgedCall(inputs, second, first), cfg)
+                return verdict.message if isinstance(verdict, Rejected) else None
 
-        reference.check_repeats(inputs, baseline.outputs[0], find_difference)
+            context.reference.check_repeats(inputs, baseline.outputs[0], find_difference)
 
     @classmethod
     def build_baseline(
@@ -205,7 +213,6 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
-
         can_look = cls.judges_calls_alone and cls.compares_elements(definition)
         if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
             return Accepted(Correctness())
@@ -243,7 +250,6 @@ def build_baseline(
     If the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
     how many sets of inputs there are.
     """
-
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
     maker = InputMaker(definition, workload, device, context.blob_root, context.notes)
@@ -262,20 +268,6 @@ def build_baseline(
     spared = [reference.spare(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
     measured = context.measure_reference(spared)
     return Baseline(inputs, outputs, measured.latency_ms, {"trials_ms": measured.trials, **measured.record})
-
-
-def check_own_outputs(
-    evaluator: type[DefaultEvaluator], definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, does: str
-) -> None:
-    """Judge the reference's outputs of each trial as those of a solution.
-
-    Raises:
-        DefinitionFault: they are wrong; the message says what the reference does not do.
-    """
-    for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
-        found = evaluator.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
-        if isinstance(found, Rejected):
-            raise DefinitionFault(f"the reference of {definition.name} does not {does}: {found.message}")
 
 
 check_reference, check_elements, eval_performance = (

@@ -14,12 +14,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import (
-    MAX_ABSOLUTE_ERROR,
-    MAX_ERROR_CAP,
-    SUMMED_TOLERANCE,
-    why_wrong,
-)
+from flashinfer_bench.bench.evaluator_record import why_wrong
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
@@ -42,34 +37,18 @@ def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str
 
 
 def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
-    """Read a number from `cfg.extra`.
+    """Return a number of `cfg.extra`, or its default.
 
     Raises:
         WorkloadFault: the number is out of range.
     """
-    value: Any = cfg.extra.get(key, default)
+    if key not in cfg.extra:
+        return default
+    value: Any = cfg.extra[key]
     reason = why_wrong(key, value)
     if reason is not None:
         raise WorkloadFault(reason)
     return float(value)
-
-
-def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Tolerance:
-    """Return the tolerance that a configuration asks for.
-
-    Args:
-        cfg: the resolved configuration; `extra["max_error_cap"]` and `extra["max_absolute_error"]` are caps on the
-            largest error; `extra["summed_tolerance"]` adds atol and rtol up.
-        default_ratio: the required matched ratio if the configuration gives none.
-    """
-    return Tolerance(
-        cfg.rtol,
-        cfg.atol,
-        default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio,
-        read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap),
-        max_absolute_error=read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error),
-        is_sum=bool(cfg.extra.get(SUMMED_TOLERANCE, False)),
-    )
 
 
 def check_form(
@@ -81,22 +60,19 @@ def check_form(
     that are NaN by right have to be written, too.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    names, form = list(definition.outputs), EvaluationStatus.INCORRECT_SHAPE
+    names, outputs = list(definition.outputs), list[torch.Tensor]()
     if len(values) != len(names):
         message = f"returned {len(values)} outputs, the definition has {len(names)} ({', '.join(names)})"
-        return Rejected(form, message)
-    for name, value, wanted in zip(names, values, expected, strict=True):
-        shape = list(getattr(value, "shape", ()))
-        if isinstance(value, (torch.Tensor, bool, int, float)) and shape != list(wanted.shape):
-            return Rejected(form, f"output {name!r} has shape {shape}, expected {list(wanted.shape)}")
-    outputs = []
+        return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
     for name, value, wanted in zip(names, values, expected, strict=True):
         is_tensor, dtype = isinstance(value, torch.Tensor), wanted.dtype
+        shape = list(value.shape) if is_tensor else []
+        if (is_tensor or isinstance(value, (bool, int, float))) and shape != list(wanted.shape):
+            message = f"output {name!r} has shape {shape}, expected {list(wanted.shape)}"
+            return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
         kinds = (bool,) if dtype == torch.bool else (float, int) if dtype.is_floating_point else (int,)
-        fits = (
-            value.dtype in (dtype, torch.uint8 if dtype == torch.bool else dtype) if is_tensor else type(value) in kinds
-        )
-        if not fits:
+        bytes_of_bool = torch.uint8 if dtype == torch.bool else dtype
+        if not (value.dtype in (dtype, bytes_of_bool) if is_tensor else type(value) in kinds):
             kind = value.dtype if is_tensor else f"a Python {type(value).__name__}"
             return Rejected(EvaluationStatus.INCORRECT_DTYPE, f"output {name!r} is {kind}, expected {dtype}")
         outputs.append(value if is_tensor else torch.tensor(value, dtype=dtype, device=wanted.device))

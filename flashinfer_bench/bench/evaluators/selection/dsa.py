@@ -11,8 +11,8 @@ from typing import Final
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, ExtraKey, is_number
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, check_own_outputs
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Verdict
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.selection.indexer import DSA_TOLERANCE, find_roles, judge_indices, read_problem
 from flashinfer_bench.bench.evaluators.verdict import read_parameter
 from flashinfer_bench.data import Definition
@@ -34,6 +34,7 @@ class DSAEvaluator(DefaultEvaluator):
             )
         },
     )
+    own_rule = "choose by the DSA evaluator's scores, weight * relu(query . key) summed over heads"
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
@@ -49,17 +50,3 @@ class DSAEvaluator(DefaultEvaluator):
     def compares_elements(cls, definition: Definition) -> bool:
         """Attention is compared element by element, an indexer's choice is not."""
         return find_roles(definition) is None
-
-    @classmethod
-    def check_reference(
-        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
-    ) -> None:
-        """Judge an indexer's reference as a solution is judged, on its first call and on a second one.
-
-        Raises:
-            DefinitionFault: it is rejected, so the scores are not this definition's.
-        """
-        if not cls.compares_elements(definition):
-            rule = "choose by the DSA evaluator's scores, weight * relu(query . key) summed over heads"
-            check_own_outputs(cls, definition, baseline, cfg, rule)
-        super().check_reference(definition, baseline, cfg, context)
