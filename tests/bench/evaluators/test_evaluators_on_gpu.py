@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
 
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
-from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, judge_indices, read_problem
+from flashinfer_bench.bench.evaluators.selection.dsa import find_roles, judge_indices, read_problem
 from flashinfer_bench.bench.evaluators.verdict import check_form, judge_elements
 from flashinfer_bench.data import TraceSet
 from tests.bench.evaluators.sampling.samplers import WRONG, as_calls, draw, expected_shares, make_problem

@@ -8,7 +8,6 @@ transfer; the worst element comes in another. `rule` decides on the numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,10 +31,6 @@ ZERO: Final = 2.0**-127
 """A magnitude that counts as zero. It is the least scale that is a power of two, whose byte is 0."""
 
 
-Chunk = tuple[torch.Tensor, torch.Tensor]
-"""Flat stretches of what was expected and of what was given."""
-
-
 class _Found(NamedTuple):
     """Figures of a chunk, on its device or as floats. Those of a first look hold if all are finite and match."""
 
@@ -49,6 +44,9 @@ class _Found(NamedTuple):
     """Largest error in multiples of its bound."""
     place: Any
     """Index of the element with this error."""
+    expected: Any
+    """What was expected of that element."""
+    got: Any
     failed: Any = 0.0
     """Elements that fail."""
     nonfinite: Any = 0.0
@@ -83,12 +81,14 @@ def compare(
     size = chunk_elements or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // width
     size = max(WINDOW, size // WINDOW * WINDOW)
     chunks = list(zip(left.split(size), right.split(size), strict=True))  # type: ignore[no-untyped-call] # torch's own
-    found = [] if is_exact else _measure(_look, chunks, tolerance)
+    found = [] if is_exact else _bring([_look(*chunk, tolerance) for chunk in chunks])
     if is_exact or not all(math.isfinite(one.error + one.largest) and one.score <= 1 for one in found):
-        found = _measure(_look_closely, chunks, tolerance)
+        found = _bring([_look_closely(*chunk, tolerance) for chunk in chunks])
     number, worst = max(enumerate(found), key=lambda pair: pair[1].score)
     at = number * size * width + int(worst.place)
-    wanted, given = (_read_element(side, at, width) for side in (left, right))
+    wanted, given = worst.expected, worst.got
+    if is_exact:  # a float does not hold all of them
+        wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
     off = float(abs(given - wanted))
     off = off if off == off else math.inf if worst.score > 1 else 0.0
     blank = next((at * size * width + int(one.unwritten) for at, one in enumerate(found) if one.unwritten >= 0), None)
@@ -131,13 +131,9 @@ def is_whole(values: torch.Tensor) -> bool:
     return not (values.dtype.is_floating_point or values.dtype.is_complex or is_packed(values.dtype))
 
 
-def _measure(
-    look: Callable[[torch.Tensor, torch.Tensor, Tolerance], torch.Tensor],
-    chunks: Sequence[Chunk],
-    tolerance: Tolerance,
-) -> list[_Found]:
+def _bring(found: list[torch.Tensor]) -> list[_Found]:
     """Return the figures of all chunks, in one transfer."""
-    return [_Found(*line) for line in torch.stack([look(*chunk, tolerance) for chunk in chunks]).tolist()]
+    return [_Found(*line) for line in torch.stack(found).tolist()]
 
 
 def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
@@ -146,7 +142,9 @@ def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torc
     error, magnitude = (got - expected).abs_(), expected.abs()
     worst, at = (error / bounds_of(magnitude, tolerance)).max(dim=0)
     relative = (error / magnitude).nan_to_num_(nan=0.0, posinf=0.0).max()
-    return torch.stack([error.max(), relative, magnitude.max(), worst, at.to(error.dtype)])
+    return torch.stack(
+        [error.max(), relative, magnitude.max(), worst, at.to(error.dtype), expected.take(at), got.take(at)]
+    )
 
 
 def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
@@ -168,6 +166,8 @@ def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance)
         largest=magnitude.max(),
         score=worst,
         place=at,
+        expected=expected.take(at),
+        got=got.take(at),
         failed=failed.sum(),
         nonfinite=(failed & ~(finite & got.isfinite())).sum(),
         unwritten=_first_unwritten(got, failed) if tolerance.by_ratio else torch.full_like(at, -1),
@@ -184,12 +184,6 @@ def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
     values, wrong = got[:whole].view(-1, WINDOW), failed[:whole].view(-1, WINDOW)
     suspicious = (values == values[:, :1]).all(dim=1) & (wrong.sum(dim=1) * 2 >= WINDOW)
     return torch.where(suspicious.any(), suspicious.to(torch.uint8).argmax() * WINDOW, -1)
-
-
-def _read_element(flat: torch.Tensor, at: int, width: int) -> float | int:
-    if is_whole(flat):
-        return int(_bytes_of_bool(flat[at]).item())
-    return float(read_values(flat[at // width : at // width + 1])[at % width])
 
 
 def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:

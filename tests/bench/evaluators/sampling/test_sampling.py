@@ -9,7 +9,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.sampling import evaluator, statistics
-from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.evaluator import DrawJudge, SamplingLimits
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
@@ -25,7 +25,8 @@ def seeded(seed):
 
 def judge(problem, tokens, *, seed=0, **limits):
     generator = seeded(10_000 + seed)  # not what drew them
-    return judge_draws(*as_calls(problem, tokens), SamplingLimits(**limits), generator)
+    definition, calls = as_calls(problem, tokens)
+    return DrawJudge(definition, SamplingLimits(**limits), generator).judge_first(calls)
 
 
 @pytest.mark.parametrize("filters", ["", "kp", "m"])

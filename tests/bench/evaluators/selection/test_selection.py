@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.selection import indexer
-from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, find_roles
+from flashinfer_bench.bench.evaluators.selection import dsa
+from flashinfer_bench.bench.evaluators.selection.dsa import IndexerProblem, find_roles
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
@@ -114,13 +114,13 @@ ODD = [math.nan, 3.0, 2.0, 1.0]
 def test_what_rounding_explains_may_go_either_way_and_nothing_else(scores, chosen, tolerance, word):
     pages = len(scores) // 2
     tokens = torch.tensor([[(pages - 1 - place // 2) * 2 + place % 2 for place in chosen]])
-    verdict = indexer.judge_indices(problem_of(scores), tokens, tolerance, name="i")
+    verdict = dsa.judge_indices(problem_of(scores), tokens, tolerance, name="i")
     assert isinstance(verdict, Accepted) if word is None else word in verdict.message
 
 
 def test_the_errors_say_how_far_the_worst_choice_is_below_the_score_that_it_had_to_reach():
     problem = problem_of([110.0, 100.0, 99.0, 1.0])
-    found = indexer.judge_indices(problem, torch.tensor([[2, 0]]), 0.1, name="i").correctness
+    found = dsa.judge_indices(problem, torch.tensor([[2, 0]]), 0.1, name="i").correctness
     assert (found.max_absolute_error, found.max_relative_error) == pytest.approx((1.0, 1 / 110))
     assert found.extra == {"indices": 2, "wrong": 0, "left_out": 0, "dsa_score_tolerance": 0.1}
 
@@ -128,21 +128,21 @@ def test_the_errors_say_how_far_the_worst_choice_is_below_the_score_that_it_had_
 def test_a_page_that_the_table_lists_twice_gives_its_tokens_twice():
     problem = replace(problem_of([5.0, 4.0, 3.0, 2.0]), table=torch.tensor([[1, 1]]))
     for chosen, verdict in (([2, 3, 2], Accepted), ([2, 2, 2], Rejected)):
-        assert isinstance(indexer.judge_indices(problem, torch.tensor([chosen]), 1e-3, name="i"), verdict)
+        assert isinstance(dsa.judge_indices(problem, torch.tensor([chosen]), 1e-3, name="i"), verdict)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"lengths": torch.tensor([7])}, ["7 tokens", "0 to 6"]),
-        ({"table": torch.tensor([[2, 3, 0]])}, ["page 3 at [0, 1]", "3 pages"]),
+        ({"lengths": torch.tensor([7])}, ["7 at [0]", "0 to 6"]),
+        ({"table": torch.tensor([[2, 3, 0]])}, ["3 at [0, 1]", "0 to 2"]),
         ({"keys": torch.zeros(3, 2, 2)}, ["no cache of keys with 1 elements"]),
     ],
 )
 def test_a_workload_whose_lengths_pages_or_keys_do_not_fit_is_a_fault(change, words):
     definition, problem = plain(**PLAIN_INPUTS), replace(problem_of([1.0] * 6), **change)
     with pytest.raises(WorkloadFault) as fault:
-        indexer.read_problem(definition, find_roles(definition), list(vars(problem).values()))
+        dsa.read_problem(definition, find_roles(definition), list(vars(problem).values()))
     assert all(word in str(fault.value) for word in words)
 
 
