@@ -22,7 +22,9 @@ from flashinfer_bench.bench.evaluator_record import (
     TRUTH,
     EvaluatorRecord,
 )
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
+from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,
@@ -47,15 +49,12 @@ from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
-from flashinfer_bench.bench.evaluators.verdict import (
-    check_form,
-    judge_elements,
-    read_parameter,
-    summarise,
-)
+from flashinfer_bench.bench.evaluators.verdict import check_form, decide, read_parameter, summarise
 from flashinfer_bench.data import Correctness, Definition, Performance, Workload
 from flashinfer_bench.errors import DefinitionFault
 
+MAX_RECORDED_OUTPUTS: Final = 16
+"""Outputs that a trace has a record of, at most."""
 INPUT_SHARE: Final = 4
 """The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
 
@@ -113,7 +112,22 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare every element of every output."""
-        return judge_elements(definition, trial.got, trial.expected, cls.tolerance(cfg))
+        tolerance, found, problems = cls.tolerance(cfg), list[Comparison](), list[str]()
+        for name, got, expected in zip(definition.outputs, trial.got, trial.expected, strict=True):
+            one = compare(expected, got, tolerance, output=name)
+            found.append(one)
+            if one.problem() is not None:
+                problems.append(str(replace(one, pattern=describe_pattern(expected, got, tolerance)).problem()))
+        correctness = Correctness(
+            max_relative_error=max((one.max_rel_error for one in found), default=0.0),
+            max_absolute_error=max((one.max_abs_error for one in found), default=0.0),
+            extra={
+                "trials": 1,
+                "matched_ratio": min((one.matched_ratio for one in found), default=1.0),
+                "outputs": {one.output: one.to_record() for one in found[:MAX_RECORDED_OUTPUTS]},
+            },
+        )
+        return decide("\n".join(problems) or None, correctness)
 
     @classmethod
     def compares_elements(cls, definition: Definition) -> bool:
@@ -197,11 +211,11 @@ class DefaultEvaluator(Evaluator):
     ) -> Verdict:
         """Call the solution on the inputs of each trial and judge what it gives; the first wrong trial decides."""
         right = []
-        for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
-            got = check_form(definition, sol_runnable(*trial_inputs), expected)
+        for trial, (given, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
+            got = check_form(definition, sol_runnable(*given), expected)
             if isinstance(got, Rejected):
                 return got
-            verdict = cls.judge_call(definition, JudgedCall(trial_inputs, got, expected), cfg, context)
+            verdict = cls.judge_call(definition, JudgedCall(given, got, expected), cfg, context)
             if isinstance(verdict, Rejected):
                 which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
                 return replace(verdict, message=f"{verdict.message}{which}")

@@ -1,4 +1,4 @@
-"""The steps to a verdict: check count, shape and dtype of the outputs, compare values, sum up trials.
+"""Steps to a verdict: check count, shape and dtype of the outputs, decide, sum up trials.
 
 The process boundary has checked count, shape and dtype before. They are checked here again, because an evaluator takes
 any runnable.
@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import why_wrong
-from flashinfer_bench.bench.evaluators.compare.outputs import compare
-from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
-MAX_RECORDED_OUTPUTS: Final = 16
-"""Outputs that a trace has a record of, at most."""
 INFINITE_ERRORS: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 """Errors of values that cannot be compared."""
 
@@ -85,29 +79,6 @@ def check_form(
             )
             return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**INFINITE_ERRORS))
     return outputs
-
-
-def judge_elements(
-    definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
-) -> Verdict:
-    """Compare every element of every output of one trial."""
-    found, problems = [], []
-    for name, value, wanted in zip(definition.outputs, got, expected, strict=True):
-        one = compare(wanted, value, tolerance, output=name)
-        if one.problem() is not None:
-            one = replace(one, pattern=describe_pattern(wanted, value, tolerance))
-            problems.append(one.problem())
-        found.append(one)
-    correctness = Correctness(
-        max_relative_error=max((one.max_rel_error for one in found), default=0.0),
-        max_absolute_error=max((one.max_abs_error for one in found), default=0.0),
-        extra={
-            "trials": 1,
-            "matched_ratio": min((one.matched_ratio for one in found), default=1.0),
-            "outputs": {one.output: one.to_record() for one in found[:MAX_RECORDED_OUTPUTS]},
-        },
-    )
-    return decide("\n".join(map(str, problems)) or None, correctness)
 
 
 def summarise(trials: Sequence[Correctness]) -> Correctness:
