@@ -156,7 +156,8 @@ def test_graphs_of_a_batch_replace_those_of_the_one_before_and_empty_batches_kee
         ("collect", "run", (2,)),
     ):
         for calls in sizes:
-            getattr(made, verb)({"part": part, "indices": [*range(calls)], "together": True, "operations": 0})
+            request = {"part": part, "first": calls, "indices": range(calls), "together": True, "operations": 0}
+            getattr(made, verb)(request)
         captures.append(len(made.captured))
     assert captures == [2, 2 + 3, 2 + 3 + 1]
     assert [bool(slot.all()) for slot in slots] == [True, True, False, False]

@@ -279,7 +279,7 @@ class BatchTimer:
         return cost_ns
 
     def _request(self, verb: str, **more: Any) -> Called:
-        fields = {"indices": [*range(len(self._places))], "part": self._trial.part, "together": self._together, **more}
+        fields = {"first": len(self._places), "part": self._trial.part, "together": self._together, **more}
         done: Called = self._ask(verb, Called, "the measurement", **fields)
         return done
 
