@@ -45,10 +45,9 @@ def test_a_reference_that_is_too_slow_blames_nobody(monkeypatch):
     assert draws < 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite(dtype):
-    value = torch.linspace(-3, 3, 4096).to(dtype)
-    value[0] = torch.finfo(dtype).max
+def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite():
+    value = torch.linspace(-3, 3, 4096).to(torch.float8_e4m3fn)
+    value[0] = torch.finfo(value.dtype).max
     (found,) = add_rounding([value], REGIME_ROUNDING, 3)
     steps = (found.view(torch.uint8).int() - value.view(torch.uint8).int()).abs()
     assert 200 < int((steps > 0).sum()) < 3000
@@ -77,10 +76,8 @@ ONES = torch.eye(4).repeat_interleave(8, 1)
     ("choice", "tied"),
     [
         ("p.topk(1).indices[:, 0]", True),
-        ("p.argsort(dim=1, descending=True)[:, 0]", True),
         ("p.max(dim=1).indices", True),
         ("p.neg().argmin(dim=1)", True),
-        ("p.kthvalue(4, dim=1).indices", True),
         ("p.argsort(dim=1, descending=True, stable=True)[:, 0]", False),
     ],
 )
