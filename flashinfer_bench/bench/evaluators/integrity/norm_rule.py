@@ -84,16 +84,18 @@ class NormRule:
             name: of the output.
             stability: says which rows are left out.
         """
-        share, shares = norms.share(), norms.shares()
+        share, worst = norms.share(), norms.figures[2]
+        judges_rows = self.row_rule is not None and len(norms.error) > 1 and worst > self.limit
+        if not judges_rows and not (self.judges_output and share > self.limit):
+            return None
+        shares = norms.shares()
         if norms.is_small:
-            if not stability.rounding.judges_small or not self.judges_output or share <= self.limit:
-                return None
             slack = max(SMALL_SLACK, SMALL_SLACK * self.limit / USUAL_LIMIT)
             bound = max(self.limit * SMALL_SETTLED, min(share / slack, sys.float_info.max))
-            is_settled = not bool(stability.find_unsettled(output, bound, shares >= 0).any())
+            is_judged = stability.rounding.judges_small
+            is_settled = is_judged and not bool(stability.find_unsettled(output, bound, shares >= 0).any())
             return self._describe(NORM, name, share) if is_settled else None
         left_out = torch.zeros_like(shares, dtype=torch.bool)
-        judges_rows = self.row_rule is not None and len(shares) > 1 and norms.figures[2] > self.limit
         while judges_rows or (self.judges_output and share > self.limit):
             over = (shares > self.limit) & ~left_out
             suspects = over if bool(over.any()) else ~left_out

@@ -109,17 +109,19 @@ def _square(expected: torch.Tensor, got: torch.Tensor, *, masks: bool) -> torch.
         got: [rows, columns].
         masks: whether elements that are not expected to be finite are left out.
     """
-    most, columns = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"]), expected.shape[1]
+    most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
+    count, columns = expected.shape
     found = []
-    for rows in zip(*(torch.split(side, max(1, most // columns)) for side in (expected, got)), strict=True):
+    for row in range(0, count, step := max(1, most // columns)):
         squares = []
-        for wanted, given in zip(*(torch.split(side, most, dim=1) for side in rows), strict=True):
-            wide = read_values(wanted)
-            error = read_values(given) - wide
+        for column in range(0, columns, most):
+            piece = slice(row, row + step), slice(column, column + most)
+            wanted = read_values(expected[piece])
+            error = read_values(got[piece]) - wanted
             if masks:
-                error, wide = (torch.where(wide.isfinite(), one, 0.0) for one in (error, wide))
-            norms = [torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in (error, wide)]
+                error, wanted = (torch.where(wanted.isfinite(), one, 0.0) for one in (error, wanted))
+            norms = [torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in (error, wanted)]
             squares.append(torch.stack(norms).square_())
         found.append(squares[0] if len(squares) == 1 else torch.stack(squares).sum(dim=0))
     together = found[0] if len(found) == 1 else torch.cat(found, dim=1)
-    return together.cpu() if together.shape[1] <= BROUGHT_ROWS else together
+    return together.cpu() if count <= BROUGHT_ROWS else together
