@@ -139,9 +139,7 @@ def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_s
     assert choose_evaluator(MINE).fingerprint.split() == ["edited:Mine", "7", edited.split()[-1]]
 
 
-def test_a_plug_in_is_imported_from_where_the_script_finds_it_before_installed_ones(
-    module, tmp_path, monkeypatch
-):
+def test_a_plug_in_is_imported_from_where_the_script_finds_it_before_installed_ones(module, tmp_path, monkeypatch):
     module("beside", LIST)
     entries = [EntryPoint("b", "pack.b:Mine", "g"), EntryPoint("a", "pack.a", "g")]
     found, *installed = list_plug_ins(["beside"], find_entry_points=lambda group: entries)
