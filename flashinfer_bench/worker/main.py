@@ -45,8 +45,7 @@ from flashinfer_bench.worker.calls import (
 )
 from flashinfer_bench.worker.errors import describe_error, escape_surrogates
 from flashinfer_bench.worker.gated_chain.calls import GatedChains
-from flashinfer_bench.worker.jit.left_locks import enter_extensions
-from flashinfer_bench.worker.jit.module_layer import link_modules
+from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, answer_readings
@@ -149,10 +148,7 @@ class Worker:
         """Import the solution."""
         show_memory()  # from here on the supervisor looks at what this process holds
         os.environ.update(request["environment"])
-        if self.shared_modules is not None:
-            link_modules(Path(self.shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
-        if "TORCH_EXTENSIONS_DIR" in os.environ:
-            enter_extensions(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+        enter_folders(self.shared_modules)
         place = Path(request["directory"]), request["entry"], request["symbol"]
         self.loaded = load_entry(*place, kind=request["kind"])
         signature = self.loaded.signature
