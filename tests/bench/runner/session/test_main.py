@@ -93,7 +93,6 @@ def test_baselines_are_made_in_portions_without_workers_and_the_first_verdict_wa
     ]
     monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: session.now))
     monkeypatch.setattr(main, "judge", lambda *_: session.log.append("job"))
-    monkeypatch.setattr(main, "send_answer", lambda *_: None)
     order = BlockOrder(definition={}, config={}, solutions={}, jobs=jobs)
     orders = SimpleNamespace(next_block=lambda: order, look=lambda: None, ahead=None, announced=[])
     main.run_block(None, session, orders, None, portion_s)

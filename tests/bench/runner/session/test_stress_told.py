@@ -8,8 +8,8 @@ import torch
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Rejected
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
-from flashinfer_bench.bench.runner.session import stress
-from flashinfer_bench.bench.runner.session.stress import judge_stress, plan_stress
+from flashinfer_bench.bench.runner.session import judged_calls
+from flashinfer_bench.bench.runner.session.judged_calls import judge_stress, plan_stress
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
@@ -172,7 +172,7 @@ def test_what_is_wrong_is_told_though_the_reference_has_no_memory_for_later_call
     ids=["all", "slow reference", "slow calls"],
 )
 def test_a_job_of_which_calls_were_left_out_is_flagged(monkeypatch, patience_s, planned, told):
-    monkeypatch.setattr(stress, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(judged_calls, "PATIENCE_S", patience_s)
     rejected, notes = judge(DOUBLES, run(DOUBLES), run(DOUBLES), names="ab", planned=planned)
     assert (rejected, notes["regimes"]) == (None, told)
     assert notes["measurement"]["flags"] == ["noisy", *(["regimes_left_out"] if SLOW in told.values() else [])]
