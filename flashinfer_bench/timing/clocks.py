@@ -297,7 +297,7 @@ class CuptiClock(Clock):
         except (RecordsLost, TimelineBroken) as broken:
             raise ClockLost(f"CUPTI lost records: {broken}") from None
         # Nothing delays a call behind a drained queue.
-        return [replace(one, late=one.late and not own.drains) for one, own in zip(samples, preambles, strict=True)]
+        return [replace(one, late=False) if own.drains else one for one, own in zip(samples, preambles, strict=True)]
 
     def replays(self, source: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return a source of replays; graphs are kept until the clock is switched off."""

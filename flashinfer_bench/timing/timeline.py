@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
@@ -86,7 +87,10 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
 
 
 def _find_last(operations: Sequence[Operation], name: str) -> int | None:
-    return next((at for at in reversed(range(len(operations))) if operations[at].name == name), None)
+    for at in range(len(operations) - 1, -1, -1):
+        if operations[at].name == name:
+            return at
+    return None
 
 
 def _cut_fills(operations: list[Operation], before: Operation) -> Operation:
@@ -110,20 +114,28 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
     enqueue_ns, late = call.end_ns - call.begin_ns, call.end_ns > before.end_ns
     if not operations:
         return Sample(span_ns=0, enqueue_ns=enqueue_ns, busy_ns=0, operations=0, late=late)
-    first = min(operation.start_ns for operation in operations)
+    # Lists, and no generators: this runs between two requests, once for each call.
+    first = min([operation.start_ns for operation in operations])
     return Sample(
-        span_ns=max(operation.end_ns for operation in operations) - first,
+        span_ns=max([operation.end_ns for operation in operations]) - first,
         enqueue_ns=enqueue_ns,
         busy_ns=busy_time(operations),
         operations=len(operations),
         late=late,
         lead_ns=max(0, first - before.end_ns),
-        launched=tuple(sorted(Counter(operation.name for operation in operations).items())),
+        launched=_count_names(tuple([operation.name for operation in operations])),
         # On the same stream one may begin a moment early (programmatic dependent launch); it waits for the end itself.
-        escaped=any(one.start_ns < before.end_ns and one.stream != before.stream for one in operations),
-        work_ns=sum(operation.end_ns - operation.start_ns for operation in operations),
+        escaped=first < before.end_ns
+        and any(one.start_ns < before.end_ns and one.stream != before.stream for one in operations),
+        work_ns=sum([operation.end_ns - operation.start_ns for operation in operations]),
         streams=len({operation.stream for operation in operations}),
     )
+
+
+@lru_cache
+def _count_names(names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """Return how often each name comes, sorted; calls of one solution have the same names."""
+    return tuple(sorted(Counter(names).items()))
 
 
 def busy_time(operations: Sequence[Operation]) -> int:

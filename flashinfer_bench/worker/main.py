@@ -11,8 +11,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,6 @@ from flashinfer_bench.timing.clocks import (
     CaptureRefused,
     Clock,
     ClockLost,
-    Launch,
     Preamble,
     capture,
     capture_first,
@@ -227,7 +227,7 @@ class Worker:
                     self._replay(index, launch) for index, launch in zip(request["indices"], launches, strict=True)
                 ]
             if request["lead"] is not None:
-                samples = self.clock.sample(launches, [Preamble(**one) for one in request["lead"]])
+                samples = self.clock.sample(launches, [Preamble(*one) for one in request["lead"]])
                 return {"readings": answer_readings(samples), "facts": self.clock.facts()}
         except (CaptureRefused, ClockLost) as error:
             return {"lost" if isinstance(error, ClockLost) else "refused": str(error)[:MOST_WORDS]}
@@ -246,44 +246,38 @@ class Worker:
 
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls back to back, and leave their results where they are."""
-        launches = self._launches(request)
         copied = bool(self._returns_same or request["part"] == "nothing")
 
-        def make_all(captured: int | None = None) -> None:
+        def make_all(launches: Sequence[CallLaunch]) -> None:
             for launch in launches:
                 launch()
-                if captured is not None and launch is launches[0]:
-                    see_operations(captured)
+                if request["together"] and launch is launches[0]:
+                    see_operations(request["operations"])
                 if copied:
                     launch.put_away()
 
         try:
-            if request["together"]:
-                self._graph_of("burst", request, launches, lambda: make_all(request["operations"]))()
-            else:
-                make_all()
+            self._make("burst", request, make_all)
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
         self._synchronize()
         if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
-        return {"copied": copied, "strided": has_strided(launches)}
+        return {"copied": copied, "strided": self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring the latest results of the calls of some places into their output slots."""
-        launches = self._launches(request)
 
-        def put_all_away() -> None:
+        def put_all_away(launches: Sequence[CallLaunch]) -> None:
             for launch in launches:
                 launch.put_away()
 
-        put_away: Launch = put_all_away
-        if request["together"]:
-            with suppress(CaptureRefused):
-                put_away = self._graph_of("collect", request, launches, put_all_away)
-        put_away()
+        try:
+            self._make("collect", request, put_all_away)
+        except CaptureRefused:
+            put_all_away(self._launches(request))
         self._synchronize()
-        return {"strided": has_strided(launches)}
+        return {"strided": self._has_strided(request)}
 
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls one by one, each as soon as the control block of the request has the key of its inputs."""
@@ -291,7 +285,7 @@ class Worker:
         launches = self._launches(request)
         (memory,) = self.reader.take_fds()
         joined = self._gated_chains.run(request, memory, launches, self.arena.block.data_ptr())
-        return {"joined": joined, "strided": has_strided(launches)}
+        return {"joined": joined, "strided": self._has_strided(request)}
 
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch]:
         part = request["part"]
@@ -305,28 +299,32 @@ class Worker:
             self._graphs[key] = GraphLaunch([launch], self.clock.replays(lambda _index: launch)(0))
         return self._graphs[key]
 
-    def _graph_of(
-        self, verb: str, request: dict[str, Any], launches: Sequence[CallLaunch], launch_all: Launch
-    ) -> GraphLaunch:
-        """Return what a request launches as one graph; it is captured once.
+    def _make(self, verb: str, request: dict[str, Any], launch_all: Callable[[Sequence[CallLaunch]], None]) -> None:
+        """Launch the calls of a request; `together` as one graph, which is captured once and replayed without Python.
 
         A burst drops the graphs of the burst before, and of its results: they hold memory. Those of empty calls stay.
+
+        Raises:
+            CaptureRefused: the calls cannot be one graph.
         """
+        if not request["together"]:
+            launch_all(self._launches(request))
+            return
         key = verb, request["part"], *request["indices"]
         if key not in self._graphs:
             if verb == "burst":
                 self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] == "nothing"}
-            self._graphs[key] = GraphLaunch(launches, capture(launch_all))
-        return self._graphs[key]
+            launches = self._launches(request)
+            self._graphs[key] = GraphLaunch(launches, capture(partial(launch_all, launches)))
+        self._graphs[key]()
+
+    def _has_strided(self, request: dict[str, Any]) -> bool:
+        """Say whether the copy of any result changed how it lies in memory."""
+        return request["part"] != "nothing" and any(self._laid[index].is_strided for index in request["indices"])
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def has_strided(launches: Sequence[CallLaunch]) -> bool:
-    """Say whether the copy of any result changed how it lies in memory."""
-    return any(launch.call.is_strided for launch in launches)
 
 
 def read_gpu_uuid(device: torch.device) -> str:

@@ -42,9 +42,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flashinfer_bench.base.wire import WireError
 from flashinfer_bench.timing.measurement import Count, Nanoseconds, Sample, Words, printable
@@ -60,6 +61,8 @@ MAX_CALLS: Final = 4_096
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
 Style = Literal["dps", "value", "keyword"]
+Item = TypeVar("Item")
+Column = Annotated[list[Item], Field(min_length=1, max_length=MAX_CALLS)]
 
 
 class Part(BaseModel):
@@ -133,30 +136,42 @@ class Returned(Part):
     """It lies in the memory of the inputs, where the reference's does not."""
 
 
-class Reading(Part):
-    """The reading of one call: the fields of `Sample`."""
+class Readings(Part):
+    """The readings of some calls: a list for each field of `Sample`."""
 
-    span_ns: Nanoseconds
-    enqueue_ns: Nanoseconds
-    busy_ns: Nanoseconds | None
-    operations: Count | None
-    lead_ns: Nanoseconds | None
-    work_ns: Nanoseconds
-    streams: Count
-    launched: Annotated[str, Field(max_length=16)]
-    """A digest of the names of what the call launched, and of how often."""
-    late: bool
-    escaped: bool
+    span_ns: Column[Nanoseconds]
+    enqueue_ns: Column[Nanoseconds]
+    busy_ns: Column[Nanoseconds | None]
+    operations: Column[Count | None]
+    late: Column[bool]
+    lead_ns: Column[Nanoseconds | None]
+    launched: Column[Annotated[str, Field(max_length=16)]]
+    """A digest of the names of what each call launched, and of how often."""
+    escaped: Column[bool]
+    work_ns: Column[Nanoseconds]
+    streams: Column[Count]
 
-    def to_sample(self) -> Sample:
-        """Return the reading as a sample of the session's."""
-        return Sample(**{**vars(self), "launched": ((self.launched, 1),)})
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Readings:
+        if len(set(map(len, vars(self).values()))) != 1:
+            raise ValueError("the readings differ in number")
+        return self
+
+    def to_samples(self) -> list[Sample]:
+        """Return the readings as samples of the session's."""
+        columns = {**vars(self), "launched": [((digest, 1),) for digest in self.launched]}
+        return [Sample(*row) for row in zip(*columns.values(), strict=True)]
 
 
-def answer_readings(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return samples as the fields of a `Reading` each."""
-    digests = [hashlib.sha256(repr(sample.launched).encode()).hexdigest()[:16] for sample in samples]
-    return [{**vars(sample), "launched": digest} for sample, digest in zip(samples, digests, strict=True)]
+def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return samples as the fields of `Readings`."""
+    columns = {name: [getattr(sample, name) for sample in samples] for name in Readings.model_fields}
+    return columns | {"launched": list(map(_digest, columns["launched"]))}
+
+
+@lru_cache
+def _digest(launched: tuple[tuple[str, int], ...]) -> str:
+    return hashlib.sha256(repr(launched).encode()).hexdigest()[:16]
 
 
 class ClockFacts(Part):
@@ -171,8 +186,8 @@ class Called(Claim):
     """The calls came back. If `lost` says why the clock has no readings, or `refused` why calls are no graph, no call
     was made."""
 
-    readings: Annotated[list[Reading], Field(min_length=1, max_length=MAX_CALLS)] | None = None
-    """A reading of each call whose request has a lead."""
+    readings: Readings | None = None
+    """A reading of each call, if the request has a lead."""
     facts: ClockFacts | None = None
     """What the clock knows of its readings so far."""
     returned: (

@@ -15,8 +15,8 @@ from flashinfer_bench.worker.protocol import (
     check_answer,
 )
 
-(READING,) = answer_readings([Sample(span_ns=5, enqueue_ns=6)])
-CALLED = {"id": 3, "readings": [READING] * 2, "facts": {}}
+READINGS = answer_readings([Sample(span_ns=5, enqueue_ns=6)] * 2)
+CALLED = {"id": 3, "readings": READINGS, "facts": {}}
 GPU = {"busy_ns": 40, "operations": 2, "late": True, "lead_ns": 1, "escaped": True, "work_ns": 60}
 SEEN = Sample(span_ns=50, enqueue_ns=9, launched=(("a", 1), ("b", 1)), **GPU)
 
@@ -24,33 +24,36 @@ SEEN = Sample(span_ns=50, enqueue_ns=9, launched=(("a", 1), ("b", 1)), **GPU)
 @pytest.mark.parametrize("sample", [SEEN, Sample(span_ns=7, enqueue_ns=7)], ids=["gpu", "cpu"])
 def test_a_reading_comes_through_whole_and_of_what_was_launched_a_digest(sample):
     called = check_answer({"id": 1, "readings": answer_readings([sample] * 2)}, 1, Called)
-    first, second = [one.to_sample() for one in called.readings]
+    first, second = called.readings.to_samples()
     assert first == second
     assert vars(first) | {"launched": ()} == vars(sample) | {"launched": ()}
     ((digest, count),) = first.launched
     assert (len(digest), count) == (16, 1)
 
     other = replace(sample, launched=(("a", 2),))
-    assert len({one["launched"] for one in answer_readings([sample, other, sample])}) == 2
+    assert len(set(answer_readings([sample, other, sample])["launched"])) == 2
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"late": 1},
-        {"span_ns": -1},
-        {"span_ns": "5"},
-        {"span_ns": 1.5},
-        {"span_ns": float("nan")},
-        {"span_ns": 10**18},
-        {"launched": "a" * 17},
+        {"late": [True, 1]},
+        {"span_ns": [5, -1]},
+        {"span_ns": [5, "5"]},
+        {"span_ns": [5, 1.5]},
+        {"span_ns": [5, float("nan")]},
+        {"span_ns": [5, 10**18]},
+        {"span_ns": [5]},
+        {"span_ns": 5},
+        {"launched": ["a" * 17] * 2},
+        {name: [] for name in READINGS},
         {"stop": "count"},
     ],
     ids=str,
 )
 def test_readings_out_of_bounds_are_refused(change):
     with pytest.raises(WireError):
-        check_answer({**CALLED, "readings": [READING, {**READING, **change}]}, 3, Called)
+        check_answer({**CALLED, "readings": {**READINGS, **change}}, 3, Called)
 
 
 @pytest.mark.parametrize(

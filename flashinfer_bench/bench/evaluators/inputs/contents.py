@@ -207,10 +207,12 @@ class Contents(_Calls):
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
-        calls = np.asarray(numbers, np.int64)
-        blocks, at = np.unique(calls // SECRETS_TOGETHER, return_inverse=True)
-        drawn = [self._draw_block(block) for block in blocks.tolist()]
-        return np.stack(drawn)[at, calls % SECRETS_TOGETHER] if drawn else np.zeros((0, len(self.base) + 1), np.uint64)
+        blocks = sorted({number // SECRETS_TOGETHER for number in numbers})
+        if not blocks:
+            return np.zeros((0, len(self.base) + 1), np.uint64)
+        drawn = np.concatenate([self._draw_block(block) for block in blocks])
+        of_block = {block: (at - block) * SECRETS_TOGETHER for at, block in enumerate(blocks)}
+        return drawn[[number + of_block[number // SECRETS_TOGETHER] for number in numbers]]
 
     def _draw_block(self, block: int) -> Unsigned:
         """Return the secrets of calls whose numbers follow one another: one digest gives all of them."""

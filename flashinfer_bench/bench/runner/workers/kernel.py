@@ -23,7 +23,7 @@ from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, 
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
-from flashinfer_bench.bench.runner.workers.process import WorkerExit, WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.process import Meanwhile, WorkerExit, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.reader import Inspected, ReadCall
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
@@ -213,7 +213,9 @@ class RemoteKernel:
 
     def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallPlaces, list[list[Returned]]]:
         """Make calls on copies of the same inputs, at most one in each place; return their places and claims."""
-        places = self.lay_out(inputs, 1 if self._arena.is_aside else None)
+        measuring = self._measuring if self._arena.device.type == "cuda" else None
+        ahead = None if measuring is None else measuring.make_ahead
+        places = self.lay_out(inputs, 1 if self._arena.is_aside else None, ahead)
         indices, writer = list(range(min(count, len(places)))), open_writer(self._arena.device)
         for index in indices:
             for value, slot in zip(inputs, places.inputs(index), strict=True):
@@ -225,9 +227,7 @@ class RemoteKernel:
         fields: dict[str, Any] = {"indices": indices, "lead": None, "replay": False}
         if self.worker.has_setup:
             self.ask("calls", Called, "setup", part="setup", **fields)
-        measuring = self._measuring if self._arena.device.type == "cuda" else None
-        fields["meanwhile"] = None if measuring is None else measuring.make_ahead
-        told = self.ask("calls", Called, "the call", part="run", **fields).returned or []
+        told = self.ask("calls", Called, "the call", part="run", meanwhile=ahead, **fields).returned or []
         return places, told if len(told) == len(indices) else [[] for _ in indices]
 
     def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
@@ -266,12 +266,13 @@ class RemoteKernel:
                     "(clone what the kernel works on in place)",
                 )
 
-    def lay_out(self, inputs: Sequence[Any], most: int | None = None) -> CallPlaces:
+    def lay_out(self, inputs: Sequence[Any], most: int | None = None, meanwhile: Meanwhile | None = None) -> CallPlaces:
         """Return the places of calls with inputs of these shapes; the worker knows them.
 
         Args:
             inputs: those of a call.
             most: most places; None for as many as timed calls take.
+            meanwhile: called while the worker lays them out.
         """
         places, arena = self._places, self._arena
         if places is None or (places.signature, places.generation) != (
@@ -290,7 +291,7 @@ class RemoteKernel:
             where = places.describe(self.task.input_names, inputs)
             names = [output.name for output in self.task.outputs]
             fields = {"style": self.style, "may_return_inputs": self.task.may_return_inputs, "outputs": names, **where}
-            self.ask("lay_out", Claim, "mapping its memory", **fields)
+            self.ask("lay_out", Claim, "mapping its memory", meanwhile=meanwhile, **fields)
             self._laid_out = True
         return places
 

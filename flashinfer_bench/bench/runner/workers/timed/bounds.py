@@ -113,15 +113,13 @@ def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: 
     readings = called.readings
     if readings is None:
         raise _out_of_protocol("there are no readings")
-    if sum(one.span_ns for one in readings) > wall_ns * CLOCK_SLACK:
+    if sum(readings.span_ns) > wall_ns * CLOCK_SLACK:
         raise _refused("the worker's readings add up to more than the time that passed outside it")
-    if len(readings) != count:
-        raise _out_of_protocol(f"{len(readings)} readings of {count} calls")
-    if any(
-        (value is not None) != traits.sees_operations for one in readings for value in (one.busy_ns, one.operations)
-    ):
+    if len(readings.span_ns) != count:
+        raise _out_of_protocol(f"{len(readings.span_ns)} readings of {count} calls")
+    if {(value is not None) for value in (*readings.busy_ns, *readings.operations)} != {traits.sees_operations}:
         raise _out_of_protocol("no operations" if traits.sees_operations else "operations that the clock cannot see")
-    return [one.to_sample() for one in readings]
+    return readings.to_samples()
 
 
 def check_trial(trial: Trial) -> Trial:

@@ -233,7 +233,7 @@ class RemoteClock(Clock):
             request, replay = trial.prepare(left), left[0].replay
             # A hidden call has the preamble of the usual call before it.
             of_each = [max(0, bisect_right(request.usual, at) - 1) for at in range(len(request.indices))]
-            lead = [vars(preambles[start + at]) for at in of_each]
+            lead = [[*vars(preambles[start + at]).values()] for at in of_each]
             fields = {"indices": request.indices, "lead": lead, "replay": replay}
             setups, setup_ns = self._call("setup", fields) if trial.has_setup else ([], 0.0)
             made, run_ns = self._call("run", fields)
