@@ -234,12 +234,12 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         with suppress(WireClosed):
             while select.select([self._host], [], [], IDLE_S)[0] or self._sessions:
-                if is_readable(self._host):
-                    self._take_requests()
+                self._take_requests()
 
     def _take_requests(self) -> None:
-        self._reader.pump()
-        if self._has_forked:
+        while is_readable(self._host):
+            self._reader.pump()
+        if self._has_forked and self._reader.has_frame:
             self._import_more()
         while (request := self._reader.pop()) is not None:
             self._fds += self._reader.take_fds()
