@@ -102,6 +102,9 @@ def test_a_session_ends_that_nobody_wants_and_its_lifeline_with_it(begin, way):
         os.kill(begin.server, signal.SIGKILL)
         assert session.wait(60)
         assert session.code is None
+        later = begin()[0]
+        assert later.wait(60)
+        assert (later.pid, later.code) == (None, None)
     assert os.read(lifeline, 1) == b""
 
 
@@ -133,14 +136,6 @@ def test_a_session_whose_server_has_ended_before_it_looked_serves_nobody(tmp_pat
     assert os.read(reading, 6) == b""
     os.waitpid(child, 0)
     os.close(reading)
-
-
-def test_a_request_to_a_server_that_has_ended_is_a_session_that_has_ended(begin):
-    os.kill(begin.server, signal.SIGKILL)
-    os.waitid(os.P_PID, begin.server, os.WEXITED | os.WNOWAIT)
-    session, _, _, _ = begin()
-    assert session.wait(60)
-    assert (session.pid, session.code) == (None, None)
 
 
 def test_a_server_serves_sessions_of_its_thread_whose_libraries_load_alike(monkeypatch):

@@ -1,8 +1,6 @@
 """How a job is measured, the floor of its latency, and the evaluation that is made of its outcome."""
 
-import collections
 import dataclasses
-import datetime
 import enum
 import json
 import pathlib
@@ -83,11 +81,10 @@ BY_EVENTS = "was timed by CUDA events: CUPTI lost records: 3 dropped"
     [
         (PASSED, "hello", LOST, [f"the solution {BY_EVENTS}", f"the reference {BY_EVENTS}", OUTPUT_TITLE, "hello"]),
         (PASSED, "", {"method": "cupti"}, []),
-        (PASSED, "", {"method": "cuda_events", "fallback": EVENTS_ASKED_FOR}, []),
-        (PASSED, "hello", None, ["hello"]),
+        (PASSED, "hello", {"method": "cuda_events", "fallback": EVENTS_ASKED_FOR}, ["hello"]),
         (Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "y[0] is wrong"), "", LOST, ["y[0] is wrong"]),
     ],
-    ids=["another clock", "cupti", "asked for", "not timed", "rejected"],
+    ids=["another clock", "cupti", "asked for", "rejected"],
 )
 def test_a_log_says_first_why_it_is_so_and_which_clock_was_not_to_be_had(outcome, printed, measurement, lines):
     extra = {"measurement": measurement, "baseline": measurement}
@@ -111,19 +108,13 @@ class Pair:
     ("value", "plain"),
     [
         (np.float32(1.5), 1.5),
-        (np.bool_(True), True),
-        (np.int64(3), 3),
         (np.arange(3), [0, 1, 2]),
-        (np.str_("a"), "a"),
         ({1: (np.int8(2), {3})}, {"1": [2, [3]]}),
         (pathlib.Path("/x"), "/x"),
-        (datetime.date(2026, 1, 2), "2026-01-02"),
         (Kind.FIRST, "first"),
         (Pair(np.float16(2)), {"left": 2.0}),
-        (collections.deque([1]), [1]),
         ("\ud800", "\\ud800"),
         (10**30, hex(10**30)),
-        (np.dtype("float32"), "float32"),
         ([torch.tensor(2.5), torch.ones(2, dtype=torch.bfloat16, requires_grad=True)], [2.5, [1.0, 1.0]]),
         (torch.float32, "torch.float32"),
     ],
