@@ -24,10 +24,8 @@ from flashinfer_bench.bench.evaluators.inputs.stress import (
     count_affordable,
     why_no_stress,
 )
-from flashinfer_bench.bench.evaluators.integrity.constants import differs, find_constants
-from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
-from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, differs, find_constants, keep_finite
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
@@ -264,9 +262,9 @@ class _Judging:
             return None
         for case, call in found:
             judged, context, full, empty, more = call, self._context, JUDGED, ZEROS, ""
-            rows = find_finite_rows(call, self._baseline.outputs)
-            if rows is not None:
-                judged, context, full, empty = rows.of_call(call), rows.of_context(context), IN_PART, NOT_FINITE
+            part = keep_finite(call, context, self._baseline.outputs)
+            if part is not None:
+                (judged, context), full, empty = part, IN_PART, NOT_FINITE
                 more = "; rows that are not finite are left out and not counted"
             verdict = checks.judge(case, judged, context)
             is_wrong = isinstance(verdict, Rejected)

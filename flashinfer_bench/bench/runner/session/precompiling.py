@@ -221,7 +221,7 @@ def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] 
 def describe_gpu() -> dict[str, Any]:
     """Return the properties of this session's GPU by torch and, if it is installed, by Triton's driver.
 
-    `worker/jit/stand_in.py` tells a worker without a GPU these.
+    `worker/jit/precompile.py` tells a worker without a GPU these.
     """
     found = torch.cuda.get_device_properties(0)
     by_torch = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}

@@ -140,7 +140,6 @@ def test_all_but_a_few_columns_and_rows_are_smaller_still_the_same_of_inputs_tha
         (torch.float32, "b, h, t, m", "[b, h]", (5, 4, 50, 4), 1, 32 * 50, 4),
         (torch.float32, "b, t, m", "[b]", (640, 4, 4), 10, 32 * 4, 4),
     ],
-    ids=str,
 )
 def test_one_row_of_a_group_outweighs_the_others(dtype, shape, output, sizes, loud, largest, count):
     made = change("one row", torch.ones(sizes, dtype=dtype), shape=shape, output=output)
@@ -158,19 +157,16 @@ def test_gates_are_moved_to_one_side_in_another_call_to_the_other_and_some_of_th
     assert gate.bool().double().mean() == pytest.approx(share)
 
 
-@pytest.mark.parametrize(
-    ("call", "kinds"), [("isnan", {"nan"}), ("isinf", {"inf", "-inf"}), ("isfinite", {"nan", "inf", "-inf"})]
-)
+@pytest.mark.parametrize(("call", "kinds"), [("isnan", "nan"), ("isinf", "-inf inf"), ("isfinite", "-inf inf nan")])
 def test_one_element_is_not_finite_as_the_reference_looks_for(call, kinds):
     reference = f"def run(x, gate):\n    return torch.where(torch.{call}(x), 0.0, x) * gate\n"
     found, seen = plan(XY, "[n, m]", reference, n=8, m=8), set()
     for number in range(24):
         x, other = torch.ones(2, 8, 8)
         found.change(NAMES["not finite"], number, [x, other])
-        (value,) = x[~x.isfinite()].tolist()
-        seen.add(str(value))
-        assert other.isfinite().all()
-    assert seen == kinds
+        seen.update(map(str, x[~x.isfinite()].tolist()))
+        assert (int(x.isfinite().sum()), bool(other.isfinite().all())) == (63, True)
+    assert " ".join(sorted(seen)) == kinds
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
@@ -184,18 +180,22 @@ def test_half_of_some_rows_become_zeros(dtype):
 BYTES = torch.empty(400, 400, dtype=torch.uint8).random_(256, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
-    ("case", "bytes_size", "share"),
-    [("small", 1 / 8, 0.1), ("large", 1, 0.9), ("cubed", 1 / 2, 0.5), ("columns", 1, 0.5), ("rows", 1, 0.5)],
-)
-def test_narrow_inputs_become_small_lie_on_one_side_or_are_true_at_another_rate(case, bytes_size, share):
-    signed = BYTES.view(torch.int8)
-    made = change(case, signed).float()
-    assert float(made.abs().mean() / signed.float().abs().mean()) == pytest.approx(bytes_size, rel=0.25)
-    assert change(case, BYTES > 127).float().mean() == pytest.approx(share, abs=0.15)
-    if case in ("columns", "rows"):
-        sides = made.mean(dim=0 if case == "columns" else 1)
-        assert int((sides.abs() > 100).sum()) == pytest.approx(100, abs=2)
+@pytest.mark.parametrize("case", ["small", "large", "cubed", "columns", "rows", "shifted"])
+def test_narrow_inputs_keep_to_a_part_of_their_range_or_are_true_at_another_rate(case):
+    is_part = case not in ("small", "large", "cubed")
+    parts, rates = set(), set()
+    for number in range(24):
+        for signed in (BYTES, BYTES.view(torch.int8)):
+            made = change(case, signed, number)
+            is_changed = made != signed
+            low, high = map(int, (made[is_changed].amin(), made[is_changed].amax()))
+            parts.add((high - low + 1) // 16)
+            assert not is_part or 0.1 < is_changed.float().mean() < 0.3
+        mask = change(case, BYTES > 127, number)
+        rates.add(round(float(mask.float().mean()), 1 if is_part else 2))
+    assert parts <= {1, 2, 8}
+    assert len(parts) == 3
+    assert len(rates) > 1
     wide = change(case, torch.linspace(-3, 3, 512).repeat(64, 1).to(torch.float8_e4m3fn)).float()
     assert wide.isfinite().all()
 
@@ -205,7 +205,6 @@ def test_a_row_of_bools_is_empty_only_if_the_reference_says_what_it_gives(tells)
     reference = f"def run(x):\n    return x.{'any' if tells else 'sum'}()\n"
     for case in ("shifted", "cubed"):
         shares = change(case, BYTES > 127, reference=reference).float().mean(dim=1)
-        assert float(shares.std()) > 0.1
         assert bool((shares == 0).any()) is tells
 
 
@@ -215,9 +214,8 @@ def test_no_row_or_column_of_bools_is_empty_or_full_that_was_not(case, columns):
     for number in range(8):
         usual = torch.rand(64, columns, generator=torch.Generator().manual_seed(number)) < 0.5
         made = change(case, usual, number)
-        for dim in (0, 1):
-            assert bool((made.any(dim=dim) | ~usual.any(dim=dim)).all())
-            assert bool((~made.all(dim=dim) | usual.all(dim=dim)).all())
+        for one, before in ((made, usual), (~made, ~usual)):
+            assert all(bool((one.any(dim=dim) | ~before.any(dim=dim)).all()) for dim in (0, 1))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "uint8", "bool"])
