@@ -13,7 +13,7 @@ from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner import places
+from flashinfer_bench.bench.runner import client
 from flashinfer_bench.bench.runner.client import SessionLost
 from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.scheduler import Judged, Rules, Scheduler
@@ -101,8 +101,8 @@ def play(monkeypatch):
     def go(
         jobs, *, devices=1, kind="cuda", loss=0.0, seed=0, rules=None, farm=None, ask=lambda *_: iter(()), until=None
     ):
-        monkeypatch.setattr(places, "SessionClient", PlayedSession)
-        monkeypatch.setattr(places, "ask_for_device", ask)
+        monkeypatch.setattr(client, "SessionClient", PlayedSession)
+        monkeypatch.setattr(client, "ask_for_device", ask)
         for name, value in {"chance": random.Random(seed), "loss": loss, "all": []}.items():
             monkeypatch.setattr(PlayedSession, name, value)
         farm = farm or FakeFarm()
