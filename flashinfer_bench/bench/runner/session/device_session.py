@@ -257,6 +257,7 @@ class DeviceSession:
         self._printed = ["", ""]
         known = block.find_fault(job)
         if known is not None:
+            block.jobs.pop(order.index)
             return known
         outcome: JobOutcome | str
         try:
