@@ -72,9 +72,8 @@ def test_a_file_that_is_no_baseline_of_ours_counts_as_missing_and_is_listed_as_s
 
 
 def test_nothing_of_inputs_or_of_the_moment_is_kept_and_a_text_moves_no_cursor():
-    kept = make_kept(record={**RECORD, "samples_ns": {"span": [[1]]}, "gpu": {"power_w": [1, 2]}})
-    assert kept.record == RECORD
-    assert make_kept(definition="a\x1b[2Jb").definition == "a [2Jb"
+    kept = make_kept(record={**RECORD, "samples_ns": {"span": [[1]]}, "gpu": {"power_w": [1]}}, definition="a\x1b[2Jb")
+    assert (kept.record, kept.definition) == (RECORD, "a [2Jb")
 
 
 def test_what_a_linked_folder_leads_to_is_not_removed_and_a_folder_that_cannot_be_is_none(cache, tmp_path):

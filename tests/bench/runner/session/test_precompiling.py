@@ -118,11 +118,9 @@ def test_what_has_kernels_or_launches_none_is_left(make):
     pool, precompiler, _ = make()
     pool.compiled |= {"d1"}
     others = [
-        solution(2, language="python"),
         solution(3, build_error="it does not compile"),
         solution(4, language="cuda", kind="torch"),
         solution(5, language="python", sources={"main.py": "import triton\n"}),
-        solution(6, sources={"main.py": "@torch.compile\n"}),
         solution(7, language="python", sources={"main.py": "from torch.utils.cpp_extension import load\n"}),
     ]
     precompiler.expect(jobs(0, 1, *others))
