@@ -18,9 +18,10 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.config_sources import AUTO
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, find_varied
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, find_varied
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.known_failures import HungSolutions
