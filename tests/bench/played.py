@@ -9,7 +9,7 @@ import time
 from typing import ClassVar
 
 from flashinfer_bench import BenchmarkConfig, Engine
-from flashinfer_bench.bench.runner import places
+from flashinfer_bench.bench.runner import client
 from flashinfer_bench.bench.runner.client import SessionLost
 from tests.bench.small_runs import write_set
 from tests.kit.make import make_evaluation
@@ -101,7 +101,7 @@ class PlayedSession:
 
 def play(monkeypatch, **values):
     """Let all sessions from here on pretend; the gate is shut, unless it is given."""
-    monkeypatch.setattr(places, "SessionClient", PlayedSession)
+    monkeypatch.setattr(client, "SessionClient", PlayedSession)
     fresh = {"gate": threading.Event(), "fails_to_start": 0, "all": [], "judged": [], "lost": [], "loss": 0.0}
     for name, value in {**fresh, **values}.items():
         monkeypatch.setattr(PlayedSession, name, value)

@@ -8,7 +8,7 @@ import pytest
 from flashinfer_bench.bench import context
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner import places
+from flashinfer_bench.bench.runner import client
 from flashinfer_bench.compile import find_toolchain
 from flashinfer_bench.data import TraceSet
 from tests.bench.played import PlayedSession, play
@@ -33,7 +33,7 @@ def run(monkeypatch, tmp_path):
         opened = threading.Event()
         opened.set()
         play(monkeypatch, gate=opened, chance=random.Random(0), loss=loss)
-        monkeypatch.setattr(places, "ask_for_device", ask)
+        monkeypatch.setattr(client, "ask_for_device", ask)
         if action is not None:
             toolchain = pretend_compiler(tmp_path, action=action)
             monkeypatch.setattr(context, "find_toolchain", lambda: toolchain)
@@ -72,10 +72,10 @@ def test_a_session_has_its_next_batch_early_and_solutions_stay_whole_but_for_the
 
 def test_solutions_with_modules_are_announced_once_and_run_last(run, monkeypatch):
     monkeypatch.setattr(context.HarnessContext, "may_compile_ahead", lambda _: True)
-    texts = {1: LIBRARY, 3: LIBRARY + "#" * (1 << 20), 4: f"# 4\n{LIBRARY}"}
+    texts = {at: f"# {at}\n{LIBRARY}" for at in (1, 3, 4)}
     first, *others = run(make_solutions(6, texts), 10).sessions[0].begun
     assert [one.name for one in first.solutions.values()] == ["s0", "s2", "s5", "s1", "s3", "s4"]
-    assert [(one.solution.name, len(one.workloads)) for one in first.announced] == [("s1", 8), ("s4", 8)]
+    assert [(one.solution.name, len(one.workloads)) for one in first.announced] == [("s1", 8), ("s3", 8), ("s4", 8)]
     assert not any(order.announced for order in others)
 
 

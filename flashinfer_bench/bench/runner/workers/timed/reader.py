@@ -1,7 +1,7 @@
 """Which timed calls are compared: chosen after they were made, and kept as they were left. It judges nothing.
 
 Some calls are kept by chance, those on the evaluator's own inputs always, and a few that look odd: an output was not
-written, or repeats another call's. `session/reads.py` judges them when all are over.
+written, or repeats another call's. `session/judged_calls.py` judges them when all are over.
 """
 
 from __future__ import annotations
