@@ -17,7 +17,7 @@ from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, 
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
-from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
 
 ENOUGH_READS: Final = 9
 """Most compared calls of a chain and of a batch if the reference is slow; of the samples if they settled the latency. A

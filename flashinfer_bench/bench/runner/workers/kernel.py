@@ -25,8 +25,8 @@ from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, Ke
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.process import Meanwhile, WorkerExit, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
-from flashinfer_bench.bench.runner.workers.timed.reader import Inspected, ReadCall
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import Inspected, ReadCall
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
@@ -310,7 +310,7 @@ class RemoteKernel:
         self.tools.quiesce()
         self._arena.come_back()
         measuring, self._measuring = self._measuring, None
-        if measuring is None or not measuring.is_for(input_sets):
+        if measuring is None or measuring.input_sets is not input_sets:
             measuring = Measuring(self, input_sets)
         return measuring.run()
 
@@ -321,7 +321,7 @@ class RemoteKernel:
     def planned_stress(self) -> list[str]:
         """Return the stress cases that the job would have if its calls and the reference were quick."""
         stress = self.task.stress
-        return stress.names if stress is not None and any(stress.free) and self.is_meaningful else []
+        return stress.names if stress is not None and self.is_meaningful else []
 
     def ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
         """Ask the worker within what is left of the solution's time; translate what goes wrong."""

@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 import torch
@@ -42,7 +41,6 @@ from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
@@ -542,18 +540,6 @@ def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
     worker.end()
     said = worker.log.take().strip()
     return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
-
-
-def check_context(trial: Trial, excess_gap_ns: int) -> None:
-    """Raise SlowContext if another context would make a call faster.
-
-    Args:
-        trial: the call's first.
-        excess_gap_ns: how much longer each gap between its operations is than in the best context.
-    """
-    operations = max((sample.operations or 1 for sample in trial.samples), default=1)
-    if gaps_matter(excess_gap_ns, operations, median(trial.spans_ns)):
-        raise SlowContext
 
 
 def gaps_matter(excess_gap_ns: int, operations: int, call_ns: float) -> bool:

@@ -13,7 +13,7 @@ import torch
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, Rejected
 from flashinfer_bench.bench.runner.session import reads as reads_module
 from flashinfer_bench.bench.runner.session.reads import ENOUGH_READS, MOST_S, TOO_SLOW, judge_reads, sort_reads
-from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
 from flashinfer_bench.data import Correctness, EvaluationStatus
 
 pytestmark = pytest.mark.cpu

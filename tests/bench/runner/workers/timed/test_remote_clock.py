@@ -56,12 +56,12 @@ def test_a_request_holds_at_most_one_call_for_each_place_and_each_has_its_share_
 def test_every_call_has_content_of_its_own_and_is_looked_at(open_clock):
     trial, worker, clock = open_clock(base_number=11, wanted=99)
     taken = take_trial(trial.supply, clock, RECIPE)
-    reads = trial.reader.reads()
+    reads = trial.reads()
     assert len(reads) == len({read.inputs[0].sum().item() for read in reads}) == taken.facts["calls"] >= 23
     assert [read.is_base for read in reads].count(True) == 1
     worker._compute = lambda fields: None
     sample(trial, clock, 4)
-    assert [bool(read.outputs[0].isnan().all()) for read in trial.reader.reads()] == [True] * 4  # poisoned before
+    assert [bool(read.outputs[0].isnan().all()) for read in trial.reads()] == [True] * 4  # poisoned before
 
 
 def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_replayed(open_clock):
