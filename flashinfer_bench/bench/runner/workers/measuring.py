@@ -232,9 +232,7 @@ class Measuring:
 
     # On a GPU: the bound from outside.
 
-    def _bound(
-        self, calls: TimedCalls, claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]
-    ) -> float:
+    def _bound(self, calls: TimedCalls, claimed_ms: float, record: dict[str, Any], costs_ns: Sequence[float]) -> float:
         """Return the latency that is reported for a claim on a GPU; the record gets what bounds it.
 
         A chain bounds it. At full assurance batches do as well, if they could raise it. Without a chain, batches do, or

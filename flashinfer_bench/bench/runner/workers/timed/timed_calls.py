@@ -279,7 +279,8 @@ class TimedCalls:
             self._digests.add(digest)
             if is_odd and number not in bases and self._odd + len(odd) < MOST_ODD * len(self.contents):
                 odd.add(number)
-        left |= self._copy([call for call in calls if call[1] in odd - chosen], outputs, has_inputs=has_inputs)
+        further = odd - chosen
+        left |= self._copy([call for call in calls if call[1] in further], outputs, has_inputs=has_inputs)
         self._left |= left
         self._odd += len(odd)
         self._others |= odd | (bases & chosen)
