@@ -53,24 +53,31 @@ def split_names(signature: Signature | None, names: Iterable[str]) -> NamedCall:
 
 def find_call(function: Callable[..., Any], names: Iterable[str]) -> NamedCall:
     """Return how a function takes arguments that have these names, by its own parameters."""
-    call = split_names(_read_signature(function, follow_wrapped=True), names)
-    outer = _read_signature(function, follow_wrapped=False)
+    call = split_names(read_signature(function), names)
+    outer = read_signature(function, follow_wrapped=False)
     kinds = {parameter.kind for parameter in outer.parameters.values()} if outer is not None else None
     if kinds and kinds.isdisjoint((*POSITIONAL, Parameter.VAR_POSITIONAL)):
         return NamedCall((), (*call.positional, *call.keywords))  # a decorator may pass keywords on and nothing else
     return call
 
 
-def _read_signature(function: Any, *, follow_wrapped: bool) -> Signature | None:
-    """Return a callable's parameters: of a torch module those of its `forward`, of a scripted function its schema's."""
+def read_signature(function: Any, *, follow_wrapped: bool = True) -> Signature | None:
+    """Return a callable's parameters; None if Python cannot tell them.
+
+    Of a torch module, compiled by torch or not, its `forward` counts; of a scripted function and an operator, its
+    schema.
+    """
     module = getattr(function, "_orig_mod", function)
     target = module.forward if hasattr(module, "_forward_hooks") else module
+    schema: Any = getattr(target, "schema", getattr(target, "_schema", None))
     try:
-        schema = getattr(target, "schema", None)
-        if schema is not None:
-            return Signature(
-                [Parameter(one.name, Parameter.POSITIONAL_OR_KEYWORD) for one in schema.arguments if one.name != "self"]
-            )
+        if hasattr(schema, "arguments"):
+            return Signature([_read_parameter(one) for one in schema.arguments if one.name != "self"])
         return inspect.signature(target, follow_wrapped=follow_wrapped)
     except (AttributeError, TypeError, ValueError):
         return None
+
+
+def _read_parameter(argument: Any) -> Parameter:
+    default = argument.default_value if argument.has_default_value() else Parameter.empty
+    return Parameter(argument.name, Parameter.POSITIONAL_OR_KEYWORD, default=default)

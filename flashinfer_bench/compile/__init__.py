@@ -2,10 +2,10 @@
 
     builders/                      a solution → its recipe: commands, products, the digest of what decides them
     toolchain.py, requirements.py  the compilers and libraries of this machine, and which of them a solution lacks
-    flags.py, includes.py          the flags that a solution may ask for, and the files that it may read
+    flags.py                       the flags that a solution may ask for
     farm.py                        all builds of a run: their order, and the headers that are precompiled for them
     building.py, diagnostics.py    one build in its thread: lock, cache, compilers, blame, publication
-    compilers.py, step_runner.py   the sandbox of one command, its time and memory, and its end
+    step_runner.py                 the sandbox of one command, its time and memory, and its end
     cache.py                       the folder of artifacts, and which of them are removed first
 
 The last names of `__all__` are for debugging: they load what was built into the caller's process, where nothing is

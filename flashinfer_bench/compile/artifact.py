@@ -27,6 +27,8 @@ PRODUCTS: Final = "../artifact/files"
 """The folder of the products, seen from the folder of the sources."""
 HEADERS: Final = "../headers"
 """The folder of precompiled headers, seen from there. If it is missing, compilers read the headers themselves."""
+READ_LIST: Final = "read.d"
+"""The product of a precompiled header that lists the files of which it was made."""
 LINK: Final = "link"
 """Name of the step that makes the library."""
 
@@ -93,6 +95,8 @@ class BuildRecipe:
     """A line for the log about how it is built."""
     toolkit: tuple[int, int] | None = None
     """The version of the CUDA toolkit that it uses; None if it uses none."""
+    chooses_architecture: bool = False
+    """The solution's own flags name the GPUs that it is compiled for."""
     guessed_seconds: float = 0.0
     """Expected seconds of compiling. They decide the order of builds and nothing else."""
 
@@ -114,6 +118,27 @@ class Artifact:
     kind: Kind = "python"
     files: tuple[tuple[str, str], ...] = ()
     """Relative path and sha256 of each file, as it was built."""
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The time, memory and disk that one compiler may take."""
+
+    seconds: float
+    """Wall time. A compiler that takes longer is ended."""
+    memory_bytes: int
+    """Address space."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How one command ended."""
+
+    name: str
+    code: int
+    """Its exit code; negative for the signal that ended it."""
+    output: str
+    seconds: float
 
 
 class BuildFailure(Exception):

@@ -1,8 +1,15 @@
-"""One build, from its lock to its place in the cache: `Build.run`, which takes as long as the compilers do.
+"""One build, from its lock to its place in the cache, and the compilers that it runs.
 
-It takes the lock and looks into the cache. If the artifact is missing, it runs the compilers in a folder of its own,
-finds out whether the solution or the machine is to blame if they fail, checks the files that they have read, and
-publishes the products. Sources that do not compile anywhere are published too, as a manifest with the failure.
+`Build.run` takes as long as its compilers do. It takes the lock and looks into the cache. If the artifact is missing,
+it runs the compilers in a folder of its own, finds out whether the solution or the machine is to blame if they fail,
+checks the files that they have read, and publishes the products. Sources that do not compile anywhere are published
+too, as a manifest with the failure.
+
+`Compilers` bounds how many compilers of a farm run at once, each confined in a process of its own (`step_runner.py`).
+Any other thread may hold further compilers back, or cancel all of them.
+
+No macro hides a file from the list of files that a compiler has read. If the kernel has Landlock, the compiler cannot
+read other files at all.
 """
 
 from __future__ import annotations
@@ -10,9 +17,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
+import signal
 import tempfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,9 +32,20 @@ from flashinfer_bench.base.files.locks import USUAL_LIMIT_S
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import count_memory_kills
-from flashinfer_bench.compile.artifact import HEADERS, LINK, Artifact, BuildFailure, BuildRecipe, Stages
+from flashinfer_bench.base.isolated import Isolated, IsolatedFailure
+from flashinfer_bench.compile.artifact import (
+    HEADERS,
+    LINK,
+    READ_LIST,
+    Artifact,
+    BuildFailure,
+    BuildRecipe,
+    BuildStep,
+    Stages,
+    StepLimits,
+    StepReport,
+)
 from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Manifest, digest_file
-from flashinfer_bench.compile.compilers import SYSTEM_FOLDERS, Compilers, StepReport
 from flashinfer_bench.compile.diagnostics import (
     OUT_OF_MEMORY,
     describe_failure,
@@ -33,11 +55,18 @@ from flashinfer_bench.compile.diagnostics import (
     other_architecture,
     why_machine,
 )
-from flashinfer_bench.compile.includes import LIST, check_read_files, read_list
 from flashinfer_bench.compile.requirements import find_lacked
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
+RUNNER: Final = Path(__file__).with_name("step_runner.py")
+SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store")
+SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/dev/urandom")
+"""Paths that every compiler may read, if the kernel has Landlock."""
+PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
+"""The only variables of the environment that a compiler sees. So no variable adds a flag or a folder of headers."""
+MOST_LIST_BYTES: Final = 16 << 20
+"""A compiler's list of the files that it read is refused if it has more bytes."""
 LOCK_LIMIT_S: Final = 3600.0
 """Seconds to wait for another process that builds the same: a few compilers that reach their limit of time."""
 GIB: Final = 1 << 30
@@ -48,6 +77,92 @@ REMEMBERED: Final = (
 )
 
 Outcome = Artifact | BuildFailure | BuildFault
+
+
+class Compilers:
+    """The compilers of a farm.
+
+    Args:
+        most: number of compilers at once.
+        limits: of each compiler.
+    """
+
+    def __init__(self, most: int, limits: StepLimits) -> None:
+        self.limits: Final = limits
+        self._most = most
+        self._changed = threading.Condition()
+        self._running: set[Isolated] = set()
+        self._may_start = True
+        self._is_cancelled = False
+
+    def allow(self, *, start: bool) -> None:
+        """Let compilers start, or start none from now on."""
+        with self._changed:
+            self._may_start = start
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Kill all compilers, and let none start."""
+        with self._changed:
+            self._is_cancelled = True
+            for process in self._running:
+                process.signal(signal.SIGKILL)
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise BuildFault if they were cancelled."""
+        if self._is_cancelled:
+            raise BuildFault("its build was cancelled")
+
+    def run(self, step: BuildStep, folder: Path, readable: Iterable[Path]) -> StepReport:
+        """Run a command once a core is free, and return how it ended.
+
+        Args:
+            step: the command.
+            folder: the build's own folder with `src`, `obj`, `tmp`; commands run in `src`.
+            readable: folders that compilers may read beside the system's.
+
+        Raises:
+            BuildFailure: it took too long.
+            BuildFault: the process that runs it failed, or it was cancelled.
+        """
+        private, limits = str(folder / "tmp"), self.limits
+        request = {
+            "argv": step.argv,
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": MOST_FILE_BYTES,
+            "readable": [*SYSTEM_FOLDERS, *SYSTEM_FILES, *map(str, readable)],
+            "writable": [str(folder)],
+        }
+        environment = {name: value for name in PASSED_ON if (value := os.environ.get(name))}
+        environment |= {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": private, "TMPDIR": private}
+        with self._start(request, environment, folder / "src") as process:
+            try:
+                return StepReport(step.name, **process.wait(limits.seconds))
+            except IsolatedFailure as failure:
+                self.check()
+                if failure.code is None:
+                    message = f"error: compiling was still going on after {limits.seconds:g} s, and was ended"
+                    raise BuildFailure(message) from None
+                raise BuildFault(f"the process that runs the compilers failed:\n{failure.log}") from None
+
+    @contextmanager
+    def _start(self, request: object, environment: dict[str, str], folder: Path) -> Iterator[Isolated]:
+        with self._changed:
+            self._changed.wait_for(self._is_free)
+            self.check()
+            process = Isolated(RUNNER, request, environment=environment, folder=folder)
+            self._running.add(process)
+        try:
+            yield process
+        finally:
+            with self._changed:
+                process.end()
+                self._running.discard(process)
+                self._changed.notify_all()
+
+    def _is_free(self) -> bool:
+        return self._is_cancelled or (self._may_start and len(self._running) < self._most)
 
 
 class Build:
@@ -152,7 +267,7 @@ class Build:
         found = Build(None, self.recipe.header, self._cache, self._compilers).find()
         if not isinstance(found, Artifact):
             return ()
-        names = {Path(path).name for path in read_list(found.directory / LIST)}
+        names = {Path(path).name for path in read_list(found.directory / READ_LIST)}
         return () if any(Path(path).name in names for path in self.recipe.sources) else (found.directory,)
 
     def _run(self, stages: Stages, header: tuple[Path, ...] = ()) -> StepReport | None:
@@ -185,7 +300,7 @@ class Build:
         if reason is not None:
             raise BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}")
         needs = other_architecture(failed)
-        if needs is not None and not _chooses_architecture(self.solution):
+        if needs is not None and not recipe.chooses_architecture:
             raise BuildFault(f"the code needs another GPU or CUDA toolkit than is here: {needs}")
         message = describe_failure(failed, recipe.note)
         if OUT_OF_MEMORY.search(failed.output):
@@ -243,7 +358,26 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         target.write_bytes(content)
 
 
-def _chooses_architecture(solution: Solution | None) -> bool:
-    options = solution.spec.compile_options if solution is not None else None
-    flags: Iterable[str] = options.cuda_cflags if options else ()
-    return any("arch" in flag or "gencode" in flag for flag in flags)
+def check_read_files(dependency_files: Iterable[Path], sources: Path, allowed: Iterable[Path]) -> None:
+    """Check the lists of files that the compilers read.
+
+    Args:
+        dependency_files: the lists that `-MD -MF` wrote, in make's syntax; paths are relative to `sources`.
+        sources: the folder that the compilers ran in.
+        allowed: folders of the toolchain.
+
+    Raises:
+        BuildFailure: a compiler read a file that is neither the solution's nor the toolchain's.
+    """
+    roots = [sources.resolve(), *(folder.resolve() for folder in allowed)]
+    for dependency_file in dependency_files:
+        for name in read_list(dependency_file):
+            real = (sources / name).resolve()
+            if not any(real.is_relative_to(root) for root in roots):
+                raise BuildFailure(f"error: {real} was read, which is neither a source nor part of the toolchain")
+
+
+def read_list(dependency_file: Path) -> list[str]:
+    """Return the files that a compiler read, from the list that it wrote in make's syntax."""
+    text = read_whole(dependency_file, MOST_LIST_BYTES).decode(errors="replace").replace("\\\n", " ")
+    return [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", text.partition(":")[2].strip()) if name]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flashinfer_bench.base.exits import describe_exit
-from flashinfer_bench.compile.compilers import StepReport
+from flashinfer_bench.compile.artifact import StepReport
 
 MAX_LOG: Final = 12_000
 """Characters of a compiler's log in a message; the middle of a longer one is cut. It has to fit into a trace's log."""
@@ -76,13 +76,12 @@ def lead_with_error(message: str) -> str:
     return message if first is None else f"{FOLDERS.sub('', first)}\n{message}"
 
 
-def bound_log(text: str, limit: int = MAX_LOG) -> str:
+def bound_log(text: str) -> str:
     """Keep the head, which has the first error, and the tail of a long log. The cut is marked."""
-    if len(text) <= limit:
+    cut, tail = len(text) - MAX_LOG, MAX_LOG // 4
+    if cut <= 0:
         return text
-    tail = limit // 4
-    head = limit - tail
-    return f"{text[:head]}\n[... {len(text) - limit} characters cut ...]\n{text[-tail:]}"
+    return f"{text[: MAX_LOG - tail]}\n[... {cut} characters cut ...]\n{text[-tail:]}"
 
 
 def is_no_plain_error(step: StepReport) -> bool:

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
-from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildRecipe, BuildTarget, Built
-from flashinfer_bench.compile.building import GIB, Build, Outcome
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, BuildRecipe, BuildTarget, Built, StepLimits
+from flashinfer_bench.compile.building import GIB, Build, Compilers, Outcome
 from flashinfer_bench.compile.cache import ArtifactCache, size_limit
-from flashinfer_bench.compile.compilers import Compilers, StepLimits
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 
@@ -115,11 +114,6 @@ class BuildFarm:
     def open_builds(self) -> int:
         """Number of solutions still to be built."""
         return sum(build.solution is not None for build in self._running.values())
-
-    @property
-    def is_held(self) -> bool:
-        """Whether no compiler may start."""
-        return not self._compilers.may_start
 
     def hold(self) -> None:
         """Start no further compiler until `release`: something is measured on the cores that they need."""

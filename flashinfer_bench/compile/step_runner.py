@@ -1,6 +1,6 @@
-"""The throw-away process that runs one compiler. Called by `compilers.py`; `answer` takes a request.
+"""The throw-away process that runs one compiler. Called by `building.py`; `answer` takes a request.
 
-    request   {"argv": command, "memory_bytes", "file_bytes", "cpu_s": limits of each process that it starts,
+    request   {"argv": command, "memory_bytes", "file_bytes": limits of each process that it starts,
                "readable": [path], "writable": [path]}
     response  {"code", "output", "seconds"}
 
@@ -37,7 +37,6 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     limits = {
         resource.RLIMIT_AS: order["memory_bytes"],
         resource.RLIMIT_FSIZE: order["file_bytes"],
-        resource.RLIMIT_CPU: order["cpu_s"],
         resource.RLIMIT_CORE: 0,
     }
     for limit, value in limits.items():

@@ -60,7 +60,6 @@ ioctl                     16      29     refuse:1=0x8901,0x8902 sealed:1=\
 socket                    41     198     stream
 socketpair                53     199     stream
 connect                   42     203     connect
-sendto                    44     206     address
 clone                     56     220     sealed:0&0x7E020000
 unshare                  272      97     sealed:0&0x7E020080
 personality              135      92     sealed:0!0,0xFFFFFFFF
@@ -127,9 +126,9 @@ fanotify_init            300     262     sealed
 """Verdicts: `refuse` with EPERM; `process:N` asks unless argument N is the caller. In a sandbox only: `sealed` is
 refused with EPERM, `missing` answered as by a kernel without the call (clone3's flags lie in memory; libraries then
 take an older one), `own-file` done by the supervisor, `done` answered as if it were, `attribute` answered as by a file
-system without any; `stream` allows sockets that have to connect before they can send, `address` is refused with one,
-`connect` altogether. Of `refuse` and `sealed` those of an argument's lower half that are listed (`N=`), all others
-(`N!`), or those with any of some bits (`N&`). The kernel reads ids and flags from that half."""
+system without any; `stream` allows sockets that have to connect before they can send, so that no address counts which
+a call to send names; `connect` is refused. Of `refuse` and `sealed` those of an argument's lower half that are listed
+(`N=`), all others (`N!`), or those with any of some bits (`N&`). The kernel reads ids and flags from that half."""
 MACHINES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """Machine → its column of the table, and the number by which the kernel names it."""
 SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
@@ -238,9 +237,6 @@ def make_program(
         for kind, argument, how, values in re.findall(r"([a-z-]+)(?::(\d)([=!&]?)(\S*))?", verdicts):
             if kind == "process":
                 body += [*_compare(int(argument), (0, own), ALLOW), *_return(ask)]
-            elif kind == "address" and sandboxed and not for_tool:  # a pointer has two halves
-                body += [_step(LOAD, ARGUMENTS_AT + 32), _step(IF_EQUAL, 0, 0, 2)]
-                body += [_step(LOAD, ARGUMENTS_AT + 36), _step(IF_EQUAL, 0, 1), *_return(NO_ACCESS)]
             elif kind == "stream" and sandboxed:
                 body += _compare(0, INTERNET if for_tool and name == "socket" else (), ALLOW)
                 body += [_step(LOAD, ARGUMENTS_AT), _step(IF_EQUAL, AF_UNIX, 1), *_return(NO_ACCESS)]

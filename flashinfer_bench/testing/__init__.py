@@ -5,7 +5,6 @@ It isolates nothing, and judges nothing.
 
 * `gpu_time` decides what was asked for, and which warnings say what was done otherwise.
 * `device` decides where a call is timed, and by which clock.
-* `rotation` decides whether copies of the arguments make calls cold.
 """
 
 from __future__ import annotations

@@ -57,11 +57,6 @@ class TimingDevice:
         """Return a GPU's clocks, power and users, from NVML."""
         return read_gpu_state(self._uuid, ours=(os.getpid(),)) if self._uuid else None
 
-    def free_bytes(self) -> int:
-        """Return the memory that is free on a GPU, and in torch's own cache of it."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-
 
 @cache
 def timing_device(device: torch.device, clock: ClockChoice) -> TimingDevice:

@@ -17,12 +17,13 @@ from types import FrameType
 from typing import Any, Final
 
 import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
 
 from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.testing.device import TimingDevice, find_device
-from flashinfer_bench.testing.rotation import RotationRefused, check_cold, find_tensors, rotate
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, latency_ns, reason_of_fallback
-from flashinfer_bench.timing.procedure import CHECKS, FLUSH_NS, RETAKES, LaunchSource, Procedure, take_trial
+from flashinfer_bench.timing.procedure import CHECKS, FLUSH_NS, Procedure, take_trial
 from flashinfer_bench.timing.settings import L2Cache
 from flashinfer_bench.timing.summary import summarise
 
@@ -35,10 +36,8 @@ MOST: Final = 10_000
 """Most calls that a time to fill asks for."""
 MOST_GIVEN: Final = 10_000_000
 """A larger count is refused: no script waits for so many calls."""
-COMPARISON: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, fewest=9)
-"""The trials that estimate the time of a call, and those that tell whether rotated calls were cold."""
-SLOW_MS: Final = 2.0
-"""A rotated call that takes at least this long is not checked for being cold: an L2 makes no difference to it."""
+ESTIMATE: Final = Procedure(warmup_runs=CHECKS, iterations=9, budget_s=1.0, cuda_graphs=False, fewest=9)
+"""The trial that estimates the time of a call."""
 ON_A_CPU: Final = (
     "There is no GPU: timed by the wall clock on the CPU, with its caches as they are and without CUDA graphs."
 )
@@ -143,8 +142,7 @@ def bench_gpu_time(
         num_iters: calls that are timed; 30 if neither it nor `repeat_time_ms` is given.
         dry_run_iters: calls before them; 5 if neither it nor `dry_run_time_ms` is given, and never fewer than 3.
         cold_l2_cache: empty the L2 before each timed call.
-        rotate_buffers: make calls cold by giving them copies of the tensors among their arguments in turn, and flush
-            nothing. If that would not make them cold, a warning says why, and the L2 is flushed.
+        rotate_buffers: the same as `cold_l2_cache`; no copies are made, and a warning says so.
         time_budget_s: seconds for the whole measurement, without what the first call compiles. A call that is too slow
             for all its samples gets fewer, with a warning; the measurement's `stop` says why.
         repeat_iters: the same as `num_iters`.
@@ -172,8 +170,10 @@ def bench_gpu_time(
     fill_ms = _number("repeat_time_ms", repeat_time_ms, 0.0, inf)
     dry_fill_ms = _number("dry_run_time_ms", dry_run_time_ms, 0.0, inf)
     budget_s = _number("time_budget_s", TIME_BUDGET_S if time_budget_s is None else time_budget_s, 0.0, inf)
-    l2_cache: L2Cache = "cold" if (cold_l2_cache if l2_flush is None else l2_flush) else "warm"
-    device = find_device(find_tensors(call), "auto" if enable_cupti else "cuda_events")
+    is_cold = rotate_buffers or (cold_l2_cache if l2_flush is None else l2_flush)
+    l2_cache: L2Cache = "cold" if is_cold else "warm"
+    tensors = [leaf for leaf in tree_leaves((call.args, call.keywords)) if isinstance(leaf, torch.Tensor)]
+    device = find_device(tensors, "auto" if enable_cupti else "cuda_events")
     per_call_ms = cache(partial(_estimate_call_ms, call, device, l2_cache))
     with device.active():
         call()  # what it compiles counts for nothing
@@ -184,8 +184,12 @@ def bench_gpu_time(
             cuda_graphs=use_cuda_graph,
         )
         procedure = replace(procedure, fewest=procedure.iterations)
-        timed = _time_rotated(call, device, procedure) if rotate_buffers else _time(call, device, procedure, l2_cache)
+        clock, before, gap_ns = device.clock(l2_cache), device.state(), device.launch_gap_ns
+        trial = take_trial(lambda _: call, clock, procedure, now=device.now)
+        measured = summarise([trial], launch_gap_ns=gap_ns, before=before, after=device.state())
+    times_ms = tuple(latency_ns(sample, gap_ns) / 1e6 for sample in trial.samples)
     idle = {
+        "rotate_buffers": rotate_buffers or None,
         "num_iters_within_graph": None if num_iters_within_graph == 1 else num_iters_within_graph,
         "l2_flush_size_mb": l2_flush_size_mb,
         "l2_flush_device": l2_flush_device,
@@ -193,10 +197,10 @@ def bench_gpu_time(
         "sleep_after_run": sleep_after_run or None,
     }
     ignored = ", ".join(name for name, given in idle.items() if given is not None)
-    notes = _describe_departures(timed.measurement, use_cuda_graph, rotate_buffers, l2_cache)
+    notes = _describe_departures(measured.record, use_cuda_graph)
     for note in [*notes, WITHOUT_EFFECT.format(ignored)] if ignored else notes:
         warnings.warn(note, stacklevel=2)
-    return timed
+    return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record)
 
 
 def _either(name: str, value: Any, other_name: str, other: Any, kinds: tuple[type, ...]) -> Any:
@@ -228,45 +232,12 @@ def _count(number: int | None, usual: int, time_ms: float | None, per_call_ms: C
 
 def _estimate_call_ms(call: partial[object], device: TimingDevice, l2_cache: L2Cache) -> float:
     """Return the wall time of one more sample: flush, delay kernel and call, or the host's time if that is longer."""
-    trial = take_trial(lambda _: call, device.clock(l2_cache), COMPARISON, now=device.now)
+    trial = take_trial(lambda _: call, device.clock(l2_cache), ESTIMATE, now=device.now)
     delay_ns = int(trial.facts.get("spin_ns", 0)) + (FLUSH_NS if trial.facts["cache_state"] == "cold" else 0)
     return max(1, median(max(delay_ns + one.span_ns, one.enqueue_ns) for one in trial.samples)) / 1e6
 
 
-def _time(
-    call: partial[object],
-    device: TimingDevice,
-    procedure: Procedure,
-    l2_cache: L2Cache,
-    source: LaunchSource | None = None,
-) -> GpuTime:
-    """Time a call by one trial, or the launches that `source` gives in its place."""
-    clock, before = device.clock(l2_cache), device.state()
-    trial = take_trial(source or (lambda _: call), clock, procedure, now=device.now)
-    gap_ns = device.launch_gap_ns
-    measured = summarise([trial], launch_gap_ns=gap_ns, before=before, after=device.state())
-    times_ms = tuple(latency_ns(sample, gap_ns) / 1e6 for sample in trial.samples)
-    return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record)
-
-
-def _time_rotated(call: partial[object], device: TimingDevice, procedure: Procedure) -> GpuTime:
-    """Time a call over rotated arguments if that makes it cold, else behind a flush; the measurement says which."""
-    try:
-        launches = rotate(call, device, max(procedure.warmup_runs, CHECKS) + 1 + procedure.iterations * (1 + RETAKES))
-        timed = _time(call, device, procedure, "warm", lambda index: launches[index % len(launches)])
-        if timed.median_ms < SLOW_MS:
-            likewise = replace(COMPARISON, cuda_graphs=procedure.cuda_graphs)
-            warm, flushed = _time(call, device, likewise, "warm"), _time(call, device, likewise, "cold")
-            check_cold(rotated_ms=timed.median_ms, warm_ms=warm.median_ms, flushed_ms=flushed.median_ms)
-        facts = {"cache_state": "cold", "rotated_sets": len(launches)}
-    except RotationRefused as refused:
-        timed, facts = _time(call, device, procedure, "cold"), {"rotation_refused": str(refused)}
-    return replace(timed, measurement=timed.measurement | facts)
-
-
-def _describe_departures(
-    record: Mapping[str, Any], use_cuda_graph: bool, rotates: bool, l2_cache: L2Cache
-) -> list[str]:
+def _describe_departures(record: Mapping[str, Any], use_cuda_graph: bool) -> list[str]:
     """Say what was done otherwise than it was asked for, by the record of the measurement."""
     notes = []
     if record["stop"] != "count":
@@ -281,8 +252,4 @@ def _describe_departures(
         notes.append(NO_GPU_WORK)
     if use_cuda_graph and record.get("launch") != "graph" and operations not in (0, 1):
         notes.append(f"use_cuda_graph: the call was launched on the stream: {record.get('launch_reason')}.")
-    if "rotation_refused" in record:
-        notes.append(f"rotate_buffers: {record['rotation_refused']}. The L2 is flushed before each call instead.")
-    if rotates and l2_cache == "warm":
-        notes.append("rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for.")
     return notes

@@ -55,10 +55,6 @@ class Slot:
             return torch.empty(self.shape, dtype=self.dtype, device=block.device)
         return block[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
 
-    def views(self, block: torch.Tensor, count: int, stride: int) -> list[torch.Tensor]:
-        """Return `count` tensors inside a uint8 block, this one first; the next one lies `stride` bytes on."""
-        return [*map(self.maker(block, stride), range(count))]
-
     def rows(self, block: torch.Tensor, count: int, stride: int) -> torch.Tensor:
         """Return `count` such tensors inside a uint8 block as one, [count, *shape]; the next lies `stride` bytes on."""
         if self.nbytes == 0:

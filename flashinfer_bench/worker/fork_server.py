@@ -38,7 +38,7 @@ from flashinfer_bench.sandbox.process_tree import (
 )
 from flashinfer_bench.sandbox.supervisor import run_supervisor
 from flashinfer_bench.timing.clocks import import_cupti
-from flashinfer_bench.worker.jit.stand_in import prepare_stand_in
+from flashinfer_bench.worker.jit.precompile import prepare_stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.main import run_worker
 

@@ -10,7 +10,6 @@ import ast
 import ctypes
 import importlib.machinery
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -24,11 +23,11 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from flashinfer_bench.base.named_call import POSITIONAL, read_signature
 from flashinfer_bench.worker.jit.start import leave_untuned
 from flashinfer_bench.worker.protocol import MAX_RETURNED, Signature
 
 PACKAGE: Final = "flashinfer_bench_solution"
-POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 NOTHING: Final = "None"
 """Python's and tvm-ffi's word for what a function returns that returns nothing."""
 TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
@@ -228,17 +227,10 @@ def describe_signature(
     Raises:
         KeywordRequired: it has to be given an argument by keyword, and nothing gives it one.
     """
-    module = getattr(function, "_orig_mod", function)  # of a module, compiled by torch or not, its `forward` is called
-    target: Any = module.forward if isinstance(module, torch.nn.Module) else function
-    schema = getattr(target, "schema", getattr(target, "_schema", None))
-    if isinstance(schema, torch._C.FunctionSchema):
-        arguments = [argument for argument in schema.arguments if argument.name != "self"]
-        required = sum(not argument.has_default_value() for argument in arguments)
-        return make_signature([f"{one.name}: {one.type}" for one in arguments], required, len(arguments))
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
+    signature = read_signature(function)
+    if signature is None:
         return None
+    parameters = signature.parameters.values()
     shown = list(map(str, parameters))
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if keywords and not is_prepared:

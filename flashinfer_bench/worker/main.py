@@ -45,8 +45,7 @@ from flashinfer_bench.worker.calls import (
 )
 from flashinfer_bench.worker.errors import describe_error, escape_surrogates
 from flashinfer_bench.worker.gated_chain.calls import GatedChains
-from flashinfer_bench.worker.jit.left_locks import enter_extensions
-from flashinfer_bench.worker.jit.module_layer import link_modules
+from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
 from flashinfer_bench.worker.protocol import MOST_WORDS, answer_readings
@@ -134,6 +133,8 @@ class Worker:
                 return
             if request["verb"] == "exit":
                 return
+            if "first" in request:
+                request["indices"] = range(request["first"])
             try:
                 answer = verbs[request["verb"]](request) or {}
             except BaseException as error:
@@ -147,10 +148,7 @@ class Worker:
         """Import the solution."""
         show_memory()  # from here on the supervisor looks at what this process holds
         os.environ.update(request["environment"])
-        if self.shared_modules is not None:
-            link_modules(Path(self.shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
-        if "TORCH_EXTENSIONS_DIR" in os.environ:
-            enter_extensions(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+        enter_folders(self.shared_modules)
         place = Path(request["directory"]), request["entry"], request["symbol"]
         self.loaded = load_entry(*place, kind=request["kind"])
         signature = self.loaded.signature
@@ -263,7 +261,7 @@ class Worker:
         self._synchronize()
         if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
-        return {"copied": copied, "strided": self._has_strided(request)}
+        return {"copied": copied, "strided": copied and self._has_strided(request)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring the latest results of the calls of some places into their output slots."""
@@ -310,7 +308,7 @@ class Worker:
         if not request["together"]:
             launch_all(self._launches(request))
             return
-        key = verb, request["part"], *request["indices"]
+        key = verb, request["part"], request["first"]
         if key not in self._graphs:
             if verb == "burst":
                 self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] == "nothing"}

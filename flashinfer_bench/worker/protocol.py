@@ -11,10 +11,10 @@ The session asks, one frame at a time; the worker answers each with one frame th
               arguments, slots, count, stride
     start     fall_back: a reason, or null                    Started
     calls     indices, part, lead or null, replay             Called: readings, facts, returned, lost, refused
-    burst     indices, part, together, operations             Called: refused, copied, strided
+    burst     first, part, together, operations               Called: refused, copied, strided
     relay     indices, part, operations, settles, size,       Called: strided, joined
               stride, inputs + 1 fd, of the control block
-    collect   indices, part, together                         Called: strided
+    collect   first, part, together                           Called: strided
     stop      -                                               -; the clock is off
     recover   -                                               -; after an error: the clock is off, no call is laid
                                                               out, the device has done its work
@@ -23,7 +23,8 @@ The session asks, one frame at a time; the worker answers each with one frame th
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
 the calls of some places in order, each once, and reads the clock where `lead` has the preamble of each. The results of
-a call lie in its output slots when the answer comes. The session writes other inputs between two requests. `burst`,
+a call lie in its output slots when the answer comes. The session writes other inputs between two requests. `first` is
+the number of the first places, whose calls are made: a list of hundreds would take as long as they do. `burst`,
 `collect` and `relay` are asked of a GPU's worker only. `burst` makes calls back to back, as one CUDA graph if
 `together` is true and it holds `operations` of each, and leaves their results where they are; `collect` brings those
 into the output slots. In a `relay` (`gated_chain/`) the inputs of a call lie in its place, masked, and the control

@@ -6,7 +6,7 @@ from threading import Lock
 
 import pytest
 
-from flashinfer_bench.compile.compilers import Compilers
+from flashinfer_bench.compile.building import Compilers
 from tests.kit.native import processes_in
 
 

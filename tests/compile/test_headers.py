@@ -53,11 +53,6 @@ def flags(text):
 CASES = {
     "first": (make_torch(), "precompiled"),
     "behind comments": (make_torch(main=f'/* a\n */ // b\n\n  #  include "{HEADER}"\n{RESULT}'), "precompiled"),
-    "behind a header": (make_torch(main=f"#include <cstddef>\n{INCLUDE}{RESULT}"), "text"),
-    "own headers and macros": (
-        make_torch(headers={"my.h": "", "x.h": INCLUDE}, **flags("-DX")),
-        "precompiled",
-    ),
     "a known macro": (make_torch(main=f"#define KNOWN\n{INCLUDE}{RESULT}"), "known"),
     "a known macro as a flag": (make_torch(**flags("-DKNOWN")), "known"),
     "other flags": (make_torch(**flags("-O1")), "text"),

@@ -3,22 +3,16 @@
 import pytest
 
 from flashinfer_bench.compile import Toolchain, find_unavailable_languages, requirements
-from flashinfer_bench.compile.compilers import StepReport
+from flashinfer_bench.compile.artifact import StepReport
 from flashinfer_bench.compile.diagnostics import (
-    bound_log,
-    describe_failure,
     first_error,
     lead_with_error,
     other_architecture,
-    why_machine,
 )
 from flashinfer_bench.compile.requirements import (
-    LIBRARIES,
     cutlass_includes,
     find_lacked,
     find_missing,
-    installed_version,
-    toolkit_includes,
     wants_cutlass,
 )
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, find_torch
@@ -39,31 +33,12 @@ def report(output, code=1):
         ("k.cu(7): error #20-D: identifier is odd", "k.cu:7: error: identifier is odd"),
         ("a.cpp:9:1: warning: error: in words\nb.cpp:4:1: error: real\n", "b.cpp:4: error: real"),
         ("ld: in `f':\na.cpp:5: undefined reference to `g'", "a.cpp:5: error: undefined reference to `g'"),
-        ("ptxas error   : Entry function 'k' uses", "error: ptxas error   : Entry function 'k' uses"),
         ('At end of source: error: expected a "}"', 'error: expected a "}"'),
         ("all is well", None),
     ],
 )
 def test_the_first_error_has_its_file_and_line(output, expected):
     assert first_error(output) == expected
-
-
-def test_a_message_is_the_first_error_then_the_end_then_the_bounded_log():
-    message = describe_failure(report("note\nm.cu(2): error: wrong\n"))
-    ended = "compile main.cu: the compiler ended with exit code 1\n--- compiler output ---"
-    assert message == f"m.cu:2: error: wrong\n{ended}\nnote\nm.cu(2): error: wrong"
-    assert describe_failure(report("", -11)) == "compile main.cu: the compiler was killed by SIGSEGV"
-    assert bound_log("a" * 5000 + "b" * 5000, 1000) == "a" * 750 + "\n[... 9000 characters cut ...]\n" + "b" * 250
-
-
-def test_a_full_disk_and_a_kill_are_the_machines_if_more_than_words_tells_of_them():
-    for output, is_machine in (
-        ("fatal error: error writing to x: No space left on device", True),
-        ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", True),
-        ("nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)", False),
-    ):
-        assert (why_machine(report(output), disk_is_full=True, memory_kills=1) is not None) == is_machine
-        assert why_machine(report(output), disk_is_full=False, memory_kills=0) is None
 
 
 def test_another_architecture_is_told_from_words_of_a_source():
@@ -104,17 +79,6 @@ def test_what_a_compiler_lacked_is_read_off_its_output(output, lacks):
     assert found == (lacks and (lacks, f"{lacks} {LACK}libcusparse-dev-12-8"))
 
 
-def test_each_library_has_its_packages_and_pip_packages_stand_in_for_the_toolkit(tmp_path):
-    for name, library in LIBRARIES.items():
-        for lacks in (f"fatal error: {library.header}: No such file", f"ld: cannot find -l{name}"):
-            words = find_lacked(lacks, (13, 0))[1]
-            assert f"pip install nvidia-{library.package}, or apt-get install {library.apt}-13-0" in words
-    cuda, package = CudaToolkit(tmp_path, Compiler(tmp_path, "1"), (12, 8)), tmp_path / "nvidia"
-    for folder in (cuda.include, package / "include"):
-        folder.mkdir(parents=True)
-    assert toolkit_includes(cuda, (package,)) == [cuda.include, package / "include"]
-
-
 INSTALLED = {"triton": "3.2.1+git", "torch": "2.11.0+cu130", "flashinfer-python": "0.6.1", "odd": ""}
 
 
@@ -131,7 +95,6 @@ def missing(text, toolchain=NOTHING, *, is_compiled=False):
         ("triton >= 99", "it needs triton>=99, and 3.2.1+git is installed; try: pip install 'triton>=99'"),
         ("tilelang", "which is not installed; try: pip install 'tilelang'"),
         ("cutlass", "pip install 'nvidia-cutlass-dsl'"),
-        ("python >= 99", "run it with that Python"),
         ("cuda >= 12.8", "install the CUDA toolkit, or set CUDA_HOME"),
     ],
 )
@@ -153,11 +116,9 @@ def test_cutlass_is_headers_to_compiled_solutions_and_libraries_are_in_the_toolk
     assert [wants_cutlass(["torch", text]) for text in ("cutlass >= 3", "cutlass is nice")] == [True, False]
     compiler = Compiler(tmp_path / "nvcc", "1")
     toolchain = Toolchain(compiler, CudaToolkit(tmp_path, compiler, (13, 0)), None, None, None)
-    assert "13.0 is installed" in missing("cuda == 12.*", toolchain)
     assert "CUDA toolkit" in missing("cublas", toolchain, is_compiled=True)
     (tmp_path / "include" / "cublas_v2.h").touch()
     assert missing("cublas", toolchain, is_compiled=True) is None
-    assert [installed_version(name) for name in ("json", "no-such-package-at-all")] == ["", None]
 
 
 def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy(monkeypatch):
@@ -170,16 +131,15 @@ def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy(monkeypatch):
     assert find_unavailable_languages(NOTHING)["triton"] is None
 
 
-@pytest.mark.parametrize("abi", [0, 1])
-def test_the_abi_of_an_old_torch_is_read_in_its_settings(tmp_path, monkeypatch, abi):
+def test_the_abi_of_an_old_torch_is_read_in_its_settings(tmp_path, monkeypatch):
     for path, text in {
         "include/torch/extension.h": "",
-        "share/cmake/Torch/TorchConfig.cmake": f'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI={abi}")',
+        "share/cmake/Torch/TorchConfig.cmake": 'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=0")',
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     monkeypatch.setattr("flashinfer_bench.compile.toolchain.find_package", lambda name: tmp_path)
-    assert find_torch().has_new_abi == bool(abi)
+    assert not find_torch().has_new_abi
 
 
 USE = """

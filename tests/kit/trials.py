@@ -117,6 +117,7 @@ class ScriptedWorker:
     def __call__(self, verb, expected, what, **fields):
         meanwhile = fields.pop("meanwhile", None)
         self.asked.append((verb, fields))
+        fields = {"indices": range(fields.get("first", 0)), **fields}
         self.now += self.request_ns
         self.left = [*self.late.get(verb, ())]
         if meanwhile is not None:

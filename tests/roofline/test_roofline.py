@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -29,8 +27,6 @@ def test_bytes_or_arithmetic_bind_and_a_share_is_reached():
     assert {key: facts[key] for key in expected} == expected
     assert "share" not in describe_time(Cost(0, 4.8e9), "unheard of", 2.0)
     assert describe_time(Cost(0, 1), H200, 0.0) is None
-    largest = describe_time(Cost(sys.float_info.max, sys.float_info.max), H200, 1e-6)
-    assert all(math.isfinite(value) for value in largest.values() if isinstance(value, float))
 
 
 def test_what_is_too_fast_is_told_by_the_limit_that_it_breaks_and_caches_are_faster_than_memory():
@@ -43,13 +39,10 @@ def test_what_is_too_fast_is_told_by_the_limit_that_it_breaks_and_caches_are_fas
 
 NAMES = {
     "NVIDIA H200": "H200 SXM",
-    "NVIDIA H100 80GB HBM3": "H100 SXM",
     "NVIDIA H100 PCIe": "H100 PCIe",
-    "NVIDIA B200": "B200",
     "NVIDIA GH200 480GB": "GH200 96GB",
     "NVIDIA A100-SXM4-80GB": "A100 80GB SXM",
     "NVIDIA A100-PCIE-40GB": "A100 40GB",
-    "NVIDIA L4": "L4",
     "NVIDIA H20": "H20",
     "AMD EPYC": None,
 }
@@ -95,21 +88,17 @@ MLA = (
 SAMPLES = "x: f32[b, v] -> y: f32[b, v]"
 COSTS = {
     "gemm": ("gemm", MNK, "A: bf16[m, k]; B: bf16[n, k] -> C: f32[m, n]", 3072, 1376, "fp16"),
-    "int gemm": ("gemm", MNK, "a: int8[m, k]; b: int8[n, k] -> y: int32[m, n]", None),
     "scaled": (
         *("lowbit", MNK, "A: fp8[m, k]; A_scale: f32[m, blocks]; B: fp8[n, k] -> C: bf16[m, n]"),
         *(3072, 256 + 32 + 384 + 48, "fp8"),
     ),
     "w4a8": ("lowbit", MNK, "x: fp8[m, k]; weights: int32[n, packed_k]; s: bf16[n, blocks] -> y: bf16[m, n]", 3072),
     "quantize": ("lowbit", MNK, "x: bf16[m, k] -> v: fp8[m, k]; s: uint8[m, blocks]", None),
-    "dequantize": ("lowbit", MNK, "w: int8[n, packed_k]; s: bf16[n, blocks] -> y: bf16[n, k]", None),
     "scales only": ("lowbit", MNK, "x: fp8[m, k]; scales: f32[m, n] -> y: bf16[m, n]", None),
-    "packed": ("lowbit", MNK, "a: uint8[m, packed_k]; b: uint8[n, packed_k] -> y: bf16[m, n]", None),
     "transposed": ("lowbit", MNK, "a: fp8[k, m]; b: fp8[k, n] -> y: bf16[m, n]", None),
     "norm": ("rmsnorm", MNK, "x: bf16[m, n]; w: bf16[n] -> y: bf16[m, n]", 5 * 24, 108, "fp32"),
     "residual": ("rmsnorm", MNK, "x: bf16[m, n]; residual: bf16[m, n] -> y: bf16[m, n]", 6 * 24),
     "rope in part": ("rope", ROPE, f"{QK} -> {Q_OUT}", None),
-    "rope": ("rope", {**ROPE, "rotary_dim": 6}, f"{QK} -> {Q_OUT}", 3 * 3 * 6 * 6),
     "rope by angles": ("rope", ROPE, f"{QK}; cos_sin_cache: f32[max_seq_len, r] -> {Q_OUT}", 3 * 3 * 6 * 4),
     "softmax": ("sampling", BV, SAMPLES, 5 * 20),
     "top_k_renorm": ("sampling", BV, SAMPLES, 0),
@@ -121,7 +110,6 @@ COSTS = {
         *(6 * (3 * 2 * 4 / 8) * 16 * 32, 48 + 4 * 64 * 16 * (1 - 0.75**3) + 96, "fp8"),
     ),
     "moe with an axis": ("moe", {**MOE, "top_k": 1}, "x: bf16[3, 16] -> y: bf16[3, 16]", 6 * 3 * 16 * 32),
-    "no experts": ("moe", {**MOE, "num_experts": 0, "top_k": 1}, "x: bf16[3] -> y: bf16[3]", None),
     "unknown": ("something", BV, "x: f32[b] -> y: f32[b]", None),
     "decode": ("gqa_paged", PAGED_AXES, PAGED, 2 * 9 * 4 * 16, 256 + 2 * 9 * 2 * 8 * 2 + 32, "fp16"),
     "lengths unknown": ("gqa_paged", PAGED_AXES, PAGED, None),
@@ -161,7 +149,6 @@ def prefill(name, tags=()):
         ("gqa_ragged_prefill_causal_h2", (), SEEN),
         ("gqa_ragged_prefill_h2", ("stage:prefill", "mask:causal"), SEEN),
         ("gqa_ragged_prefill_non_causal_h2", (), ALL),
-        ("gqa_ragged_prefill_h2", ("causal:false",), ALL),
         ("acausal_h2", ("stage:prefill",), None),
     ],
 )

@@ -19,7 +19,6 @@ ROOT = replace(WHOLE, is_root=True)
 MACHINES = [
     # a machine, the part that it lacks, whom workers are
     (WHOLE, "", "the session's"),
-    (replace(WHOLE, landlock_version=0), "files", "unchanged"),
     (replace(WHOLE, landlock_version=2), "files", "unchanged"),
     (replace(WHOLE, filters_calls=False), "calls", "unchanged"),
     (ROOT, "", "own"),

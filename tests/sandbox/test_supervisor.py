@@ -17,9 +17,8 @@ from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.sandbox import landlock, supervisor
-from flashinfer_bench.sandbox.notifications import Notifications
-from flashinfer_bench.sandbox.process_tree import Memory, count_tasks, descendants, is_alive, read_process
+from flashinfer_bench.sandbox import landlock
+from flashinfer_bench.sandbox.process_tree import count_tasks, descendants, is_alive, read_process
 from flashinfer_bench.sandbox.seccomp import can_filter
 from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.processes import wait_until_gone
@@ -211,19 +210,6 @@ def test_a_worker_that_does_not_end_or_has_lost_its_supervisor_is_a_fault(start,
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("import sys\nsys.stdout.write('out ')\nsys.stderr.write('err ')", "out err "),
-        ("import os\nprint('last words')\nos.kill(os.getpid(), 9)", "last words\n"),
-    ],
-)
-def test_what_a_solution_prints_is_there(start, source, said):
-    with suppress(WorkerGone), start(source) as worker:
-        worker.drain()
-    assert start.worker.log.take() == said
-
-
 ORPHANS = """
 import os, time
 for _ in range(20):
@@ -365,20 +351,6 @@ def test_where_signals_are_not_kept_apart_groups_are_killed(chain, tmp_path):
 
 
 # The supervisor itself.
-
-
-@pytest.mark.parametrize(
-    ("session", "worker", "is_over"),
-    [((0, 0), (90, 0), False), ((0, 0), (90, 20), True), ((0, 50), (90, 50), False), ((0, 50), (90, 70), True)],
-    ids=["private", "shared", "the arena", "more than the arena"],
-)
-def test_a_worker_is_over_its_limit_without_the_session_s_arena(monkeypatch, session, worker, is_over):
-    held = {1: Memory(*session), 2: Memory(*worker)}
-    monkeypatch.setattr(supervisor, "ancestors", lambda _: [3, 1])
-    monkeypatch.setattr(supervisor, "resident_memory", held.get)
-    monkeypatch.setattr(supervisor, "descendants", lambda _: [2])
-    monkeypatch.setattr(supervisor, "proportional_memory", held.get)
-    assert supervisor.Watch(2, 100, Notifications(None)).is_over_memory() is is_over
 
 
 FAILS = """

@@ -16,34 +16,24 @@ from tests.kit.fake_gpu import FakeGpu, fake_cupti_clock
 
 pytestmark = pytest.mark.cpu
 
-L2_BYTES = 4_000
-
 
 class FakeDevice:
-    """A GPU with a cache: a kernel is fast on data that few other bytes were touched since."""
+    """A GPU without a driver."""
 
-    device, l2_bytes, launch_gap_ns, refusal = torch.device("cpu"), L2_BYTES, 1_000, ""
-    active, free_bytes = nullcontext, lambda self: 10**9
+    launch_gap_ns, refusal, active = 1_000, "", nullcontext
 
     def __init__(self):
-        self.gpus = {state: FakeGpu(l2_cache=state) for state in ("cold", "warm")}
-        self.gpu, self.touched = self.gpus["cold"], []
+        self.gpu = FakeGpu()
 
     def now(self):
-        return sum(gpu.seconds() for gpu in self.gpus.values())
+        return self.gpu.seconds()
 
     def clock(self, l2_cache):
-        self.gpu = self.gpus[l2_cache]
+        self.gpu.l2_cache = l2_cache
         return fake_cupti_clock(self.gpu, refusal=self.refusal)[0]
 
     def state(self):
         self.gpu.log.append("state")
-
-    def read(self, data):
-        """Launch a kernel that reads a tensor."""
-        is_warm = self.gpu.l2_cache == "warm" and data.data_ptr() in self.touched[-(L2_BYTES // data.nbytes) :]
-        self.touched.append(data.data_ptr())
-        self.gpu.kernel("read", 5_000 if is_warm else 20_000)
 
 
 @pytest.fixture
@@ -108,20 +98,24 @@ def test_what_makes_no_sense_is_refused(given, error, words):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_on_a_cpu_it_says_that_the_wall_clock_was_used():
     with pytest.warns(UserWarning, match="no GPU: timed by the wall clock"):
-        timed = bench_gpu_time(torch.add, (torch.ones(4), 1), repeat_time_ms=float("inf"), rotate_buffers=True)
+        timed = bench_gpu_time(torch.add, (torch.ones(4), 1), repeat_time_ms=float("inf"))
     assert (timed.method, len(timed.times_ms)) == ("wall", 10_000)
 
 
 def test_parameters_without_effect_are_named_if_they_are_given(gpu):
-    given = {"num_iters_within_graph": 10, "l2_flush_size_mb": 256, "aggregate_op": max, "sleep_after_run": True}
-    _, (note,) = timed_with_notes(gpu.gpu.kernel, **given)
-    assert note.startswith("num_iters_within_graph, l2_flush_size_mb, aggregate_op, sleep_after_run has no effect")
+    given = {"rotate_buffers": True, "num_iters_within_graph": 10, "l2_flush_size_mb": 256, "aggregate_op": max}
+    _, (note,) = timed_with_notes(gpu.gpu.kernel, **given, sleep_after_run=True)
+    assert note.startswith(f"{', '.join(given)}, sleep_after_run has no effect: each sample is one call, the whole L2")
 
 
-@pytest.mark.parametrize("given", [{}, {"cold_l2_cache": False}, {"l2_flush": False}], ids=str)
-def test_the_l2_is_flushed_unless_either_parameter_says_no(gpu, given):
+FLUSHED = [({}, True), ({"cold_l2_cache": False}, False), ({"l2_flush": False}, False)]
+
+
+@pytest.mark.parametrize(("given", "is_cold"), [*FLUSHED, ({"l2_flush": False, "rotate_buffers": True}, True)], ids=str)
+@pytest.mark.filterwarnings("ignore:rotate_buffers")
+def test_the_l2_is_flushed_unless_either_parameter_says_no(gpu, given, is_cold):
     timed = bench_gpu_time(lambda: gpu.gpu.kernel(), **given)
-    assert (timed.measurement["cache_state"] == "warm") == ("flush" not in gpu.gpu.log) == bool(given)
+    assert (timed.measurement["cache_state"] == "cold") == ("flush" in gpu.gpu.log) == is_cold
 
 
 def test_a_time_gives_about_as_many_calls_as_fill_it(gpu):
@@ -150,20 +144,6 @@ def test_fewer_samples_than_were_asked_for_are_reported(gpu):
     timed, (note,) = timed_with_notes(lambda: gpu.gpu.kernel(length_ns=250_000_000), time_budget_s=1.0)
     assert note == f"time_budget_s: the call is too slow for all its samples; {len(timed.times_ms)} were taken."
     assert (timed.measurement["stop"], gpu.gpu.seconds() < 1.5) == ("budget", True)
-
-
-def test_a_rotated_call_is_cold_without_a_flush_and_launched_likewise(gpu):
-    timed, notes = timed_with_notes(gpu.read, torch.ones(100), rotate_buffers=True)
-    assert (set(timed.times_ms), notes) == ({0.021}, [])
-    assert (timed.measurement["cache_state"], timed.measurement["rotated_sets"]) == ("cold", 31)
-    assert not {"flush", "replay"} & set(gpu.gpus["warm"].log)
-
-
-def test_a_rotation_that_leaves_calls_warm_is_found_out(gpu):
-    weight = torch.ones(60)
-    timed, (note,) = timed_with_notes(lambda _: gpu.read(weight), torch.ones(40), rotate_buffers=True)
-    assert "something beside them, which would have to be passed in args. The L2 is flushed before each call" in note
-    assert (timed.median_ms, timed.measurement["cache_state"]) == (0.021, "cold")
 
 
 def test_a_call_on_two_gpus_is_refused():

@@ -51,14 +51,11 @@ def test_a_wall_clock_counts_the_copy_of_a_result_with_another_layout_alone(gpu,
     assert [sample.span_ns for sample in samples] == [1000, 2000, 1000]  # a microsecond for each step
 
 
-@pytest.mark.parametrize("cold", [True, False])
 @pytest.mark.parametrize("name", [FLUSH_KERNEL, DELAY_KERNEL])
-def test_no_kernel_hides_behind_a_name_of_ours(gpu, cold, name):
-    gpu.l2_cache = "cold" if cold else "warm"
+def test_no_kernel_hides_behind_a_name_of_ours(gpu, name):
     call = lambda: (gpu.kernel("small", 1_000), gpu.kernel(name, 50_000))  # noqa: E731
     trial = take_trial(lambda _: call, fake_cupti_clock(gpu)[0], USUAL, now=gpu.seconds)
     assert min(trial.spans_ns) > 50_000
-    assert ("flush" in gpu.log, trial.facts["cache_state"]) == (cold, gpu.l2_cache)
 
 
 def test_the_device_queue_never_holds_more_than_it_takes(gpu):
@@ -91,7 +88,6 @@ def on_a_gpu(monkeypatch, gpu):
 
 INSTALL = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
 MISSING = ModuleNotFoundError("No module named 'cupti'", name="cupti")
-BROKEN = ImportError("libcupti.so.13: cannot open shared object file")
 
 
 @pytest.mark.parametrize(
@@ -99,10 +95,9 @@ BROKEN = ImportError("libcupti.so.13: cannot open shared object file")
     [
         ("auto", None, "cupti", None),
         ("auto", MISSING, "cuda_events", INSTALL),
-        ("auto", BROKEN, "cuda_events", f"cupti-python: {BROKEN}. Falling back to CUDA events."),
         ("cuda_events", None, "cuda_events", EVENTS_ASKED_FOR),
     ],
-    ids=["cupti", "not installed", "does not load", "on request"],
+    ids=["cupti", "not installed", "on request"],
 )
 def test_which_clock_a_gpu_gets(on_a_gpu, cupti, monkeypatch, choice, error, method, fallback):
     if error:

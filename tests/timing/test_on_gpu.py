@@ -76,13 +76,6 @@ def test_a_replay_takes_the_same_whatever_was_captured_before_it():
     assert median(ratios) == pytest.approx(1, rel=0.08)
 
 
-def test_a_call_that_waits_inside_is_flagged_and_still_timed(clock, tensors):
-    _, record = measure(lambda: float(tensors[0].sum()) + float(tensors[1].sum()), clock)
-    assert {"waits_inside", "host_bound"} <= set(record["flags"])
-    assert record["launch_reason"] == "the call waits for the GPU inside"
-    assert record["operations"] >= 2
-
-
 def test_a_stream_that_waits_for_nobody_is_seen_and_said(clock, tensors):
     side = torch.cuda.Stream()
 

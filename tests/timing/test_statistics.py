@@ -54,24 +54,16 @@ def test_an_interval_is_students_by_the_number_of_batches_or_trials(trials, midd
     assert interval_of_trials(trials) == pytest.approx((middle - half, middle + half), rel=1e-4)
 
 
-def covers(draw, level):
-    """Tell whether intervals of drawn trials hold 1,000 in at least this share of 300 cases."""
-    found = [interval_of_trials(draw()) for _ in range(300)]
-    return sum(low <= 1_000 <= high for low, high in found) >= level * 300
-
-
-@pytest.mark.parametrize(("correlation", "count"), [(0.0, 50), (0.9, 200)])
-def test_the_interval_covers_the_median_of_samples_that_depend_on_their_neighbours(correlation, count):
-    source = random.Random(7)
-
-    def draw():
-        state, values = source.gauss(0, (1 - correlation**2) ** -0.5), []
-        for _ in range(count):
+def test_the_interval_covers_the_median_of_samples_that_depend_on_their_neighbours():
+    source, covered = random.Random(7), 0
+    for _ in range(300):
+        state, values = source.gauss(0, 2.3), []
+        for _ in range(200):
             values.append(1_000 + state)
-            state = correlation * state + source.gauss(0, 1)
-        return [values]
-
-    assert covers(draw, 0.85)
+            state = 0.9 * state + source.gauss(0, 1)
+        low, high = interval_of_trials([values])
+        covered += low <= 1_000 <= high
+    assert covered >= 0.85 * 300
 
 
 STEADY, NOISY = [1_000_000] * 20, [1_000_000, 3_000_000] * 10
@@ -79,7 +71,6 @@ SCATTERED = random.Random(3).choices([1_120, 1_312], k=60)
 STEPPED = random.Random(3).choices([1_440, 1_472], k=50)
 LONG = [LONG_SAMPLE_NS] * 3
 FEW_LONG = [LONG_SAMPLE_NS, LONG_SAMPLE_NS * 1.005, LONG_SAMPLE_NS * 1.01]
-KNOWN_TO_1_5 = [10_000 + 50 * at for at in random.Random(3).choices(range(-10, 11), k=40)]
 EARLY, AUTO, EXTRA = {"stops_early": True}, {"fewest": 20}, {"iterations": 20, "extra": 40}
 BY_CUPTI = {**EARLY, "method": "cupti"}
 NEXT = {
@@ -87,14 +78,12 @@ NEXT = {
     "quick": ([], 0.1, 0.001, {}, 50),
     "slow and steady": (STEADY, 2.0, 0.5, {}, "precision"),
     "no time left": (NOISY, 9.9, 0.5, {}, "budget"),
-    "all taken": (NOISY, 99.0, 0.5, {"iterations": 20}, "count"),
     "long, of a solution": (LONG, 9.99, 0.005, {"method": "cupti"}, 1),
     "long": (LONG, 0.1, 0.025, BY_CUPTI, "precision"),
     "long, known by chance": (FEW_LONG, 0.1, 0.025, BY_CUPTI, 3),
     "early": (STEADY[:9], 0.1, 0.005, EARLY, "precision"),
     "auto": (STEADY, 0.1, 0.0001, AUTO, "precision"),
     "extra, scattered": (SCATTERED[:20], 0.1, 0.005, EXTRA, 7),
-    "extra, as many as may be": (SCATTERED, 0.1, 0.005, EXTRA, "count"),
     "extra, known after a while": ([*STEADY, *STEADY], 0.1, 0.005, EXTRA, "precision"),
     "extra, no time": (SCATTERED[:20], 9.98, 0.005, EXTRA, "count"),
     "extra, a step of the clock": (STEPPED, 0.0, 1e-4, {"extra": 100}, "count"),
@@ -117,9 +106,8 @@ def test_the_precision_of_several_trials_is_that_of_their_mean():
         busy = busy_ns or [None] * len(spans_ns)
         return Trial(tuple(Sample(span, 1_000, some) for span, some in zip(spans_ns, busy, strict=True)), "count")
 
-    steady, half = trial([9_000] * 40), half_width(SCATTERED) / median(SCATTERED)
+    half = half_width(SCATTERED) / median(SCATTERED)
     assert reached_precision([trial(NOISY[:8])]) is None
     assert reached_precision([trial(SCATTERED)] * 4) == pytest.approx(half / 2)
-    assert reached_precision([steady, trial(SCATTERED)]) == pytest.approx(half / 2)
     busy = half_width(SCATTERED, trimmed_mean) / trimmed_mean(SCATTERED)
     assert reached_precision([trial([9_000] * 60, SCATTERED)]) == pytest.approx(busy)

@@ -40,10 +40,3 @@ def test_a_program_that_does_not_end_is_ended_with_all_that_it_started(template,
     assert (ended.is_late, ended.describe(3.0)) == (True, "it did not end within 3 s")
     with pytest.raises(ProcessLookupError):
         os.kill(int(ended.text), 0)
-
-
-def test_a_program_that_is_not_there_is_told(template, tmp_path):
-    order = worker_order(program=["/nowhere/tool"])
-    ended = run_enclosed(template, order, tmp_path / "home", 100.0)
-    assert ended.code != 0
-    assert "/nowhere/tool" in ended.text

@@ -28,17 +28,6 @@ def read_keys(fd, calls=MOST_CALLS):
     return [int.from_bytes(os.pread(fd, 8, ControlBlock(fd).key_at(at)), "little") for at in range(calls)]
 
 
-@pytest.mark.parametrize(("call", "groups"), [(0, 1), (MOST_CALLS - 1, 4)])
-def test_a_call_is_over_when_all_that_it_commits_to_is_there(fd, call, groups):
-    board, words = ControlBlock(fd), [LARGEST - at for at in range(2 * groups)]
-    for told in ([], words[:-1], [0, *words[1:]], words):
-        os.pwrite(fd, b"".join(word.to_bytes(8, "little") for word in told), board.digest_at(call))
-        assert board.await_digest(call, groups) is (told == words)
-    assert board.digest(call, groups) == words
-    assert not any(any(board.digest(other, 4)) for other in range(MOST_CALLS) if other != call)
-    assert not any(read_keys(fd))
-
-
 @pytest.fixture
 def gpu(monkeypatch):
     return PlayedGpu(monkeypatch)

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.worker.jit import left_locks
-from flashinfer_bench.worker.jit.left_locks import enter_extensions
-from flashinfer_bench.worker.jit.module_layer import link_modules
+from flashinfer_bench.worker.jit import folders
+from flashinfer_bench.worker.jit.folders import enter_extensions, link_modules
 from tests.kit.strange import STRANGE
 
 pytestmark = pytest.mark.cpu
 USER = """
 import sys, time
 from pathlib import Path
-from flashinfer_bench.worker.jit.left_locks import enter_extensions
+from flashinfer_bench.worker.jit.folders import enter_extensions
 enter_extensions(Path(sys.argv[1]))
 Path(sys.argv[1], "twice").mkdir()
 Path(sys.argv[1], "twice", "lock").touch()
@@ -39,7 +38,7 @@ def builder(tmp_path):
 
 
 def test_the_lock_of_one_that_was_killed_is_removed_and_that_of_another_stays(tmp_path, monkeypatch, builder):
-    monkeypatch.setattr(left_locks, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.2)
     lock = tmp_path / "torch" / "twice" / "lock"
     enter_extensions(tmp_path / "torch")
     assert lock.exists()
@@ -50,13 +49,6 @@ def test_the_lock_of_one_that_was_killed_is_removed_and_that_of_another_stays(tm
     assert lock.exists()  # this process uses the folder, too
 
 
-def test_one_that_is_about_to_end_is_waited_for(tmp_path, builder):
-    lock = tmp_path / "torch" / "twice" / "lock"
-    builder.kill()
-    enter_extensions(tmp_path / "torch")
-    assert not lock.exists()
-
-
 @pytest.mark.parametrize("kind", ["file", "dangling", "folder"])
 def test_what_a_solution_puts_in_the_way_of_locks_harms_nobody(tmp_path, kind):
     folder = tmp_path / "torch"
@@ -65,7 +57,7 @@ def test_what_a_solution_puts_in_the_way_of_locks_harms_nobody(tmp_path, kind):
     else:
         (folder / "twice" / "lock").mkdir(parents=True)
     if kind == "dangling":
-        (folder / left_locks.IN_USE).symlink_to(tmp_path / "elsewhere")
+        (folder / folders.IN_USE).symlink_to(tmp_path / "elsewhere")
     enter_extensions(folder)
     assert not (tmp_path / "elsewhere").exists()
 

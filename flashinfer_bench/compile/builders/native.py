@@ -19,6 +19,7 @@ from flashinfer_bench.compile.artifact import (
     HEADERS,
     LINK,
     PRODUCTS,
+    READ_LIST,
     BuildFailure,
     BuildRecipe,
     BuildStep,
@@ -27,7 +28,6 @@ from flashinfer_bench.compile.artifact import (
     Stages,
 )
 from flashinfer_bench.compile.flags import Flags, check_flags
-from flashinfer_bench.compile.includes import LIST, begins_with
 from flashinfer_bench.compile.requirements import cutlass_includes, toolkit_includes, wants_cutlass
 from flashinfer_bench.compile.toolchain import BindingFiles, Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
@@ -51,6 +51,8 @@ SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0}
 
 The guess decides the order of builds and nothing else."""
 SECONDS_A_BYTE: Final = 1e-4
+BLANK: Final = rb"\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/"
+"""A character of white space, or a comment."""
 HOST_PROBE: Final = b"#include <vector>\nint probe(int x) { return std::vector<int>(x).size(); }\n"
 DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\nvoid probe() { kernel<<<1, 1>>>(); }\n"
 """Sources that every working compiler accepts. If one fails, the machine is at fault and not the solution."""
@@ -275,6 +277,7 @@ def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -
         lacks_symbol=binding.lacks.format(symbol),
         note=found.note,
         toolkit=cuda.version if cuda else None,
+        chooses_architecture=any("arch" in flag or "gencode" in flag for flag in flags.nvcc),
         header=_header_recipe(commands, may_read) if takes_header else None,
         guessed_seconds=_guess_seconds(binding, units, b"".join(sources.values())),
     )
@@ -300,6 +303,12 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     return units
 
 
+def begins_with(source: bytes, header: str) -> bool:
+    """Tell whether the first thing in a source, but for comments, is the include of a header."""
+    name = re.escape(header.encode())
+    return re.match(rb"(?:%b)*#[ \t]*include[ \t]*(?:<%b>|\"%b\")" % (BLANK, name, name), source) is not None
+
+
 def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecipe:
     """Return how the main header is precompiled: from it alone, with the solution's flags but macros and folders.
 
@@ -309,7 +318,7 @@ def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecip
     kept = [word for word in given if word.startswith("-") and not word.startswith(("-D", "-U", "-I", "-isystem"))]
     commands = replace(commands, flags=Flags(cxx=tuple(kept)))
     product, source = f"{header}.gch", f"{PRODUCTS}/{header}"  # the source stays: files may include it a second time
-    output = ("-MD", "-MF", f"{PRODUCTS}/{LIST}", "-x", "c++-header", source, "-o", f"{PRODUCTS}/{product}")
+    output = ("-MD", "-MF", f"{PRODUCTS}/{READ_LIST}", "-x", "c++-header", source, "-o", f"{PRODUCTS}/{product}")
     text = {source: f"#include_next <{header}>\n".encode()}
     stages = ((BuildStep(f"precompile {header}", (*commands.host(), *output)),),)
     return BuildRecipe(
@@ -318,7 +327,7 @@ def _header_recipe(commands: Commands, readable: tuple[Path, ...]) -> BuildRecip
         symbol="",
         sources=text,
         made_from=_made_from(commands, text, stages),
-        products=(product, header, LIST),
+        products=(product, header, READ_LIST),
         stages=stages,
         readable=readable,
     )

@@ -23,17 +23,23 @@ LIMIT_S: Final = 20.0
 
 
 class GatedChains:
-    """Gated chains of the calls that are laid out, all of them with one control block.
+    """The chain of the calls that are laid out, with its control block and the kernels that go around each call.
 
     Args:
         device: the GPU.
     """
 
+    _block: ControlBlock
+    _kernels: ChainKernels
+    _calls: list[tuple[CallLaunch, Piece]]
+    """The calls in order, each with its inputs."""
+    _commits: list[Callable[[Sequence[int]], None]]
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._block: ControlBlock | None = None
-        self._kernels: ChainKernels | None = None
-        self._chain: CallChain | None = None
+        self._has_block = self._has_kernels = self._is_joined = False
+        self._launch: Launch | None = None
+        """Launches the chain; None if its calls are not known yet."""
 
     def run(self, request: Mapping[str, Any], fd: int, calls: Sequence[CallLaunch], inputs: int) -> bool:
         """Make the calls of a request in a chain; tell whether all of them were one graph.
@@ -46,24 +52,27 @@ class GatedChains:
         """
         size = int(request["size"])
         try:
-            if self._block is None:
-                block = ControlBlock(fd, size)
-                block.map_to_gpu()
-                self._block = block
+            if not self._has_block:
+                self._block = ControlBlock(fd, size)
+                self._block.map_to_gpu()
+                self._has_block = True
         finally:
             os.close(fd)
         block = self._block
-        if self._kernels is None:
+        if not self._has_kernels:
             self._kernels = ChainKernels(block.text(BLOCK_BYTES, size), self._device)
+            self._has_kernels = True
             block.give(0, 1)
             self._kernels.warm_up(block.key_at(0))
             block.clear()
-        if self._chain is None:
+        if self._launch is None:
             rows = [Piece(inputs + index * request["stride"], request["inputs"]) for index in request["indices"]]
-            self._chain = CallChain(self._device, block, self._kernels, list(zip(calls, rows, strict=True)))
-            self._chain.choose_launch(request["operations"], drains=request["settles"])
+            self._calls = list(zip(calls, rows, strict=True))
+            sizes = [[slot.nbytes for slot in call.slots] for call in calls]
+            self._commits = [self._kernels.committer(own, block.digest_at(at)) for at, own in enumerate(sizes)]
+            self._launch = self._choose_launch(request["operations"], drains=request["settles"])
         try:
-            self._chain.launch()
+            self._launch()
             block.tell_launched(len(calls))
         except BaseException:
             for at in range(len(calls)):
@@ -72,53 +81,31 @@ class GatedChains:
                 torch.cuda.synchronize(self._device)
             raise
         torch.cuda.synchronize(self._device)
-        return self._chain.is_joined
+        return self._is_joined
 
     def forget(self) -> bool:
         """Forget the calls and their control block; tell whether there were any."""
-        block, self._block, self._chain = self._block, None, None
-        if block is not None:
-            block.release()
-        return block is not None
+        had_block, self._has_block = self._has_block, False
+        self._launch, self._calls, self._commits, self._is_joined = None, [], [], False
+        if had_block:
+            self._block.release()
+        return had_block
 
-
-class CallChain:
-    """The chain of some calls.
-
-    Args:
-        device: the GPU.
-        block: has keys, and gets digests.
-        kernels: go around each call.
-        calls: in order, each with its inputs.
-    """
-
-    def __init__(
-        self, device: torch.device, block: ControlBlock, kernels: ChainKernels, calls: list[tuple[CallLaunch, Piece]]
-    ) -> None:
-        self._device = device
-        self._block = block
-        self._kernels = kernels
-        self._calls = calls
-        self._commits: list[Callable[[Sequence[int]], None]] = [
-            kernels.committer([slot.nbytes for slot in call.slots], block.digest_at(at))
-            for at, (call, _) in enumerate(calls)
-        ]
-        self.launch: Launch = self._launch_all
-        self.is_joined = False
-        """All calls are one graph."""
-
-    def choose_launch(self, operations: int | None, *, drains: bool) -> None:
-        """Choose how the calls are launched: as one graph if they can be.
+    def _choose_launch(self, operations: int | None, *, drains: bool) -> Launch:
+        """Return how the calls are launched: as one graph if they can be.
 
         Args:
             operations: that a graph has to hold of a call; None if no graph can hold it.
             drains: the device is waited for around each call.
         """
         if drains:
-            self.launch = self._launch_drained
-        elif operations is not None:
+            return self._launch_drained
+        if operations is not None:
             with suppress(CaptureRefused):
-                self.launch, self.is_joined = capture(lambda: self._launch_all(operations)), True
+                graph = capture(lambda: self._launch_all(operations))
+                self._is_joined = True
+                return graph
+        return self._launch_all
 
     def _launch_all(self, captured: int | None = None) -> None:
         """Launch all calls; `captured` are the operations of one that are captured, None if they run."""

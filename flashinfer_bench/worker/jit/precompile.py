@@ -4,24 +4,42 @@ calls that compute nothing, in a worker without a GPU.
 It runs while another solution is measured, so it takes as little of the machine as can be: the lowest priority, and
 cores that it cannot leave. What it compiles lies in the solution's own cache. Nothing that it says is believed, and a
 solution that fails here is compiled at its first call, as always.
+
+`stand_in` stands in for the GPU: enough of one for Triton and FlashInfer to compile what a call would launch. Tensors
+have shapes, strides and the GPU as their device, and no memory (torch's FakeTensor). A launch does nothing, and a
+module that FlashInfer has compiled is not loaded. A call that reads a number from a tensor gets 16: many sizes share a
+factor with it, so Triton compiles what most calls will launch. The result lies in the solution's cache under the keys
+of a launch on the GPU: these are made of the kernel's source, the kinds of its arguments, the options and the GPU.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest import mock
 
 import torch
+from torch._subclasses import fake_impls, fake_tensor
 
 from flashinfer_bench.sandbox.process_tree import show_memory
 from flashinfer_bench.sandbox.seccomp import refuse_calls
-from flashinfer_bench.worker.jit.left_locks import enter_extensions
-from flashinfer_bench.worker.jit.module_layer import link_modules
-from flashinfer_bench.worker.jit.stand_in import LOWEST_PRIORITY, stand_in
+from flashinfer_bench.worker.jit.folders import enter_folders
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
+
+THREADS_A_BLOCK: Final = 1024
+"""Most threads in a block, as Triton is told of every kernel."""
+LOWEST_PRIORITY: Final = 19
+NUMBER: Final = 16
+"""What a call reads from tensors; conditions hold each second time, so a loop until one holds ends."""
+MOST_READ: Final = 20_000
+"""Most numbers that are read: a loop until a number changes must end, too."""
 
 
 def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> None:
@@ -35,10 +53,7 @@ def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> N
     step_back(order["cores"])
     os.environ["MAX_JOBS"] = str(order["compilers"])
     show_memory()
-    if shared_modules is not None:
-        link_modules(Path(shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
-    if "TORCH_EXTENSIONS_DIR" in os.environ:
-        enter_extensions(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+    enter_folders(shared_modules)
     with stand_in(order["gpu"]):
         loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
         for call in order["calls"]:
@@ -71,3 +86,130 @@ def make_argument(described: Mapping[str, Any]) -> Any:
     if "scalar" in described:
         return described["scalar"]
     return torch.empty(described["shape"], dtype=getattr(torch, described["dtype"]), device="cuda")
+
+
+def prepare_stand_in() -> None:
+    """Import what the first use of a stand-in would, for all forks of this process.
+
+    It takes the lowest priority from here on, and its forks with it.
+    """
+    os.nice(LOWEST_PRIORITY)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing that is imported may start the driver, which no fork could use
+    with stand_in({"torch": {"name": "", "major": 9, "minor": 0}, "triton": {}}, asks_driver=False):
+        torch.empty_like(torch.empty(1, device="cuda")) + 1
+
+
+@contextmanager
+def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[None]:
+    """Let the code of a block find a GPU that is not there.
+
+    Args:
+        gpu: its properties by torch (`torch`), and by Triton's driver (`triton`).
+        asks_driver: may start the driver, to see that it has no GPU. Then torch switches between devices without it,
+            which copies and slices of tensors need.
+    """
+    mode = fake_tensor.FakeTensorMode
+    with ExitStack() as stack:
+
+        def patch(target: Any, **values: Any) -> None:
+            for name, value in values.items():
+                stack.enter_context(mock.patch.object(target, name, value, create=target is mode))
+
+        if hasattr(fake_tensor, "init_gpu_context"):
+            patch(fake_tensor, init_gpu_context=mock.DEFAULT)
+        found = SimpleNamespace(**gpu["torch"])
+        stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+        answers = {
+            **dict.fromkeys(("is_available", "is_initialized"), True),
+            **dict.fromkeys(("set_device", "synchronize", "_lazy_init"), None),
+            **dict.fromkeys(("current_stream", "default_stream"), stream),
+            **dict.fromkeys(("device", "device_of"), nullcontext()),
+            "device_count": 1,
+            "current_device": 0,
+            "get_device_properties": found,
+            "get_device_capability": (found.major, found.minor),
+            "get_device_name": found.name,
+            "is_current_stream_capturing": False,
+        }
+        patch(torch.cuda, **{name: always(answer) for name, answer in answers.items()})
+        # An address is aligned as the tensor's would be: memory of its own begins at a multiple of 256.
+        patch(fake_tensor.FakeTensor, data_ptr=lambda tensor: int(tensor.storage_offset()) * tensor.element_size())
+        read = {torch.ops.aten._local_scalar_dense.default: _make_reader()}
+        stack.enter_context(mock.patch.dict(fake_impls.op_implementations_dict, read))
+        with suppress(ImportError):
+            patch(importlib.import_module("tvm_ffi"), load_module=mock.DEFAULT)
+        with suppress(ImportError):
+            active = importlib.import_module("triton.runtime.driver").driver
+            tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+            stack.callback(setattr, active, "_active", active._active)
+            active.set_active(make_driver(importlib.import_module("triton.backends.nvidia.driver"), gpu))
+            patch(tuner, _bench=_compile_one)
+            if hasattr(tuner, "check_disk_cache"):
+                patch(tuner, check_disk_cache=_time_anew)
+        patch(mode, avoid_device_init=asks_driver)
+        stack.enter_context(mode(allow_non_fake_inputs=True))
+        yield
+
+
+def always(answer: Any) -> Callable[..., Any]:
+    """Return a function that gives one answer, whatever it is called with."""
+    return lambda *_arguments, **_named: answer
+
+
+def _make_reader() -> Callable[..., bool | int | float]:
+    reads = count(1)
+
+    def read(_mode: object, _operation: object, tensor: torch.Tensor) -> bool | int | float:
+        """Return what is read from a tensor of one element."""
+        number = next(reads)
+        if number > MOST_READ:
+            raise RuntimeError(f"{MOST_READ} numbers were read from tensors without memory")
+        if tensor.dtype is torch.bool:
+            return number % 2 == 0
+        return float(NUMBER) if tensor.dtype.is_floating_point else NUMBER
+
+    return read
+
+
+def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
+    """Return a driver of Triton's that compiles for a GPU, and launches nothing.
+
+    Args:
+        nvidia: Triton's module of the driver that launches.
+        gpu: see `stand_in`.
+    """
+
+    def make_launcher(source: Any, metadata: Any) -> Any:
+        """Compile the launcher, since that lies in the cache as kernels do; return one that does nothing."""
+        with suppress(Exception):
+            nvidia.CudaLauncher(source, metadata)
+        return always(None)
+
+    class CompilingDriver(nvidia.CudaDriver):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.utils = SimpleNamespace(
+                get_device_properties=always(dict(gpu["triton"])),
+                load_binary=always((0, 0, 0, 0, THREADS_A_BLOCK)),
+                set_printf_fifo_size=always(None),
+            )
+            self.launcher_cls = make_launcher
+            self.get_current_device = self.get_current_stream = always(0)
+            self.set_current_device = always(None)
+            self.get_device_capability = always((gpu["torch"]["major"], gpu["torch"]["minor"]))
+
+    return CompilingDriver()
+
+
+def _time_anew(_tuner: Any, _key: Any, _configurations: Any, time_all: Callable[[], object]) -> bool:
+    """Keep no times of configurations on disk: these are none. Says that none were found there."""
+    time_all()
+    return False
+
+
+def _compile_one(tuner: Any, *arguments: Any, config: Any, **named: Any) -> list[float]:
+    """Compile one configuration of an autotuned kernel in place of timing it."""
+    try:
+        tuner.fn.run(*arguments, **{**named, **config.all_kwargs()})
+    except Exception:
+        return [float("inf")] * 3
+    return [0.0] * 3

@@ -1,7 +1,7 @@
 """Check the constraints of a definition on real axes and inputs.
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
-and the methods in `METHODS`. Only an expression of these is evaluated; no other code of a data set is executed. Any
+and the methods in `ATTRIBUTES`. Only an expression of these is evaluated; no other code of a data set is executed. Any
 other constraint cannot be checked: it is noted, and the workload is used nevertheless. So is a constraint that the axes
 of a workload break, whatever the inputs are: its author chose these sizes, and published references cope with them.
 Imports no torch: `validate` reports such workloads, too.
@@ -22,15 +22,14 @@ from flashinfer_bench.data.expression import parse_expression
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import WorkloadFault
 
-METHODS: Final = frozenset({"item", "max", "min", "sum", "all", "any", "numel", "dim"})
-"""Methods of a tensor that a constraint may call, without arguments."""
-ATTRIBUTES: Final = frozenset({"shape", "ndim"})
+ATTRIBUTES: Final = frozenset({"item", "max", "min", "sum", "all", "any", "numel", "dim", "shape", "ndim"})
+"""Attributes of a tensor that a constraint may use, and methods that it may call without arguments."""
 UNDERSTOOD: Final = (
     *(ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Tuple, ast.UnaryOp, ast.USub, ast.Not, ast.BinOp, ast.Add),
     *(ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BoolOp, ast.And, ast.Or, ast.Compare),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
 )
-"""Nodes of an expression that are evaluated as they are; constants, attributes and calls are checked one by one."""
+"""Nodes of an expression that are evaluated as they are; constants, attributes and calls are looked at."""
 
 
 class Uncheckable(Exception):
@@ -61,9 +60,6 @@ class Shape:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def __bool__(self) -> bool:
-        raise Uncheckable("its values are not known")
 
     def __eq__(self, other: object) -> bool:
         raise Uncheckable("its values are not known")
@@ -132,7 +128,7 @@ def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[
     unchecked = []
     for constraint in constraints:
         try:
-            if not _is_true(_evaluate(parse_expression(constraint), values)):
+            if not _evaluate(parse_expression(constraint), values):
                 broken[constraint] = f"{constraint!r} does not hold{_describe_sides(constraint, values)}"
         except _FAILURES as error:
             unchecked.append(f"{constraint!r}: {error}")
@@ -144,59 +140,33 @@ class _Names(dict[str, Any]):
         raise Uncheckable(f"{name} is no axis and no input that is given")
 
 
-class _Checker(ast.NodeTransformer):
-    """Refuses what is not understood, and has `and`, `or` and chains take a tensor as true if all of it is."""
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
+def _evaluate(tree: ast.expr, values: Mapping[str, Any]) -> Any:
+    for node in ast.walk(tree):
         match node:
-            case ast.Constant(value=bool() | int() | float()) | ast.Call(func=ast.Name(id="$len" | "$true")):
-                return node  # a middle side of a chain comes twice
-            case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]):
-                return _call("$len", self.visit(argument))
-            case ast.Call(func=ast.Attribute(value=owner, attr=name) as method, args=[], keywords=[]) if (
-                name in METHODS
-            ):
-                method.value = self.visit(owner)
-                return node
-            case ast.BoolOp(values=parts):
-                node.values = [_call("$true", self.visit(part)) for part in parts]
-                return node
-            case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
-                steps = zip([left, *others], ops, others, strict=False)
-                return self.generic_visit(
-                    ast.BoolOp(ast.And(), [ast.Compare(one, [op], [two]) for one, op, two in steps])
-                )
-            case ast.Attribute(attr=name) if name in ATTRIBUTES:
-                return super().generic_visit(node)
-            case _ if isinstance(node, UNDERSTOOD):
-                return super().generic_visit(node)
+            case ast.Constant(value=bool() | int() | float()) | ast.Call(func=ast.Attribute(), args=[], keywords=[]):
+                is_understood = True
+            case ast.Call(func=ast.Name(id="len"), args=[_], keywords=[]):
+                is_understood = True
             case _:
-                raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
+                is_understood = isinstance(node, UNDERSTOOD) or getattr(node, "attr", "") in ATTRIBUTES
+        if not is_understood:
+            raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
+    names = {name: _take_as_whole(value) for name, value in values.items() if value is not None}
+    return eval(compile(ast.Expression(tree), "constraint", "eval"), {"__builtins__": {}}, _Names(names, len=len))
 
 
-def _call(name: str, argument: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), [argument], [])
-
-
-def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    tree = ast.fix_missing_locations(ast.Expression(_Checker().visit(node)))
-    given = {name: value for name, value in values.items() if value is not None}
-    names = _Names(given | {"$len": len, "$true": _is_true})
-    return eval(compile(tree, "constraint", "eval"), {"__builtins__": {}}, names)
-
-
-def _is_true(value: Any) -> bool:
-    """Tell whether a result is true; a tensor is true if all its elements are."""
-    return bool(value.all()) if hasattr(value, "all") else bool(value)
+def _take_as_whole(value: Any) -> Any:
+    """Return a tensor as one that is true if all its elements are, and so are those that are computed of it."""
+    if not hasattr(value, "as_subclass"):
+        return value
+    return value.as_subclass(type("Whole", (type(value),), {"__bool__": lambda self: bool(self.all().item())}))
 
 
 def _describe_sides(constraint: str, values: Mapping[str, Any]) -> str:
     """Return both sides of a broken comparison, in parentheses, if they are single numbers."""
     tree = parse_expression(constraint)
-    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
-        return ""
-    sides = [_evaluate(side, values) for side in (tree.left, tree.comparators[0])]
-    if any(hasattr(side, "numel") and side.numel() != 1 for side in sides):
-        return ""
-    left, right = (side.item() if hasattr(side, "item") else side for side in sides)
-    return f" ({left} and {right})"
+    with suppress(*_FAILURES):
+        left, right = (_evaluate(side, values) for side in (tree.left, *tree.comparators))  # type: ignore[attr-defined]
+        left, right = (side.item() if hasattr(side, "item") else side for side in (left, right))
+        return f" ({left} and {right})"
+    return ""

@@ -22,14 +22,14 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
-from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
+from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, is_same, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
 from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom, make_tensor
@@ -97,7 +97,8 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
         is_rolled = freedom.way == "rolled"
         if isinstance(workload.inputs.get(name), RandomInput | None):
             flips = freedom.flips if is_rolled else 0
-            found[name] = VariedInput(name, freedom.way, _remaker(blank), deviation=freedom.deviation, flips=flips)
+            remake = partial(_remake, blank)
+            found[name] = VariedInput(name, freedom.way, remake, deviation=freedom.deviation, flips=flips)
         else:
             way: Way = "fixed" if blank.dtype.kind == "bool" else freedom.way
             found[name] = VariedInput(name, way, is_nudged=is_rolled and freedom.is_quantised)
@@ -109,16 +110,13 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
             if name not in differing:
                 found[name] = VariedInput(name, "fixed")
             elif is_redrawn:
-                found[name] = VariedInput(name, "redrawn", _drawer(custom, name), is_joint=True)
+                draw = partial(lambda name, seed: custom.draw(seed)[name], name)
+                found[name] = VariedInput(name, "redrawn", draw, is_joint=True)
     return list(found.values())
 
 
-def _remaker(blank: Blank) -> Callable[[int], torch.Tensor]:
-    return lambda seed: make_tensor(replace(blank, seed=seed))
-
-
-def _drawer(custom: CustomInputs, name: str) -> Callable[[int], torch.Tensor]:
-    return lambda seed: custom.draw(seed)[name]
+def _remake(blank: Blank, seed: int) -> torch.Tensor:
+    return make_tensor(replace(blank, seed=seed))
 
 
 class _Calls:
@@ -177,7 +175,7 @@ class Contents(_Calls):
         """Whether any input differs from call to call; zeros, for example, do not."""
         tensors = [at for at, value in enumerate(self.base) if isinstance(value, torch.Tensor) and value.numel()]
         return any(map(self._is_drawn, tensors)) or any(
-            not torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (made, self.base[at])))
+            not is_same(made, self.base[at])
             for at in tensors
             for number in PROBES
             for made in Contents([self.base[at]], [self._varied[at]], self._seed, self.base_number).make(number)
@@ -207,10 +205,12 @@ class Contents(_Calls):
 
     def _draw_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
-        calls = np.asarray(numbers, np.int64)
-        blocks, at = np.unique(calls // SECRETS_TOGETHER, return_inverse=True)
-        drawn = [self._draw_block(block) for block in blocks.tolist()]
-        return np.stack(drawn)[at, calls % SECRETS_TOGETHER] if drawn else np.zeros((0, len(self.base) + 1), np.uint64)
+        blocks = sorted({number // SECRETS_TOGETHER for number in numbers})
+        if not blocks:
+            return np.zeros((0, len(self.base) + 1), np.uint64)
+        drawn = np.concatenate([self._draw_block(block) for block in blocks])
+        of_block = {block: (at - block) * SECRETS_TOGETHER for at, block in enumerate(blocks)}
+        return drawn[[number + of_block[number // SECRETS_TOGETHER] for number in numbers]]
 
     def _draw_block(self, block: int) -> Unsigned:
         """Return the secrets of calls whose numbers follow one another: one digest gives all of them."""

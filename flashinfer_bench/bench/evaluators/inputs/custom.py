@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 import inspect
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.blame import Blame
@@ -85,23 +85,21 @@ class CustomInputs:
         first, start = self.draw(1), time.monotonic()
         second = self.draw(2)
         seconds = time.monotonic() - start
-        return [name for name in self.names if not _is_same(first[name], second[name])], seconds
+        return [name for name in self.names if not is_same(first[name], second[name])], seconds
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:
         """Return what the function gave by the names of the inputs."""
+        wanted = ", ".join(self.names)
         if not isinstance(made, Mapping):
-            values, everything = (
-                list(made) if isinstance(made, (tuple, list)) else [made],
-                list(self._definition.inputs),
-            )
+            values = made if isinstance(made, (tuple, list)) else [made]
+            everything = list(self._definition.inputs)
             orders = (everything, [name for name in everything if name in self.names])
             names = next((names for names in orders if len(names) == len(values)), None)
             if names is None:
-                raise self._fault(f"it gives {len(values)} values; {', '.join(self.names)} are wanted")
+                raise self._fault(f"it gives {len(values)} values; {wanted} are wanted")
             return dict(zip(names, values, strict=True))
-        missing = [name for name in self.names if name not in made]
-        if missing:
-            raise self._fault(f"it gives {', '.join(map(str, made))}; {', '.join(missing)} is wanted")
+        if not made.keys() >= {*self.names}:
+            raise self._fault(f"it gives {', '.join(map(str, made))}; {wanted} are wanted")
         return made
 
     def _fit(self, name: str, value: Any) -> Any:
@@ -147,40 +145,38 @@ def _find_function(definition: Definition) -> Callable[..., Any]:
 
 def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
     """Return the call of a function: by the names of axes and numbers if it asks for them, else with all in a dict."""
-    parameters = inspect.signature(function).parameters.values()
-    kinds = {one.kind for one in parameters}
-    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    wanted = [one.name for one in named if one.default is one.empty and one.name != DEVICE]
-    known = {**values, DEVICE: device}
-    if not wanted and inspect.Parameter.VAR_KEYWORD in kinds:
-        return functools.partial(function, **known)
-    by_name = {one.name: known[one.name] for one in named if one.name in known}
-    if set(wanted) <= by_name.keys() and (named or not kinds):
-        return functools.partial(function, **by_name)
-    by_name = {DEVICE: device} if DEVICE in by_name else {}
-    others = [dict(values), *([] if by_name else [device])]
-    return functools.partial(function, *others[: len(wanted) if named else 2], **by_name)
+    signature = inspect.signature(function)
+    names, known = signature.parameters, {**values, DEVICE: device}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in names.values())
+    by_name = known if takes_any else {name: known[name] for name in names if name in known}
+    own = {DEVICE: device} if DEVICE in names else {}
+    ways = [functools.partial(function, dict(values), *more, **own) for more in ([device], [])]
+    if by_name or not names:
+        ways.insert(0, functools.partial(function, **by_name))
+    for way in ways:
+        with suppress(TypeError):
+            signature.bind(*way.args, **way.keywords)
+            return way
+    return ways[0]
 
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the generators that a function may draw from, and give them back as they were."""
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], device_type="cuda"):
         torch.manual_seed(seed)
         random.seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed % _NUMPY_SEEDS)
+        np.random.seed(seed % _NUMPY_SEEDS)
         try:
             yield
         finally:
-            random.setstate(python)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def is_same(value: Any, other: Any) -> bool:
+    """Tell whether two tensors have the same bytes, or two numbers are equal."""
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (value, other)))
     return bool(value == other)

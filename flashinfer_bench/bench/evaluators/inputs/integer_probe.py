@@ -56,49 +56,48 @@ class IntegerProbe:
     ) -> None:
         self._reference = Reference.compile(definition)
         self._axes, self._values, self._device = axes, dict(values), device
-        self._ranges: dict[str, range] = {}
-        self._paddings: dict[str, int | None] = {}
-        self._runs: dict[tuple[str, int], Watch] = {}
-        """Input and its value → the run with that, given the ranges of other inputs that are known so far."""
+        self._found: dict[str, tuple[range, int | None]] = {}
+        self._runs: dict[tuple[Any, ...], Watch] = {}
+        """Input and its values → the run with them, given the ranges of other inputs that are known so far."""
         for self._truth in (True, False):
-            self._base = self._run()
-            if self._base.end in (DONE, STOPPED):
+            self._runs.clear()
+            if self._run().end in (DONE, STOPPED):
                 break
 
-    def find_range(self, name: str, usual: int, largest: int) -> range:
-        """Return the values that an input may have.
+    def find(self, name: str, usual: int, info: torch.iinfo) -> tuple[range, int | None]:
+        """Return the values that an input may have, and the negative number that stands for none; None if none does.
 
         Args:
             name: the input.
             usual: the range's end if the reference indexes nothing by it.
-            largest: the largest number that its dtype holds.
+            info: the numbers that its dtype holds.
         """
-        if name in self._ranges:
-            return self._ranges[name]
-        usual = max(min(usual, largest + 1), 1)
-        found = self._search(name, usual, largest, 0)
-        if len(found) < FEW:
-            more = self._search(name, usual, largest, -largest)
-            found = more if len(more) > 2 * len(found) else found
-        if self._base.end != DONE or name in self._base.did["lost"]:
-            found = range(found.start, max(min(found.stop, usual), found.start + 1))
-        self._values[name] = self._fill(name, found[-1], found[0])
-        self._ranges[name] = found
-        return found
+        if name not in self._found:
+            usual = max(min(usual, info.max + 1), 1)
+            found = self._search(name, usual, info.max, 0)
+            if len(found) < FEW:
+                more = self._search(name, usual, info.max, -info.max)
+                found = more if len(more) > 2 * len(found) else found
+            base = self._run()
+            if base.end != DONE or name in base.did["lost"]:
+                found = range(found.start, max(min(found.stop, usual), found.start + 1))
+            self._values[name] = self._fill(name, found[-1], found[0])
+            self._found[name] = found, self._find_padding(name, found, info.min)
+        return self._found[name]
 
     def _search(self, name: str, usual: int, largest: int, least: int) -> range:
         """Return the valid values; `least` bounds indices that are counted from the end."""
 
         def is_valid(value: int) -> bool:
-            return self._fits(self._run(name, value), least) and self._holds(name, value)
+            return self._fits(self._run(name, value, value), least) and self._holds(name, value, value)
 
-        widest = max((seen.size for seen in self._run(name, 1).seen), default=0)
+        widest = max((seen.size for seen in self._run(name, 1, 1).seen), default=0)
         top = max(usual, widest * BEYOND[-1])
         first = next((one for one in (0, *(1 << bit for bit in range(top.bit_length()))) if is_valid(one)), None)
         if first is None:
             return range(1)
         start = bisect_left(range(first), True, first // 2 + 1, key=is_valid) if first else 0
-        known = self._run(name, first).seen
+        known = self._run(name, first, first).seen
         ends = {
             usual - 1,
             *(seen.size + by for seen in known for by in (-1, 0, 1)),
@@ -110,7 +109,7 @@ class IntegerProbe:
                 break
             low = end
         else:
-            moved = [seen.size for seen in self._run(name, low).seen if seen not in known]
+            moved = [seen.size for seen in self._run(name, low, low).seen if seen not in known]
             return range(start, max(min(WRAPPED * min(moved, default=0), low + 1), usual, start + 1))
         step = 1  # it doubles, so that an integer that overflows is seen
         while low + step < end and is_valid(low + step):
@@ -118,32 +117,21 @@ class IntegerProbe:
         beyond = range(low + 1, min(low + step, end))
         return range(start, low + 1 + bisect_left(beyond, True, key=lambda value: not is_valid(value)))
 
-    def find_padding(self, name: str, least: int) -> int | None:
-        """Return the negative number that the reference tells from an input's values, and bears; None if there is none.
-
-        Args:
-            name: the input, whose range is known.
-            least: the smallest number that its dtype holds.
-        """
-        if name not in self._paddings:
-            self._paddings[name] = self._look_for_padding(name, least)
-        return self._paddings[name]
-
-    def _look_for_padding(self, name: str, least: int) -> int | None:
+    def _find_padding(self, name: str, valid: range, least: int) -> int | None:
+        """Return the negative number that the reference tells from an input's values, and bears; None if none."""
         source = self._reference.definition.reference
-        if TESTS.search(source) is None:
+        if valid.start or TESTS.search(source) is None:
             return None
-        usual = self._run(name, self._ranges[name][-1])
+        usual = self._run(name, valid[-1], valid[-1])
         wrapped = Counter(seen.operation for seen in usual.seen if seen.low < 0)
         numbers = [one for one in dict.fromkeys([-1, *map(int, re.findall(r"-[1-9]\d*", source))]) if one >= least]
         for number in numbers[:MOST_PADDINGS]:
-            values = self._fill(name, None, number)
-            padded = self._run(name, values)
+            padded = self._run(name, None, number)
             is_tested = (name, number) in padded.tests
             is_other = [seen.operation for seen in usual.seen] != [seen.operation for seen in padded.seen]
             bad = Counter(seen.operation for seen in padded.seen if seen.low < 0) - wrapped
             may_wrap = is_tested and number == -1 and bad.keys() <= WRAPPING
-            is_borne = (not bad or may_wrap) and self._fits(padded, number) and self._holds(name, values)
+            is_borne = (not bad or may_wrap) and self._fits(padded, number) and self._holds(name, None, number)
             if (is_tested or is_other) and is_borne:
                 return number
         return None
@@ -155,26 +143,20 @@ class IntegerProbe:
             name: the input.
             is_masked: it has to shift and to mask them; else one of these, a division or another dtype does as well.
         """
-        did = self._base.did
+        did = self._run().did
         ways = [name in did[way] for way in ("shift", "mask", "divide")]
         is_used = all(ways[:2]) if is_masked else any(ways)
-        return is_used and name not in did["choose"] and self._base.end in (DONE, STOPPED)
+        return is_used and name not in did["choose"] and self._run().end in (DONE, STOPPED)
 
     def _fits(self, run: Watch, least: int) -> bool:
         """Tell whether a run had valid indices, but for those of the first run, and ended as that did."""
-        known = set(self._base.seen)
-        ends = (self._base.end, STOPPED)
-        return run.end in ends and all(seen in known or seen.lies_within(least) for seen in run.seen)
+        base = self._run()
+        return run.end in (base.end, STOPPED) and all(one in base.seen or one.lies_within(least) for one in run.seen)
 
-    def _holds(self, name: str, value: int | torch.Tensor) -> bool:
-        """Tell whether the constraints that bound an input's values hold for one; equations are not bounds."""
+    def _holds(self, name: str, value: int | None, other: int) -> bool:
+        """Tell whether the constraints that bound an input's values hold for these; equations are not bounds."""
         texts = [one for one in asking_for(self._reference.definition.constraints, name) if not re.search("[=!]=", one)]
-        if not texts:
-            return True
-        return not find_broken(texts, {**self._axes, name: self._full(name, value).long()})[0]
-
-    def _full(self, name: str, value: int | torch.Tensor) -> torch.Tensor:
-        return value if isinstance(value, torch.Tensor) else torch.full_like(self._values[name], value)
+        return not texts or not find_broken(texts, {**self._axes, name: self._fill(name, value, other).long()})[0]
 
     def _fill(self, name: str, value: int | None, other: int) -> torch.Tensor:
         """Return an input of one value, or of its values so far, with every second element another one."""
@@ -184,12 +166,9 @@ class IntegerProbe:
         filled.view(-1)[::2] = other
         return filled
 
-    def _run(self, name: str = "", value: int | torch.Tensor = 0) -> Watch:
-        """Run the reference with another value of an input: one number all over, or a tensor."""
-        if isinstance(value, int) and (name, value) in self._runs:
-            return self._runs[name, value]
-        watch = Watch(self._device, truth=self._truth)
-        run(self._reference, {**self._values, **({name: self._full(name, value)} if name else {})}, watch)
-        if isinstance(value, int) and name:
-            self._runs[name, value] = watch
-        return watch
+    def _run(self, *filled: Any) -> Watch:
+        """Run the reference; the arguments of `_fill` say which values one input has."""
+        if filled not in self._runs:
+            self._runs[filled] = watch = Watch(self._device, truth=self._truth)
+            run(self._reference, {**self._values, **({filled[0]: self._fill(*filled)} if filled else {})}, watch)
+        return self._runs[filled]

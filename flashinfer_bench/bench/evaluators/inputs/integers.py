@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -64,7 +64,7 @@ def row_offsets(blank: Blank) -> torch.Tensor:
     parts = max(blank.shape[0] - 1, 0)
     total = _total(blank)
     if total is None:
-        total = _valid(blank, FREE_LENGTH * parts + 1).stop - 1
+        total = _find(blank, FREE_LENGTH * parts + 1)[0].stop - 1
     base, queries = torch.zeros(parts, dtype=torch.long), _lengths_of(blank.made.get("qo_indptr"))
     if "kv" in blank.name.lower() and queries is not None and len(queries) == parts:
         page_size = blank.size("page_size") or 1
@@ -103,13 +103,10 @@ def last_page_lengths(blank: Blank) -> torch.Tensor:
     return blank.finish(least + picked.long())
 
 
-def lengths(blank: Blank) -> torch.Tensor:
-    """Make sequence lengths from 1 to what the block table or the longest sequence allows."""
+def _capacity(blank: Blank) -> int | None:
+    """Return the longest sequence that the block table or an axis allows."""
     pages = blank.size(*_TABLE_AXES)
-    capacity = blank.size(*_LENGTH_AXES) if pages is None else pages * (blank.size("page_size", "block_size") or 1)
-    axes = blank.axes if capacity is None else {**blank.axes, "capacity": capacity}
-    made: torch.Tensor = within("capacity", usual=16, least=1)(replace(blank, axes=axes))
-    return made
+    return blank.size(*_LENGTH_AXES) if pages is None else pages * (blank.size("page_size", "block_size") or 1)
 
 
 def sparse_tokens(blank: Blank) -> torch.Tensor:
@@ -122,28 +119,37 @@ def sparse_tokens(blank: Blank) -> torch.Tensor:
     return blank.finish(indices)
 
 
-def within(*axes: str, usual: int | None = SMALL, least: int = 0, is_distinct: bool = False) -> Make:
-    """Make valid values below the size of one of these axes.
+def below(
+    find_size: Callable[[Blank], int | None], usual: int | None = SMALL, *, least: int = 0, is_distinct: bool = False
+) -> Make:
+    """Make valid values below a size.
 
     Args:
-        axes: names; the first that the definition has counts.
-        usual: the end if it has none of them and nothing is known of the values; None for the least leading size.
+        find_size: gives the size; None if nothing says it.
+        usual: the end if nothing is known of the values either; None for the least leading size.
         least: the least value; the size itself is a value then.
         is_distinct: whether no value comes twice, as far as there are enough. There is no right answer if two
             sequences write to one slot.
     """
 
     def make(blank: Blank) -> torch.Tensor:
-        size = blank.size(*axes)
+        size = find_size(blank)
         most = max(size or usual or _leading_size(blank), 1) + least
-        valid = _valid(blank, most)
+        valid, padding = _find(blank, most)
         start = max(valid.start, least)
         stop = max(min(valid.stop, most) if size or is_distinct else valid.stop, start + 1)
         if is_distinct:
-            return _pad(blank, random_values.distinct_rows(blank, stop - start).add_(start), valid)
-        return _pad(blank, blank.empty().random_(start, stop, generator=blank.generator(blank.device)), valid)
+            values = random_values.distinct_rows(blank, stop - start).add_(start)
+        else:
+            values = blank.empty().random_(start, stop, generator=blank.generator(blank.device))
+        return values if padding is None or values.numel() < 2 else _pad(blank, values, padding)
 
     return make
+
+
+def within(*axes: str, usual: int | None = SMALL, is_distinct: bool = False) -> Make:
+    """Make valid values below the size of the first of these axes that the definition has."""
+    return below(lambda blank: blank.size(*axes), usual, is_distinct=is_distinct)
 
 
 def top_k(blank: Blank) -> torch.Tensor:
@@ -193,26 +199,21 @@ def packed_keys(blank: Blank) -> torch.Tensor:
     return packed.view(blank.shape).view(blank.empty().dtype)
 
 
-def _valid(blank: Blank, usual: int) -> range:
-    """Return which values are valid, as trial runs of the reference show.
+def _find(blank: Blank, usual: int) -> tuple[range, int | None]:
+    """Return which values are valid, and which number is padding, as trial runs of the reference show.
 
     Args:
         blank: the input.
         usual: the range's end if the reference indexes nothing by it.
     """
-    largest = (1 << blank.dtype.bits - (blank.dtype.kind == "int")) - 1
+    info = torch.iinfo(torch_dtype(blank.dtype_name))
     probe = _probe(blank)
-    return range(max(min(usual, largest + 1), 1)) if probe is None else probe.find_range(blank.name, usual, largest)
+    return (range(max(min(usual, info.max + 1), 1)), None) if probe is None else probe.find(blank.name, usual, info)
 
 
-def _pad(blank: Blank, values: torch.Tensor, valid: range) -> torch.Tensor:
-    """Write padding over some indices, if the reference tests for it; some of each row stay."""
-    probe, count = _probe(blank), values.numel()
-    if probe is None or count < 2 or blank.dtype.kind != "int" or valid.start:
-        return values
-    padding = probe.find_padding(blank.name, -(1 << blank.dtype.bits - 1))
-    if padding is None:
-        return values
+def _pad(blank: Blank, values: torch.Tensor, padding: int) -> torch.Tensor:
+    """Write padding over some indices; some of each row stay."""
+    count = values.numel()
     columns = values.shape[-1] if values.ndim and values.shape[-1] > 1 else count
     generator = blank.generator(torch.device("cpu"), "padding")
     is_padding = torch.rand(count // columns, columns, generator=generator)
@@ -302,6 +303,7 @@ LABELS_TEXT: Final = "more than 8 bits: below what the reference indexes, else b
 NUMBER_TEXT: Final = "below what the reference indexes, else 0 to 7; 8 bits: any byte, for these hold quantised values"
 OPENED_TEXT: Final = "more than 8 bits, of which the reference takes parts: any bits"
 MASKED_TEXT: Final = "more than 8 bits that the reference shifts and masks: any bits"
+LENGTHS: Final = below(_capacity, 16, least=1)
 PAGES: Final = within("num_pages", "num_blocks", "max_num_pages", usual=None, is_distinct=True)
 SLOTS: Final = within(*_SLOT_AXES, usual=None, is_distinct=True)
 POSITIONS: Final = within(*_POSITION_AXES, usual=4096)
@@ -310,7 +312,7 @@ INTEGER_RULES: Final[tuple[Rule, ...]] = (
     # offsets and lengths
     Rule(ANY, "int", r".*indptr|cu_.*(lens|len)(_.*)?", row_offsets, "increasing from 0 to the total"),
     Rule(ANY, "int", r".*last_page_lens?", last_page_lengths, "1 to the page size"),
-    Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", lengths, "1 to the capacity"),
+    Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", LENGTHS, "1 to the capacity"),
     # indices
     Rule("dsa_paged", "int", r"sparse_indices", sparse_tokens, "distinct cached tokens, padded with -1"),
     Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", PAGES, "distinct pages of the cache"),

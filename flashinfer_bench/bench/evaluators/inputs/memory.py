@@ -13,10 +13,12 @@ import torch
 from flashinfer_bench.base.host import usable_memory
 
 RECENT_S: Final = 0.2
-"""Seconds for which a reading of a GPU's free memory counts. While the driver ends another process's context, a reading
-waits for it, and a job has a dozen places that want one."""
+ROOMY_S: Final = 2.0
+"""Seconds for which a reading of a GPU's free memory counts, and for which one counts that found more than half of it
+free. While the driver ends another process's context, a reading waits for it, and a job has a dozen places that want
+one."""
 _looks: dict[torch.device, tuple[float, int]] = {}
-"""GPU → when it was read last, and the free bytes."""
+"""GPU → until when the latest reading counts, and the free bytes."""
 _most_free: dict[torch.device, int] = {}
 """GPU → the most that was read."""
 
@@ -31,14 +33,14 @@ def total_bytes(device: torch.device) -> int:
 
 def recently_free_bytes(device: torch.device) -> int:
     """Return the memory of a GPU that no process held a moment ago: for a use that needs a share of it."""
-    at_s, free = _looks.get(device, (-RECENT_S, 0))
-    return free if time.monotonic() - at_s < RECENT_S else look_at_free_bytes(device)
+    until_s, free = _looks.get(device, (0.0, 0))
+    return free if time.monotonic() < until_s else look_at_free_bytes(device)
 
 
 def look_at_free_bytes(device: torch.device) -> int:
     """Return the memory of a GPU that no process holds now."""
-    free = int(torch.cuda.mem_get_info(device)[0])
-    _looks[device] = time.monotonic(), free
+    free, total = map(int, torch.cuda.mem_get_info(device))
+    _looks[device] = time.monotonic() + (ROOMY_S if 2 * free > total else RECENT_S), free
     _most_free[device] = max(free, most_free_bytes(device))
     return free
 

@@ -5,7 +5,7 @@ the sizes are. Operations that index or slice by integers report them, with the 
 go on with valid ones. What depends on floats is chosen: an element is 1, and a mask takes all.
 
 A run changes no input, and executes no code of a solution. It ends early if the reference goes where stand-ins cannot
-follow: to code that asks for a tensor's address, or on for too many operations.
+follow: to code that asks for a tensor's address, that turns a tensor in place, or on for too many operations.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flashinfer_bench.bench.evaluators.reference import Reference
 
@@ -30,7 +31,10 @@ MOST_ELEMENTS: Final = 1 << 20
 """Elements of integers with values; a larger tensor has a shape alone."""
 MOST_FLOATS: Final = 1 << 12
 """The same of floats that are computed of integers."""
-BY_DIMENSION: Final = re.compile(r"(index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?")
+BY_DIMENSION: Final = re.compile(
+    r"(select|embedding|index_(select|add|copy|fill|reduce)|gather|scatter(_add|_reduce)?)_?"
+)
+"""Operations with indices along one dimension."""
 DID: Final = {
     **dict.fromkeys(("rshift", "bitwise_right_shift"), "shift"),
     **dict.fromkeys(("and", "bitwise_and"), "mask"),
@@ -43,10 +47,12 @@ DID: Final = {
 Words of any bits must not "choose" elements or sizes, nor be exponents."""
 TESTS: Final = frozenset({("lt", 0), ("ge", 0), ("gt", -1), ("le", -1)})
 """Comparisons that tell -1 from all numbers above it."""
-BOOLS: Final = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "any", "all", "isnan", "isinf", "isfinite", "signbit"))
-"""Operations that give bools; so do those whose name begins with "logical"."""
-INDICES: Final = frozenset(("argmax", "argmin", "argsort", "searchsorted", "bucketize", "count_nonzero", "nonzero"))
+BOOLS: Final = re.compile(r"eq|ne|l[te]|g[te]|any|all|is(nan|inf|finite)|signbit|logical.*")
+"""Operations that give bools."""
+INDICES: Final = re.compile(r"arg(max|min|sort)|searchsorted|bucketize|(count_)?nonzero")
 """Operations that give indices alone."""
+WHOLE: Final = frozenset(("sum", "mean", "max", "min", "prod", "all", "any", "norm", "dot", "nll_loss_forward"))
+"""Operations that give a single number if they have no dimension."""
 DONE: Final = "done"
 STOPPED: Final = "stopped"
 
@@ -80,8 +86,6 @@ class Traced(torch.Tensor):
     sources: set[str]
     """Inputs on which the values depend; a view shares the set with its base."""
     watch: Watch
-    name: str | None = None
-    """The input that it stands for."""
     note: Any = None
     """What a watch has found out of it."""
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # as torch has it
@@ -124,6 +128,25 @@ class Traced(torch.Tensor):
         return f"tensor({list(self.shape)})"
 
 
+class Operation(NamedTuple):
+    """What the schema of an operation of torch says."""
+
+    name: str
+    arguments: list[str]
+    written: str
+    """The argument that it writes to; "" if there is none."""
+    tags: frozenset[torch.Tag]
+
+
+@cache
+def read_operation(func: Any) -> Operation:
+    """Return what the schema of an operation says."""
+    arguments = func._schema.arguments
+    written = next((one.name for one in arguments if one.alias_info and one.alias_info.is_write), "")
+    name = func._schema.name.removeprefix("aten::")
+    return Operation(name, [one.name for one in arguments], written, frozenset(func.tags))
+
+
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
     """Executes operations on stand-ins, and notes what they do with integers.
 
@@ -152,66 +175,56 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
-        if self.count > MOST_OPERATIONS:
+        operation = read_operation(func)
+        if self.count > MOST_OPERATIONS or torch.Tag.inplace_view in operation.tags:
             raise _Stop
-        operation, tensors = read_operation(func), list[Traced]()
         named = {**dict(zip(operation.arguments, args, strict=False)), **(kwargs or {})}
-        given = {name: self._enter(value, tensors) for name, value in named.items()}
+        given = tree_map_only(torch.Tensor, self._enter, named)
+        tensors = [one for one in tree_leaves(given) if isinstance(one, Traced)]
         if operation.name == "_local_scalar_dense":
             return tensors[0].read().item()
         sources = set[str]().union(*[tensor.sources for tensor in tensors])
         if sources:
-            self._note(operation, given, sources)
+            self._note(operation.name, given, sources)
         self._check_indices(operation.name, given, tensors)
         is_known = not any(tensor.content.is_meta for tensor in tensors)
         if operation.written:
             written: Traced = given[operation.written]
             written.sources |= sources
             self.is_open = False
-            if is_known or operation.turns:  # else its old values stand for the new ones
-                operation.execute(given)
-            if operation.turns:
-                with torch._C._DisableTorchDispatch():
-                    func(**given)
+            if is_known:  # else its old values stand for the new ones
+                _execute(func, given)
             return written
-        results = None if operation.is_view else _find_shapes(operation, given, tensors)
-        if results is None or (is_known and not operation.is_random and all(map(_is_small, results))):
-            made = operation.execute(given)
+        results = None if func.is_view else _find_shapes(func, operation, given, tensors)
+        is_fixed = is_known and torch.Tag.nondeterministic_seeded not in operation.tags
+        if results is None or (is_fixed and all(map(_is_small, results))):
+            made = _execute(func, given)
         else:
             made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in results]
-            made = made[0] if operation.returns == 1 else made
-        shared = tensors[0].sources if operation.is_view and tensors else sources
-        if isinstance(made, torch.Tensor):
-            made = Traced.make(made, shared, self)
-        elif isinstance(made, (tuple, list)):
-            made = [Traced.make(one, shared, self) for one in made]
-        self.conclude(operation, given, made)
+            made = made[0] if len(made) == 1 else made
+        shared = tensors[0].sources if func.is_view and tensors else sources
+        made = tree_map_only(torch.Tensor, lambda one: Traced.make(one, shared, self), made)
+        self.conclude(func, given, made)
         return made
 
-    def conclude(self, operation: Operation, given: Mapping[str, Any], result: Any) -> None:
+    def conclude(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
         """Note more of an operation that writes nothing in place."""
 
-    def _enter(self, value: Any, tensors: list[Traced]) -> Any:
+    def _enter(self, value: torch.Tensor) -> Traced:
         """Return an argument; a stand-in for a tensor of the reference's own."""
-        if isinstance(value, (list, tuple)):
-            return [self._enter(one, tensors) for one in value]
-        if isinstance(value, torch.Tensor):
-            value = value if isinstance(value, Traced) else Traced.make(take_values(value), set(), self)
-            tensors.append(value)
-        return value
+        return value if isinstance(value, Traced) else Traced.make(take_values(value), set(), self)
 
-    def _note(self, operation: Operation, given: Mapping[str, Any], sources: set[str]) -> None:
+    def _note(self, name: str, given: Mapping[str, Any], sources: set[str]) -> None:
         """Note what an operation does with the bits of words, and tests for padding."""
-        name, overload, other = operation.name.strip("_"), operation.overload, given.get("other")
-        what = DID.get(name)
-        if name == "view" and overload == "dtype":
+        what, other = DID.get(name.strip("_")), given.get("other")
+        if name == "view" and "dtype" in given:
             what = "choose" if given["dtype"].is_floating_point else "divide"
-        if what is not None and (name, overload) != ("pow", "Tensor_Scalar"):
+        if what is not None:
             self.did[what] |= sources
-        if overload == "Scalar" and other is not None and not given["self"].content.is_meta:
+        if isinstance(other, int) and isinstance(given["self"], Traced) and not given["self"].content.is_meta:
             number = -1 if (name, other) in TESTS else other if name in ("eq", "ne") else 0
             if number < 0 and given["self"].numel() and given["self"].content.min() == number:
-                self.tests |= {(one, int(number)) for one in sources}
+                self.tests |= {(one, number) for one in sources}
 
     def _check_indices(self, name: str, given: dict[str, Any], tensors: list[Traced]) -> None:
         """Note the indices among arguments, and put valid ones in their places."""
@@ -228,9 +241,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             self._check(name, given["target"], shape[min(len(shape) - 1, 1)], ignored=given["ignore_index"])
         elif name == "eq" and isinstance(given["other"], Traced) and shape[-1:] == (1,) and _counts(given["other"]):
             self._check("one_hot", given["self"], len(given["other"]))
-        elif name == "take":
-            given[key] = self._check(name, given[key], tensors[0].numel(), wraps=True)
-        elif name in ("select", "embedding") or (BY_DIMENSION.fullmatch(name) and key in given):
+        elif BY_DIMENSION.fullmatch(name) and key in given:
             given[key] = self._check(name, given[key], shape[dim] if shape else 1, wraps=name == "select")
 
     def _to_integers(self, index: Traced | None) -> list[Traced | None]:
@@ -238,9 +249,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         inner, unknown = index.content, torch.empty(index.ndim, index.numel(), dtype=torch.long, device="meta")
-        chosen = unknown if inner.is_meta else inner.nonzero().T
         self.did["choose"] |= index.sources
-        return [Traced.make(part, set(index.sources), self) for part in chosen]
+        return [
+            Traced.make(part, set(index.sources), self) for part in (unknown if inner.is_meta else inner.nonzero().T)
+        ]
 
     def _check(self, operation: str, index: Any, size: int, *, wraps: bool = False, ignored: Any = None) -> Any:
         """Note indices along one axis, and return valid ones."""
@@ -261,55 +273,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             return index
         if size < 1:
             raise _Stop
-        least = -size if wraps else 0
+        bounds = -size if wraps else 0, size - 1
         if not isinstance(index, Traced):
-            return min(max(index, least), size - 1)
-        return Traced.make(index.content.clamp(least, size - 1), index.sources, self)
+            return min(max(index, bounds[0]), bounds[1])
+        return Traced.make(index.content.clamp(*bounds), index.sources, self)
 
 
-class Operation(NamedTuple):
-    """An operation of torch, and what its schema says."""
-
-    func: Any
-    name: str
-    overload: str
-    arguments: list[str]
-    returns: int
-    written: str
-    """The argument that it writes to; "" if there is none."""
-    is_view: bool
-    turns: bool
-    """It gives its argument another shape in place."""
-    is_random: bool
-    is_pointwise: bool
-
-    def execute(self, given: Mapping[str, Any]) -> Any:
-        """Execute it on the contents of stand-ins."""
-        return self.func(**{key: _open(value) for key, value in given.items() if key not in ("device", "pin_memory")})
-
-
-@cache
-def read_operation(func: Any) -> Operation:
-    """Return what the schema of an operation says."""
-    schema, tags = func._schema, func.tags
-    return Operation(
-        func,
-        schema.name.removeprefix("aten::"),
-        schema.overload_name,
-        [one.name for one in schema.arguments],
-        len(schema.returns),
-        next((one.name for one in schema.arguments if one.alias_info and one.alias_info.is_write), ""),
-        func.is_view,
-        torch.Tag.inplace_view in tags,
-        torch.Tag.nondeterministic_seeded in tags,
-        torch.Tag.pointwise in tags,
-    )
-
-
-def _open(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_open(one) for one in value]
-    return value.content if isinstance(value, Traced) else value
+def _execute(func: Any, given: Mapping[str, Any]) -> Any:
+    """Execute an operation on the contents of stand-ins."""
+    own = {key: value for key, value in given.items() if key not in ("device", "pin_memory")}
+    return func(**tree_map_only(Traced, lambda one: one.content, own))
 
 
 def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
@@ -317,26 +290,26 @@ def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
 
 
 def _find_shapes(
-    operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
+    func: Any, operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
     """Return shapes and dtypes of what an operation gives; those of its first tensor if nothing else is known.
 
     Torch itself would import its compiler for that, which takes seconds.
     """
-    name, count, dim = operation.name, operation.returns, given.get("dim", -1)
+    name, count, dim = operation.name, len(func._schema.returns), given.get("dim", -1)
     if not tensors:
         size = given.get("size", [])
         if name == "arange":
             size = [max(0, math.ceil((given["end"] - given.get("start", 0)) / given.get("step", 1)))]
         return [(size if isinstance(size, list) else [size], given.get("dtype") or torch.get_default_dtype())]
-    first = tensors[0]
+    first, *rest = tensors
     shape, dtype = list(first.shape), given.get("dtype") or first.dtype
-    others = [list(tensor.shape) for tensor in tensors[1:]]
-    if operation.is_pointwise:
-        shape = list(np.broadcast_shapes(first.shape, *others))
-        for tensor in tensors[1:]:
+    others = [list(tensor.shape) for tensor in rest]
+    if torch.Tag.pointwise in operation.tags:
+        shape = list(np.broadcast_shapes(shape, *others))
+        for tensor in rest:
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.ndim or not first.ndim else dtype
-        if name in ("div", "true_divide") and not dtype.is_floating_point:
+        if name == "div" and not dtype.is_floating_point:
             dtype = torch.get_default_dtype()
         if name == "where":
             dtype = tensors[-1].dtype
@@ -344,7 +317,7 @@ def _find_shapes(
         axes = range(len(shape)) if given.get("dim") in (None, []) else dim if isinstance(dim, list) else [dim]
         dims = {one % max(len(shape), 1) for one in axes}
         shape = [1 if at in dims else size for at, size in enumerate(shape) if at not in dims or given.get("keepdim")]
-    elif name in ("sum", "mean", "max", "min", "prod", "all", "any", "norm", "dot", "nll_loss_forward"):
+    elif name in WHOLE:
         shape = []
     elif name in ("mm", "bmm", "mv", "addmm", "baddbmm", "addmv"):
         left, right = (list(tensor.shape) for tensor in tensors[-2:])
@@ -361,7 +334,7 @@ def _find_shapes(
     elif name == "gather":
         shape = others[0]
     elif name == "index_select":
-        shape[dim] = tensors[1].numel()
+        shape[dim] = rest[0].numel()
     elif name in ("index", "_unsafe_index"):
         indexed = [at for at, one in enumerate(given["indices"]) if one is not None]
         at = indexed[0] if indexed[-1] - indexed[0] < len(indexed) else 0
@@ -372,14 +345,11 @@ def _find_shapes(
     elif name == "repeat":
         times = given["repeats"]
         shape = [size * many for size, many in zip([1] * (len(times) - len(shape)) + shape, times, strict=True)]
-    elif name == "constant_pad_nd":
-        for at, (before, after) in enumerate(zip(given["pad"][::2], given["pad"][1::2], strict=True)):
-            shape[-1 - at] += before + after
     elif name.startswith("new_"):
         shape = given["size"]
-    if name in BOOLS or name.startswith("logical"):
+    if BOOLS.fullmatch(name):
         dtype = torch.bool
-    elif name in INDICES:
+    elif INDICES.fullmatch(name):
         dtype = torch.long
     return [(shape, dtype), *[(shape, torch.long if count == 2 else dtype)] * (count - 1)]
 
@@ -395,21 +365,17 @@ def _counts(values: Traced) -> bool:
     return inner.ndim == 1 and not inner.is_meta and torch.equal(inner, torch.arange(len(inner)))
 
 
-def _stand_in(name: str, value: torch.Tensor, watch: Watch) -> Traced:
-    made = Traced.make(value.clone(), {name}, watch)
-    made.name = name
-    return made
-
-
 def run(reference: Reference, values: Mapping[str, Any], watch: Watch) -> Any:
     """Call a reference on stand-ins and return what it returns; `watch.end` says how it ended.
 
     Args:
         reference: the reference.
-        values: its inputs by name; tensors are on the CPU or on "meta".
+        values: its inputs by name; tensors are on the CPU or on "meta", or stand-ins already.
         watch: notes what it does.
     """
-    given = [_stand_in(name, one, watch) if isinstance(one, torch.Tensor) else one for name, one in values.items()]
+    given = [
+        Traced.make(one.clone(), {name}, watch) if type(one) is torch.Tensor else one for name, one in values.items()
+    ]
     is_compiled = "torch.compile" in reference.definition.reference
     eager = torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
     try:

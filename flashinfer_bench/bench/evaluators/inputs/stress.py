@@ -2,8 +2,8 @@
 
 Usual inputs are normal values around zero, near one. There x passes for 30 tanh(x / 30), rows need no normalisation,
 a part of a row tells the size of all of it, and a mean is nothing. Each case makes one of these wrong. `STRESS_CASES`
-is the table of them: how many calls of a job, and steps of a support (which elements) and a transform (what they
-become). Bytes and bools have the same steps; a transform says what it means for them.
+is the table of them: steps of a support (which elements) and a transform (what they become), and the calls of a job.
+Bytes keep to a part of their range instead, and bools to another rate, whatever the transform.
 
 The definition and the workload settle the list: each run tries the same cases. The places and values of each are
 secret, and so is when they come. Only random inputs are changed to which no rule gives a meaning. Nothing here waits
@@ -17,7 +17,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -38,14 +37,8 @@ LOUD: Final = 15
 """Columns, and rows, that keep their scale if all others are smaller still. A look at a part sees some of them."""
 QUIET_SHARE: Final = 1 / 400
 """Share of a square sum that the others have. A format that rounds them to zero is off by half of the limit."""
-QUIETEST: Final = 1 / 256
-"""Least factor of rows: squares of their values stay numbers."""
 ROWS_PER_CHOSEN: Final = 64
 """One of this many rows, or groups of rows, is chosen: a look at a part of them seldom sees it."""
-LARGE_VALUE: Final = 80.0
-"""Large values of a row. Their squares are numbers of float16, and so is a sum of eight."""
-STRETCH_VALUE: Final = 240.0
-"""Values of a stretch: their squares are numbers of float16, and one of 100,000 outweighs a square sum."""
 OUTWEIGHS: Final = 32
 """A row that outweighs the others is this many times as large as they are together; half of it will do."""
 USUAL_REACH: Final = 10.0
@@ -60,8 +53,8 @@ OPEN_STEPS: Final = 80
 """Last steps in which some gates are shifted. Before them a state lets something in."""
 LEAST_LENGTH: Final = 4
 """A shorter axis has no part."""
-DENSITIES: Final = (0.02, 0.98)
-"""Shares of bools that are true in some rows or columns."""
+DENSITIES: Final = (0.02, 0.1, 0.9, 0.98)
+"""Shares of the changed bools that are true."""
 LEAST_BOOLS: Final = 8
 """Elements of a row that are expected to be true, and false: without, a row may have no right answer."""
 FEW_NUMBERS: Final = 16
@@ -85,29 +78,29 @@ class Chance:
     """A source of chance: numbers on the host, and tensors on a device, for which nobody waits."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self.host = random.Random(seed)
         self.seed, self.device = seed, device
 
     @cached_property
-    def _many(self) -> torch.Generator:
+    def host(self) -> random.Random:
+        """Draws numbers on the host."""
+        return random.Random(self.seed)
+
+    @cached_property
+    def many(self) -> torch.Generator:
+        """Draws tensors on the device."""
         return torch.Generator(device=self.device).manual_seed(self.seed)
 
     def order(self, count: int) -> torch.Tensor:
         """Return the numbers below a count in random order."""
-        return torch.randperm(count, generator=self._many, device=self.device)
+        return torch.randperm(count, generator=self.many, device=self.device)
 
     def places(self, below: int, count: int) -> torch.Tensor:
         """Return random numbers below another; some may occur twice."""
-        return torch.randint(below, (count,), generator=self._many, device=self.device)
+        return torch.randint(below, (count,), generator=self.many, device=self.device)
 
-    def uniform(self, like: torch.Tensor, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-        """Return random numbers of the shape and dtype of another tensor; of float32 instead of integers."""
-        dtype = like.dtype if like.is_floating_point() else torch.float32
-        return torch.empty_like(like, dtype=dtype).uniform_(low, high, generator=self._many)
-
-    def log_uniform(self, low: float, high: float) -> float:
-        """Return a number between two bounds, as likely in each factor of two."""
-        return math.exp(self.host.uniform(math.log(low), math.log(high)))
+    def uniform(self, like: torch.Tensor) -> torch.Tensor:
+        """Return random numbers from 0 to 1 of the shape of another tensor."""
+        return torch.rand(like.shape, generator=self.many, device=self.device)
 
 
 class Field(NamedTuple):
@@ -115,6 +108,8 @@ class Field(NamedTuple):
 
     values: torch.Tensor
     """Of any shape, contiguous."""
+    rows: torch.Tensor
+    """The values as [rows, columns]."""
     chance: Chance
     """Of this input and call."""
     of_columns: Chance
@@ -129,30 +124,21 @@ class Field(NamedTuple):
     """Values that the reference looks for."""
 
     @property
-    def rows(self) -> torch.Tensor:
-        """The values as [rows, columns]."""
-        return self.values.view(-1, self.values.shape[-1])
-
-    @property
     def side(self) -> int:
         """1 or -1: the side to which this input is shifted in this call."""
         return 1 if self.chance.seed % 2 else -1
 
-    def draw_bools(self, values: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
-        """Return bools of which a share is true; no row is expected to be empty or full."""
-        least = min(0.5, LEAST_BOOLS / self.values.shape[-1])
-        return self.chance.uniform(values) < torch.as_tensor(share).clamp(least, 1 - least)
-
 
 Support = Callable[[Field], Any]
-"""Gives an index of a field's rows, or bools that are broadcast to them; None if there are no such elements."""
+"""Gives bools that are broadcast to a field's rows, or an index of these; one that begins with an ellipsis is of its
+values. None if there are no such elements."""
 Transform = Callable[[torch.Tensor, Field], torch.Tensor]
-"""Gives what some elements of a field become."""
+"""Turns some elements of a field into others in place, and gives them."""
 
 
 def everything(_field: Field) -> Any:
     """Choose all elements."""
-    return slice(None), slice(None)
+    return (...,)
 
 
 def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
@@ -168,27 +154,25 @@ def part_of(axis: int, *, turn: int = 0, late: bool = False) -> Support:
     """
 
     def choose(field: Field) -> Any:
-        shape, rows = field.values.shape, slice(None)
+        shape = field.values.shape
         if len(shape) < max(-axis, 1 + late) or shape[axis] < LEAST_LENGTH:
             return None
         number = (field.part + turn) % 4
         half, second = number % 2, (number % 2) ^ (number // 2)
-        begin, end = math.ceil(half * shape[axis] / 2), math.ceil((half + 1) * shape[axis] / 2)
+        begin, end = (math.ceil(at * shape[axis] / 2) for at in (half, half + 1))
         chosen = slice(begin + (begin + second) % 2, end, 2)
-        if axis == -1 and not late:
-            return rows, chosen
-        steps = torch.arange(len(field.rows), device=field.values.device).view(-1, shape[-2])
-        return (steps[:, -OPEN_STEPS:].reshape(-1), chosen) if late else (steps[:, chosen].reshape(-1), rows)
+        return (..., slice(-OPEN_STEPS, None), chosen) if late else (..., chosen, slice(None))[: 1 - axis]
 
     return choose
 
 
 def sixth_of_rows(number: int) -> Support:
-    """Choose a sixth of the rows, in an order that all sixths of a call share; the only row is in the first one."""
+    """Choose a sixth of the rows, in an order that both sixths of a call share; the only row is in the first one."""
 
     def choose(field: Field) -> Any:
+        sixth = math.ceil(len(field.rows) / 6)
         order = Chance(field.chance.seed, field.values.device).order(len(field.rows))
-        return (order % 6 == number)[:, None]
+        return (order[number * sixth : (number + 1) * sixth],)
 
     return choose
 
@@ -230,7 +214,7 @@ def loud_row(field: Field) -> Any:
     groups = math.ceil(field.groups / ROWS_PER_CHOSEN)
     chosen = field.of_rows.places(per_group, groups) + field.of_rows.order(field.groups)[:groups] * per_group
     is_enough = size * FEW >= OUTWEIGHS * per_group * columns
-    return chosen[:, None], _spaced(min(FEW, columns) if is_enough else columns, columns, field.chance)[None]
+    return chosen[:, None], _spaced(min(FEW, columns) if is_enough else columns, columns, field.chance)
 
 
 def loud_size(field: Field) -> float:
@@ -252,10 +236,9 @@ def most_of(axis: int) -> Support:
 
 def half_of_some_rows(field: Field) -> Any:
     """Choose half of the elements of one row in eight, and of at least one row."""
-    rows = field.rows
-    is_chosen = field.chance.uniform(rows[:, :1]) < 1 / 8
-    is_chosen[field.chance.host.randrange(len(rows))] = True
-    return is_chosen & (field.chance.uniform(rows) < 0.5)
+    is_chosen = field.chance.uniform(field.rows[:, :1]) < 1 / 8
+    is_chosen[field.chance.host.randrange(len(field.rows))] = True
+    return is_chosen & (field.chance.uniform(field.rows) < 0.5)
 
 
 def one_element(field: Field) -> Any:
@@ -263,53 +246,36 @@ def one_element(field: Field) -> Any:
     return tuple(map(field.chance.host.randrange, field.rows.shape))
 
 
+def redraw(values: torch.Tensor, field: Field) -> torch.Tensor:
+    """Draw bools at another rate, or keep bytes to a small part of their range: low numbers, or one end of it.
+
+    No row of bools is expected to be empty or full.
+    """
+    host = field.chance.host
+    if values.dtype is torch.bool:
+        least = min(0.5, LEAST_BOOLS / field.values.shape[-1])
+        return values.copy_(field.chance.uniform(values) < min(max(host.choice(DENSITIES), least), 1 - least))
+    bits, end = host.choice((1, 3, 4)), host.choice((0, 1, -1))
+    if not end:
+        return values.bitwise_right_shift_(bits)
+    bounds = torch.iinfo(values.dtype)
+    values.view(torch.uint8).bitwise_right_shift_(bits)
+    return values.neg_().add_(bounds.max) if end > 0 else values.add_(bounds.min)
+
+
 def scale(low: float, high: float) -> Transform:
-    """Multiply by one factor; bytes become an eighth, or keep to one half of their range, bools mostly one value."""
-
-    def change(values: torch.Tensor, field: Field) -> torch.Tensor:
-        if values.dtype is torch.bool:
-            return field.draw_bools(values, 0.1 if high < 1 else 0.9)
-        if not values.is_floating_point():
-            return values >> 3 if high < 1 else _confine(values, 1, field.side)
-        return values * field.chance.log_uniform(low, high)
-
-    return change
+    """Multiply by one factor."""
+    return lambda values, field: values.mul_(field.chance.host.uniform(low, high))
 
 
 def shift(low: float, high: float, side: int = 0) -> Transform:
-    """Add one number, of either side if none is given; bytes move to a side of their range, bools to one value."""
-
-    def change(values: torch.Tensor, field: Field) -> torch.Tensor:
-        up = side or field.side
-        if values.dtype is torch.bool:
-            return field.draw_bools(values, DENSITIES[up > 0])
-        if not values.is_floating_point():
-            return _confine(values, 1 if high < FAR[0] else 4, up)
-        return values + up * field.chance.host.uniform(low, high)
-
-    return change
+    """Add one number, of either side if none is given."""
+    return lambda values, field: values.add_((side or field.side) * field.chance.host.uniform(low, high))
 
 
-def _confine(values: torch.Tensor, bits: int, side: int) -> torch.Tensor:
-    """Return bytes that keep to 1 / 2**bits of their range, at one side of it."""
-    small = (values.view(torch.uint8) >> bits).view(values.dtype)
-    bounds = torch.iinfo(values.dtype)
-    return bounds.max - small if side > 0 else small + bounds.min
-
-
-def cube(values: torch.Tensor, field: Field) -> torch.Tensor:
-    """Return the third power: heavy tails of normal values; each row of bools gets a share of its own."""
-    if values.dtype is torch.bool:
-        return field.draw_bools(values, field.chance.uniform(values[:, :1], *DENSITIES))
-    if values.is_floating_point():
-        return values.pow(3)
-    largest = torch.iinfo(values.dtype).max
-    return (values / largest).pow_(3).mul_(largest).round_().to(values.dtype)
-
-
-def zero(values: torch.Tensor, _field: Field) -> torch.Tensor:
-    """Return zeros."""
-    return torch.zeros_like(values)
+def quieten(axis: int, least: float = 0.0) -> Transform:
+    """Scale rows (0) or columns (1) so that QUIET_SHARE of a square sum is theirs, by at least a factor."""
+    return lambda values, field: values.mul_(max(least, math.sqrt(QUIET_SHARE * LOUD / field.rows.shape[axis])))
 
 
 def large(size: Callable[[Field], float]) -> Transform:
@@ -317,38 +283,28 @@ def large(size: Callable[[Field], float]) -> Transform:
 
     def change(values: torch.Tensor, field: Field) -> torch.Tensor:
         top = size(field)
-        drawn = field.chance.uniform(values, -0.3 * top, 0.3 * top)
-        return drawn.add_(drawn.sgn(), alpha=0.7 * top)
+        values.uniform_(-0.3 * top, 0.3 * top, generator=field.chance.many)
+        return values.add_(values.sgn(), alpha=0.7 * top)
 
     return change
 
 
 def one_sided(values: torch.Tensor, field: Field) -> torch.Tensor:
-    """Return values near STRETCH_VALUE of one sign, positive in three calls of four."""
-    low, high = field.chance.host.choice(((0.7, 1.0), (0.7, 1.0), (0.7, 1.0), (-1.0, -0.7)))
-    return field.chance.uniform(values, low * STRETCH_VALUE, high * STRETCH_VALUE)
+    """Replace by values near 200 of one sign: positive in three calls of four."""
+    low, high = field.chance.host.choice(((168, 240), (168, 240), (168, 240), (-240, -168)))
+    return values.uniform_(low, high, generator=field.chance.many)
 
 
-def quieten(axis: int, least: float = 0.0) -> Transform:
-    """Scale rows (0) or columns (1) so that QUIET_SHARE of a square sum is theirs, by at least a factor; bytes stay."""
-
-    def change(values: torch.Tensor, field: Field) -> torch.Tensor:
-        factor = max(least, math.sqrt(QUIET_SHARE * LOUD / field.rows.shape[axis]))
-        return values * factor if values.is_floating_point() else values
-
-    return change
+def same(choose: Callable[[Field], float]) -> Transform:
+    """Replace by one number."""
+    return lambda values, field: values.fill_(choose(field))
 
 
-def special(values: torch.Tensor, field: Field) -> torch.Tensor:
-    """Return an infinite number or NaN, as the reference looks for."""
-    return torch.full_like(values, field.chance.host.choice(field.not_finite))
-
-
-def spike(values: torch.Tensor, field: Field) -> torch.Tensor:
+def spike(field: Field) -> float:
     """Return a number of 10 to 1,000 of either sign; in one of three calls one beyond those of float16."""
-    bounds = field.chance.host.choice(((10.0, 1e3), (10.0, 1e3), (8e4, 3.2e5)))
-    size = min(field.chance.log_uniform(*bounds), torch.finfo(values.dtype).max)
-    return torch.full_like(values, size * field.chance.host.choice((1, -1)))
+    chance = field.chance.host
+    size = 10 ** chance.uniform(*chance.choice(((1, 3), (1, 3), (4.9, 5.5))))
+    return min(size, torch.finfo(field.values.dtype).max) * chance.choice((1, -1))
 
 
 class StressCase(NamedTuple):
@@ -363,35 +319,41 @@ class StressCase(NamedTuple):
     """Whether it leaves bytes and bools as they are."""
 
 
-TO_LARGE: Final = large(lambda _: LARGE_VALUE)
-TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, QUIETEST)))
-TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(2), shift(*FAR)))
+TO_80: Final = large(lambda _: 80.0)
+"""Squares of such values are numbers of float16, and so is a sum of FEW. So is the square of a value of 240, and one of
+these among 100,000 usual ones outweighs a square sum."""
+TO_SMALL: Final = ((everything, scale(1 / 32, 1 / 16)), (most_of(1), quieten(1)), (most_of(0), quieten(0, 1 / 256)))
+"""Squares of the smallest rows stay numbers."""
+TWO_SIXTHS: Final = ((sixth_of_rows(0), shift(*NEAR)), (sixth_of_rows(1), shift(*FAR)))
 SOME_OF_GATES: Final = tuple(
     (part_of(-1, turn=turn, late=turn > 1), shift(GATE[1], GATE[1], (-1) ** turn)) for turn in range(4)
 )
 SHIFTED_ROWS: Final = "some rows shifted"
 CUBED: Final = "cubed values (heavy tails)"
+ZEROS: Final = "zeros in half of some rows"
 ONE_ROW: Final = "one row that outweighs all others"
 NOT_FINITE: Final = "one infinite value or NaN"
 STRESS_CASES: Final = {
-    "a few large values in one row of 64": StressCase([(few_columns(ROWS_PER_CHOSEN), TO_LARGE)], {"any": 1}),
+    "a few large values in one row of 64": StressCase([(few_columns(ROWS_PER_CHOSEN), TO_80)], {"any": 1}),
     SHIFTED_ROWS: StressCase(TWO_SIXTHS, {"any": 1, "constants": 4}, 2.0, False),
     "small values, all but a few rows and columns smaller still": StressCase(
         TO_SMALL, {"any": 1, "few numbers": 10}, 2.0, False
     ),
     "all values about 20 times as large": StressCase([(everything, scale(16, 24))], {"any": 1}, 1.0, False),
-    CUBED: StressCase([(everything, cube)], {"any": 1}, 4.0, False),
-    "a few large values in one row": StressCase([(few_columns(), TO_LARGE)], {"floats": 3}),
+    CUBED: StressCase([(everything, lambda values, _: values.pow_(3))], {"any": 1}, 4.0, False),
+    "a few large values in one row": StressCase([(few_columns(), TO_80)], {"floats": 3}),
     "a stretch of one row near 200": StressCase([(stretch, one_sided)], {"floats": 6}, 0.5),
     "every second column of one half shifted": StressCase([(part_of(-1), shift(*FAR))], {"any": 6}, 0.5, False),
     "every second row of one half shifted": StressCase([(part_of(-2), shift(*FAR))], {"joined rows": 6}, 0.5, False),
     ONE_ROW: StressCase([(loud_row, large(loud_size))], {"few numbers": 9, "groups": 3}),
-    "zeros in half of some rows": StressCase([(half_of_some_rows, zero)], {"zeros": 3}, 2.0, False),
-    NOT_FINITE: StressCase([(one_element, special)], {"not finite": 9}),
+    ZEROS: StressCase([(half_of_some_rows, same(lambda _: 0))], {"zeros": 3}, 2.0, False),
+    NOT_FINITE: StressCase(
+        [(one_element, same(lambda field: field.chance.host.choice(field.not_finite)))], {"not finite": 9}
+    ),
     "gates shifted up": StressCase([(everything, shift(*GATE, 1))], {"gates": 3}),
     "gates shifted down": StressCase([(everything, shift(*GATE, -1))], {"gates": 3}),
     "some gates shifted": StressCase(SOME_OF_GATES, {"gates": 12}, 0.5),
-    "one huge value": StressCase([(one_element, spike)], {"constants": 12}),
+    "one huge value": StressCase([(one_element, same(spike))], {"constants": 12}),
     "all values 100 to 1,000 times as large": StressCase([(everything, scale(1e2, 1e3))], {"constants": 3}, 1.0),
 }
 """All cases: name, in words → the case. Traces and messages have these names. Cases that differ in a small part have
@@ -423,23 +385,21 @@ def _float_outputs(definition: Definition) -> dict[str, tuple[str, ...]]:
     return {name: tuple(spec.shape or ()) for name, spec in specs if DTYPES[spec.dtype].kind == "float"}
 
 
-def _find_free(definition: Definition, name: str, shape: tuple[int, ...], axes: dict[str, int]) -> Free | None:
+def _find_free(blank: Blank) -> Free | None:
     """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
+    name, definition, shape = blank.name, blank.definition, blank.shape
     count = math.prod(shape)
-    if RATES.fullmatch(name.lower()) or not shape or not count:
-        return None
-    blank = Blank(name, definition, shape, axes)
     kind = find_freedom(blank).kind
-    if kind is None or (blank.dtype.bits == 8 and count > MANY_ELEMENTS):
+    is_large = blank.dtype.bits == 8 and count > MANY_ELEMENTS
+    if kind is None or is_large or RATES.fullmatch(name.lower()) or not shape or not count:
         return None
-    named = tuple(definition.inputs[name].shape or ())
+    axes = tuple(definition.inputs[name].shape or ())
     groups = 1
     for wanted in _float_outputs(definition).values():
-        leading = takewhile(wanted.__contains__, named[:-1])
-        made = math.prod(shape[: len(list(leading))])
-        if named[-1] not in wanted and made < math.prod(shape[:-1]):
+        made = math.prod(size for size, _ in zip(shape, takewhile(wanted.__contains__, axes[:-1]), strict=False))
+        if axes[-1] not in wanted and made < math.prod(shape[:-1]):
             groups = max(groups, made)
-    return Free(name, kind, named, groups)
+    return Free(name, kind, axes, groups)
 
 
 def count_affordable(latency_ms: float | None, device_type: str) -> int | None:
@@ -485,35 +445,36 @@ class StressPlan:
         """Calls of each case that were changed."""
         axes, shapes = bind_axes(definition, workload)
         self.free = [
-            _find_free(definition, name, shape or (), axes)
-            if isinstance(workload.inputs.get(name), RandomInput | None)
+            _find_free(Blank(name, definition, shape, axes))
+            if shape and isinstance(workload.inputs.get(name), RandomInput | None)
             else None
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
-        traits = self._find_traits(definition, workload) | {"any"} | ({"constants"} if has_constants else set())
+        found = [one for one in self.free if one is not None]
+        self._guarded = self._looks.guarded & {one.name for one in found}
+        self._gates = self._looks.gates & {one.name for one in found if one.kind == "float"}
+        traits = self._find_traits(definition, workload, found)
+        traits |= {"any": bool(found), "constants": has_constants and bool(found)}
         counts = {
-            name: max((count for trait, count in case.calls.items() if trait in traits), default=0)
+            name: max(count * bool(traits[trait]) for trait, count in case.calls.items())
             for name, case in STRESS_CASES.items()
         }
-        self.names = [name for name, count in counts.items() if count and any(self.free)]
+        self.names = [name for name, count in counts.items() if count]
         """All cases that the job may have."""
         affordable = max(1, MOST_BYTES // max(count_bytes(definition.inputs.values(), shapes.values()), 1))
         settled = random.Random(derive_seed(0, "stress", definition.name, workload.uuid))
         keys = {name: settled.expovariate(STRESS_CASES[name].strength) for name in self.names}
-        found = [(again, keys[name], name) for name in self.names for again in range(counts[name])]
-        self.calls = [name for _, _, name in sorted(found)][: min(affordable, affordable if most is None else most)]
+        calls = sorted((again, keys[name], name) for name in self.names for again in range(counts[name]))
+        self.calls = [name for _, _, name in calls[: min(affordable, affordable if most is None else most)]]
         """The case of each call of the job, in the order in which they come: one of each first, strong ones sooner."""
 
-    def _find_traits(self, definition: Definition, workload: Workload) -> set[str]:
+    def _find_traits(self, definition: Definition, workload: Workload, free: Sequence[Free]) -> dict[str, Any]:
         """Return what the job is like: it says which cases make sense, and how many calls find a shortcut."""
-        free = [one for one in self.free if one is not None]
-        outputs, sizes = _float_outputs(definition), dict[str, int]()
-        with suppress(KeyError, ValueError):
-            shapes = definition.get_output_shapes(workload.axes)
-            sizes = {name: math.prod(shape or ()) for name, shape in zip(definition.outputs, shapes, strict=True)}
+        outputs = _float_outputs(definition)
+        shapes = dict(zip(definition.outputs, definition.get_output_shapes(workload.axes), strict=True))
         has_rules = HAVE_RULES.fullmatch(definition.op_type.replace("-", "_"))
-        traits = {
+        return {
             "floats": any(one.kind == "float" for one in free),
             # Rows join in one number if an output lacks their axis. Statistics of bytes are of whole images.
             "joined rows": any(
@@ -521,13 +482,12 @@ class StressPlan:
                 for one in free
                 if len(one.axes) > 1
             ),
-            "gates": not has_rules and any(map(self._is_gate, free)),
-            "few numbers": any(0 < sizes.get(name, 0) < FEW_NUMBERS for name in outputs),
+            "gates": not has_rules and self._gates,
+            "few numbers": free and any(0 < math.prod(shapes[name] or ()) < FEW_NUMBERS for name in outputs),
             "groups": any(one.groups >= FEW_NUMBERS for one in free),
-            "zeros": self._looks.zeros,
-            "not finite": self._looks.not_finite,
+            "zeros": free and self._looks.zeros,
+            "not finite": free and self._looks.not_finite,
         }
-        return {name for name, holds in traits.items() if holds}
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a case, in place.
@@ -541,14 +501,19 @@ class StressPlan:
         for index, (free, value) in enumerate(zip(self.free, values, strict=True)):
             if free is None or value is None or not self._concerns(name, free):
                 continue
+            is_narrow = free.kind in ("bytes", "bools") and name != ZEROS
             wide = value.float() if free.kind == "float8" else value
             field = self._open(name, number, index, free, wide)
             usual = wide.clone() if free.kind == "bools" else wide
-            for support, transform in STRESS_CASES[name].steps:
-                places = support(field)
+            for support, transform in STRESS_CASES[name].steps[: 1 if is_narrow else None]:
+                places, transform = support(field), redraw if is_narrow else transform
+                if places is None:
+                    continue
                 if isinstance(places, torch.Tensor):
-                    field.rows.copy_(torch.where(places, transform(field.rows, field), field.rows))
-                elif places is not None:
+                    torch.where(places, transform(field.rows.clone(), field), field.rows, out=field.rows)
+                elif places[0] is ...:
+                    transform(wide[places], field)
+                else:
                     field.rows[places] = transform(field.rows[places], field)
             if free.kind == "bools":
                 _keep_some(value, usual)
@@ -561,14 +526,10 @@ class StressPlan:
     def _concerns(self, name: str, free: Free) -> bool:
         """Tell whether a case changes an input."""
         if name in GATES:
-            return self._is_gate(free)
-        guarded = self._looks.guarded & {one.name for one in self.free if one is not None}
-        if name == NOT_FINITE and guarded and free.name not in guarded:
+            return free.name in self._gates
+        if name == NOT_FINITE and self._guarded and free.name not in self._guarded:
             return False
         return free.kind in ("float", "float8") or not STRESS_CASES[name].is_of_floats
-
-    def _is_gate(self, free: Free) -> bool:
-        return free.kind == "float" and free.name in self._looks.gates
 
     def _open(self, name: str, number: int, index: int, free: Free, values: torch.Tensor) -> Field:
         def draw(*names: str | int) -> Chance:
@@ -576,7 +537,8 @@ class StressPlan:
 
         part = derive_seed(self._seed, "part", name, free.name) % 4 ^ (self._changed[name] - 1) % 4
         of_columns, of_rows = draw("places", *free.axes[-1:]), draw("places", *free.axes[:-1])
-        return Field(values, draw(index), of_columns, of_rows, free.groups, part, self._looks.not_finite)
+        rows = values.view(-1, values.shape[-1])
+        return Field(values, rows, draw(index), of_columns, of_rows, free.groups, part, self._looks.not_finite)
 
 
 def _keep_some(values: torch.Tensor, usual: torch.Tensor) -> None:

@@ -89,7 +89,7 @@ class Precompiler:
     Args:
         pool: starts the workers.
         has_modules: precompile modules as well: no other session compiles or measures.
-        describe: describes the GPU, see `worker/jit/stand_in.py`.
+        describe: describes the GPU, see `worker/jit/precompile.py`.
         now: monotonic seconds.
     """
 

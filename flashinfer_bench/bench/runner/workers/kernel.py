@@ -330,7 +330,7 @@ class RemoteKernel:
             answer = self.worker.ask(verb, expected, max(0.0, self.left_s), **fields)
         except WorkerLate:
             message = f"{what} was still running after {self.task.timeout_seconds:g} s"
-            is_one = len(fields.get("indices", ())) <= 1  # of many calls none may be endless
+            is_one = fields.get("first", len(fields.get("indices", ()))) <= 1  # of many calls none may be endless
             is_own = verb != "load" and self._now() - start >= self.task.timeout_seconds / 2
             ran_out: Any = "call" if self._has_called and is_one else "first call"
             raise SolutionFailure("TIMEOUT", message, ran_out=ran_out if is_own else None) from None

@@ -33,7 +33,7 @@ from flashinfer_bench.compile.toolchain import find_cuda, find_cxx
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.sandbox.confine import PLAIN_DEVICES, Policy
 from flashinfer_bench.sandbox.user import choose_user, find_barrier
-from flashinfer_bench.worker.jit.module_layer import LIBRARY
+from flashinfer_bench.worker.jit.folders import LIBRARY
 
 PACKAGE: Final = Path(__file__).parents[3]
 SYSTEM: Final = (

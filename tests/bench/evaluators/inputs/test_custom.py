@@ -76,7 +76,7 @@ def test_an_equal_seed_gives_equal_inputs_and_leaves_generators_alone(tmp_path):
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        ("{'x': torch.rand(n)}", "i is wanted"),
+        ("{'x': torch.rand(n)}", "x, i are wanted"),
         ("torch.rand(n)", "it gives 1 values; x, i are wanted"),
         ("{'x': torch.rand(n + 1), 'i': 0}", r"input 'x' is float32\[5\]; it should be float32\[4\]"),
         ("{'x': torch.rand(n).half(), 'i': 0}", r"input 'x' is float16\[4\]"),

@@ -11,15 +11,17 @@ pytestmark = pytest.mark.cpu
 GPU = torch.device("cuda")
 
 
-def test_a_reading_counts_for_a_moment(monkeypatch):
-    now, readings = [0.0], iter(range(99, 0, -1))
+def test_a_reading_counts_for_a_moment_and_longer_if_there_is_plenty(monkeypatch):
+    now, readings = [0.0], iter((60, 49, 48, 47))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (next(readings), 100))
     monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(memory, "_looks", {})
-    assert [memory.recently_free_bytes(GPU), memory.recently_free_bytes(GPU)] == [99, 99]
-    now[0] += 1
-    assert memory.recently_free_bytes(GPU) == 98
-    assert memory.look_at_free_bytes(GPU) == 97
+    found = [memory.recently_free_bytes(GPU)]
+    for later_s in (1, 1, 0, 1):
+        now[0] += later_s
+        found.append(memory.recently_free_bytes(GPU))
+    assert found == [60, 60, 49, 49, 48]
+    assert memory.look_at_free_bytes(GPU) == 47
 
 
 def test_what_torch_holds_for_no_tensor_is_free(monkeypatch):

@@ -16,7 +16,6 @@ WHOLE = {
     "two outputs": (X | R | V, "(x + r, x * v)", "r v x"),
     "transposed": (X | W, "(w.T @ x.T).T.contiguous()", "w x"),
     "in several shapes": (X | V, "(x.view(-1, 2, 4)[:, :, None] * v.view(2, 4)[None, :, None]).flatten(1)", "v x"),
-    "cancelled beside another": (X | R, "(x + r) - r", "x"),
     "unused": (X | W | R, "x @ w", "w x"),
     "its shape is used": (X | R, "x * (2 + r.shape[1])", "x"),
 }
@@ -32,6 +31,7 @@ NOT = {
     "times nothing": (X | R, "x * 0.0"),
     "over infinity": (X, "x / float('inf')"),
     "cancelled": (X, "x - x"),
+    "cancelled beside another": (X | R, "(x + r) - r"),
     "given back": (X, "x"),
     "a branch on values": (X, "x * 2 if x.sum() > 0 else x * 3"),
     "written in place": (X, "x.clone().mul_(2)"),

@@ -184,18 +184,22 @@ def test_half_of_some_rows_become_zeros(dtype):
 BYTES = torch.empty(400, 400, dtype=torch.uint8).random_(256, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
-    ("case", "bytes_size", "share"),
-    [("small", 1 / 8, 0.1), ("large", 1, 0.9), ("cubed", 1 / 2, 0.5), ("columns", 1, 0.5), ("rows", 1, 0.5)],
-)
-def test_narrow_inputs_become_small_lie_on_one_side_or_are_true_at_another_rate(case, bytes_size, share):
-    signed = BYTES.view(torch.int8)
-    made = change(case, signed).float()
-    assert float(made.abs().mean() / signed.float().abs().mean()) == pytest.approx(bytes_size, rel=0.25)
-    assert change(case, BYTES > 127).float().mean() == pytest.approx(share, abs=0.15)
-    if case in ("columns", "rows"):
-        sides = made.mean(dim=0 if case == "columns" else 1)
-        assert int((sides.abs() > 100).sum()) == pytest.approx(100, abs=2)
+@pytest.mark.parametrize("case", ["small", "large", "cubed", "columns", "rows", "shifted"])
+def test_narrow_inputs_keep_to_a_part_of_their_range_or_are_true_at_another_rate(case):
+    is_part = case not in ("small", "large", "cubed")
+    parts, rates = set(), set()
+    for number in range(24):
+        for signed in (BYTES, BYTES.view(torch.int8)):
+            made = change(case, signed, number)
+            is_changed = made != signed
+            low, high = map(int, (made[is_changed].amin(), made[is_changed].amax()))
+            parts.add((high - low + 1) // 16)
+            assert not is_part or 0.1 < is_changed.float().mean() < 0.3
+        mask = change(case, BYTES > 127, number)
+        rates.add(round(float(mask.float().mean()), 1 if is_part else 2))
+    assert parts <= {1, 2, 8}
+    assert len(parts) == 3
+    assert len(rates) > 1
     wide = change(case, torch.linspace(-3, 3, 512).repeat(64, 1).to(torch.float8_e4m3fn)).float()
     assert wide.isfinite().all()
 
@@ -205,7 +209,6 @@ def test_a_row_of_bools_is_empty_only_if_the_reference_says_what_it_gives(tells)
     reference = f"def run(x):\n    return x.{'any' if tells else 'sum'}()\n"
     for case in ("shifted", "cubed"):
         shares = change(case, BYTES > 127, reference=reference).float().mean(dim=1)
-        assert float(shares.std()) > 0.1
         assert bool((shares == 0).any()) is tells
 
 

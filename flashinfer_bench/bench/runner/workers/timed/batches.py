@@ -50,7 +50,7 @@ READ_BYTES: Final = 1 << 28
 """Bytes of the compared calls of a batch, at most, but for FEW_READS: they are kept until then."""
 RESOLVED_NS: Final = 160_000.0
 """A batch resolves its calls if they take this together: four times what empty batches differ by."""
-BEGIN_NS: Final = 150_000.0
+BEGIN_NS: Final = 100_000.0
 """Taken off a batch as a whole: a GPU that comes back to a process has none of its addresses and programs at hand."""
 SLACK_NS: Final = 150_000.0
 """Once a batch is answered the session uses the GPU for a moment. Its time beyond the time after an empty batch counts
@@ -287,7 +287,7 @@ class BatchTimer:
         return cost_ns
 
     def _request(self, verb: str, **more: Any) -> Called:
-        fields = {"indices": [*range(len(self._places))], "part": self._trial.part, "together": self._together, **more}
+        fields = {"first": len(self._places), "part": self._trial.part, "together": self._together, **more}
         done: Called = self._ask(verb, Called, "the measurement", **fields)
         return done
 
