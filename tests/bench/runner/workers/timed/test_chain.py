@@ -37,12 +37,10 @@ def check_reads(worker, count):
 @pytest.mark.parametrize(
     ("how", "cost_ns", "share"),
     [
-        ({"gap_ns": GAP_NS}, COST_NS + GAP_NS, 0.95),
         ({"gap_ns": GAP_NS, **BY_HOST}, HOST_COST_NS + GAP_NS, 0.85),
         ({"plain": False}, COST_NS + COPY_NS, 0.95),
         ({"answer": {"strided": True}}, COST_NS, 0.85),
         ({"takes_ns": [CALL_NS, 2 * CALL_NS, 10_000, CALL_NS, 90 * CALL_NS]}, COST_NS, 0.95),
-        ({"takes_ns": [EMPTY_NS + 1_000] * CALLS, "gap_ns": GAP_NS}, GAP_NS, 0.95),
     ],
 )
 def test_a_call_costs_what_it_takes_beyond_an_empty_one(gpu, arena, how, cost_ns, share):

@@ -54,11 +54,8 @@ def bound(arena, monkeypatch):
         (0.002, {}, ["chain", "batch"], None),
         (0.002, {"is_open": False}, ["chain"], None),
         (0.002, {"assurance": "standard", "doubt": IN_DOUBT}, ["chain"], IN_DOUBT),
-        (0.002, {"doubt": IN_DOUBT}, ["chain", "batch"], IN_DOUBT),
-        (0.005, {"most": 64, "is_open": False}, ["chain"], None),
         (1e3 + 1e-6, {}, ["batch"], None),  # so long that there is no chain
         (0.005, {"room": 1}, ["batch"], None),
-        (0.005, {"has_tools": False}, ["batch"], None),
         (2.0, {"has_tools": False, "costs_ns": [2e6] * 9}, [], None),
     ],
 )
