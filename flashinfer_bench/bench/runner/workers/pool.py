@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -240,9 +240,8 @@ class WorkerPool:
     def settle(self) -> bool:
         """Wait until no worker is starting; say whether any was. One that fails to start is dropped."""
         was_starting = self.is_starting()
-        while starting := [warm for warm in self._warm if not warm.worker.is_ready]:
-            self._wait(starting)
-            self._hear()
+        while self.is_starting():
+            self._wait([warm for warm in self._warm if not warm.worker.is_ready])
         return was_starting
 
     def is_starting(self) -> bool:
@@ -364,8 +363,7 @@ class WorkerPool:
         select.select([warm.worker for warm in starting], [], [], limit_s)
 
     def _start(self, files: SolutionFiles, *, is_awaited: bool = False, attempt: int = 1) -> None:
-        worker = self._spawn(files)
-        self._warm.append(Made(worker, files, time.monotonic() + READY_LIMIT_S, is_awaited, attempt))
+        self._warm.append(Made(self._spawn(files), files, time.monotonic() + READY_LIMIT_S, is_awaited, attempt))
 
     def _drop(self, warm: Made) -> None:
         self._warm.remove(warm)
@@ -520,19 +518,13 @@ def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image:
         "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
         "device": "cuda:0" if hello.device == "cuda" else "cpu",
         "threads": usable_cores(),
-        "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
+        "memory_limit_bytes": hello.worker_memory_bytes or int(usable_memory() * MEMORY_SHARE / hello.sessions),
         "timing": {
             "l2_cache": hello.timing.l2_cache,
             "clock": hello.timing.clock,
             "image": "" if image is None else base64.b64encode(image).decode(),
         },
     }
-
-
-@cache
-def default_memory_limit(sessions: int = 1) -> int:
-    """Return how many bytes a worker may hold on this machine while this many sessions judge on it."""
-    return int(usable_memory() * MEMORY_SHARE / sessions)
 
 
 def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:

@@ -217,6 +217,9 @@ class BatchTimer:
         self._operations = 0 if claimed.waits_inside else claimed.operations
         self._spoils = trial.returns and not trial.may_return_inputs
         """Results are fetched once the inputs are gone, unless each is copied at once."""
+        self._outputs = self._places.outputs(0)
+        self._written = sum(output.nbytes for output in self._outputs)
+        """Bytes of the outputs of one call."""
         self._calls = 0
         self._best_ns = math.inf
         self._was_copied = False
@@ -265,13 +268,13 @@ class BatchTimer:
 
     def _time_one(self) -> float:
         """Return what one call of a batch costs; if it is the least so far, calls of this batch are compared."""
-        trial, calls, outputs = self._trial, len(self._places), len(self._places.outputs(0))
+        trial, calls, outputs = self._trial, len(self._places), len(self._outputs)
         numbers, spent_ns = self._run()
         copies = trial.returns and self._was_copied
         if copies:
             spent_ns -= min(self._copies_ns(), COPIES_SHARE * spent_ns)
         elif trial.returns:
-            spent_ns += self._fetch(outputs)
+            spent_ns += self._fetch()
         if copies or not self._together:  # other calls of a graph take nothing but their own time
             spent_ns -= calls * self._overhead.call * max(1, outputs)
         cost_ns = max(spent_ns - self._overhead.request - BEGIN_NS, 0.0) / calls
@@ -303,7 +306,7 @@ class BatchTimer:
         self._was_copied, self._is_strided = done.copied, self._is_strided or done.strided
         return numbers, self._now_ns() - start + self._wait_for_gpu()
 
-    def _fetch(self, outputs: int) -> float:
+    def _fetch(self) -> float:
         """Have the worker bring what the calls of a batch gave into their slots; return what of it counts as theirs."""
         if self._spoils:
             self._places.spoil_inputs()
@@ -311,7 +314,8 @@ class BatchTimer:
         start = self._now_ns()
         self._collect()
         spent_ns = self._now_ns() - start + self._wait_for_gpu()
-        return max(0.0, spent_ns - once_ns - result_ns * len(self._places) * outputs - self._copies_ns())
+        results = len(self._places) * len(self._outputs)
+        return max(0.0, spent_ns - once_ns - result_ns * results - self._copies_ns())
 
     def _collect(self) -> None:
         """Have the worker bring what the calls of a batch gave into their slots."""
@@ -329,11 +333,6 @@ class BatchTimer:
                 break
             hidden_ns = self._overhead.request + self._overhead.touch
         return counts_ns + hidden_ns
-
-    @property
-    def _written(self) -> int:
-        """Bytes of the outputs of one call."""
-        return sum(output.nbytes for output in self._places.outputs(0))
 
     def _copies_ns(self) -> float:
         """Return what may be taken off for copies of the outputs of all calls."""

@@ -60,12 +60,9 @@ class ReadCall:
     """The reference's outputs for its inputs, if they were computed ahead."""
 
 
-class LeftCall(NamedTuple):
-    """Copies of what a call left, each a row of bytes."""
-
-    outputs: torch.Tensor
-    inputs: torch.Tensor | None
-    """Which it may have changed; None if they were overwritten already."""
+LeftCall = tuple[torch.Tensor, torch.Tensor | None]
+"""Copies of the outputs that a call left, and of its inputs, which it may have changed: rows of bytes. None for inputs
+that were overwritten already."""
 
 
 @dataclass(frozen=True)
@@ -318,13 +315,12 @@ class TimedCalls:
         self._left, self._kept, self._others, self._odd = {}, [], set(), 0
         for numbers in self._portions([*left], MADE_TOGETHER_BYTES):
             given = self.contents.make_all(numbers)
-            calls = [left.pop(number) for number in numbers]
-            rows = [(own, call.inputs) for own, call in zip(given, calls, strict=True)]
-            self.check_inputs([(own, self.places.inputs_in(row)) for own, row in rows if row is not None])
-            for number, own, call in zip(numbers, given, calls, strict=True):
+            calls = [(number, own, *left.pop(number)) for number, own in zip(numbers, given, strict=True)]
+            self.check_inputs([(own, self.places.inputs_in(row)) for _, own, _, row in calls if row is not None])
+            for number, own, outputs, _ in calls:
                 is_base, chosen = self.contents.is_base(number), way if number in kept else None
-                outputs = self.places.outputs_in(call.outputs)
-                found.append(ReadCall(own, outputs, is_base, chosen, self.contents.set_of(number)))
+                of_set = self.contents.set_of(number)
+                found.append(ReadCall(own, self.places.outputs_in(outputs), is_base, chosen, of_set))
         self.chance.shuffle(found)
         return found
 
@@ -354,7 +350,7 @@ class TimedCalls:
             indices = [index for index, _ in some]
             given = copy_rows(self.places.held_inputs(), indices) if has_inputs else [None] * len(some)
             rows = zip(copy_rows(held, indices), given, strict=True)
-            copied |= {number: LeftCall(*row) for (_, number), row in zip(some, rows, strict=True)}
+            copied |= {number: row for (_, number), row in zip(some, rows, strict=True)}
         return copied
 
     def _portions(self, calls: Sequence[Any], most_bytes: int) -> list[Sequence[Any]]:
