@@ -35,10 +35,9 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
-from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, keep_finite
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
 from flashinfer_bench.worker.load import load_python
 
@@ -222,11 +221,10 @@ def judge_regimes(
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in baseline.inputs[0]]
         regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in inputs])
         expected = context.reference(inputs)
-        call, judge = JudgedCall(inputs, solution(*inputs), expected), context
-        rows = find_finite_rows(call, baseline.outputs)
-        if rows is not None:
-            call, judge = rows.of_call(call), rows.of_context(context)
-        if rows is None or any(output.numel() for output in call.expected):
+        call = JudgedCall(inputs, solution(*inputs), expected)
+        part = keep_finite(call, context, baseline.outputs)
+        call, judge = part or (call, context)
+        if part is None or any(output.numel() for output in call.expected):
             yield name, checks.judge(name, call, judge)
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Verdict
-from flashinfer_bench.bench.evaluators.sampling.draws import SamplingLimits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.evaluator import DrawJudge, SamplingLimits
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.data import AxisVar, Definition, TensorSpec
 
@@ -76,7 +76,7 @@ def judge(problem: SamplingProblem, tokens: torch.Tensor, trials: int, seed: int
     )
     inputs = [problem.probabilities, *problem.filters.values()]
     calls = [JudgedCall(inputs, [drawn], [drawn]) for drawn in tokens]
-    return judge_draws(definition, calls, SamplingLimits(trials), torch.Generator().manual_seed(seed))
+    return DrawJudge(definition, SamplingLimits(trials), torch.Generator().manual_seed(seed)).judge_first(calls)
 
 
 def make_problem(

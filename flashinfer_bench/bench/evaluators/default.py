@@ -22,7 +22,9 @@ from flashinfer_bench.bench.evaluator_record import (
     TRUTH,
     EvaluatorRecord,
 )
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
+from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,
@@ -36,21 +38,23 @@ from flashinfer_bench.bench.evaluators.evaluator import (
 from flashinfer_bench.bench.evaluators.inputs import memory
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import NormRule, surely_pass
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
+    LOST_ROWS,
+    NORM,
+    NormRule,
+    find_limit,
+    judge_norms,
+    surely_pass,
+)
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
-from flashinfer_bench.bench.evaluators.verdict import (
-    check_form,
-    judge_elements,
-    judge_norms,
-    resolve_norm_rule,
-    resolve_tolerance,
-    summarise,
-)
+from flashinfer_bench.bench.evaluators.verdict import check_form, decide, read_parameter, summarise
 from flashinfer_bench.data import Correctness, Definition, Performance, Workload
 from flashinfer_bench.errors import DefinitionFault
 
+MAX_RECORDED_OUTPUTS: Final = 16
+"""Outputs that a trace has a record of, at most."""
 INPUT_SHARE: Final = 4
 """The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
 
@@ -74,6 +78,8 @@ class DefaultEvaluator(Evaluator):
     """Whether outputs have to be near the reference's, element by element."""
     is_random: ClassVar[bool] = False
     """Whether equal inputs may give different outputs. Then no second call of the reference is judged."""
+    own_rule: ClassVar[str] = ""
+    """What outputs do, if `judge_trial` judges them by the inputs alone. Then it judges the reference's, too."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Take back what an overriding class no longer keeps, unless it declares it itself."""
@@ -94,14 +100,34 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
         """Return the tolerance for comparing elements."""
-
-        return resolve_tolerance(cfg, default_ratio=1.0)
+        return Tolerance(
+            cfg.rtol,
+            cfg.atol,
+            1.0 if cfg.required_matched_ratio is None else cfg.required_matched_ratio,
+            read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap),
+            max_absolute_error=read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error),
+            is_sum=bool(cfg.extra.get(SUMMED_TOLERANCE, False)),
+        )
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare every element of every output."""
-
-        return judge_elements(definition, trial.got, trial.expected, cls.tolerance(cfg))
+        tolerance, found, problems = cls.tolerance(cfg), list[Comparison](), list[str]()
+        for name, got, expected in zip(definition.outputs, trial.got, trial.expected, strict=True):
+            one = compare(expected, got, tolerance, output=name)
+            found.append(one)
+            if one.problem() is not None:
+                problems.append(str(replace(one, pattern=describe_pattern(expected, got, tolerance)).problem()))
+        correctness = Correctness(
+            max_relative_error=max((one.max_rel_error for one in found), default=0.0),
+            max_absolute_error=max((one.max_abs_error for one in found), default=0.0),
+            extra={
+                "trials": 1,
+                "matched_ratio": min((one.matched_ratio for one in found), default=1.0),
+                "outputs": {one.output: one.to_record() for one in found[:MAX_RECORDED_OUTPUTS]},
+            },
+        )
+        return decide("\n".join(problems) or None, correctness)
 
     @classmethod
     def compares_elements(cls, definition: Definition) -> bool:
@@ -111,15 +137,15 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def norm_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
         """Return the rule for the norms of errors."""
-
-        return resolve_norm_rule(definition, cfg, by_ratio=cls.tolerance(cfg).by_ratio)
+        limit = read_parameter(cfg, MAX_ERROR_NORM, find_limit(definition, cfg.rtol))
+        is_on, row_rule = (cfg.lost_rows_rule, LOST_ROWS) if cls.tolerance(cfg).by_ratio else (cfg.norm_rule, NORM)
+        return NormRule(limit, cfg.norm_rule, row_rule if is_on else None)
 
     @classmethod
     def judge_call(
         cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge one call by the user's tolerance, and then by the rules beside it."""
-
         verdict = cls.judge_trial(definition, trial, cfg)
         if isinstance(verdict, Rejected) or not cls.compares_elements(definition):
             return verdict
@@ -129,7 +155,6 @@ class DefaultEvaluator(Evaluator):
     @classmethod
     def stress_checks(cls, definition: Definition, cfg: ResolvedEvalConfig) -> StressChecks | None:
         """Judge them if outputs are compared element by element."""
-
         has_any = cfg.regimes_rule and cls.compares_elements(definition)
         return StressChecks(definition, cls.norm_rule(definition, cfg)) if has_any else None
 
@@ -137,21 +162,26 @@ class DefaultEvaluator(Evaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Call the reference again on the inputs of the first trial, and judge what it gives as a solution is judged.
+        """Judge the reference as a solution is judged: by `own_rule`, else by a second call on the first inputs.
 
         Raises:
-            DefinitionFault: the second call is rejected.
+            DefinitionFault: it is rejected.
         """
-        reference = context.reference
-        if cls.is_random or not isinstance(reference, Reference) or not baseline.inputs:
-            return
-        inputs = baseline.inputs[0]
+        if cls.own_rule and not cls.compares_elements(definition):
+            for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
+                found = cls.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
+                if isinstance(found, Rejected):
+                    raise DefinitionFault(
+                        f"the reference of {definition.name} does not {cls.own_rule}: {found.message}"
+                    )
+        elif not cls.is_random and isinstance(context.reference, Reference) and baseline.inputs:
+            inputs = baseline.inputs[0]
 
-        def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
-            verdict = cls.judge_trial(definition, JudgedCall(inputs, second, first), cfg)
-            return verdict.message if isinstance(verdict, Rejected) else None
+            def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
+                verdict = cls.judge_trial(definition, JudgedCall(inputs, second, first), cfg)
+                return verdict.message if isinstance(verdict, Rejected) else None
 
-        reference.check_repeats(inputs, baseline.outputs[0], find_difference)
+            context.reference.check_repeats(inputs, baseline.outputs[0], find_difference)
 
     @classmethod
     def build_baseline(
@@ -181,11 +211,11 @@ class DefaultEvaluator(Evaluator):
     ) -> Verdict:
         """Call the solution on the inputs of each trial and judge what it gives; the first wrong trial decides."""
         right = []
-        for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
-            got = check_form(definition, sol_runnable(*trial_inputs), expected)
+        for trial, (given, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
+            got = check_form(definition, sol_runnable(*given), expected)
             if isinstance(got, Rejected):
                 return got
-            verdict = cls.judge_call(definition, JudgedCall(trial_inputs, got, expected), cfg, context)
+            verdict = cls.judge_call(definition, JudgedCall(given, got, expected), cfg, context)
             if isinstance(verdict, Rejected):
                 which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
                 return replace(verdict, message=f"{verdict.message}{which}")
@@ -197,7 +227,6 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
-
         can_look = cls.judges_calls_alone and cls.compares_elements(definition)
         if can_look and surely_pass(calls, cls.norm_rule(definition, cfg), cls.tolerance(cfg)) is not None:
             return Accepted(Correctness())
@@ -235,7 +264,6 @@ def build_baseline(
     If the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
     how many sets of inputs there are.
     """
-
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
     maker = InputMaker(definition, workload, device, context.blob_root, context.notes)
@@ -254,20 +282,6 @@ def build_baseline(
     spared = [reference.spare(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
     measured = context.measure_reference(spared)
     return Baseline(inputs, outputs, measured.latency_ms, {"trials_ms": measured.trials, **measured.record})
-
-
-def check_own_outputs(
-    evaluator: type[DefaultEvaluator], definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, does: str
-) -> None:
-    """Judge the reference's outputs of each trial as those of a solution.
-
-    Raises:
-        DefinitionFault: they are wrong; the message says what the reference does not do.
-    """
-    for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
-        found = evaluator.judge_trial(definition, JudgedCall(inputs, outputs, outputs), cfg)
-        if isinstance(found, Rejected):
-            raise DefinitionFault(f"the reference of {definition.name} does not {does}: {found.message}")
 
 
 check_reference, check_elements, eval_performance = (

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
@@ -80,20 +81,12 @@ class JudgeContext:
     """What the evaluator puts in here goes into the trace, as JSON."""
 
 
-class SolutionMetadata(Protocol):
-    """What an evaluator may know of a solution."""
-
-    @property
-    def destination_passing_style(self) -> bool:
-        """Whether the solution writes into outputs that it is given."""
-
-
 class SolutionRunnable(Protocol):
     """A solution that can be called, wherever it runs. Evaluators do not catch the SolutionFailure that it raises."""
 
     @property
-    def metadata(self) -> SolutionMetadata:
-        """What an evaluator may know of the solution."""
+    def metadata(self) -> Any:
+        """Has `destination_passing_style`: whether the solution writes into outputs that it is given."""
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
         """Return the outputs for inputs in the order of the definition; outputs given after the inputs are filled."""
@@ -119,12 +112,7 @@ class JudgedCall:
 class RecordedCalls:
     """Timed calls, as a solution that can be called: each inputs give what they gave then."""
 
-    class Metadata:
-        """Known of recorded calls."""
-
-        destination_passing_style = False
-
-    metadata = Metadata()
+    metadata = SimpleNamespace(destination_passing_style=False)
 
     def __init__(self, calls: Sequence[JudgedCall]) -> None:
         self._outputs: dict[tuple[int, ...], list[list[torch.Tensor]]] = {}

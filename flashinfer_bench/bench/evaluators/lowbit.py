@@ -14,7 +14,6 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.verdict import resolve_tolerance
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 
@@ -36,4 +35,5 @@ class LowBitEvaluator(DefaultEvaluator):
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
         """Let a share of the elements miss the tolerance, the reference's second call too."""
-        return replace(resolve_tolerance(cfg, default_ratio=DEFAULT_MATCHED_RATIO), ignores_shared_zeros=True)
+        ratio = DEFAULT_MATCHED_RATIO if cfg.required_matched_ratio is None else cfg.required_matched_ratio
+        return replace(super().tolerance(cfg), required_matched_ratio=ratio, ignores_shared_zeros=True)

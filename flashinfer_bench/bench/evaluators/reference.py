@@ -13,13 +13,13 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.base.named_call import NamedCall, find_call
+from flashinfer_bench.base.named_call import find_call
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.compare.packed import logical_shape, storage_shape
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes
@@ -51,12 +51,17 @@ class Reference:
     """Names of the inputs that the reference writes to; None before the first call."""
     broken: str | None = None
     """Why the reference cannot be used at all: two calls disagreed before any two agreed. None if it can be used."""
-    _has_agreed: bool = False
-    """Whether any two calls agreed."""
     _repeated: set[tuple[Any, ...]] = field(default_factory=set)
     """Shapes of inputs on which two calls agreed."""
     _repeating_s: float = 0.0
     """Seconds that all second calls took."""
+    _fitting: list[tuple[Any, ...]] = field(default_factory=list)
+    """Form of all tensors of the latest call whose outputs fitted the definition."""
+
+    def __post_init__(self) -> None:
+        """Find out how `run` is called."""
+        self._call = find_call(self.run, self.definition.inputs)
+        self._blame = Blame(partial(explain_error, self.definition))
 
     @classmethod
     def compile(cls, definition: Definition) -> Reference:
@@ -83,20 +88,11 @@ class Reference:
         if self.broken is not None:
             raise DefinitionFault(self.broken)
         spared = self.spare(inputs)
-        before = [_version(value) for value in spared]
-        compares = self.mutates is None  # once: kernels of its own write without torch's knowing
+        versions = list(map(_version, spared))
         with usual_threads():
             returned = self.launch(spared)
-        written = {
-            name: given is used
-            for name, given, used, version in zip(self.definition.inputs, inputs, spared, before, strict=True)
-            if _version(used) != version or (compares and _differs(given, used))
-        }
-        self.mutates = (self.mutates or frozenset()) | frozenset(written)
-        spoiled = [name for name, was_given in written.items() if was_given]
-        if spoiled:
-            why = "in some calls only, or without memory for a copy"
-            raise _fault(self.definition, f"it writes to {', '.join(spoiled)}, {why}; it should clone what it changes")
+        if self.mutates is None or list(map(_version, spared)) != versions:
+            self._note_writes(inputs, spared, versions)
         return self._fit(returned, spared, inputs)
 
     def launch(self, inputs: Sequence[Any]) -> Any:
@@ -105,23 +101,39 @@ class Reference:
         Raises:
             DefinitionFault: the reference fails.
         """
-        with Blame(partial(explain_error, self.definition)), torch.no_grad():
+        with self._blame, torch.no_grad():
             return self._call.bind(self.run, dict(zip(self.definition.inputs, inputs, strict=True)))()
-
-    @cached_property
-    def _call(self) -> NamedCall:
-        return find_call(self.run, self.definition.inputs)
 
     def spare(self, inputs: Sequence[Any]) -> list[Any]:
         """Clone the inputs that the reference writes to; before its first call, all inputs if there is memory."""
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        written = self.definition.inputs if self.mutates is None else self.mutates
-        if self.mutates is None and tensors and bytes_of(tensors) > free_bytes(tensors[0].device) // 2:
+        written = self.mutates
+        if written is None:
+            tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+            has_room = not tensors or bytes_of(tensors) <= free_bytes(tensors[0].device) // 2
+            written = frozenset(self.definition.inputs if has_room else ())
+        if not written:
             return list(inputs)
         return [
             value.clone() if isinstance(value, torch.Tensor) and name in written else value
             for name, value in zip(self.definition.inputs, inputs, strict=True)
         ]
+
+    def _note_writes(self, inputs: Sequence[Any], spared: Sequence[Any], versions: Sequence[int]) -> None:
+        """Note the inputs that a call wrote to; those of the first call are compared, since kernels write unseen.
+
+        Raises:
+            DefinitionFault: the call wrote to an input that was no clone.
+        """
+        written = {
+            name: given is used
+            for name, given, used, version in zip(self.definition.inputs, inputs, spared, versions, strict=True)
+            if _version(used) != version or (self.mutates is None and _differs(given, used))
+        }
+        self.mutates = (self.mutates or frozenset()) | frozenset(written)
+        spoiled = [name for name, was_given in written.items() if was_given]
+        if spoiled:
+            why = "in some calls only, or without memory for a copy"
+            raise _fault(self.definition, f"it writes to {', '.join(spoiled)}, {why}; it should clone what it changes")
 
     def check_repeats(
         self,
@@ -140,51 +152,48 @@ class Reference:
             DefinitionFault: the calls differ. If no two calls agreed before, every later call raises this too.
         """
         shapes = tuple(value.shape if isinstance(value, torch.Tensor) else None for value in inputs)
-        if shapes in self._repeated or (self._has_agreed and self._repeating_s >= REPEAT_BUDGET_S):
+        if shapes in self._repeated or (self._repeated and self._repeating_s >= REPEAT_BUDGET_S):
             return
         start = time.monotonic()
         difference = find_difference(outputs, self(inputs))
         self._repeating_s += time.monotonic() - start
         if difference is not None:
             fault = _fault(self.definition, f"a second call with equal inputs gives something else; {difference}")
-            self.broken = None if self._has_agreed else str(fault)
+            self.broken = None if self._repeated else str(fault)
             raise fault
-        self._has_agreed = True
         self._repeated.add(shapes)
 
     def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Give what the reference returned as the definition's outputs: in their order, count, shapes and dtypes."""
-        definition = self.definition
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         try:
-            values = normalize_result(definition, returned, device)
+            values = normalize_result(self.definition, returned, device)
         except (TypeError, ValueError) as error:
-            raise _fault(definition, str(error)) from None
-        for (name, spec), value in zip(definition.outputs.items(), values, strict=True):
-            if value.dtype != torch_dtype(spec.dtype):
-                raise _fault(definition, f"output {name!r} has dtype {value.dtype}, expected {spec.dtype}")
-            if device is not None and value.device != device:
-                raise _fault(definition, f"output {name!r} lies on {value.device}, the inputs on {device}")
+            raise _fault(self.definition, str(error)) from None
+        tensors = [value for value in (*inputs, *values) if isinstance(value, torch.Tensor)]
+        form = [(value.shape, value.dtype, value.device) for value in tensors]
+        if form != self._fitting:
+            self._check_form(inputs, values, device)
+            self._fitting = form
         owned = {_memory(value) for value in spared if isinstance(value, torch.Tensor) and value.numel()}
-        is_shared = [_memory(value) in owned for value in values]
-        self.returns_inputs = self.returns_inputs or any(is_shared)
-        # An output that shares memory with an input would change when the input does.
-        plain = torch.contiguous_format
-        pairs = zip((value.detach() for value in values), is_shared, strict=True)
-        outputs = [value.clone(memory_format=plain) if shared else value.contiguous() for value, shared in pairs]
-        self._check_shapes(inputs, outputs)
+        outputs = []
+        for value in values:
+            # An output that shares memory with an input would change when the input does.
+            is_shared = _memory(value) in owned
+            self.returns_inputs = self.returns_inputs or is_shared
+            plain = value.detach()
+            outputs.append(plain.clone(memory_format=torch.contiguous_format) if is_shared else plain.contiguous())
         return outputs
 
-    def _check_shapes(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
-        """Compare the outputs' shapes with the definition's; the first tensor with a var axis says its size.
+    def _check_form(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], device: torch.device | None) -> None:
+        """Compare dtypes and shapes with the definition's; the first tensor with a var axis says its size.
 
         Raises:
-            DefinitionFault: an output has another shape.
+            DefinitionFault: an output has another dtype or shape, or lies elsewhere than the inputs.
         """
         definition, sizes = self.definition, dict[str, int]()
-        for spec, value in zip(
-            (*definition.inputs.values(), *definition.outputs.values()), (*inputs, *outputs), strict=True
-        ):
+        specs = (*definition.inputs.values(), *definition.outputs.values())
+        for spec, value in zip(specs, (*inputs, *outputs), strict=True):
             if isinstance(value, torch.Tensor) and spec.shape is not None and len(spec.shape) == value.ndim:
                 sizes = {**dict(zip(spec.shape, logical_shape(value.shape, spec.dtype), strict=True)), **sizes}
         try:
@@ -192,9 +201,14 @@ class Reference:
         except ValueError as error:
             raise _fault(definition, str(error)) from None
         for (name, spec), shape, output in zip(definition.outputs.items(), shapes, outputs, strict=True):
+            found = f"output {name!r}"
+            if output.dtype != torch_dtype(spec.dtype):
+                raise _fault(definition, f"{found} has dtype {output.dtype}, expected {spec.dtype}")
+            if device is not None and output.device != device:
+                raise _fault(definition, f"{found} lies on {output.device}, the inputs on {device}")
             if tuple(output.shape) != storage_shape(shape or (), spec.dtype):
                 wanted = list(shape or ())
-                raise _fault(definition, f"output {name!r} has shape {list(output.shape)}, expected {wanted}")
+                raise _fault(definition, f"{found} has shape {list(output.shape)}, expected {wanted}")
 
 
 def normalize_result(definition: Definition, result: Any, device: torch.device | str | None) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The steps to a verdict: check count, shape and dtype of the outputs, compare values, sum up trials.
+"""Steps to a verdict: check count, shape and dtype of the outputs, decide, sum up trials.
 
 The process boundary has checked count, shape and dtype before. They are checked here again, because an evaluator takes
 any runnable.
@@ -8,33 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluator_record import (
-    MAX_ABSOLUTE_ERROR,
-    MAX_ERROR_CAP,
-    MAX_ERROR_NORM,
-    SUMMED_TOLERANCE,
-    why_wrong,
-)
-from flashinfer_bench.bench.evaluators.compare.outputs import compare
-from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
-from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluator_record import why_wrong
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import LOST_ROWS, NORM, NormRule, find_limit
-from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
-from flashinfer_bench.bench.evaluators.integrity.stability import Stability
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
-MAX_RECORDED_OUTPUTS: Final = 16
-"""Outputs that a trace has a record of, at most."""
-_INFINITE: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
+INFINITE_ERRORS: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
+"""Errors of values that cannot be compared."""
 
 
 def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str, Any] | None = None) -> Verdict:
@@ -45,47 +31,18 @@ def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str
 
 
 def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
-    """Read a number from `cfg.extra`.
+    """Return a number of `cfg.extra`, or its default.
 
     Raises:
         WorkloadFault: the number is out of range.
     """
-    value: Any = cfg.extra.get(key, default)
+    if key not in cfg.extra:
+        return default
+    value: Any = cfg.extra[key]
     reason = why_wrong(key, value)
     if reason is not None:
         raise WorkloadFault(reason)
     return float(value)
-
-
-def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Tolerance:
-    """Return the tolerance that a configuration asks for.
-
-    Args:
-        cfg: the resolved configuration; `extra["max_error_cap"]` and `extra["max_absolute_error"]` are caps on the
-            largest error; `extra["summed_tolerance"]` adds atol and rtol up.
-        default_ratio: the required matched ratio if the configuration gives none.
-    """
-    return Tolerance(
-        cfg.rtol,
-        cfg.atol,
-        default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio,
-        read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap),
-        max_absolute_error=read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error),
-        is_sum=bool(cfg.extra.get(SUMMED_TOLERANCE, False)),
-    )
-
-
-def resolve_norm_rule(definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool) -> NormRule:
-    """Return the rule for the norms of errors.
-
-    Args:
-        definition: its dtypes say how coarse honest kernels are.
-        cfg: says which rules are on; `extra["max_error_norm"]` is the limit, which else depends on the tolerance.
-        by_ratio: whether some elements may fail.
-    """
-    limit = read_parameter(cfg, MAX_ERROR_NORM, find_limit(definition, cfg.rtol))
-    is_on, row_rule = (cfg.lost_rows_rule, LOST_ROWS) if by_ratio else (cfg.norm_rule, NORM)
-    return NormRule(limit, cfg.norm_rule, row_rule if is_on else None)
 
 
 def check_form(
@@ -97,22 +54,19 @@ def check_form(
     that are NaN by right have to be written, too.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    names, form = list(definition.outputs), EvaluationStatus.INCORRECT_SHAPE
+    names, outputs = list(definition.outputs), list[torch.Tensor]()
     if len(values) != len(names):
         message = f"returned {len(values)} outputs, the definition has {len(names)} ({', '.join(names)})"
-        return Rejected(form, message)
-    for name, value, wanted in zip(names, values, expected, strict=True):
-        shape = list(getattr(value, "shape", ()))
-        if isinstance(value, (torch.Tensor, bool, int, float)) and shape != list(wanted.shape):
-            return Rejected(form, f"output {name!r} has shape {shape}, expected {list(wanted.shape)}")
-    outputs = []
+        return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
     for name, value, wanted in zip(names, values, expected, strict=True):
         is_tensor, dtype = isinstance(value, torch.Tensor), wanted.dtype
+        shape = list(value.shape) if is_tensor else []
+        if (is_tensor or isinstance(value, (bool, int, float))) and shape != list(wanted.shape):
+            message = f"output {name!r} has shape {shape}, expected {list(wanted.shape)}"
+            return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
         kinds = (bool,) if dtype == torch.bool else (float, int) if dtype.is_floating_point else (int,)
-        fits = (
-            value.dtype in (dtype, torch.uint8 if dtype == torch.bool else dtype) if is_tensor else type(value) in kinds
-        )
-        if not fits:
+        bytes_of_bool = torch.uint8 if dtype == torch.bool else dtype
+        if not (value.dtype in (dtype, bytes_of_bool) if is_tensor else type(value) in kinds):
             kind = value.dtype if is_tensor else f"a Python {type(value).__name__}"
             return Rejected(EvaluationStatus.INCORRECT_DTYPE, f"output {name!r} is {kind}, expected {dtype}")
         outputs.append(value if is_tensor else torch.tensor(value, dtype=dtype, device=wanted.device))
@@ -123,50 +77,8 @@ def check_form(
                 f"output {name!r} was not written: {count} of {output.numel()} elements, which are nan by right, hold "
                 "what lay there before the call; write nan there"
             )
-            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**_INFINITE))
+            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**INFINITE_ERRORS))
     return outputs
-
-
-def judge_elements(
-    definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
-) -> Verdict:
-    """Compare every element of every output of one trial."""
-    found, problems = [], []
-    for name, value, wanted in zip(definition.outputs, got, expected, strict=True):
-        one = compare(wanted, value, tolerance, output=name)
-        if one.problem() is not None:
-            one = replace(one, pattern=describe_pattern(wanted, value, tolerance))
-            problems.append(one.problem())
-        found.append(one)
-    correctness = Correctness(
-        max_relative_error=max((one.max_rel_error for one in found), default=0.0),
-        max_absolute_error=max((one.max_abs_error for one in found), default=0.0),
-        extra={
-            "trials": 1,
-            "matched_ratio": min((one.matched_ratio for one in found), default=1.0),
-            "outputs": {one.output: one.to_record() for one in found[:MAX_RECORDED_OUTPUTS]},
-        },
-    )
-    return decide("\n".join(map(str, problems)) or None, correctness)
-
-
-def judge_norms(
-    definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
-) -> Verdict:
-    """Judge the norms of a call's errors, and add them to what is known of its outputs."""
-    if not rule.is_on:
-        return Accepted(correctness)
-    names, norms = list(definition.outputs), list(map(measure_norms, call.expected, call.got))
-    extra = dict(correctness.extra or {})
-    outputs = dict(extra.get("outputs", {}))
-    for name, one in zip(names, norms, strict=True):
-        if one is not None and one.says_something and not one.is_small:
-            outputs[name] = {**outputs.get(name, {}), "error_norm": one.share(), "worst_row_norm": one.figures[2]}
-    correctness = correctness.model_copy(update={"extra": {**extra, "outputs": outputs}})
-    message, integrity = rule.find_excess(norms, names, stability) or (None, None)
-    if integrity is not None and math.isinf(integrity["evidence"]["error_norm"]):
-        correctness = correctness.model_copy(update=_INFINITE)
-    return decide(message, correctness, integrity)
 
 
 def summarise(trials: Sequence[Correctness]) -> Correctness:

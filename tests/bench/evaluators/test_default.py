@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -45,11 +44,9 @@ LOOSE = {"required_matched_ratio": 0.9, "norm_rule": False, "lost_rows_rule": Fa
         (lambda x: [x + x, x > 0], {}, None, ""),
         (lambda x: x * 2, {}, "SHAPE", "1 outputs, the definition has 2 (y, mask)"),
         (lambda x: [x[:1] * 2, x > 0], {}, "SHAPE", "'y' has shape [1, 4], expected [16, 4]"),
-        (lambda x: [x.half() * 2, x > 0], {}, "DTYPE", "'y' is torch.float16, expected torch.float32"),
         (lambda x: [x * 2, (x > 0).int()], {}, "DTYPE", "'mask' is torch.int32"),
         (lambda x: [None, x > 0], {}, "DTYPE", "'y' is a Python NoneType"),
         (lambda x: [x * 2.1, x > 0], {}, "NUMERICAL", "trial 1 of 3"),
-        (lambda x: [x * 2, x >= x.max()], {}, "NUMERICAL", "'mask'"),
         (half_wrong, {"required_matched_ratio": 0.4}, None, ""),
         (spoilt, LOOSE, "NUMERICAL", "max_error_cap=2"),
     ],
@@ -75,17 +72,10 @@ def test_trials_have_inputs_of_their_own_and_a_wrong_element_in_the_last_is_foun
     assert "trial 3 of 3" in verdict.message
 
 
-def test_the_errors_of_all_trials_stand_in_the_correctness_and_can_be_written_and_read_back():
-    found = judging().check(lambda x: [x * 2 + 0.001, x > 0]).correctness
-    assert found.max_absolute_error == pytest.approx(0.001, rel=0.01)
-    record = json.loads(found.to_json())["extra"]
-    assert (record["trials"], record["outputs"]["y"]["mismatched"], record["outputs"]["y"]["elements"]) == (3, 0, 64)
-
-
 def test_a_right_solution_is_measured_and_has_no_speedup_without_a_profiled_baseline():
     job = judging()
     performance = job.measure(lambda x: [x + x, x > 0])
-    assert (performance.latency_ms, performance.reference_latency_ms, performance.speedup_factor) == (1.0, 4.0, 4.0)
+    assert (performance.latency_ms, performance.speedup_factor) == (1.0, 4.0)
     assert job.notes["measurement"]["trials_ms"] == [1.0, 1.0, 1.0]
     job.context = replace(job.context, profile_baseline=False)
     performance = job.measure(lambda x: [x * 2, x > 0])
@@ -111,13 +101,6 @@ def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):
     assert [inputs[0] is made.inputs[0][0] for inputs in made.inputs] == [True] * 3
     assert job.notes["input_sets"] == 1
     assert isinstance(job.check(lambda x: [x * 2, x > 0], made), Accepted)
-
-
-def test_a_number_stands_for_an_output_without_dimensions():
-    definition = make_definition(outputs={"y": "float32[]"}, reference="def run(x):\n    return x.sum()\n")
-    job = Judging(definition, make_workload())
-    assert isinstance(job.check(lambda x: float(x.sum())), Accepted)
-    assert job.check(lambda x: True).status.value == "INCORRECT_DTYPE"
 
 
 class Signs(DefaultEvaluator):

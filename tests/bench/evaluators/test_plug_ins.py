@@ -105,22 +105,12 @@ def test_who_is_asked_first(module, modules, asked):
     ("source", "reason"),
     [
         (None, "broken cannot be imported: ModuleNotFoundError: No module named 'broken'; install its package, or put"),
-        ("raise SystemExit(3)\n", "SystemExit: 3 ("),
         ("", "offers no evaluator; give the module a list EVALUATORS"),
         ("EVALUATORS = ['Mine']\n", "offers 'Mine', which is no subclass of Evaluator"),
         ("class Mine(DefaultEvaluator):\n    pass\n" + LIST, "has no can_evaluate of its own"),
-        (
-            "class Mine(Evaluator):\n    pass\n" + LIST,
-            "which lacks build_baseline, can_evaluate, check_correctness, eval_performance",
-        ),
-        (
-            "    def can_evaluate(self, definition):\n        return True\n" + LIST,
-            "whose can_evaluate cannot be called on the class: write @classmethod above",
-        ),
-        (
-            "    judge_trail = classmethod(lambda cls: None)\n" + LIST,
-            "is judge_trial meant?",
-        ),
+        ("class Mine(Evaluator):\n    pass\n" + LIST, "which lacks build_baseline, can_evaluate, check_"),
+        ("    def can_evaluate(self, definition):\n        return True\n" + LIST, "write @classmethod above"),
+        ("    judge_trail = classmethod(lambda cls: None)\n" + LIST, "is judge_trial meant?"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name_with_the_reason(module, source, reason):
@@ -149,21 +139,18 @@ def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_s
     assert choose_evaluator(MINE).fingerprint.split() == ["edited:Mine", "7", edited.split()[-1]]
 
 
-def test_installed_packages_come_after_the_configuration_by_name():
-    entries = [EntryPoint("b", "pack.b:Mine", "g"), EntryPoint("a", "pack.a", "g")]
-    found = list_plug_ins(["mine"], find_entry_points=lambda group: entries)
-    assert [plug_in.reference for plug_in in found] == ["mine", "pack.a", "pack.b:Mine"]
-    assert found[1].origin == "entry point a"
-
-
-def test_a_plug_in_is_imported_from_the_folder_where_the_script_finds_it(module, tmp_path, monkeypatch):
+def test_a_plug_in_is_imported_from_where_the_script_finds_it_before_installed_ones(module, tmp_path, monkeypatch):
     module("beside", LIST)
-    (found,) = list_plug_ins(["beside"], find_entry_points=lambda group: [])
+    entries = [EntryPoint("b", "pack.b:Mine", "g"), EntryPoint("a", "pack.a", "g")]
+    found, *installed = list_plug_ins(["beside"], find_entry_points=lambda group: entries)
+    assert [(one.reference, one.origin) for one in installed] == [
+        ("pack.a", "entry point a"),
+        ("pack.b:Mine", "entry point b"),
+    ]
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     register([found])  # as another process does, whose search path is another one
     assert registry._EVALUATORS[0].__module__ == "beside"
     assert (found.folder, sys.path[-1]) == (str(tmp_path), str(tmp_path))
-    assert list_plug_ins(["not_there_at_all"], find_entry_points=lambda group: [])[0].folder is None
 
 
 def test_a_class_that_a_script_appended_keeps_its_place_if_another_process_can_import_it(module, tmp_path):
@@ -188,11 +175,8 @@ ALONE = KnownParameters(frozenset(DECLARED), are_all=True)
 @pytest.mark.parametrize(
     ("extra", "known", "words"),
     [
-        ({"max_bias": "abc"}, ALONE, "is 'abc'; Mine takes a number"),
         ({"max_bias": True}, ALONE, "is True; Mine takes a number"),
         ({"rounds": 2.5}, ALONE, "a whole number"),
-        ({"exact": 1}, ALONE, "true or false"),
-        ({"mode": 1}, ALONE, "text"),
         ({"steps": 1}, ALONE, "a list"),
         ({"limit": None}, ALONE, "a number"),
         ({"max_bias": 1, "exact": True, "steps": [], "limit": 0.5, "any": {"a": 1}}, ALONE, None),
@@ -211,7 +195,7 @@ def test_a_value_of_another_type_or_an_unknown_key_is_refused_with_its_place(ext
     assert all(line.endswith(words) for line in told)
 
 
-@pytest.mark.parametrize("declared", [["a"], {1: 2}, {"a": [object()]}, {"a": bytes}])
+@pytest.mark.parametrize("declared", [{1: 2}, {"a": [object()]}])
 def test_what_is_no_mapping_to_defaults_or_types_is_refused(declared):
     with pytest.raises(ValueError, match=r"is no mapping|is neither a default"):
         read_parameters(declared)
@@ -261,8 +245,6 @@ class Public(Evaluator):
         ((Correctness(), None), Accepted(Correctness())),
         ((WRONG.correctness, WRONG), REJECTED),
         (True, "type bool"),
-        (None, r"nothing \(None\)"),
-        ((None, None), "tuple"),
     ],
 )
 def test_methods_as_the_public_package_documents_them_judge_or_are_a_fault_that_names_them(
@@ -280,9 +262,3 @@ def test_methods_as_the_public_package_documents_them_judge_or_are_a_fault_that_
             continue
         with pytest.raises(WorkloadFault, match=rf"Public.check_correctness returned .*{verdict}"):
             job.check(lambda x: x * 2)
-
-
-def test_a_subclass_in_another_module_keeps_what_it_declares():
-    near = type("Near", (DefaultEvaluator,), {"__module__": "mine", "can_evaluate": lambda definition: True})
-    registry._EVALUATORS.insert(0, near)
-    assert find_evaluator(MINE).compares_elements(MINE)

@@ -50,16 +50,12 @@ SAMPLING = {"op_type": "sampling", "axes": {"n": None, "v": 16}, "inputs": {"pro
 @pytest.mark.parametrize(
     ("parts", "evaluator"),
     [
-        ({"op_type": "gemm"}, "DefaultEvaluator"),
-        ({"op_type": "dsa_paged"}, "DSAEvaluator"),
         ({"op_type": "dsa-paged"}, "DSAEvaluator"),
-        ({"op_type": "lowbit"}, "LowBitEvaluator"),
         ({"op_type": "moe", "inputs": {"x": "float8_e4m3fn[n]"}}, "LowBitEvaluator"),
         ({"op_type": "moe", "inputs": {"x": "int8[n]"}}, "LowBitEvaluator"),
         ({"op_type": "moe", "inputs": {"x": "bfloat16[n]", "mask": "bool[n]"}}, "DefaultEvaluator"),
         ({**SAMPLING, "outputs": {"s": "int64[n]"}}, "SamplingEvaluator"),
         ({**SAMPLING, "outputs": {"r": "float32[n, v]"}}, "DefaultEvaluator"),
-        ({"op_type": "sampling", "outputs": {"s": "int64[n]"}}, "DefaultEvaluator"),
     ],
 )
 def test_the_op_type_and_the_dtypes_pick_the_evaluator(parts, evaluator):
@@ -109,26 +105,25 @@ def test_a_raised_revision_is_judged_again(tmp_path, monkeypatch):
     assert Benchmark(trace_set, config).plan(resume=True).redone_reasons == {"evaluator changed": len(jobs)}
 
 
-INFINITE = float("inf")
 VALUES = {
-    "sampling_validation_trials": ([1, 100], [0, 2.5, True, None]),
-    "sampling_tvd_threshold": ([0, 1], ["abc", -1, 1.5, float("nan")]),
-    "sampling_false_alarm_rate": ([0, 1e-9], [2, []]),
-    "sampling_least_shift": ([0.001, 0.5], [0, 0.6, True]),
-    "max_absolute_error": ([0.5, INFINITE], ["abc", 0, True, 10**400]),
-    "max_error_cap": ([0.5, INFINITE], ["abc", 0]),
-    "max_error_norm": ([0.05, 2.5], [0, "abc"]),
-    "dsa_score_tolerance": ([0, 0.5], [1, {}]),
-    "measure_rejected": ([True, False], [1]),
-    "summed_tolerance": ([True, False], ["yes"]),
+    "sampling_validation_trials": (1, [0, 2.5, True, None]),
+    "sampling_tvd_threshold": (1, ["abc", -1, 1.5, float("nan")]),
+    "sampling_false_alarm_rate": (0, [2]),
+    "sampling_least_shift": (0.5, [0, 0.6]),
+    "max_absolute_error": (float("inf"), ["abc", 0, True, 10**400]),
+    "max_error_cap": (0.5, [0]),
+    "max_error_norm": (2.5, [0]),
+    "dsa_score_tolerance": (0, [1, {}]),
+    "measure_rejected": (True, [1]),
+    "summed_tolerance": (False, ["yes"]),
 }
-"""Key → right and wrong values."""
+"""Key → a right value and wrong ones."""
 
 
 def test_values_of_known_keys_are_checked_and_of_others_are_not():
     assert set(VALUES) == set(known_keys())
     for key, (right, wrong) in VALUES.items():
-        assert [why_wrong(key, value) for value in right] == [None] * len(right)
+        assert why_wrong(key, right) is None
         for value in wrong:
             assert why_wrong(key, value).startswith(f"extra.{key} is {repr(value)[:80]}; it should be ")
     assert why_wrong("max_absolute_error", "1e-3").endswith("(YAML reads 1e-3 as text: write 1.0e-3)")

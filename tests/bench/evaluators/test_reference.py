@@ -26,7 +26,6 @@ def reference(body: str, *, head: str = "def run(x):", before: str = "", **parts
 @pytest.mark.parametrize(
     ("parameters", "result"),
     [
-        ("w, x", "x - w"),
         ("w, x, eps=1e-5, **others", "x - w"),
         ("**others", "others['x'] - others['w']"),
         ("w, *, x", "x - w"),
@@ -59,11 +58,6 @@ def test_classes_of_a_reference_find_the_module_that_they_are_of():
     assert "return x * 2" in inspect.getsource(called.run)
 
 
-def test_two_references_of_one_name_have_a_module_each():
-    called = [reference("return x * sys.modules[__name__].k", before=f"import sys\nk = {k}") for k in (2, 3)]
-    assert [one([torch.ones(1)])[0].item() for one in called] == [2, 3]
-
-
 @pytest.mark.parametrize("returned", ["(x, x.long())", "[x, x.long()]", "{'b': x.long(), 'a': x}"])
 def test_several_outputs_come_in_the_order_of_the_definition(returned):
     outputs = reference(f"return {returned}", **TWO)([torch.ones(3)])
@@ -76,10 +70,8 @@ def test_several_outputs_come_in_the_order_of_the_definition(returned):
         pytest.param("return x", TWO, ["2 outputs (a, b), got 1 values"], id="too few"),
         pytest.param("return x[:-1]", {}, ["'y'", "[2]", "[3]"], id="shape"),
         pytest.param("return x.half()", {}, ["'y'", "float16", "float32"], id="dtype"),
-        pytest.param("return x.to('meta')", {}, ["'y'", "lies on meta", "inputs on cpu"], id="device"),
         pytest.param("assert x.shape[0] == 7, 'seven'", {}, ["Error: seven", "line 4", "x.shape[0] == 7"], id="raises"),
         pytest.param("import sys\nsys.exit(3)", {}, ["SystemExit"], id="exits"),
-        pytest.param("return x", {"before": "import no_such_module"}, ["import no_such_module"], id="no module"),
         pytest.param("return x", {"head": "def norm(x):"}, ["norm"], id="no run"),
         pytest.param(
             "return x[:, None].expand(-1, 5), torch.zeros(4)",
@@ -104,7 +96,6 @@ def test_want_of_memory_is_the_workloads_fault_and_not_the_definitions():
 @pytest.mark.parametrize(
     ("body", "written", "result"),
     [
-        ("x += 1\nreturn x * 2", {"x"}, 4.0),
         ("y = x * w\nw.numpy()[0] = 7\nreturn y", {"w"}, 1.0),  # without torch's knowing
         ("return x.view(-1)", set(), 1.0),
     ],

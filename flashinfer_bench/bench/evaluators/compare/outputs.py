@@ -8,9 +8,9 @@ transfer; the worst element comes in another. `rule` decides on the numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
@@ -29,6 +29,32 @@ CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
 a chunk of this size takes less than 200 MB of extra memory. A float32 holds each index in a chunk."""
 ZERO: Final = 2.0**-127
 """A magnitude that counts as zero. It is the least scale that is a power of two, whose byte is 0."""
+
+
+class _Found(NamedTuple):
+    """Figures of a chunk, on its device or as floats. Those of a first look hold if all are finite and match."""
+
+    error: Any
+    """Largest absolute error."""
+    relative: Any
+    """Largest relative error."""
+    largest: Any
+    """Largest finite magnitude that was expected."""
+    score: Any
+    """Largest error in multiples of its bound."""
+    place: Any
+    """Index of the element with this error."""
+    expected: Any
+    """What was expected of that element."""
+    got: Any
+    failed: Any = 0.0
+    """Elements that fail."""
+    nonfinite: Any = 0.0
+    """Elements that fail because a side is not finite."""
+    unwritten: Any = -1.0
+    """Index of a window that looks unwritten; -1 if there is none."""
+    shared: Any = 0.0
+    """Elements that are zero on both sides, or nan on both sides."""
 
 
 def compare(
@@ -51,35 +77,35 @@ def compare(
     if not expected.numel():
         return Comparison(output, tolerance)
     left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
-    chunks = list(split_flat(left, right, chunk_elements))
-    seen = [] if is_whole(expected) else torch.stack([_look(*chunk, tolerance) for chunk in chunks]).tolist()
-    if seen and all(math.isfinite(one[0] + one[2]) and one[3] <= 1 for one in seen):
-        seen = [[0.0, 0.0, *one, -1.0, 0.0] for one in seen]
-    else:
-        seen = torch.stack([_look_closely(*chunk, tolerance) for chunk in chunks]).tolist()
-    failed, nonfinite, error, relative, largest, scores, places, unwritten, shared = zip(*seen, strict=True)
-    width = 2 if is_packed(expected.dtype) else 1
-    shape = (*expected.shape[:-1], expected.shape[-1] * width) if width > 1 else tuple(expected.shape)
-    step = len(chunks[0][0]) * width
-    worst_in = max(range(len(seen)), key=scores.__getitem__)
-    at = worst_in * step + int(places[worst_in])
-    is_exact = is_whole(expected)
-    wanted, given = (_read_element(side, at, width) for side in (left, right))
+    is_exact, width = is_whole(expected), 2 if is_packed(expected.dtype) else 1
+    size = chunk_elements or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // width
+    size = max(WINDOW, size // WINDOW * WINDOW)
+    chunks = list(zip(left.split(size), right.split(size), strict=True))  # type: ignore[no-untyped-call] # torch's own
+    found = [] if is_exact else _bring([_look(*chunk, tolerance) for chunk in chunks])
+    if is_exact or not all(math.isfinite(one.error + one.largest) and one.score <= 1 for one in found):
+        found = _bring([_look_closely(*chunk, tolerance) for chunk in chunks])
+    number, worst = max(enumerate(found), key=lambda pair: pair[1].score)
+    at = number * size * width + int(worst.place)
+    wanted, given = worst.expected, worst.got
+    if is_exact:  # a float does not hold all of them
+        wanted, given = (int(_bytes_of_bool(side[at]).item()) for side in (left, right))
     off = float(abs(given - wanted))
-    off = off if off == off else math.inf if scores[worst_in] > 1 else 0.0
-    blank = next((chunk * step + int(one) for chunk, one in enumerate(unwritten) if one >= 0), None)
+    off = off if off == off else math.inf if worst.score > 1 else 0.0
+    blank = next((at * size * width + int(one.unwritten) for at, one in enumerate(found) if one.unwritten >= 0), None)
+    shape = (*expected.shape[:-1], expected.shape[-1] * width) if width > 1 else tuple(expected.shape)
+    nonfinite = sum(one.nonfinite for one in found)
     return Comparison(
         output=output,
         tolerance=tolerance,
         elements=expected.numel() * width,
-        mismatched=int(sum(failed)),
-        nonfinite_mismatched=int(sum(nonfinite)),
-        max_abs_error=math.inf if any(nonfinite) else max(*error, off if is_exact else 0.0),
-        max_rel_error=math.inf if any(nonfinite) else max(relative),
-        max_expected=max(largest),
+        mismatched=int(sum(one.failed for one in found)),
+        nonfinite_mismatched=int(nonfinite),
+        max_abs_error=math.inf if nonfinite else max(off if is_exact else 0.0, *(one.error for one in found)),
+        max_rel_error=math.inf if nonfinite else max(one.relative for one in found),
+        max_expected=max(one.largest for one in found),
         worst=Element(_unravel(at, shape), wanted, given, off),
         unwritten_at=None if blank is None else _unravel(blank, shape),
-        shared_zeros=int(sum(shared)),
+        shared_zeros=int(sum(one.shared for one in found)),
         is_exact=is_exact,
     )
 
@@ -105,13 +131,9 @@ def is_whole(values: torch.Tensor) -> bool:
     return not (values.dtype.is_floating_point or values.dtype.is_complex or is_packed(values.dtype))
 
 
-def split_flat(
-    left: torch.Tensor, right: torch.Tensor, size: int | None = None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Return two flat tensors in chunks of whole windows."""
-    size = size or CHUNK_ELEMENTS.get(left.device.type, CHUNK_ELEMENTS["cpu"]) // (2 if is_packed(left.dtype) else 1)
-    size = max(WINDOW, size // WINDOW * WINDOW)
-    return ((left[at : at + size], right[at : at + size]) for at in range(0, len(left), size))
+def _bring(found: list[torch.Tensor]) -> list[_Found]:
+    """Return the figures of all chunks, in one transfer."""
+    return [_Found(*line) for line in torch.stack(found).tolist()]
 
 
 def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
@@ -120,7 +142,9 @@ def _look(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torc
     error, magnitude = (got - expected).abs_(), expected.abs()
     worst, at = (error / bounds_of(magnitude, tolerance)).max(dim=0)
     relative = (error / magnitude).nan_to_num_(nan=0.0, posinf=0.0).max()
-    return torch.stack([error.max(), relative, magnitude.max(), worst, at.to(error.dtype)])
+    return torch.stack(
+        [error.max(), relative, magnitude.max(), worst, at.to(error.dtype), expected.take(at), got.take(at)]
+    )
 
 
 def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
@@ -136,17 +160,19 @@ def _look_closely(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance)
         score = torch.where(finite & ~error.isinf(), error / bounds_of(magnitude, tolerance), error)
     both = (expected.isnan() & got.isnan()) | ((expected.abs() <= ZERO) & (got.abs() <= ZERO))
     worst, at = score.max(dim=0)
-    figures = [
-        failed.sum(),
-        (failed & ~(finite & got.isfinite())).sum(),
-        error.max(),
-        (error / magnitude).nan_to_num_(nan=0.0, posinf=0.0).max(),
-        magnitude.max(),
-        worst,
-        at,
-        _first_unwritten(got, failed) if tolerance.by_ratio else torch.full_like(at, -1),
-        both.sum() if tolerance.ignores_shared_zeros else torch.zeros_like(at),
-    ]
+    figures = _Found(
+        error=error.max(),
+        relative=(error / magnitude).nan_to_num_(nan=0.0, posinf=0.0).max(),
+        largest=magnitude.max(),
+        score=worst,
+        place=at,
+        expected=expected.take(at),
+        got=got.take(at),
+        failed=failed.sum(),
+        nonfinite=(failed & ~(finite & got.isfinite())).sum(),
+        unwritten=_first_unwritten(got, failed) if tolerance.by_ratio else torch.full_like(at, -1),
+        shared=both.sum() if tolerance.ignores_shared_zeros else torch.zeros_like(at),
+    )
     return torch.stack([one.to(error.dtype) for one in figures])
 
 
@@ -160,20 +186,10 @@ def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
     return torch.where(suspicious.any(), suspicious.to(torch.uint8).argmax() * WINDOW, -1)
 
 
-def _read_element(flat: torch.Tensor, at: int, width: int) -> float | int:
-    if is_whole(flat):
-        return int(_bytes_of_bool(flat[at]).item())
-    return float(read_values(flat[at // width : at // width + 1])[at % width])
-
-
 def _bytes_of_bool(values: torch.Tensor) -> torch.Tensor:
     """Return booleans as their bytes, because torch takes every byte but 0 as true; other values as they are."""
     return values.view(torch.uint8) if values.dtype == torch.bool else values
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index = []
-    for size in reversed(shape):
-        at, place = divmod(at, size)
-        index.append(place)
-    return tuple(reversed(index))
+    return tuple(map(int, np.unravel_index(at, shape)))

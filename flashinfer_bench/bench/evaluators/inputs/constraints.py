@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from flashinfer_bench.data.definition import Definition
@@ -136,8 +137,19 @@ def find_broken(constraints: Sequence[str], values: Mapping[str, Any]) -> tuple[
 
 
 class _Names(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        raise Uncheckable(f"{name} is no axis and no input that is given")
+    """Axes and inputs by name. A tensor is true if all its elements are, and so is what is computed of it."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise Uncheckable(f"{name} is no axis and no input that is given")
+        kind: Any = type(value)
+        return value.as_subclass(_find_whole(kind)) if hasattr(value, "as_subclass") else value
+
+
+@cache
+def _find_whole(kind: type) -> type:
+    return type("Whole", (kind,), {"__bool__": lambda one: bool(one.all().item())})
 
 
 def _evaluate(tree: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -151,15 +163,7 @@ def _evaluate(tree: ast.expr, values: Mapping[str, Any]) -> Any:
                 is_understood = isinstance(node, UNDERSTOOD) or getattr(node, "attr", "") in ATTRIBUTES
         if not is_understood:
             raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
-    names = {name: _take_as_whole(value) for name, value in values.items() if value is not None}
-    return eval(compile(ast.Expression(tree), "constraint", "eval"), {"__builtins__": {}}, _Names(names, len=len))
-
-
-def _take_as_whole(value: Any) -> Any:
-    """Return a tensor as one that is true if all its elements are, and so are those that are computed of it."""
-    if not hasattr(value, "as_subclass"):
-        return value
-    return value.as_subclass(type("Whole", (type(value),), {"__bool__": lambda self: bool(self.all().item())}))
+    return eval(compile(ast.Expression(tree), "constraint", "eval"), {"__builtins__": {}}, _Names(values, len=len))
 
 
 def _describe_sides(constraint: str, values: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -34,8 +33,6 @@ MOST_PADDINGS: Final = 4
 """Negative numbers of the reference's text that are tried as padding."""
 TESTS: Final = re.compile(r"[<>=!]=?\s*-?\d|\d\s*[<>=!]|\.[lgen][et]\(|ignore_index")
 """What a reference has that tells padding from other values."""
-WRAPPING: Final = frozenset({"index", "select"})
-"""Operations that may meet a -1 if the reference masks what they give."""
 
 
 class IntegerProbe:
@@ -123,16 +120,13 @@ class IntegerProbe:
         if valid.start or TESTS.search(source) is None:
             return None
         usual = self._run(name, valid[-1], valid[-1])
-        wrapped = Counter(seen.operation for seen in usual.seen if seen.low < 0)
         numbers = [one for one in dict.fromkeys([-1, *map(int, re.findall(r"-[1-9]\d*", source))]) if one >= least]
         for number in numbers[:MOST_PADDINGS]:
             padded = self._run(name, None, number)
             is_tested = (name, number) in padded.tests
             is_other = [seen.operation for seen in usual.seen] != [seen.operation for seen in padded.seen]
-            bad = Counter(seen.operation for seen in padded.seen if seen.low < 0) - wrapped
-            may_wrap = is_tested and number == -1 and bad.keys() <= WRAPPING
-            is_borne = (not bad or may_wrap) and self._fits(padded, number) and self._holds(name, None, number)
-            if (is_tested or is_other) and is_borne:
+            least = -1 if is_tested and number == -1 else 0  # what it gives for -1 may be masked later
+            if (is_tested or is_other) and self._fits(padded, least) and self._holds(name, None, number):
                 return number
         return None
 

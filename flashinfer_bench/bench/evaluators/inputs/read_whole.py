@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from flashinfer_bench.bench.evaluators.inputs.integers import find_plain_values
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
@@ -94,7 +93,9 @@ def find_read_whole(definition: Definition, workload: Workload) -> dict[str, flo
         returned = run(Reference.compile(definition), values, follower)
         if follower.end != DONE or not follower.is_open:
             return {}
-        notes = [getattr(output, "note", None) for output in tree_leaves(returned)]
+        outputs = returned.values() if isinstance(returned, Mapping) else returned
+        outputs = outputs if isinstance(outputs, (list, tuple)) or isinstance(returned, Mapping) else [outputs]
+        notes = [getattr(output, "note", None) for output in outputs]
         read = {name for note in notes if note is not None and note.is_computed for name in note.inputs}
         return {name: normal[name] for name in sorted(read)}
     return {}

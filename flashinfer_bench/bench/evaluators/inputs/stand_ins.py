@@ -14,14 +14,14 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flashinfer_bench.bench.evaluators.reference import Reference
 
@@ -133,18 +133,25 @@ class Operation(NamedTuple):
 
     name: str
     arguments: list[str]
+    returns: int
     written: str
     """The argument that it writes to; "" if there is none."""
-    tags: frozenset[torch.Tag]
+    is_view: bool
+    tags: frozenset[str]
 
 
 @cache
 def read_operation(func: Any) -> Operation:
     """Return what the schema of an operation says."""
-    arguments = func._schema.arguments
-    written = next((one.name for one in arguments if one.alias_info and one.alias_info.is_write), "")
-    name = func._schema.name.removeprefix("aten::")
-    return Operation(name, [one.name for one in arguments], written, frozenset(func.tags))
+    schema = func._schema
+    return Operation(
+        schema.name.removeprefix("aten::"),
+        [one.name for one in schema.arguments],
+        len(schema.returns),
+        next((one.name for one in schema.arguments if one.alias_info and one.alias_info.is_write), ""),
+        func.is_view,
+        frozenset(tag.name for tag in func.tags),
+    )
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
@@ -176,11 +183,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         operation = read_operation(func)
-        if self.count > MOST_OPERATIONS or torch.Tag.inplace_view in operation.tags:
+        if self.count > MOST_OPERATIONS or "inplace_view" in operation.tags:
             raise _Stop
+        tensors: list[Traced] = []
+
+        def enter(value: torch.Tensor) -> Traced:
+            tensors.append(value if isinstance(value, Traced) else Traced.make(take_values(value), set(), self))
+            return tensors[-1]
+
         named = {**dict(zip(operation.arguments, args, strict=False)), **(kwargs or {})}
-        given = tree_map_only(torch.Tensor, self._enter, named)
-        tensors = [one for one in tree_leaves(given) if isinstance(one, Traced)]
+        given = {name: _map(enter, value) for name, value in named.items()}
         if operation.name == "_local_scalar_dense":
             return tensors[0].read().item()
         sources = set[str]().union(*[tensor.sources for tensor in tensors])
@@ -195,24 +207,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
             if is_known:  # else its old values stand for the new ones
                 _execute(func, given)
             return written
-        results = None if func.is_view else _find_shapes(func, operation, given, tensors)
-        is_fixed = is_known and torch.Tag.nondeterministic_seeded not in operation.tags
+        results = None if operation.is_view else _find_shapes(operation, given, tensors)
+        is_fixed = is_known and "nondeterministic_seeded" not in operation.tags
         if results is None or (is_fixed and all(map(_is_small, results))):
             made = _execute(func, given)
         else:
             made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in results]
             made = made[0] if len(made) == 1 else made
-        shared = tensors[0].sources if func.is_view and tensors else sources
-        made = tree_map_only(torch.Tensor, lambda one: Traced.make(one, shared, self), made)
+        shared = tensors[0].sources if operation.is_view and tensors else sources
+        made = _map(lambda one: Traced.make(one, shared, self), made)
         self.conclude(func, given, made)
         return made
 
     def conclude(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
         """Note more of an operation that writes nothing in place."""
-
-    def _enter(self, value: torch.Tensor) -> Traced:
-        """Return an argument; a stand-in for a tensor of the reference's own."""
-        return value if isinstance(value, Traced) else Traced.make(take_values(value), set(), self)
 
     def _note(self, name: str, given: Mapping[str, Any], sources: set[str]) -> None:
         """Note what an operation does with the bits of words, and tests for padding."""
@@ -279,10 +287,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no 
         return Traced.make(index.content.clamp(*bounds), index.sources, self)
 
 
+def _map(change: Callable[[Any], Any], value: Any) -> Any:
+    """Change a tensor, or each in a list."""
+    if isinstance(value, (list, tuple)):
+        return [_map(change, one) for one in value]
+    return change(value) if isinstance(value, torch.Tensor) else value
+
+
 def _execute(func: Any, given: Mapping[str, Any]) -> Any:
     """Execute an operation on the contents of stand-ins."""
     own = {key: value for key, value in given.items() if key not in ("device", "pin_memory")}
-    return func(**tree_map_only(Traced, lambda one: one.content, own))
+    return func(**{key: _map(attrgetter("content"), value) for key, value in own.items()})
 
 
 def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
@@ -290,13 +305,13 @@ def _is_small(result: tuple[Sequence[int], torch.dtype]) -> bool:
 
 
 def _find_shapes(
-    func: Any, operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
+    operation: Operation, given: Mapping[str, Any], tensors: list[Traced]
 ) -> list[tuple[Sequence[int], torch.dtype]]:
     """Return shapes and dtypes of what an operation gives; those of its first tensor if nothing else is known.
 
     Torch itself would import its compiler for that, which takes seconds.
     """
-    name, count, dim = operation.name, len(func._schema.returns), given.get("dim", -1)
+    name, count, dim = operation.name, operation.returns, given.get("dim", -1)
     if not tensors:
         size = given.get("size", [])
         if name == "arange":
@@ -305,7 +320,7 @@ def _find_shapes(
     first, *rest = tensors
     shape, dtype = list(first.shape), given.get("dtype") or first.dtype
     others = [list(tensor.shape) for tensor in rest]
-    if torch.Tag.pointwise in operation.tags:
+    if "pointwise" in operation.tags:
         shape = list(np.broadcast_shapes(shape, *others))
         for tensor in rest:
             dtype = torch.promote_types(dtype, tensor.dtype) if tensor.ndim or not first.ndim else dtype
@@ -329,12 +344,11 @@ def _find_shapes(
         shape.insert(given.get("dim", 0) % (len(shape) + 1), len(tensors))
     elif name == "topk":
         shape[dim] = given["k"]
-    elif name == "embedding":
-        shape = [*others[0], *shape[1:]]
+    elif name in ("embedding", "index_select"):
+        dim = given.get("dim", 0) % len(shape)
+        shape[dim : dim + 1] = others[0]
     elif name == "gather":
         shape = others[0]
-    elif name == "index_select":
-        shape[dim] = rest[0].numel()
     elif name in ("index", "_unsafe_index"):
         indexed = [at for at, one in enumerate(given["indices"]) if one is not None]
         at = indexed[0] if indexed[-1] - indexed[0] < len(indexed) else 0

@@ -6,6 +6,8 @@ ratio. A row that the inputs do not settle (`stability`) is left out.
 
 On stress inputs an output too small for rows is judged, too. Its few numbers may all be near zero by chance, or be what
 is left of a sum, so it may also be off by several times as much as rounding of the inputs moves it.
+
+`judge_norms` judges one call. `surely_pass` looks at many calls first: if it accepts them, no call is judged by itself.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.outputs import is_whole, read_values
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, bounds_of, match_bits
-from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
-from flashinfer_bench.bench.evaluators.integrity.norms import FLOOR, Norms, has_norms, row_length
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Verdict
+from flashinfer_bench.bench.evaluators.integrity.norms import FLOOR, Norms, has_norms, measure_norms, row_length
 from flashinfer_bench.bench.evaluators.integrity.stability import Stability
-from flashinfer_bench.data import Definition
+from flashinfer_bench.bench.evaluators.verdict import INFINITE_ERRORS, decide
+from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.data.dtypes import DTYPES
 
 NORM: Final = "norm"
@@ -52,7 +55,6 @@ CPU."""
 MOST_ELEMENTS: Final = {"cpu": 1 << 22, "cuda": 1 << 25}
 """Elements of the largest output that is looked at, by device: it takes its memory several times over."""
 
-
 Excess = tuple[str, dict[str, Any]]
 """Message, and `rule` and `evidence` for the trace."""
 
@@ -71,27 +73,29 @@ class NormRule:
         """Whether there is anything to look at."""
         return self.judges_output or self.row_rule is not None
 
-    def find_excess(self, norms: Sequence[Norms | None], names: Sequence[str], stability: Stability) -> Excess | None:
-        """Return the first output that breaks the rule, None if none does.
+    def find_excess(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
+        """Say how an output breaks the rule, None if it does not.
+
+        Rows that are not settled are left out, and then those that were small beside them, until the rest is right.
 
         Args:
-            norms: of each output.
-            names: of the outputs.
+            norms: of the output.
+            output: its number.
+            name: of the output.
             stability: says which rows are left out.
         """
-        for index, (name, one) in enumerate(zip(names, norms, strict=True)):
-            if one is not None and one.says_something:
-                found = self._judge_small if one.is_small else self._judge_rows
-                excess = found(one, index, name, stability)
-                if excess is not None:
-                    return excess
-        return None
-
-    def _judge_rows(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
-        """Leave out rows that are not settled, and then those that were small beside them, until the rest is right."""
-        share, shares = norms.share(), norms.shares()
+        share, worst = norms.share(), norms.figures[2]
+        judges_rows = self.row_rule is not None and len(norms.error) > 1 and worst > self.limit
+        if not judges_rows and not (self.judges_output and share > self.limit):
+            return None
+        shares = norms.shares()
+        if norms.is_small:
+            slack = max(SMALL_SLACK, SMALL_SLACK * self.limit / USUAL_LIMIT)
+            bound = max(self.limit * SMALL_SETTLED, min(share / slack, sys.float_info.max))
+            is_judged = stability.rounding.judges_small
+            is_settled = is_judged and not bool(stability.find_unsettled(output, bound, shares >= 0).any())
+            return self._describe(NORM, name, share) if is_settled else None
         left_out = torch.zeros_like(shares, dtype=torch.bool)
-        judges_rows = self.row_rule is not None and len(shares) > 1 and norms.figures[2] > self.limit
         while judges_rows or (self.judges_output and share > self.limit):
             over = (shares > self.limit) & ~left_out
             suspects = over if bool(over.any()) else ~left_out
@@ -100,31 +104,20 @@ class NormRule:
             if judges_rows and bool(lost.any()):
                 row, count = int(torch.where(lost, shares, -1.0).argmax()), int(lost.sum())
                 words = f"{count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has"
-                rows = {"output": name, "rows": count, "row": row}
-                return self._describe(self.row_rule or NORM, words, float(shares[row]), rows)
+                return self._describe(self.row_rule or NORM, name, float(shares[row]), words, rows=count, row=row)
             judges_rows = False  # rows that were small beside others count for the output alone
             if not bool(unsettled.any()):
-                return self._describe(NORM, "the error has", share, {"output": name})
+                return self._describe(NORM, name, share)
             left_out |= unsettled
             share, shares = norms.share(left_out), norms.shares(left_out)
         return None
 
-    def _judge_small(self, norms: Norms, output: int, name: str, stability: Stability) -> Excess | None:
-        share = norms.share()
-        if not stability.rounding.judges_small or not self.judges_output or share <= self.limit:
-            return None
-        slack = max(SMALL_SLACK, SMALL_SLACK * self.limit / USUAL_LIMIT)
-        bound = max(self.limit * SMALL_SETTLED, min(share / slack, sys.float_info.max))
-        if bool(stability.find_unsettled(output, bound, torch.ones_like(norms.error, dtype=torch.bool)).any()):
-            return None
-        return self._describe(NORM, "the error has", share, {"output": name})
-
-    def _describe(self, rule: str, words: str, share: float, evidence: dict[str, Any]) -> Excess:
+    def _describe(self, rule: str, name: str, share: float, words: str = "the error has", **place: int) -> Excess:
         size = f"{words} {share:.3g} times the norm of what was expected, {self.limit:g} is allowed"
         if math.isinf(share):
             size = "elements are nan or infinite unlike the reference"
-        evidence = {**evidence, "error_norm": share, "limit": self.limit}
-        return f"output {evidence['output']!r}: {size} (rule {rule!r})", {"rule": rule, "evidence": evidence}
+        evidence = {"output": name, **place, "error_norm": share, "limit": self.limit}
+        return f"output {name!r}: {size} (rule {rule!r})", {"rule": rule, "evidence": evidence}
 
 
 def find_limit(definition: Definition, rtol: float) -> float:
@@ -135,6 +128,29 @@ def find_limit(definition: Definition, rtol: float) -> float:
         if dtype.kind != "bool" and dtype.bits <= 8 and spec.shape:
             limit = max(limit, LIMITS_BY_BITS[8 if dtype.storage.startswith("float8") else 4])
     return min(limit, LOOSEST_LIMIT)
+
+
+def judge_norms(
+    definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
+) -> Verdict:
+    """Judge the norms of a call's errors, and add them to what is known of its outputs."""
+    if not rule.is_on:
+        return Accepted(correctness)
+    extra = dict(correctness.extra or {})
+    outputs = dict(extra.get("outputs", {}))
+    excess: Excess | None = None
+    for number, (name, expected, got) in enumerate(zip(definition.outputs, call.expected, call.got, strict=True)):
+        norms = measure_norms(expected, got)
+        if norms is None or not norms.says_something:
+            continue
+        if not norms.is_small:
+            figures = {"error_norm": norms.share(), "worst_row_norm": norms.figures[2]}
+            outputs[name] = {**outputs.get(name, {}), **figures}
+        excess = excess or rule.find_excess(norms, number, name, stability)
+    message, integrity = excess or (None, None)
+    is_infinite = integrity is not None and math.isinf(integrity["evidence"]["error_norm"])
+    changes = {"extra": {**extra, "outputs": outputs}, **(INFINITE_ERRORS if is_infinite else {})}
+    return decide(message, correctness.model_copy(update=changes), integrity)
 
 
 def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Tolerance | None = None) -> list[bool] | None:
@@ -158,51 +174,58 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     for pairs in zip(*(zip(call.expected, call.got, strict=True) for call in calls), strict=True):
         first = pairs[0][0]
         kind, count = first.device.type, first.numel()
-        is_mixed = any((one.shape, one.dtype) != (first.shape, first.dtype) for pair in pairs for one in pair)
+        is_mixed = len({(one.shape, one.dtype) for pair in pairs for one in pair}) > 1
         if is_mixed or is_packed(first.dtype) or count > MOST_ELEMENTS[kind]:
             return None
         most = max(1, TOGETHER[kind] // max(count, 1))
-        of_calls: list[torch.Tensor] = []
         for start in range(0, len(pairs) if count else 0, most):
-            is_right, size = _look(pairs[start : start + most], rule, tolerance)
-            holds += is_right
-            of_calls += size
-        sizes += [torch.cat(of_calls)] if of_calls else []
+            _look(pairs[start : start + most], rule, tolerance, holds, sizes)
     if not holds:
         return [False] * len(calls)
     told = torch.cat([torch.stack(holds).double(), *sizes]).tolist()
-    says = [any(told[len(holds) + at :: len(calls)]) for at in range(len(calls))]
-    return says if all(told[: len(holds)]) else None
+    squares = told[len(holds) :]
+    if not (all(told[: len(holds)]) and all(map(math.isfinite, squares))):
+        return None
+    return [any(squares[at :: len(calls)]) for at in range(len(calls))]
 
 
 def _look(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rule: NormRule, tolerance: Tolerance | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return what holds if one output of some calls surely passes, and its squared norm for each call, if it has any.
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    rule: NormRule,
+    tolerance: Tolerance | None,
+    holds: list[torch.Tensor],
+    sizes: list[torch.Tensor],
+) -> None:
+    """Look at one output of some calls: note what holds if it surely passes, and its squared norm [calls] if any.
 
-    Comparisons with nan are false, so what is not finite never surely passes.
+    Comparisons with nan are false, and an infinite row has an infinite size: what is not finite never surely passes.
     """
     first, calls = pairs[0][0], len(pairs)
     expected, got = (_stack(side) for side in zip(*pairs, strict=True))
     if is_whole(first):
-        return [] if tolerance is None else [match_bits(expected, got).all()], []
+        if tolerance is not None:
+            holds.append(match_bits(expected, got).all())
+        return
     wanted = read_values(expected)
-    error = (read_values(got) - wanted).abs_()
-    holds = [] if tolerance is None else [(error <= bounds_of(wanted.abs(), tolerance)).all()]
+    error = read_values(got) - wanted
+    if tolerance is not None:
+        holds.append((error.abs_() <= bounds_of(wanted.abs(), tolerance)).all())
     columns = row_length(first) or (first.numel() if tolerance is None else None)
     if columns is None or not rule.is_on or not has_norms(first):
-        return holds, []
-    rows = [one.view(calls, -1, columns) for one in (error, wanted)]
+        return
+    rows = [one.reshape(calls, -1, columns) for one in (error, wanted)]
     squares = torch.stack([torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in rows]).square_()
     totals = squares.sum(dim=2, keepdim=True)
     least = totals[1] * (FLOOR**2 / squares.shape[2])
     # A call as a whole is one more row: `least`, a share of the whole, changes nothing there.
-    errors, sizes = torch.cat((squares, totals), dim=2)
-    bounds = torch.maximum(sizes, least).mul_((rule.limit * SURE) ** 2)
-    return [*holds, ((errors <= bounds) & bounds.isfinite()).all()], [totals[1, :, 0]]
+    errors, bounds = torch.cat((squares, totals), dim=2)
+    holds.append((errors <= torch.maximum(bounds, least).mul_((rule.limit * SURE) ** 2)).all())
+    sizes.append(totals[1, :, 0])
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape and dtype as [tensors, elements]."""
-    flat = torch.stack([one.contiguous().view(-1).view(torch.uint8) for one in tensors])
-    return flat.view(tensors[0].dtype)
+    """Return tensors of one shape and dtype as one [tensors, ...]; torch stacks those of 8 bits as bytes everywhere."""
+    dtype = tensors[0].dtype
+    if dtype.itemsize > 1:
+        return torch.stack(tuple(tensors))
+    return torch.stack([one.view(torch.uint8) for one in tensors]).view(dtype)

@@ -24,11 +24,13 @@ FLOOR: Final = 0.1
 the errors of its terms."""
 NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 """Dtypes whose neighbouring values differ by a factor of two: one step of one element is the size of a row."""
+BROUGHT_ROWS: Final = 1 << 13
+"""Norms of no more rows are brought to the CPU: there an operation on them takes less time than a launch."""
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Squared norms of an output's rows, in float64."""
+    """Squared norms of an output's rows, in float64; those of many rows lie on the output's device."""
 
     error: torch.Tensor
     """[rows]: of what was given less what was expected; infinite if only what was given is not finite."""
@@ -43,15 +45,14 @@ class Norms:
         Args:
             left_out: bool [rows]: those that are no usual rows.
         """
-        is_usual = torch.ones_like(self.error, dtype=torch.bool) if left_out is None else ~left_out | left_out.all()
-        floor = FLOOR * (torch.where(is_usual, self.expected, 0).sum() / is_usual.sum()).sqrt()
-        return self.error.sqrt() / torch.maximum(self.expected.sqrt(), floor)
+        usual = self.expected if left_out is None or bool(left_out.all()) else self.expected[~left_out]
+        return self.error.sqrt() / torch.maximum(self.expected.sqrt(), FLOOR * usual.mean().sqrt())
 
     @cached_property
     def figures(self) -> tuple[float, float, float]:
         """Squared norms of the error and of what was expected in all, and the worst row's share; one transfer."""
-        figures = torch.stack((self.error.sum(), self.expected.sum(), self.shares().max())).tolist()
-        return figures[0], figures[1], figures[2]
+        error, expected, worst = torch.stack((self.error.sum(), self.expected.sum(), self.shares().max())).tolist()
+        return error, expected, worst
 
     def share(self, left_out: torch.Tensor | None = None) -> float:
         """Return the norm of the whole error as a share of the whole output's, without some rows [rows]."""
@@ -87,11 +88,10 @@ def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
     if not has_norms(expected):
         return None
     columns = row_length(expected)
-    most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
     sides = [one.reshape(-1, columns or expected.numel()) for one in (expected, got)]
-    step = max(1, most // sides[0].shape[1])
-    parts = zip(*(torch.split(one, step) for one in sides), strict=True)
-    squares = torch.cat([_square(wanted, found, most) for wanted, found in parts], dim=1)
+    squares = _square(*sides, masks=False)
+    if not math.isfinite(float(squares[1].sum())):
+        squares = _square(*sides, masks=True)
     return Norms(squares[0].nan_to_num_(nan=torch.inf, posinf=torch.inf), squares[1], is_small=columns is None)
 
 
@@ -101,12 +101,27 @@ def says_something(expected: torch.Tensor) -> bool:
     return norms is not None and norms.says_something
 
 
-def _square(expected: torch.Tensor, got: torch.Tensor, most: int) -> torch.Tensor:
-    """Return the squared norms [2, rows] of the error and of what was expected; a row longer than `most` in pieces."""
-    if expected.shape[1] > most:
-        pieces = zip(*(torch.split(side, most, dim=1) for side in (expected, got)), strict=True)
-        return torch.stack([_square(wanted, found, most) for wanted, found in pieces]).sum(dim=0)
-    wanted = read_values(expected)
-    error, is_finite = read_values(got) - wanted, wanted.isfinite()
-    kept = [torch.where(is_finite, values, 0.0) for values in (error, wanted)]
-    return torch.stack([torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in kept]).square_()
+def _square(expected: torch.Tensor, got: torch.Tensor, *, masks: bool) -> torch.Tensor:
+    """Return the squared norms [2, rows] of the error and of what was expected; a long row is measured in pieces.
+
+    Args:
+        expected: [rows, columns].
+        got: [rows, columns].
+        masks: whether elements that are not expected to be finite are left out.
+    """
+    most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
+    count, columns = expected.shape
+    found = []
+    for row in range(0, count, step := max(1, most // columns)):
+        squares = []
+        for column in range(0, columns, most):
+            piece = slice(row, row + step), slice(column, column + most)
+            wanted = read_values(expected[piece])
+            error = read_values(got[piece]) - wanted
+            if masks:
+                error, wanted = (torch.where(wanted.isfinite(), one, 0.0) for one in (error, wanted))
+            norms = [torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in (error, wanted)]
+            squares.append(torch.stack(norms).square_())
+        found.append(squares[0] if len(squares) == 1 else torch.stack(squares).sum(dim=0))
+    together = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+    return together.cpu() if count <= BROUGHT_ROWS else together

@@ -104,7 +104,6 @@ class Stability:
     expected: Sequence[torch.Tensor]
     seed: int
     rounding: Rounding = USUAL_ROUNDING
-    now: Callable[[], float] = time.monotonic
     _moved: list[list[Norms | None]] = field(default_factory=list)
     """For each draw how far the rows of each output were moved."""
     _turned: list[list[Norms | None]] = field(default_factory=list)
@@ -112,7 +111,7 @@ class Stability:
 
     def __post_init__(self) -> None:
         """Prepare the draws."""
-        self._draws = call_rounded(self.reference, self.inputs, self.rounding, self.seed, self.now)
+        self._draws = call_rounded(self.reference, self.inputs, self.rounding, self.seed)
 
     def find_unsettled(
         self,
@@ -164,7 +163,7 @@ class Stability:
 
 
 def call_rounded(
-    reference: Reference, inputs: Sequence[Any], rounding: Rounding, seed: int, now: Callable[[], float]
+    reference: Reference, inputs: Sequence[Any], rounding: Rounding, seed: int
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor] | None]]:
     """Yield a reference's outputs for inputs with random rounding errors, MOST_DRAWS times within PATIENCE_S.
 
@@ -173,10 +172,10 @@ def call_rounded(
     """
     spent_s = 0.0
     for draw in range(MOST_DRAWS):
-        start, drawn = now(), derive_seed(seed, draw)
+        start, drawn = time.monotonic(), derive_seed(seed, draw)
         outputs, has_chosen = call_with_other_ties(reference, add_rounding(inputs, rounding, drawn), drawn)
         turned = call_with_other_ties(reference, list(inputs), drawn)[0] if has_chosen else None
-        spent_s += now() - start
+        spent_s += time.monotonic() - start
         yield outputs, turned
         if spent_s > PATIENCE_S:
             return

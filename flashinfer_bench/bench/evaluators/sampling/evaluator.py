@@ -1,10 +1,22 @@
-"""The Sampling evaluator. A sampler is random, so its draws are judged (`draws`), not compared."""
+"""The Sampling evaluator. A sampler is random, so its draws are judged, not compared.
+
+A draw is one token of one row, drawn in one call. Every draw has to be allowed. The places of all draws (`rules`) have
+to be uniform and independent (`statistics`). Counts of single tokens would not do: with 128,256 tokens and some
+thousand draws, a perfect sampler is far from the expected shares. There are three looks at a sampler:
+* the first draws, many calls on the same rows;
+* flattened rows (rule `power`): the same rows with a higher temperature, until no token has more than about a hundredth
+  of the mass. There are enough calls for the smallest cheat that is worth having to show, also with one row;
+* timed calls, each on rows of its own. Few draws show coarse faults only.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import torch
@@ -14,17 +26,22 @@ from flashinfer_bench.bench.evaluator_record import COUNT, SHARE, EvaluatorRecor
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling.draws import (
-    SamplingLimits,
-    count_calls,
-    judge_draws,
-    judge_flattened,
-    judge_timed,
-    make_flattened,
-    place_calls,
+from flashinfer_bench.bench.evaluators.sampling.rules import (
+    ORDERS,
+    PlacedDraws,
+    SamplingProblem,
+    place_draws,
+    read_problem,
 )
-from flashinfer_bench.bench.evaluators.sampling.rules import read_problem
-from flashinfer_bench.data import Definition
+from flashinfer_bench.bench.evaluators.sampling.statistics import (
+    PART_GROUPS,
+    measure_chances,
+    measure_distance,
+    measure_omission,
+    measure_shares,
+)
+from flashinfer_bench.bench.evaluators.verdict import check_form, decide, read_parameter
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import DefinitionFault
 
@@ -35,6 +52,31 @@ than nine tenths of a row."""
 PATIENCE_S: Final = 20.0
 """Seconds after which no more calls on flattened rows are made: a slow sampler, as under Triton's interpreter, has a
 limit on its time, and being slow wins nothing."""
+TIMED_SHARE: Final = 0.05
+"""Timed draws reject a right sampler by chance this many times as often as the first draws: they are a second look."""
+PARTS: Final = (4, 8)
+"""Numbers of parts of the rows of timed draws, by their largest probability, the flattest first."""
+LEAST_PART: Final = 24
+"""Fewer draws of a part are not tested by themselves."""
+DETECTABLE: Final = 5.5
+"""Divided by the root of the number of draws: mass that a sampler can hardly move from one group of tokens to another
+without being rejected."""
+
+POWER: Final = "power"
+CHANCE_UNSEEN: Final = 3e-8
+"""Chance that a right sampler draws nothing in a part of the least mass: below the limit of any verdict."""
+FLATTEST, SHARPEST = 0.002, 0.012
+"""The largest probability of a flattened row lies between these, as far as LEAST_FACTOR lets it."""
+LEAST_FACTOR: Final = 0.05
+"""Logits are multiplied by no less: where all probabilities tie, filters may keep any of them."""
+MOST_KINDS: Final = 8
+"""Flattened inputs of a job, at most; each is used for several calls."""
+KINDS_ELEMENTS: Final = 1 << 21
+"""Probabilities of all kinds together, about."""
+STEPS: Final = 10
+"""Halvings in which the temperature is found."""
+FLAT_SHARE: Final = 0.1
+"""Draws from flattened rows reject a right sampler by chance this many times as often as the first draws."""
 
 
 def draws_tokens(definition: Definition) -> bool:
@@ -82,12 +124,10 @@ class SamplingEvaluator(DefaultEvaluator):
         """Call the sampler many times on the inputs of the first trial and judge all draws together."""
         limits, expected = SamplingLimits.of(cfg), ref_outputs[0]
         read_problem(definition, inputs[0])  # what cannot be judged is no fault of the sampler
-        generator = make_generator(context.seed, "places of draws", device=CPU)
-        calls = list(call_within(math.inf, sol_runnable, inputs[0], limits.trials, expected))
-        found = judge_draws(definition, calls, limits, generator)
+        judge = DrawJudge(definition, limits, make_generator(context.seed, "places of draws", device=CPU))
+        found = judge.judge_first([*call_within(math.inf, sol_runnable, inputs[0], limits.trials, expected)])
         if isinstance(found, Rejected):
-            own = JudgedCall(inputs[0], expected, expected)
-            if isinstance(place_calls(definition, [own], generator), Rejected):
+            if isinstance(judge.place([JudgedCall(inputs[0], expected, expected)]), Rejected):
                 raise DefinitionFault(
                     f"the reference of {definition.name} draws tokens that its own filters do not allow; "
                     "the rules of the Sampling evaluator do not fit this definition"
@@ -97,10 +137,10 @@ class SamplingEvaluator(DefaultEvaluator):
         count = count_calls(expected[0].numel(), limits.least_shift) if cfg.power_rule else 0
         flattened = [
             call
-            for flat, times in make_flattened(definition, inputs[0], count, generator)
+            for flat, times in make_flattened(definition, inputs[0], count, judge.generator)
             for call in call_within(deadline, sol_runnable, flat, times, expected)
         ]
-        return judge_flattened(definition, flattened, limits, generator, found.correctness) if flattened else found
+        return judge.judge_flattened(flattened, found.correctness) if flattened else found
 
     @classmethod
     def judge_reads(
@@ -112,7 +152,7 @@ class SamplingEvaluator(DefaultEvaluator):
         could do without a part of each row in timed calls only.
         """
         generator = make_generator(context.seed, "places of timed draws", device=CPU)
-        return judge_timed(definition, calls, SamplingLimits.of(cfg), generator)
+        return DrawJudge(definition, SamplingLimits.of(cfg), generator).judge_timed(calls)
 
 
 def call_within(
@@ -125,3 +165,213 @@ def call_within(
         yield JudgedCall(inputs, outputs, expected)
         if time.monotonic() > deadline:
             return
+
+
+@dataclass(frozen=True)
+class SamplingLimits:
+    """The parameters of samplers' evaluators, with their defaults."""
+
+    trials: int = 100
+    """Calls of the sampler for one verdict."""
+    tvd_threshold: float = 0.2
+    """Largest total variation distance from the expected distribution, beyond the noise of a perfect sampler."""
+    false_alarm_rate: float = 1e-4
+    """Chance that a perfect sampler is rejected, over all tests of a verdict together; with 0 the distance is the only
+    test of the distribution."""
+    least_shift: float = 0.06
+    """Mass that a sampler may not leave out unseen. Leaving out less saves next to nothing."""
+
+    @classmethod
+    def of(cls, cfg: ResolvedEvalConfig) -> SamplingLimits:
+        """Read the parameters from a configuration.
+
+        Raises:
+            WorkloadFault: a parameter is out of range.
+        """
+        return cls(
+            int(read_parameter(cfg, "sampling_validation_trials", cls.trials)),
+            read_parameter(cfg, "sampling_tvd_threshold", cls.tvd_threshold),
+            read_parameter(cfg, "sampling_false_alarm_rate", cls.false_alarm_rate),
+            read_parameter(cfg, "sampling_least_shift", cls.least_shift),
+        )
+
+    def find_odd(self, chances: Mapping[str, float], *, alarm_share: float = 1.0) -> str | None:
+        """Say what is too odd for a perfect sampler; None if nothing is.
+
+        Args:
+            chances: test → p-value.
+            alarm_share: factor on the false alarm rate.
+        """
+        oddest = min(chances, key=chances.__getitem__)
+        if chances[oddest] * len(chances) >= self.false_alarm_rate * alarm_share:
+            return None
+        seldom = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
+        return f"not random as they should be: {oddest}: {seldom}"
+
+
+@dataclass(frozen=True)
+class DrawJudge:
+    """Judges the draws of one sampler."""
+
+    definition: Definition
+    limits: SamplingLimits
+    generator: torch.Generator
+    """On the CPU; it decides where in its stretch a draw is placed."""
+
+    def judge_first(self, calls: Sequence[JudgedCall]) -> Verdict:
+        """Judge the first draws, all on the same inputs."""
+        placed = self.place(calls)
+        if isinstance(placed, Rejected):
+            return placed
+        chances, (tvd, noise) = self._test(placed[0]), measure_distance(placed[0])
+        draws, threshold = placed[1].numel(), self.limits.tvd_threshold
+        correctness = Correctness(
+            max_absolute_error=max(0.0, tvd - noise),
+            extra={
+                "calls": len(calls),
+                "draws": draws,
+                "tvd": tvd,
+                "tvd_noise": noise,
+                "tvd_threshold": threshold,
+                "detectable_shift": DETECTABLE / math.sqrt(draws),
+                "smallest_p_value": min(chances.values()),
+                "p_values": chances,
+            },
+        )
+        problem = self.limits.find_odd(chances)
+        if tvd > threshold + noise:
+            problem = f"too far from the expected distribution, threshold {threshold:g} on top of the noise"
+        facts = f"{len(calls)} calls; total variation distance {tvd:.4g}, noise of a perfect sampler {noise:.4g}"
+        return decide(problem and f"the draws are {problem} ({facts})", correctness)
+
+    def judge_timed(self, calls: Sequence[JudgedCall]) -> Verdict:
+        """Judge timed calls.
+
+        A sampler may leave tokens out in some of the rows, such as flat ones. Among the draws of all rows that is
+        hardly seen. So each quarter of the rows, by how flat they are, is tested by itself, and each eighth.
+        """
+        placed = self.place(calls)
+        if isinstance(placed, Rejected):
+            return placed
+        places, peaks = placed
+        chances, by_flatness = self._test(places), peaks.reshape(-1).argsort()
+        for count in (count for count in PARTS if len(by_flatness) >= count * LEAST_PART):
+            for order, drawn in zip(ORDERS, places, strict=True):
+                for number, part in enumerate(drawn.reshape(-1)[by_flatness].chunk(count), 1):
+                    words = f"part {number} of {count} of the rows by flatness, tokens by {order}"
+                    chances[f"shares, {words}"] = measure_shares(part[None], PART_GROUPS)
+                    chances[f"left out, {words}"] = measure_omission(part, self.limits.least_shift)
+        odd = self.limits.find_odd(chances, alarm_share=TIMED_SHARE)
+        found = {"calls": len(calls), "smallest_p_value": min(chances.values())}
+        return decide(odd and f"the draws are {odd}", Correctness(extra=found))
+
+    def judge_flattened(self, calls: Sequence[JudgedCall], correctness: Correctness) -> Verdict:
+        """Judge calls on flattened rows, and add the figures to what is known of the sampler."""
+        placed = self.place(calls)
+        if isinstance(placed, Rejected):
+            return placed
+        chances, least_shift = self._test(placed[0]), self.limits.least_shift
+        odd = self.limits.find_odd(chances, alarm_share=FLAT_SHARE)
+        found = {"calls": len(calls), "least_shift": least_shift, "smallest_p_value": min(chances.values())}
+        correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": found}})
+        message = f"the draws from flattened rows are {odd} ({len(calls)} calls; rule {POWER!r})"
+        integrity = {"rule": POWER, "evidence": {"test": min(chances, key=chances.__getitem__), **found}}
+        return decide(odd and message, correctness, integrity)
+
+    def place(self, calls: Sequence[JudgedCall]) -> tuple[torch.Tensor, torch.Tensor] | Rejected:
+        """Return the places of draws [orders, calls, rows] and the largest probabilities [calls, rows].
+
+        A draw that is not allowed gives the verdict instead. Calls on the same inputs stand together. Inputs with equal
+        numbers of calls are placed at once, as rows of one problem: one by one, a hundred calls on two rows each take
+        half a second on a GPU.
+        """
+        by_count: dict[int, list[tuple[SamplingProblem, torch.Tensor]]] = defaultdict(list)
+        for _, group in groupby(calls, key=lambda call: id(call.inputs)):
+            alike, draws = list(group), []
+            for call in alike:
+                got = check_form(self.definition, call.got, call.expected)
+                if isinstance(got, Rejected):
+                    return got
+                draws.append(got[0])
+            problem = read_problem(self.definition, alike[0].inputs)
+            tokens = torch.stack(draws, dim=1).to(problem.probabilities.device, torch.int64)
+            by_count[len(alike)].append((problem, tokens))
+        all_places, all_peaks = [], []
+        for count, groups in by_count.items():
+            problems, some = zip(*groups, strict=True)
+            tokens, rows = torch.cat(some), len(some[0])
+            filters = {key: torch.cat([one.filters[key] for one in problems]) for key in problems[0].filters}
+            problem = SamplingProblem(torch.cat([one.probabilities for one in problems]), filters, problems[0].joint)
+            placed = place_draws(problem, tokens, self.generator)
+            if not bool(placed.allowed.all()):
+                return _describe_forbidden(problem, tokens, placed)
+            places = placed.places.view(-1, rows, count, len(ORDERS))
+            all_places.append(places.permute(3, 0, 2, 1).flatten(1, 2))
+            all_peaks.append(placed.peaks.view(-1, rows).repeat_interleave(count, dim=0))
+        return torch.cat(all_places, dim=1), torch.cat(all_peaks)
+
+    def _test(self, places: torch.Tensor) -> dict[str, float]:
+        """Return the p-value of each test of places [orders, calls, rows]."""
+        chances: dict[str, float] = {}
+        for order, drawn in zip(ORDERS, places, strict=True):
+            found = {**measure_chances(drawn), "left out": measure_omission(drawn, self.limits.least_shift)}
+            chances |= {f"{test}, tokens by {order}": chance for test, chance in found.items()}
+        return chances
+
+
+def _describe_forbidden(problem: SamplingProblem, tokens: torch.Tensor, placed: PlacedDraws) -> Rejected:
+    """Return the verdict on draws [rows, calls] that are not allowed."""
+    wrong = ~placed.allowed
+    count, (_, row) = int(wrong.sum()), wrong.T.nonzero()[0].tolist()
+    token, vocabulary = int(tokens[row][wrong[row]][0]), problem.probabilities.shape[1]
+    why = f"the vocabulary has {vocabulary}"
+    if 0 <= token < vocabulary:
+        filters = ", ".join(f"{name}={float(value[row]):g}" for name, value in problem.filters.items())
+        allowed = f"{int(placed.kept[row])} tokens are allowed{f' ({filters})' if filters else ''}"
+        why = f"its probability is {float(problem.probabilities[row, token]):.4g}; {allowed}"
+    return Rejected(
+        EvaluationStatus.INCORRECT_NUMERICAL,
+        f"{count} of {tokens.numel()} draws are not allowed; the first is token {token} in row {row}: {why}",
+        Correctness(max_absolute_error=count / tokens.numel(), extra={"draws": tokens.numel(), "not_allowed": count}),
+    )
+
+
+def count_calls(rows: int, least_shift: float) -> int:
+    """Return how often a sampler of some rows is called on flattened rows."""
+    return math.ceil(math.log(CHANCE_UNSEEN) / math.log1p(-least_shift) / max(rows, 1))
+
+
+def make_flattened(
+    definition: Definition, inputs: list[Any], calls: int, generator: torch.Generator
+) -> Iterator[tuple[list[Any], int]]:
+    """Yield flattened inputs, each with the number of calls that it is used for.
+
+    Args:
+        definition: names the input with probabilities or logits.
+        inputs: in the order of the definition.
+        calls: of all flattened inputs together.
+        generator: on the CPU.
+    """
+    name = find_weights(definition) or ""
+    at = list(definition.inputs).index(name)
+    weights = inputs[at]
+    kinds = max(1, min(calls, MOST_KINDS, KINDS_ELEMENTS // max(weights.numel(), 1)))
+    for kind in range(kinds):
+        share = torch.rand((weights.shape[0], 1), generator=generator).to(weights.device)
+        flat = flatten(weights, FLATTEST * (SHARPEST / FLATTEST) ** share, are_logits="logits" in name.lower())
+        yield [*inputs[:at], flat, *inputs[at + 1 :]], calls // kinds + (kind < calls % kinds)
+
+
+def flatten(weights: torch.Tensor, target: torch.Tensor, *, are_logits: bool) -> torch.Tensor:
+    """Return rows whose largest probability is at most about the target [rows, 1]; flatter rows stay as they are.
+
+    What is impossible stays impossible.
+    """
+    logits = weights.float() if are_logits else weights.float().log()
+    low, high = torch.full_like(target, LEAST_FACTOR), torch.ones_like(target)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        is_sharp = (logits * middle).softmax(dim=-1).amax(dim=-1, keepdim=True) > target
+        low, high = torch.where(is_sharp, low, middle), torch.where(is_sharp, middle, high)
+    flat = logits * low
+    return (flat if are_logits else flat.softmax(dim=-1)).to(weights.dtype)

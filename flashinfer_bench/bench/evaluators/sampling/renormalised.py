@@ -13,8 +13,8 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord, find_weights
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, check_own_outputs
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Verdict
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Verdict
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem, SortedRows, read_problem
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Correctness, Definition
@@ -40,17 +40,7 @@ class RenormalisedEvaluator(DefaultEvaluator):
     """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
 
     record = EvaluatorRecord(revision=2, op_types=("sampling",), takes=renormalises)
-
-    @classmethod
-    def check_reference(
-        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
-    ) -> None:
-        """Judge the reference's outputs of each trial as those of a solution.
-
-        Raises:
-            DefinitionFault: they are wrong.
-        """
-        check_own_outputs(cls, definition, baseline, cfg, "rescale what it keeps")
+    own_rule = "rescale what it keeps"
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:

@@ -52,18 +52,14 @@ class SamplingProblem:
     joint: bool = False
     """Whether top-k and top-p both act on the original row."""
 
-    def take(self, rows: slice) -> SamplingProblem:
-        """Return the problem of some rows."""
-        return SamplingProblem(self.probabilities[rows], {k: v[rows] for k, v in self.filters.items()}, self.joint)
-
 
 class PlacedDraws(NamedTuple):
     """The draws of all rows and calls, on the CPU."""
 
     places: torch.Tensor
-    """[orders, calls, rows]."""
+    """[rows, calls, orders]."""
     allowed: torch.Tensor
-    """[calls, rows]: whether the token is in the wide set."""
+    """[rows, calls]: whether the token is in the wide set."""
     kept: torch.Tensor
     """[rows]: number of tokens in the wide set."""
     peaks: torch.Tensor
@@ -105,16 +101,13 @@ class SortedRows:
         self.vocabulary = problem.probabilities.shape[1]
         # searchsorted needs ascending numbers.
         self._negative = problem.probabilities.neg().sort(dim=1).values
-        self._mass = pad(self._negative.neg().double().cumsum(dim=1), (1, 0))
+        self.mass = pad(self._negative.neg().double().cumsum(dim=1), (1, 0))
+        """[rows, vocabulary + 1]: at i that of the first i tokens."""
 
     def value(self, rank: torch.Tensor) -> torch.Tensor:
         """Return the probability at a rank; 0 beyond the last."""
         found = -self._negative.gather(1, rank.clamp(0, self.vocabulary - 1))
         return torch.where(rank < self.vocabulary, found, 0.0)
-
-    def mass_of(self, count: torch.Tensor) -> torch.Tensor:
-        """Return the mass of the first `count` tokens."""
-        return self._mass.gather(1, count)
 
     def count_above(self, value: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
         """Count the tokens with a larger (or equal) probability."""
@@ -124,7 +117,7 @@ class SortedRows:
     def count_kept(self, slack: float) -> torch.Tensor:
         """Count the kept tokens [rows, 1] of the wide set if `slack` is positive, of the narrow set if negative."""
         filters, is_wide = self.problem.filters, slack > 0
-        zero = torch.zeros_like(self._mass[:, :1])
+        zero = torch.zeros_like(self.mass[:, :1])
         kept, everything, whole = self.count_above(zero), zero.long() + self.vocabulary, zero + 1
 
         def with_ties(count: torch.Tensor) -> torch.Tensor:
@@ -137,10 +130,10 @@ class SortedRows:
             k = filters["top_k"][:, None]
             active = (k > 0) & (k < self.vocabulary)
             kept = torch.minimum(kept, with_ties(torch.where(active, k, everything)))
-            whole = torch.where(active, self.mass_of(kept), whole) if not self.problem.joint else whole
+            whole = torch.where(active, self.mass.gather(1, kept), whole) if not self.problem.joint else whole
         if "top_p" in filters:
             p = filters["top_p"][:, None]
-            reached = torch.searchsorted(self._mass[:, 1:].contiguous(), (p + slack) * whole, right=is_wide)
+            reached = torch.searchsorted(self.mass[:, 1:].contiguous(), (p + slack) * whole, right=is_wide)
             crossing = (reached + 1).clamp(max=self.vocabulary)
             crossing = torch.where(p >= 1, everything, torch.where(p <= 0, 1, crossing))
             kept = torch.minimum(kept, with_ties(crossing))
@@ -152,21 +145,23 @@ def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch
 
     Args:
         problem: what the sampler was given.
-        tokens: int64 [calls, rows].
+        tokens: int64 [rows, calls].
         generator: on the CPU; it decides where in its stretch a draw is placed.
     """
     rows, vocabulary = problem.probabilities.shape
     step, chunks = max(1, CHUNK_ELEMENTS // vocabulary), []
     for start in range(0, rows, step):
-        some, drawn = problem.take(slice(start, start + step)), tokens[:, start : start + step].T
-        spread = torch.rand((3, *drawn.shape), dtype=torch.float64, generator=generator).to(tokens.device)
-        chunks.append([part.cpu() for part in _place(some, drawn, spread)])
-    return PlacedDraws(*(torch.cat(parts, dim=-1) for parts in zip(*chunks, strict=True)))
+        part = slice(start, start + step)
+        filters = {name: value[part] for name, value in problem.filters.items()}
+        some = SamplingProblem(problem.probabilities[part], filters, problem.joint)
+        chunks.append([one.cpu() for one in _place(some, tokens[part], generator)])
+    return PlacedDraws(*map(torch.cat, zip(*chunks, strict=True)))
 
 
-def _place(problem: SamplingProblem, tokens: torch.Tensor, spread: torch.Tensor) -> PlacedDraws:
-    """Find the places of draws [rows, calls]; `spread` is [orders, rows, calls] in [0, 1)."""
+def _place(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> PlacedDraws:
+    """Find the places of draws [rows, calls]."""
     probabilities, ordered = problem.probabilities, SortedRows(problem)
+    spread = torch.rand((3, *tokens.shape), dtype=torch.float64, generator=generator).to(tokens.device)
     narrow = ordered.count_kept(-ROUNDING)
     wide = torch.maximum(ordered.count_kept(ROUNDING), narrow)
     in_range = (tokens >= 0) & (tokens < ordered.vocabulary)
@@ -174,31 +169,30 @@ def _place(problem: SamplingProblem, tokens: torch.Tensor, spread: torch.Tensor)
     drawn, least = probabilities.gather(1, tokens), ordered.value(wide - 1)
     # The group at the boundary begins at the first token that ties with the first one that the narrow set leaves out.
     core = torch.minimum(ordered.count_above(ordered.value(narrow)), narrow)
-    core_mass, narrow_mass, wide_mass = (ordered.mass_of(count) for count in (core, narrow, wide))
-    above = ordered.count_above(drawn)
+    core_mass, narrow_mass, wide_mass = (ordered.mass.gather(1, count) for count in (core, narrow, wide))
+    above, up_to = ordered.count_above(drawn), ordered.count_above(drawn, or_equal=True)
     in_group = above >= core
     outside = 1 - in_group.double().mean(dim=1, keepdim=True)
     follows_wide = (outside - core_mass / wide_mass).abs() < (outside - core_mass / narrow_mass).abs()
     whole = torch.where(follows_wide, wide_mass, narrow_mass)
-    low = torch.where(in_group, core_mass, ordered.mass_of(above))
-    high = torch.where(in_group, whole, ordered.mass_of(ordered.count_above(drawn, or_equal=True)))
+    low = torch.where(in_group, core_mass, ordered.mass.gather(1, above))
+    high = torch.where(in_group, whole, ordered.mass.gather(1, up_to))
     places = [(low + spread[0] * (high - low)) / whole]
     weights = torch.where(probabilities >= least, probabilities, 0.0)
-    ids = torch.arange(ordered.vocabulary, device=tokens.device)
     # If ties decide what a row keeps, ids say nothing: its draws lie anywhere.
     clear = wide_mass - narrow_mass <= MATERIAL * narrow_mass
-    for order, by_chance in zip((ids, _reverse_bits(ids).argsort()), spread[1:], strict=True):
-        position = torch.empty_like(order).scatter_(0, order, ids)[tokens]
+    for order, by_chance in zip(_order_ids(ordered.vocabulary), spread[1:], strict=True):
+        order, position = order.to(tokens.device), order.argsort().to(tokens.device)[tokens]
         in_order = weights[:, order].double()
         mass = in_order.cumsum(dim=1)
         place = (mass.gather(1, position) - by_chance * in_order.gather(1, position)) / mass[:, -1:]
         places.append(torch.where(clear, place, by_chance))
     allowed = in_range & (drawn >= least) & (drawn > 0)
-    return PlacedDraws(torch.stack(places).mT, allowed.T, wide[:, 0], probabilities.amax(dim=1))
+    return PlacedDraws(torch.stack(places, dim=-1), allowed, wide[:, 0], probabilities.amax(dim=1))
 
 
-def _reverse_bits(ids: torch.Tensor) -> torch.Tensor:
-    key = torch.zeros_like(ids)
-    for bit in range(max(len(ids) - 1, 1).bit_length()):
-        key = (key << 1) | ((ids >> bit) & 1)
-    return key
+def _order_ids(vocabulary: int) -> list[torch.Tensor]:
+    """Return the ids of all tokens as they are, and in the order of their reversed bits."""
+    bits = max(vocabulary - 1, 1).bit_length()
+    turned = torch.arange(2**bits).view([2] * bits).permute(*reversed(range(bits))).reshape(-1)
+    return [torch.arange(vocabulary), turned[turned < vocabulary]]

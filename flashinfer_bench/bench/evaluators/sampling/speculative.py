@@ -24,8 +24,14 @@ from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, Rejected, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling.draws import TIMED_SHARE, SamplingLimits, count_calls
-from flashinfer_bench.bench.evaluators.sampling.evaluator import CPU, PATIENCE_S, call_within
+from flashinfer_bench.bench.evaluators.sampling.evaluator import (
+    CPU,
+    PATIENCE_S,
+    TIMED_SHARE,
+    SamplingLimits,
+    call_within,
+    count_calls,
+)
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
 from flashinfer_bench.bench.evaluators.verdict import check_form, decide
 from flashinfer_bench.data import Correctness, Definition

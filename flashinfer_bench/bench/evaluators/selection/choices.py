@@ -42,14 +42,13 @@ class Offer:
         return torch.where(self.scores.isfinite(), self.scores + sign * self.margins, sign * torch.inf)
 
 
-def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str, note: str = "") -> Verdict:
+def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str) -> Verdict:
     """Judge the indices [rows, k] that rows chose; `extra` of the correctness has the counts.
 
     Args:
         offer: what the rows choose from.
         chosen: of any integer dtype, on the device of the offer.
         name: the output's name, for messages.
-        note: stands behind the counts in a message.
     """
     scores, lengths, device = offer.scores, offer.lengths[:, None], chosen.device
     (rows, size), most = scores.shape, chosen.shape[1]
@@ -89,23 +88,21 @@ def judge_choice(offer: Offer, chosen: torch.Tensor, *, name: str, note: str = "
     row = next((row for row in range(rows) if wrong[row] or left_out[row] or made[row] != wanted[row]), None)
     if row is None:
         return decide(None, correctness)
-
-    def describe() -> str:
-        """Say what is wrong with the row, the worst first."""
-        code, column = (int(one) for one in codes[row].max(dim=0))
-        index, offered = int(chosen[row, column]), int(lengths[row])
-        if code > TOO_LOW:
-            why = "twice" if code == DUPLICATE else f"not offered: row {row} has {offered} tokens to choose from"
-            return f"{index} at [{row}, {column}] is {why}"
-        if made[row] != wanted[row]:
-            return f"row {row} holds {made[row]} indices, expected {wanted[row]} and -1 else"
+    code, column = (int(one) for one in codes[row].max(dim=0))
+    index, offered = int(chosen[row, column]), int(lengths[row])
+    if code > TOO_LOW:
+        why = "twice" if code == DUPLICATE else f"not offered: row {row} has {offered} tokens to choose from"
+        what = f"{index} at [{row}, {column}] is {why}"
+    elif made[row] != wanted[row]:
+        what = f"row {row} holds {made[row]} indices, expected {wanted[row]} and -1 else"
+    else:
         at = int(torch.searchsorted(tokens[row], index) if code else missing[row].nonzero()[0])
-        margin = f" (± {float(highest[row, at] - scores[row, at]):.2g})" if note else ""
-        score = f"{float(scores[row, at]):.6g}{margin}"
+        which = (
+            f"token {index} at [{row}, {column}]"
+            if code
+            else f"row {row} leaves out token {int(tokens[row, at])}, which"
+        )
         least = f"the {wanted[row]}th best of {offered} scores {float(threshold[row]):.6g}"
-        if code:
-            return f"token {index} at [{row}, {column}] scores {score}; {least}"
-        return f"row {row} leaves out token {int(tokens[row, at])}, which scores {score}; {least}"
-
-    facts = f"{sum(wrong)} of {sum(made)} indices are wrong, {sum(left_out)} are missing{note}"
-    return decide(f"output {name!r}: {describe()} ({facts})", correctness)
+        what = f"{which} scores {float(scores[row, at]):.6g}; {least}"
+    facts = f"{sum(wrong)} of {sum(made)} indices are wrong, {sum(left_out)} are missing"
+    return decide(f"output {name!r}: {what} ({facts})", correctness)

@@ -12,8 +12,8 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import EvaluatorRecord
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, check_own_outputs
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.selection.choices import PADDING, Offer, judge_choice
 from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Definition
@@ -30,17 +30,7 @@ class TopKEvaluator(DefaultEvaluator):
         op_types=("top_k",),
         takes=lambda definition: "scores" in definition.inputs and "indices" in definition.outputs,
     )
-
-    @classmethod
-    def check_reference(
-        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
-    ) -> None:
-        """Judge the reference's outputs of each trial as those of a solution.
-
-        Raises:
-            DefinitionFault: they are wrong.
-        """
-        check_own_outputs(cls, definition, baseline, cfg, "select the largest scores")
+    own_rule = "select the largest scores"
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:

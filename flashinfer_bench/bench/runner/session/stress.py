@@ -18,10 +18,14 @@ from flashinfer_bench.bench.evaluators.inputs.stress import (
     count_affordable,
     why_no_stress,
 )
-from flashinfer_bench.bench.evaluators.integrity.constants import Constants, differs, find_constants
-from flashinfer_bench.bench.evaluators.integrity.finite_rows import find_finite_rows
 from flashinfer_bench.bench.evaluators.integrity.norms import says_something
-from flashinfer_bench.bench.evaluators.stress_checks import StressChecks
+from flashinfer_bench.bench.evaluators.stress_checks import (
+    Constants,
+    StressChecks,
+    differs,
+    find_constants,
+    keep_finite,
+)
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
@@ -182,14 +186,13 @@ class _Judging:
                 self._tell(case, JUDGED if says else ZEROS)
             return None
         for case, call in found:
-            rows = find_finite_rows(call, self.baseline.outputs)
-            judged = call if rows is None else rows.of_call(call)
-            context = self.context if rows is None else rows.of_context(self.context)
+            part = keep_finite(call, self.context, self.baseline.outputs)
+            judged, context = part or (call, self.context)
             verdict = checks.judge(case, judged, context)
             has_norms = isinstance(verdict, Rejected) or any(map(says_something, judged.expected))
-            self._tell(case, _describe(has_norms=has_norms, in_part=rows is not None))
+            self._tell(case, _describe(has_norms=has_norms, in_part=part is not None))
             if isinstance(verdict, Rejected):
-                more = "" if rows is None else "; rows that are not finite are left out and not counted"
+                more = "" if part is None else "; rows that are not finite are left out and not counted"
                 return replace(verdict, message=f"{verdict.message}{more}")
         return None
 

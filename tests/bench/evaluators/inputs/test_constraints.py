@@ -29,6 +29,7 @@ VALUES = {"n": 4, "m": 8, "scale": 0.5, "x": torch.zeros(4, 3), "indptr": torch.
         "n == indptr[-1].item()",
         "n == indptr[-1]",
         "(indptr[1:] >= indptr[:-1]).all()",
+        "indptr.max() > x.max() and x == 0",
         "indptr.max().item() <= n",
         "not n > m or scale == 1",
         "n % 2 == 0",

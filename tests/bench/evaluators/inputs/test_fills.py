@@ -21,14 +21,14 @@ def test_no_arithmetic_and_no_conversion_makes_the_nan_of_a_fill():
         assert count_unwritten(torch.full_like(made, torch.nan), made) == 0
 
 
-@pytest.mark.parametrize("of", FLOATS, ids=str)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("of", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_what_another_dtype_is_filled_with_is_converted_to_another_nan(of, dtype):
     made = filled(of).to(dtype)
     assert (count_unwritten(torch.full_like(made, torch.nan), made) == len(made)) is (of == dtype)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_elements_that_are_nan_by_right_and_were_not_written_are_counted(dtype):
     expected = torch.ones(67, dtype=dtype)
     expected[10:20] = torch.nan

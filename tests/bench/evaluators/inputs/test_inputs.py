@@ -13,11 +13,11 @@ from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.rules import ANY, NUMBER_RULES, TENSOR_RULES
 from flashinfer_bench.errors import WorkloadFault
+from tests.bench.evaluators.inputs.making import CPU, define, make
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 
-CPU = torch.device("cpu")
 DTYPES = (
     "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e8m0fnu float4_e2m1 "
     "int64 int32 int16 int8 uint8 uint32 bool"
@@ -25,23 +25,15 @@ DTYPES = (
 STORED = {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "k"}
 
 
-def define(op_type="test", constraints=(), axes=None, **inputs):
-    names = {axis for spec in inputs.values() for axis in spec.partition("[")[2].strip("]").split(", ") if axis}
-    sizes = {name: None for name in sorted(names) if not name.isdigit()}
-    shape = {"axes": {**sizes, **(axes or {})}, "inputs": inputs, "outputs": {"y": "float32"}}
-    return make_definition(op_type=op_type, constraints=list(constraints), **shape)
-
-
-def make(definition, inputs=None, *, seed=1, root=Path("nowhere"), **axes):
-    maker = InputMaker(definition, make_workload(axes=axes, inputs=inputs or {}), CPU, root)
-    return dict(zip(definition.inputs, maker.make(seed), strict=True))
+def describe(op_type="test", constraints=(), axes=(), **inputs):
+    return define(inputs, axes=axes, op_type=op_type, constraints=list(constraints))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.split())
 def test_an_equal_seed_gives_equal_bytes_and_another_seed_or_name_others(dtype):
-    definition = define(x=f"{dtype}[n, 64]", w=f"{dtype}[n, 64]")
+    definition = describe(x=f"{dtype}[n, 64]", w=f"{dtype}[n, 64]")
     first, other = (make(definition, n=16, seed=seed) for seed in (5, 6))
-    alone = make(define(x=f"{dtype}[n, 64]"), n=16, seed=5)["x"]
+    alone = make(describe(x=f"{dtype}[n, 64]"), n=16, seed=5)["x"]
     made = (first["x"], other["x"], first["w"])
     assert [torch.equal(alone.view(torch.uint8), one.view(torch.uint8)) for one in made] == [True, False, False]
     if dtype == "float4_e2m1":
@@ -51,7 +43,7 @@ def test_an_equal_seed_gives_equal_bytes_and_another_seed_or_name_others(dtype):
 @pytest.mark.parametrize("constraint", ["total == x_indptr[-1].item()", "x_indptr[-1] == total"])
 @pytest.mark.parametrize("total", [0, 3, 50])
 def test_offsets_rise_from_zero_to_the_total_of_the_constraint(constraint, total):
-    definition = define(constraints=[constraint], x="float32[total]", x_indptr="int32[rows]")
+    definition = describe(constraints=[constraint], x="float32[total]", x_indptr="int32[rows]")
     offsets = make(definition, rows=9, total=total)["x_indptr"]
     assert (offsets[0], offsets[-1]) == (0, total)
     assert int(offsets.diff().min()) >= (total >= 8)
@@ -59,7 +51,7 @@ def test_offsets_rise_from_zero_to_the_total_of_the_constraint(constraint, total
 
 @pytest.mark.parametrize("seed", range(9))
 def test_random_paged_prefill_gives_every_query_a_key(seed):
-    definition = define(
+    definition = describe(
         op_type="gqa_paged",
         axes={"page_size": 16},
         constraints=["t == qo_indptr[-1].item()", "i == kv_indptr[-1].item()"],
@@ -96,11 +88,13 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize(("op_type", "name", "spec", "low", "high"), NAMED, ids=[f"{r[0]} {r[1]}" for r in NAMED])
+@pytest.mark.parametrize(("op_type", "name", "spec", "low", "high"), NAMED)
 def test_names_decide_what_values_mean(op_type, name, spec, low, high):
-    definition = define(op_type, axes={"page_size": 8, "num_experts": 16, "vocab_size": 1000}, **TABLES, **{name: spec})
+    definition = describe(
+        op_type, axes={"page_size": 8, "num_experts": 16, "vocab_size": 1000}, **TABLES, **{name: spec}
+    )
     sizes = {"n": 64, "pool_size": 100, "num_pages": 2000, "max_seq_len": 30, "max_num_pages": 3}
-    values = make(definition, **{axis: size for axis, size in sizes.items() if axis in definition.axes})[name]
+    values = make(definition, **sizes)[name]
     assert low <= float(values.min()) <= float(values.max()) <= high
     assert float(values.max()) > float(values.min()) + (high - low) / 4
     assert name != "state_indices" or values.unique().numel() == 64
@@ -109,7 +103,7 @@ def test_names_decide_what_values_mean(op_type, name, spec, low, high):
 
 
 def test_packed_fp8_keys_hold_values_first_and_then_a_scale_for_each_token():
-    definition = define(op_type="dsa_paged", k_index_cache_fp8="int8[num_pages, 64, 1, 132]")
+    definition = describe(op_type="dsa_paged", k_index_cache_fp8="int8[num_pages, 64, 1, 132]")
     pages = make(definition, num_pages=3)["k_index_cache_fp8"].view(torch.uint8).reshape(3, -1)
     scales = pages[:, 64 * 128 :].contiguous().view(torch.float32)
     assert bool(torch.isfinite(pages[:, : 64 * 128].contiguous().view(torch.float8_e4m3fn).float()).all())
@@ -117,11 +111,11 @@ def test_packed_fp8_keys_hold_values_first_and_then_a_scale_for_each_token():
 
 
 def test_numbers_become_python_numbers_of_the_inputs_kind_and_have_the_sense_of_their_name():
-    definition = define(scale="float32", count="int32", flag="bool", whole="int32[]")
+    definition = describe(scale="float32", count="int32", flag="bool", whole="int32[]")
     made = make(definition, {"scale": 2, "count": 3.0, "flag": True, "whole": 7})
     assert [repr(made[name]) for name in ("scale", "count", "flag")] == ["2.0", "3", "True"]
     assert torch.equal(made["whole"], torch.tensor(7, dtype=torch.int32))
-    made = make(define(axes={"head_dim": 64, "page_size": 16}, sm_scale="float32", eps="float32", page_size="int32"))
+    made = make(describe(axes={"head_dim": 64, "page_size": 16}, sm_scale="float32", eps="float32", page_size="int32"))
     assert (made["sm_scale"], made["eps"], made["page_size"]) == (1 / math.sqrt(64), 1e-6, 16)
 
 
@@ -136,7 +130,7 @@ def root(tmp_path):
 def test_a_stored_input_is_read_as_it_is_and_once_for_all_trials_and_an_optional_one_left_out(root):
     optional = make_definition(inputs={"x": {"shape": ["n"], "dtype": "float32", "optional": True}})
     assert (make(optional, n=2)["x"], len(make(optional, {"x": "random"}, n=2)["x"])) == (None, 2)
-    definition = define(x="bfloat16[n, 4]", w="bfloat16[n]")
+    definition = describe(x="bfloat16[n, 4]", w="bfloat16[n]")
     made = make(definition, {"x": STORED}, root=root, n=3)["x"]
     assert torch.equal(made, torch.arange(12).reshape(3, 4).bfloat16())
     maker = InputMaker(definition, make_workload(axes={"n": 3}, inputs={"x": STORED}), CPU, root)
@@ -161,7 +155,7 @@ def test_a_stored_input_is_read_as_it_is_and_once_for_all_trials_and_an_optional
 )
 def test_an_input_that_cannot_be_made_is_a_fault_that_says_why(root, spec, source, words):
     with pytest.raises(WorkloadFault) as fault:
-        make(define(x=spec, w="float32[n]"), {"x": source}, root=root, n=3)
+        make(describe(x=spec, w="float32[n]"), {"x": source}, root=root, n=3)
     assert all(word in str(fault.value) for word in words)
 
 
@@ -174,19 +168,19 @@ def test_axes_are_worked_out_and_one_that_is_missing_or_contradicts_the_definiti
 
 
 def test_constraints_are_kept_noted_or_a_fault():
-    definition = define(constraints=["n == m", "scale < n"], x="float32[n, m]", scale="float32")
+    definition = describe(constraints=["n == m", "scale < n"], x="float32[n, m]", scale="float32")
     with pytest.raises(WorkloadFault, match=r"'scale < n' does not hold \(5.0 and 2\)") as fault:
         make(definition, {"scale": 5.0}, n=2, m=3)
     assert "n == m" not in str(fault.value)
     constraints = ["topk <= w * 4", "n == indptr[-1].item()", "is_power_of_two(n)"]
-    definition = define(constraints=constraints, x="float32[n, topk, w]", indptr="int32[b]")
+    definition = describe(constraints=constraints, x="float32[n, topk, w]", indptr="int32[b]")
     maker = InputMaker(definition, make_workload(axes={"n": 9, "w": 1, "topk": 8, "b": 4}), CPU, Path("nowhere"))
     assert maker.make(seed=1)[1][-1] == 9
     assert maker.notes["broken_constraints"] == ["'topk <= w * 4' does not hold (8 and 4)"]
     assert "is_power_of_two" in maker.notes["unchecked_constraints"][0]
 
 
-@pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES], ids=["tensors", "numbers"])
+@pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES])
 def test_the_documentation_lists_the_rules_as_they_are(rules):
     text = (Path(__file__).resolve().parents[4] / "docs" / "inputs.md").read_text(encoding="utf-8")
     lines = ["| op type | kind of dtype | name | values |", "|---|---|---|---|"]

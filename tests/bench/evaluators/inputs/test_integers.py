@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import find_varied
-from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
-from tests.kit.make import make_definition, make_workload
+from tests.bench.evaluators.inputs.making import CPU, define, make
+from tests.kit.make import make_workload
 
 pytestmark = pytest.mark.cpu
 
-CPU = torch.device("cpu")
 SIZES = {"t": 2048, "s": 6, "v": 30, "w": 64, "p": 16, "d": 3}
 UNPACKED = "((q[:, None, :] >> torch.arange(0, 32, 4)[None, :, None]) & 15).reshape(-1, q.shape[1])"
 
 
-def define(body, constraints=(), constants="", **inputs):
-    lines = body.split("; ") if "; " in body else [f"return {body}"]
-    axes = {axis for spec in inputs.values() for axis in spec.partition("[")[2].strip("]").split(", ") if axis}
-    head = ["import torch", "from torch.nn import functional as F", constants, f"def run({', '.join(inputs)}):"]
-    return make_definition(
-        op_type="test",
-        axes=dict.fromkeys(sorted(axis for axis in axes if not axis.isdigit())),
-        inputs=inputs,
-        outputs={"y": "float32"},
-        constraints=list(constraints),
-        reference="\n".join([*head, *(f"    {line.replace('~', '    ')}" for line in lines)]),
-    )
+def describe(body, constraints=(), before="", **inputs):
+    """Return a definition of lines between semicolons, of which `~` stands for an indent, or of an expression."""
+    lines = body.replace("; ", "\n").replace("~", "    ") if "; " in body else f"return {body}"
+    return define(inputs, lines, before=before, constraints=list(constraints))
 
 
-def make(definition, given=None, seed=1, **axes):
-    """Make inputs, by name; the reference has to bear them."""
-    sizes = {axis: size for axis, size in {**SIZES, **axes}.items() if axis in definition.axes}
-    workload = make_workload(axes=sizes, inputs=given or {})
-    made = InputMaker(definition, workload, CPU, Path("nowhere")).make(seed)
-    names = {}
-    exec(compile(definition.reference, "reference", "exec"), names)
-    names["run"](*(value.clone() if isinstance(value, torch.Tensor) else value for value in made))
-    return dict(zip(definition.inputs, made, strict=True))
+def draw(definition, **sizes):
+    return make(definition, runs=True, **{**SIZES, **sizes})
 
 
 def ends(values):
@@ -98,10 +80,10 @@ RANGES = [
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("body", "least", "most"), RANGES, ids=[row[0] for row in RANGES])
+@pytest.mark.parametrize(("body", "least", "most"), RANGES)
 def test_integers_are_valid_and_reach_what_they_index(body, least, most):
-    definition = define(body, constants="PAGE = 4\nSHIFT = PAGE - 3", **TABLE)
-    assert ends(make(definition)["tok"]) == (least, most)
+    definition = describe(body, before="PAGE = 4\nSHIFT = PAGE - 3", **TABLE)
+    assert ends(draw(definition)["tok"]) == (least, most)
 
 
 OTHERS = [
@@ -126,9 +108,9 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "body", "inputs", "least", "most"), OTHERS, ids=[f"{r[0]}: {r[1]}" for r in OTHERS])
+@pytest.mark.parametrize(("name", "body", "inputs", "least", "most"), OTHERS)
 def test_other_inputs_and_names_count_as_well(name, body, inputs, least, most):
-    made = make(define(body, **{**TABLE, **inputs}), num_classes=9)[name]
+    made = draw(describe(body, **{**TABLE, **inputs}), num_classes=9)[name]
     low, high = ends(made)
     assert least <= low <= high <= most
     assert made.numel() < 99 or (low, high) == (least, most) or most > 600
@@ -136,11 +118,10 @@ def test_other_inputs_and_names_count_as_well(name, body, inputs, least, most):
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_ranges():
-    definition = define(
+    definition = describe(
         "table[tok + 1].to(tok.device) * (tok >= 0)[:, None] + torch.ones(3, device=tok.device)", **TABLE
     )
-    workload = make_workload(axes={name: SIZES[name] for name in definition.axes}, inputs={})
-    made = InputMaker(definition, workload, torch.device("cuda"), Path("nowhere")).make(1)[1]
+    made = make(definition, device=torch.device("cuda"), **SIZES)["tok"]
     assert ends(made) == (0, 28)
 
 
@@ -157,7 +138,7 @@ def test_a_gpu_gives_the_same_ranges():
     ],
 )
 def test_constraints_bound_what_a_reference_indexes(constraint, least, most):
-    assert ends(make(define("table[tok]", [constraint], **TABLE))["tok"]) == (least, most)
+    assert ends(draw(describe("table[tok]", [constraint], **TABLE))["tok"]) == (least, most)
 
 
 EACH = "total = 0; for i in range(min(99, labels.shape[0])):; ~y = int(labels[i]);"
@@ -187,11 +168,11 @@ PADDED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "padding"), PADDED, ids=[row[1] for row in PADDED])
+@pytest.mark.parametrize(("name", "body", "padding"), PADDED)
 def test_padding_comes_only_if_the_reference_tells_it_and_bears_it(name, body, padding):
     dtype = "int16" if "100000" in body else "int64"
     inputs = TABLE if name == "tok" else {"x": "float32[t, w]", "labels": f"{dtype}[t]"}
-    made = make(define(body, **inputs))[name]
+    made = draw(describe(body, **inputs))[name]
     share = (made == padding).double().mean() if padding is not None else 0
     assert share == pytest.approx({None: 0, -1: 1 / 8, -100: 1 / 4}[padding], abs=0.04)
     assert int(made[made != padding].min() if padding else made.min()) == 0
@@ -200,12 +181,12 @@ def test_padding_comes_only_if_the_reference_tells_it_and_bears_it(name, body, p
 @pytest.mark.parametrize("name", ["indices", "slot_ids", "page_indices"])
 def test_a_row_has_some_padding_and_never_all(name):
     body, inputs = f"(table[{name}.clamp(min=0)] * ({name} >= 0)[..., None])", {name: "int64[t, 2]"}
-    definition = define(body, table="float32[v, d]", **inputs)
-    many, few = make(definition, v=4096)[name], make(definition, t=4, v=4096)[name]
+    definition = describe(body, table="float32[v, d]", **inputs)
+    many, few = draw(definition, v=4096)[name], draw(definition, t=4, v=4096)[name]
     assert not (many == -1).all(dim=1).any()
     assert 1 <= int((few == -1).sum()) <= 4
-    bounded = define(body, [f"{name}.min() >= 0"], table="float32[v, d]", **inputs)
-    assert make(bounded)[name].min() == 0
+    bounded = describe(body, [f"{name}.min() >= 0"], table="float32[v, d]", **inputs)
+    assert draw(bounded)[name].min() == 0
 
 
 WORDS = [
@@ -226,13 +207,13 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "body", "has_any_bits"), WORDS, ids=[row[1] for row in WORDS])
+@pytest.mark.parametrize(("dtype", "body", "has_any_bits"), WORDS)
 def test_words_that_are_shifted_and_masked_have_any_bits(dtype, body, has_any_bits):
     name = "qweight" if "qweight" in body else "q"  # a name tells words that are opened in another way
-    definition = define(body, x="float32[2, w]", **{name: f"{dtype}[8, 512]"})
-    held = make(definition)[name].view(torch.uint8).float()
+    definition = describe(body, x="float32[2, w]", **{name: f"{dtype}[8, 512]"})
+    held = draw(definition)[name].view(torch.uint8).float()
     assert (120 < float(held.mean()) < 135 and len(held.unique()) == 256) is has_any_bits
-    bounded = define(body, [f"{name}.max() < 4"], x="float32[2, w]", **{name: f"{dtype}[8, 512]"})
-    assert "int32" not in dtype or int(make(bounded)[name].long().max()) < 4
+    bounded = describe(body, [f"{name}.max() < 4"], x="float32[2, w]", **{name: f"{dtype}[8, 512]"})
+    assert "int32" not in dtype or int(draw(bounded)[name].long().max()) < 4
     workload = make_workload(axes={"w": 64}, inputs={})
     assert (find_varied(definition, workload, CPU)[1].flips == 0xFF) is has_any_bits

@@ -3,10 +3,10 @@
 import pytest
 
 from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
-from tests.kit import make_definition, make_workload
+from tests.bench.evaluators.inputs.making import define
+from tests.kit.make import make_workload
 
 pytestmark = pytest.mark.cpu
-AXES = {"n": None, "d": 8, "k": 4}
 X, W, R = {"x": "bfloat16[n, d]"}, {"w": "bfloat16[d, k]"}, {"r": "bfloat16[n, d]"}
 V, INDICES = {"v": "bfloat16[d]"}, {"i": "int32[n]"}
 WHOLE = {
@@ -43,11 +43,9 @@ NOT = {
 }
 
 
-def find(inputs, expression, *, given=None, **workload):
-    source = f"import torch\ndef run({', '.join(inputs)}):\n    return {expression}\n"
-    definition = make_definition(axes=AXES, inputs=inputs, outputs={"y": "bfloat16[n, d]"}, reference=source)
-    given = {name: {"type": "random"} for name in inputs} | (given or {})
-    return find_read_whole(definition, make_workload("w", axes={"n": workload.get("n", 3)}, inputs=given))
+def find(inputs, expression, given=None, n=3):
+    definition = define(inputs, f"return {expression}", axes={"d": 8, "k": 4})
+    return find_read_whole(definition, make_workload(axes={"n": n}, inputs=given or {}))
 
 
 @pytest.mark.parametrize("case", WHOLE)
@@ -79,11 +77,10 @@ NUMBER = X | {"factor": "float32"}
     ],
 )
 def test_bytes_are_those_of_random_inputs_that_a_number_does_not_hide(inputs, expression, given, n, found):
-    assert find(inputs, expression, given=given, n=n) == found
+    assert find(inputs, expression, given, n) == found
 
 
 def test_a_reference_that_keeps_tensors_keeps_none_of_these():
-    source = "import torch\nkept = []\ndef run(x):\n    kept.append(x)\n    return kept[0] * 2\n"
-    definition = make_definition(inputs={"x": "float32[n]"}, reference=source)
-    workload = make_workload("w", axes={"n": 4}, inputs={"x": {"type": "random"}})
+    definition = define({"x": "float32[n]"}, "kept.append(x)\nreturn kept[0] * 2", before="kept = []")
+    workload = make_workload(axes={"n": 4}, inputs={})
     assert [find_read_whole(definition, workload) for _ in range(2)] == [{"x": 16.0}] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.integrity import stability
 from flashinfer_bench.bench.evaluators.integrity.stability import (
     REGIME_ROUNDING,
     Stability,
@@ -15,7 +16,7 @@ from flashinfer_bench.bench.evaluators.integrity.stability import (
 pytestmark = pytest.mark.cpu
 
 
-def count_calls(suspects, *, times=1, **others):
+def count_calls(suspects, *, times=1):
     """Return which of two rows, one at an edge, are not settled, and the draws."""
     calls = []
 
@@ -24,8 +25,8 @@ def count_calls(suspects, *, times=1, **others):
         return [torch.where(inputs[0] - 1.0 > 0, 2.0, 1.0).expand(-1, 32).contiguous()]
 
     inputs = [torch.tensor([[1.001], [3.0]]), torch.arange(3), None, 0.5]
-    stability = Stability(reference, inputs, reference(inputs), seed=1, **others)
-    found = [stability.find_unsettled(0, 0.1, torch.tensor(suspects)).tolist() for _ in range(times)]
+    looks = Stability(reference, inputs, reference(inputs), seed=1)
+    found = [looks.find_unsettled(0, 0.1, torch.tensor(suspects)).tolist() for _ in range(times)]
     return found[-1], len(calls) - 1
 
 
@@ -36,17 +37,17 @@ def test_a_row_at_an_edge_is_not_settled_and_draws_end_or_are_kept_for_later_que
     assert count_calls([True, True], times=2) == ([True, False], 16)
 
 
-def test_a_reference_that_is_too_slow_blames_nobody():
+def test_a_reference_that_is_too_slow_blames_nobody(monkeypatch):
     ticks = iter(range(0, 10_000, 30))
-    found, draws = count_calls([True, True], now=lambda: float(next(ticks)))
+    monkeypatch.setattr(stability.time, "monotonic", lambda: next(ticks))
+    found, draws = count_calls([True, True])
     assert found == [True, True]
     assert draws < 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite(dtype):
-    value = torch.linspace(-3, 3, 4096).to(dtype)
-    value[0] = torch.finfo(dtype).max
+def test_floats_of_8_bits_become_neighbours_of_theirs_and_stay_finite():
+    value = torch.linspace(-3, 3, 4096).to(torch.float8_e4m3fn)
+    value[0] = torch.finfo(value.dtype).max
     (found,) = add_rounding([value], REGIME_ROUNDING, 3)
     steps = (found.view(torch.uint8).int() - value.view(torch.uint8).int()).abs()
     assert 200 < int((steps > 0).sum()) < 3000
@@ -75,10 +76,8 @@ ONES = torch.eye(4).repeat_interleave(8, 1)
     ("choice", "tied"),
     [
         ("p.topk(1).indices[:, 0]", True),
-        ("p.argsort(dim=1, descending=True)[:, 0]", True),
         ("p.max(dim=1).indices", True),
         ("p.neg().argmin(dim=1)", True),
-        ("p.kthvalue(4, dim=1).indices", True),
         ("p.argsort(dim=1, descending=True, stable=True)[:, 0]", False),
     ],
 )
@@ -86,9 +85,9 @@ def test_a_row_in_which_the_chosen_value_ties_is_not_settled(choice, tied):
     def reference(inputs):
         return [ONES[eval(choice, {"p": torch.sigmoid(inputs[0])})]]
 
-    stability = Stability(reference, [SATURATED], reference([SATURATED]), 1, REGIME_ROUNDING)
+    looks = Stability(reference, [SATURATED], reference([SATURATED]), 1, REGIME_ROUNDING)
     for shares in (None, torch.full((2,), 100.0)):
-        assert stability.find_unsettled(0, 0.1, torch.ones(2, dtype=torch.bool), shares).tolist() == [tied, False]
+        assert looks.find_unsettled(0, 0.1, torch.ones(2, dtype=torch.bool), shares).tolist() == [tied, False]
 
 
 @pytest.mark.parametrize(("wrong", "is_excused"), [(2, True), (60, False)])
@@ -98,9 +97,9 @@ def test_if_rows_tie_with_one_another_some_may_be_wrong_that_no_call_moved(wrong
         return [torch.ones(400, 16).index_fill(0, chosen, 2.0)]
 
     scores = torch.full((400,), 50.0)
-    stability = Stability(reference, [scores], reference([scores]), 1, REGIME_ROUNDING)
+    looks = Stability(reference, [scores], reference([scores]), 1, REGIME_ROUNDING)
     suspects = torch.arange(400) >= 400 - wrong
-    assert bool(stability.find_unsettled(0, 0.1, suspects)[suspects].all()) is is_excused
+    assert bool(looks.find_unsettled(0, 0.1, suspects)[suspects].all()) is is_excused
 
 
 def test_a_reference_that_runs_under_no_mode_is_called_without_one():

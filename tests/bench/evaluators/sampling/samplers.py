@@ -73,11 +73,6 @@ def same_random_number_in_every_row(shares, generator):
     return torch.searchsorted(shares.cumsum(dim=1), numbers).clamp(max=shares.shape[1] - 1).T.contiguous()
 
 
-def same_noise_in_every_row(shares, generator):
-    noise = torch.empty(CALLS, 1, shares.shape[1]).exponential_(generator=generator)
-    return torch.stack([(shares / once).argmax(dim=1) for once in noise])
-
-
 def tail_of(shares):
     ordered, ids = shares.sort(dim=1, descending=True)
     return torch.zeros_like(shares).scatter_(1, ids, ((ordered.cumsum(dim=1) - ordered) >= 0.5).double()) > 0
@@ -87,17 +82,11 @@ WRONG = {
     "argmax": lambda shares, _: shares.argmax(dim=1).expand(CALLS, -1).contiguous(),
     "off by one": lambda shares, generator: (draw(shares, generator) + 1) % shares.shape[1],
     "same twice": lambda shares, generator: draw(shares, generator, CALLS // 2).repeat_interleave(2, dim=0),
-    "cycle of ten": lambda shares, generator: draw(shares, generator, 10).repeat(CALLS // 10, 1),
     "same token in every row": lambda shares, generator: draw(shares, generator)[:, :1].expand(-1, len(shares)),
-    "same noise in every row": same_noise_in_every_row,
     "same random number in every row": same_random_number_in_every_row,
-    "a tenth moved to the first": lambda shares, generator: draw(
-        move_a_tenth(shares, shares == shares.amax(dim=1, keepdim=True)), generator
-    ),
     "a tenth moved to the tail": lambda shares, generator: draw(move_a_tenth(shares, tail_of(shares)), generator),
     "a tenth moved to even ids": lambda shares, generator: draw(
         move_a_tenth(shares, (torch.arange(shares.shape[1]) % 2 == 0).expand(len(shares), -1)), generator
     ),
-    "sharper": lambda shares, generator: draw(shares**1.25, generator),
 }
 """Takes the right shares [rows, vocabulary] and a generator; gives draws [calls, rows]."""

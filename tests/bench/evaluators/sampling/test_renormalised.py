@@ -46,14 +46,11 @@ def rescaled(*entries, scale=1.0, row=ROW):
     [
         (rescaled(0, 1, 2), {"top_k": 3}, None),
         (rescaled(0, 1, 3), {"top_k": 3}, None),  # ties either way
-        (rescaled(0, 1, 2, 3), {"top_k": 3}, None),
         (rescaled(0, 1, 2, 3), {"top_p": 0.75}, None),
-        (torch.zeros_like(ROW), {"top_k": 1}, "row 0 keeps 0 entries, 1 to 1 would be right; 1 of 1 rows"),
         (rescaled(0, 1, scale=1.25), {"top_k": 2}, "2 of 2 kept values are off"),
         (rescaled(0, 1, scale=-1.0), {"top_k": 2}, "values are no probabilities"),
         (ROW.clone(), {"top_k": 2}, "keeps 6 entries, 2 to 2"),
         (rescaled(0, 2), {"top_k": 2}, "row 0 keeps 0.1 and drops 0.3, which is larger"),
-        (rescaled(0, 1), {"top_k": 3}, "keeps 2 entries, 3 to 4"),
         (rescaled(0, 1, 2, 3, 4), {"top_p": 0.85}, "keeps 5 entries, 4 to 4"),
     ],
 )

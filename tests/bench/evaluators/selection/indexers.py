@@ -34,7 +34,7 @@ def index(q, cache, weights, lengths, table, *, keys=read_keys, rounded=torch.fl
         place = torch.arange(length)
         token = table[row, place // 64].long() * 64 + place % 64
         scores = weights[row] @ relu(q[row].float() @ keys_of[token].T)
-        best = scores.topk(min(TOPK, length), largest=how.get("largest", True)).indices
+        best = scores.topk(min(TOPK, length)).indices
         chosen[row, : len(best)] = token[best] if how.get("mapped", True) else best
     return chosen
 
@@ -42,12 +42,7 @@ def index(q, cache, weights, lengths, table, *, keys=read_keys, rounded=torch.fl
 WRONG_INDEXERS: dict[str, Callable[..., torch.Tensor]] = {
     "scales read as if interleaved": lambda *given: index(*given, keys=interleaved_keys),
     "no relu": lambda *given: index(*given, relu=lambda dots: dots),
-    "last page ignored": lambda *given: index(*given, length=lambda n: n // 64 * 64),
     "one token too many seen": lambda *given: index(*given, length=lambda n: n + 1),
     "positions instead of tokens": lambda *given: index(*given, mapped=False),
-    "lowest instead of best": lambda *given: index(*given, largest=False),
     "keys of three bits of mantissa": lambda *given: index(*given, rounded=torch.float8_e5m2),
-    "table of the next sequence": lambda q, cache, weights, lengths, table: index(
-        q, cache, weights, lengths, table.roll(1, 0)
-    ),
 }
