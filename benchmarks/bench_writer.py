@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 
 SHAPES = {

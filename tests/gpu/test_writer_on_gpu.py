@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, open_writer
 from tests.kit.philox import check_kernel
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents, VariedInput
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtContents
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls

@@ -11,12 +11,12 @@ from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.sampling.evaluator import DrawJudge, SamplingLimits
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.bench.evaluators.selection.dsa import find_roles, judge_indices, read_problem
 from flashinfer_bench.data import TraceSet
 from tests.bench.evaluators.sampling.samplers import WRONG, as_calls, draw, expected_shares, make_problem
-from tests.bench.evaluators.selection.indexers import WRONG_INDEXERS, index
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,9 +56,10 @@ def test_an_indexer_gets_the_same_verdict_on_both_devices():
     workload = max((trace.workload for trace in trace_set.workloads[INDEXER]), key=lambda one: one.axes["batch_size"])
     made = InputMaker(definition, workload, torch.device("cpu"), BUNDLED).make(seed=1)
     problem = read_problem(definition, find_roles(definition), [value.to(CUDA) for value in made])
-    assert isinstance(judge_indices(problem, index(*made).to(CUDA), 2e-3, name="i"), Accepted)
-    for fault, wrong in WRONG_INDEXERS.items():
-        assert isinstance(judge_indices(problem, wrong(*made).to(CUDA), 2e-3, name="i"), Rejected), fault
+    run, (q, cache, weights, *rest) = Reference.compile(definition).run, made
+    for by, verdict in ((1, Accepted), (-1, Rejected)):
+        chosen = run(q, cache, by * weights, *rest).to(CUDA)
+        assert isinstance(judge_indices(problem, chosen, 2e-3, name="i"), verdict)
 
 
 def test_samplers_get_the_same_verdicts():

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -31,8 +30,8 @@ import torch
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, is_same, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Blank, Way
-from flashinfer_bench.bench.evaluators.inputs.rules import find_freedom, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.writer import DRAWN, MULTIPLIED, NEGATED, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
@@ -59,24 +58,6 @@ Rows = Sequence[torch.Tensor | None]
 """For each input a tensor [rows, *shape] of its dtype whose rows are contiguous; None if the input is no tensor."""
 
 
-@dataclass(frozen=True)
-class VariedInput:
-    """How one input differs from call to call."""
-
-    name: str
-    way: Way
-    remake: Callable[[int], torch.Tensor] | None = None
-    """Makes a "redrawn" input from a seed; None if it is stored."""
-    is_joint: bool = False
-    """Whether it is made together with other inputs of its call, from one seed."""
-    deviation: float | None = None
-    """Standard deviation of a "scaled" input that is normal and random."""
-    flips: int = 0
-    """Bits that may be flipped of each byte of a "rolled" input that is random."""
-    is_nudged: bool = False
-    """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
-
-
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
     """Return how each input of a workload differs from call to call, in the order of the definition.
 
@@ -91,17 +72,10 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     for name, shape in shapes.items():
         if shape is None:
             found[name] = VariedInput(name, "fixed")
-            continue
-        blank = Blank(name, definition, shape, axes, device=device)
-        freedom = find_freedom(blank)
-        is_rolled = freedom.way == "rolled"
-        if isinstance(workload.inputs.get(name), RandomInput | None):
-            flips = freedom.flips if is_rolled else 0
-            remake = partial(_remake, blank)
-            found[name] = VariedInput(name, freedom.way, remake, deviation=freedom.deviation, flips=flips)
         else:
-            way: Way = "fixed" if blank.dtype.kind == "bool" else freedom.way
-            found[name] = VariedInput(name, way, is_nudged=is_rolled and freedom.is_quantised)
+            blank = Blank(name, definition, shape, axes, device=device)
+            is_random = isinstance(workload.inputs.get(name), RandomInput | None)
+            found[name] = find_varied_input(blank, is_random=is_random)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         differing, seconds = custom.compare_draws()
@@ -113,10 +87,6 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
                 draw = partial(lambda name, seed: custom.draw(seed)[name], name)
                 found[name] = VariedInput(name, "redrawn", draw, is_joint=True)
     return list(found.values())
-
-
-def _remake(blank: Blank, seed: int) -> torch.Tensor:
-    return make_tensor(replace(blank, seed=seed))
 
 
 class _Calls:

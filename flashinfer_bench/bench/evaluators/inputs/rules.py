@@ -2,8 +2,8 @@
 
 A rule fits if the op type, the kind of dtype and the input's whole name in lower case match. Definitions say only by
 its name what an integer means. The rules at the end of each table fit all names. The last column says in words what
-the values are. `find_freedom` says what of an input's values no rule gives a meaning, so that calls and stress cases
-may change it.
+the values are. `find_varied_input` says what of an input's values no rule gives a meaning, so that calls and stress
+cases may change it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import torch
 
@@ -57,23 +58,28 @@ PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 Kind = Literal["float", "float8", "bytes", "bools"]
 
 
-class Freedom(NamedTuple):
-    """What of an input's values may be changed, since no rule gives it a meaning."""
+@dataclass(frozen=True)
+class VariedInput:
+    """How an input differs from call to call, as far as no rule gives its values a meaning."""
 
+    name: str
     way: Way
-    """How the input differs from call to call."""
-    deviation: float | None
-    """Standard deviation of a wide float that is normal around zero; None if it is made otherwise."""
-    flips: int
-    """Bits of each byte of a random input that may be flipped, and leave it as likely as it was."""
-    kind: Kind | None
-    """What stress cases take it for; None if a rule says what its range is."""
-    is_quantised: bool
-    """Whether it holds numbers of a narrow format whose bits mean no more than a number."""
+    remake: Callable[[int], torch.Tensor] | None = None
+    """Makes a random or custom input from a seed; None if it is stored."""
+    is_joint: bool = False
+    """Whether it is made together with other inputs of its call, from one seed."""
+    deviation: float | None = None
+    """Standard deviation of a random "scaled" input that is normal around zero."""
+    flips: int = 0
+    """Bits of each byte of a random "rolled" input that may be flipped, and leave it as likely as it was."""
+    is_nudged: bool = False
+    """Whether a "rolled" input that is not random holds quantised numbers, which may change a little."""
+    kind: Kind | None = None
+    """What stress cases take it for if it is random; None if a rule says what its range is."""
 
 
-def find_freedom(blank: Blank) -> Freedom:
-    """Return how the values of an input may be changed."""
+def find_varied_input(blank: Blank, *, is_random: bool = True) -> VariedInput:
+    """Return how an input differs from call to call."""
     rule, dtype = find_rule(TENSOR_RULES, blank), blank.dtype
     is_float, is_wide, is_any = dtype.kind == "float", dtype.bits > 8, rule.name == ANY
     way: Way = "fixed"
@@ -82,6 +88,11 @@ def find_freedom(blank: Blank) -> Freedom:
     elif is_float or (dtype.bits == 8 and dtype.kind != "bool"):
         way = "scaled" if is_float and is_wide else "rolled"
     has_codes = is_float and not is_wide and rule.deviation is not None and blank.dtype_name != POWERS_OF_TWO
+    if not is_random:
+        is_int8 = blank.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, blank.name.lower())
+        is_quantised = (has_codes or is_int8) and not asking_for(blank.definition.constraints, blank.name)
+        way = "fixed" if dtype.kind == "bool" else way
+        return VariedInput(blank.name, way, is_nudged=is_quantised and way == "rolled")
     flips = 0
     kind: Kind | None = None
     if dtype.kind == "bool":
@@ -95,14 +106,13 @@ def find_freedom(blank: Blank) -> Freedom:
         kind = None if is_wide else "bytes"
     elif is_float and is_wide and is_any:
         kind = "float"
-    is_int8 = blank.dtype_name == "int8" and is_any and not re.search(NO_NUMBERS, blank.name.lower())
-    return Freedom(
-        way,
-        rule.deviation(blank) if rule.deviation is not None and is_wide else None,
-        flips,
-        kind,
-        (has_codes or is_int8) and not asking_for(blank.definition.constraints, blank.name),
-    )
+    deviation = rule.deviation(blank) if rule.deviation is not None and is_wide else None
+    flips = flips if way == "rolled" else 0
+    return VariedInput(blank.name, way, partial(_remake, blank), deviation=deviation, flips=flips, kind=kind)
+
+
+def _remake(blank: Blank, seed: int) -> torch.Tensor:
+    return make_tensor(replace(blank, seed=seed))
 
 
 def make_tensor(blank: Blank) -> torch.Tensor:

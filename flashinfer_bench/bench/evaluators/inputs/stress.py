@@ -26,7 +26,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes, count_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_freedom
+from flashinfer_bench.bench.evaluators.inputs.rules import Kind, find_varied_input
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
@@ -389,7 +389,7 @@ def _find_free(blank: Blank) -> Free | None:
     """Return how a random input is changed; None if it stays: a rule, or its name, says what its range is."""
     name, definition, shape = blank.name, blank.definition, blank.shape
     count = math.prod(shape)
-    kind = find_freedom(blank).kind
+    kind = find_varied_input(blank).kind
     is_large = blank.dtype.bits == 8 and count > MANY_ELEMENTS
     if kind is None or is_large or RATES.fullmatch(name.lower()) or not shape or not count:
         return None

@@ -170,7 +170,7 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
     if tolerance is not None and (tolerance.by_ratio or tolerance.max_absolute_error < math.inf):
         return None
     holds: list[torch.Tensor] = []
-    sizes: list[torch.Tensor] = []
+    totals: list[torch.Tensor] = []
     for pairs in zip(*(zip(call.expected, call.got, strict=True) for call in calls), strict=True):
         first = pairs[0][0]
         kind, count = first.device.type, first.numel()
@@ -179,14 +179,16 @@ def surely_pass(calls: Sequence[JudgedCall], rule: NormRule, tolerance: Toleranc
             return None
         most = max(1, TOGETHER[kind] // max(count, 1))
         for start in range(0, len(pairs) if count else 0, most):
-            _look(pairs[start : start + most], rule, tolerance, holds, sizes)
-    if not holds:
-        return [False] * len(calls)
-    told = torch.cat([torch.stack(holds).double(), *sizes]).tolist()
+            _look(pairs[start : start + most], rule, tolerance, holds, totals)
+    brought = [torch.stack(holds).double()] if holds else []
+    told = torch.cat([*brought, *totals]).tolist() if holds or totals else []
     squares = told[len(holds) :]
-    if not (all(told[: len(holds)]) and all(map(math.isfinite, squares))):
+    errors, sizes = squares[::2], squares[1::2]
+    bound = (rule.limit * SURE) ** 2
+    surely = all(off <= size * bound and size < math.inf for off, size in zip(errors, sizes, strict=True))
+    if not (surely and all(told[: len(holds)])):
         return None
-    return [any(squares[at :: len(calls)]) for at in range(len(calls))]
+    return [any(sizes[at :: len(calls)]) for at in range(len(calls))]
 
 
 def _look(
@@ -194,11 +196,12 @@ def _look(
     rule: NormRule,
     tolerance: Tolerance | None,
     holds: list[torch.Tensor],
-    sizes: list[torch.Tensor],
+    totals: list[torch.Tensor],
 ) -> None:
-    """Look at one output of some calls: note what holds if it surely passes, and its squared norm [calls] if any.
+    """Look at one output of some calls: note what holds if it surely passes, and squared norms.
 
-    Comparisons with nan are false, and an infinite row has an infinite size: what is not finite never surely passes.
+    The norms [calls * 2] are those of each call's error and of what was expected. Comparisons with nan are false, and
+    an infinite row has an infinite norm: what is not finite never surely passes.
     """
     first, calls = pairs[0][0], len(pairs)
     expected, got = (_stack(side) for side in zip(*pairs, strict=True))
@@ -214,13 +217,14 @@ def _look(
     if columns is None or not rule.is_on or not has_norms(first):
         return
     rows = [one.reshape(calls, -1, columns) for one in (error, wanted)]
-    squares = torch.stack([torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in rows]).square_()
-    totals = squares.sum(dim=2, keepdim=True)
-    least = totals[1] * (FLOOR**2 / squares.shape[2])
-    # A call as a whole is one more row: `least`, a share of the whole, changes nothing there.
-    errors, bounds = torch.cat((squares, totals), dim=2)
-    holds.append((errors <= torch.maximum(bounds, least).mul_((rule.limit * SURE) ** 2)).all())
-    sizes.append(totals[1, :, 0])
+    squares = torch.stack([torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in rows], dim=1).square_()
+    count = squares.shape[2]
+    of_calls = squares.sum(dim=2) if count > 1 else squares
+    totals.append(of_calls.reshape(-1))
+    if count > 1:  # a single row is the call as a whole
+        least = of_calls[:, 1:] * (FLOOR**2 / count)
+        bounds = torch.maximum(squares[:, 1], least).mul_((rule.limit * SURE) ** 2)
+        holds.append((squares[:, 0] <= bounds).all())
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

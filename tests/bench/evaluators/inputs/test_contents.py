@@ -12,10 +12,10 @@ from flashinfer_bench.bench.evaluators.compare.packed import unpack
 from flashinfer_bench.bench.evaluators.inputs.contents import (
     Contents,
     DealtContents,
-    VariedInput,
     find_nudge,
     find_varied,
 )
+from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.inputs.writer import Writer
 from tests.bench.evaluators.inputs.making import CPU, define, make
 from tests.kit.make import make_workload

@@ -34,7 +34,6 @@ TABLE = {"table": "float32[v, d]", "tok": "int64[t]"}
 RANGES = [
     # what indexes a table, in whatever way
     ("table[tok]", 0, 29),
-    ("table[None, 3, tok.to(torch.int32)]", 0, 2),
     ("table.index_select(0, tok.view(-1))", 0, 29),
     ("F.embedding(tok, weight=table)", 0, 29),
     ("table.gather(1, tok[:30, None])", 0, 2),
@@ -43,18 +42,13 @@ RANGES = [
     ("torch.zeros(len(tok), 12).scatter_(1, tok[:, None], 1.0)", 0, 11),
     ("F.one_hot(tok, table.shape[1])", 0, 2),
     ("F.cross_entropy(torch.ones(len(tok), 12), tok)", 0, 11),
-    ("table[{'at': tok}['at']]", 0, 29),
-    ("def inner():; ~return tok + 1; return table[inner()]", 0, 28),
-    ("rows = {'rows': table}; return sum(one[tok] for one in rows.values())", 0, 29),
     ("assert (tok < 20).all(); return table[tok]", 0, 19),
     # what is computed of it before
-    ("table[1 + tok.long()]", 0, 28),
     ("table[tok // 4]", 0, 119),
     ("table[tok - 9]", 9, 38),
     ("table[table.shape[0] - 1 - tok]", 0, 29),
     ("table[(tok[:, None] * 2 + torch.arange(2)).view(-1)]", 0, 14),
     ("torch.cat([torch.zeros(1, 3), table])[tok + 1]", 0, 29),
-    ("more = (tok + 1) * 2; return table[more] + table[tok + 1]", 0, 13),
     ("table[tok // PAGE + SHIFT]", 0, 115),
     ("other = str(tok); return table[tok * 10]", 0, 2),
     ("sum(torch.where(tok >= k, 1, 0)[:, None] * table[tok - k] for k in range(30))", 0, 29),
@@ -87,9 +81,7 @@ def test_integers_are_valid_and_reach_what_they_index(body, least, most):
 
 
 OTHERS = [
-    ("tok", "table[tok + base]", {"base": "int32"}, 0, 28),
     ("sizes", "x[sizes.cumsum(0) - sizes]", {"x": "float32[3333, 2]", "sizes": "int64[p]"}, 0, 222),
-    ("tok", "a[tok] + table[tok]", {"a": "float32[w, d]"}, 0, 29),
     ("tok", "table.view(-1)[tok * 3 + more]", {"more": "int64[t]"}, 0, 27),
     ("more", "table.view(-1)[tok * 3 + more]", {"more": "int64[t]"}, 0, 8),
     ("positions", "table[positions + 2]", {"positions": "int64[t]"}, 0, 27),
@@ -130,10 +122,8 @@ def test_a_gpu_gives_the_same_ranges():
     [
         ("tok.max() < 20", 0, 19),
         ("0 <= tok <= 20", 0, 20),
-        ("20 > tok.max().item()", 0, 19),
         ("tok.sum() >= 0", 0, 29),
         ("tok[0] < v", 0, 29),
-        ("tok[0] == 0 or True", 0, 29),
         ("tok.max() < strange", 0, 29),
     ],
 )
@@ -146,7 +136,6 @@ SKIP = "~if y == -100:; ~~continue;"
 PADDED = [
     # -1
     ("tok", "table[tok.clamp(min=0)] * (tok >= 0)[:, None]", -1),
-    ("tok", "table.index_select(0, tok[tok > -1])", -1),
     ("tok", "F.embedding(tok.masked_fill(0 > tok, 0), table)", -1),
     ("tok", "table.index_select(0, torch.where((tok >= 0).flip(0), tok.flip(0), 0))", -1),
     ("tok", "i = int(tok[0]); if i < 0:; ~return table; return table[i]", -1),
@@ -160,7 +149,6 @@ PADDED = [
     ("labels", "x.log_softmax(-1).gather(1, labels.masked_fill(labels == -100, 0)[:, None])", -100),
     ("labels", "F.cross_entropy(x, labels, ignore_index=-100)", -100),
     ("labels", f"{EACH} {SKIP} ~total = total + x[i, y]; return total", -100),
-    ("labels", f"{EACH} ~if y != -100:; ~~total = total + x[i, y]; return total", -100),
     ("labels", "x.gather(1, labels[:, None])[:, 0] * (labels != -100)", None),
     ("labels", "if (labels == -100).any():; ~raise ValueError; return x[0, labels]", None),
     ("labels", f"{EACH} ~if i > 5000:; ~{SKIP.replace(' ~', ' ~~')} ~total = total + x[i, y]; return total", None),

@@ -9,6 +9,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.looks import look_at
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan, count_affordable
+from tests.bench.evaluators.inputs.making import define
 from tests.kit.make import make_definition, make_workload
 from tests.kit.operations import WAITS, counting_operations
 
@@ -35,16 +36,13 @@ NAMES = {
 }
 """Short name → the name that traces have."""
 USUAL = {"few": 1, "shifted": 1, "small": 1, "large": 1, "cubed": 1, "columns": 6, "one few": 3, "stretch": 6}
-GATED = "def run(x, gate):\n    return (torch.sigmoid(gate) * x).cumsum(0)\n"
-ALL = "def run(x, gate):\n    return (torch.sigmoid(gate) * (x.nan_to_num() == 0)).cumsum(0)\n"
+GATED = "return (torch.sigmoid(gate) * x).cumsum(0)"
+ALL = "return (torch.sigmoid(gate) * (x.nan_to_num() == 0)).cumsum(0)"
 XY = {"x": "float32[n, m]", "gate": "float32[n, m]"}
 
 
-def plan(
-    inputs=XY, output="[n, m]", reference="def run(x): 1", sources=None, *, seed=3, op_type="test", has=False, **axes
-):
-    told = {"axes": dict.fromkeys(axes), "inputs": inputs, "outputs": {"y": f"float32{output}"}}
-    definition = make_definition(op_type=op_type, reference=reference, **told)
+def plan(inputs=XY, output="[n, m]", body="return 1", sources=None, *, seed=3, op_type="test", has=False, **axes):
+    definition = define(inputs, body, outputs={"y": f"float32{output}"}, op_type=op_type)
     return StressPlan(definition, make_workload(axes=axes, inputs=sources or {}), seed, has_constants=has)
 
 
@@ -60,10 +58,10 @@ def change(case, values, number=0, shape="n, m", output="[n]", **how):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"zeros": 3}, {"reference": "def run(x, gate):\n    return x * (gate != 0)\n"}),
-        ({"not finite": 9}, {"reference": "def run(x, gate):\n    return torch.nan_to_num(x) * gate\n"}),
-        ({"up": 3, "down": 3, "some": 12}, {"reference": GATED}),
-        ({}, {"reference": GATED, "op_type": "gdn"}),
+        ({"zeros": 3}, {"body": "return x * (gate != 0)"}),
+        ({"not finite": 9}, {"body": "return torch.nan_to_num(x) * gate"}),
+        ({"up": 3, "down": 3, "some": 12}, {"body": GATED}),
+        ({}, {"body": GATED, "op_type": "gdn"}),
         ({"spike": 12, "far": 3, "shifted": 3}, {"has": True}),
         ({"small": 9, "one row": 9}, {"output": "[n]", "n": 15}),
         ({}, {"output": "[n]", "n": 16}),
@@ -88,8 +86,7 @@ def test_definition_and_workload_say_which_cases_come_beside_the_usual_ones(aske
 
 def test_the_list_is_the_same_in_each_run_and_another_order_for_another_workload():
     def calls(uuid, seed=1):
-        definition = make_definition(axes={"n": None}, inputs={"x": "float32[n]"}, outputs={"y": "float32[n]"})
-        return StressPlan(definition, make_workload(uuid=uuid, axes={"n": 40}, inputs={}), seed).calls
+        return StressPlan(make_definition(), make_workload(uuid, axes={"n": 40}, inputs={}), seed).calls
 
     orders = [calls(str(number)) for number in range(40)]
     assert orders[0] == calls("0", 2)
@@ -159,8 +156,7 @@ def test_gates_are_moved_to_one_side_in_another_call_to_the_other_and_some_of_th
 
 @pytest.mark.parametrize(("call", "kinds"), [("isnan", "nan"), ("isinf", "-inf inf"), ("isfinite", "-inf inf nan")])
 def test_one_element_is_not_finite_as_the_reference_looks_for(call, kinds):
-    reference = f"def run(x, gate):\n    return torch.where(torch.{call}(x), 0.0, x) * gate\n"
-    found, seen = plan(XY, "[n, m]", reference, n=8, m=8), set()
+    found, seen = plan(XY, "[n, m]", f"return torch.where(torch.{call}(x), 0.0, x) * gate", n=8, m=8), set()
     for number in range(24):
         x, other = torch.ones(2, 8, 8)
         found.change(NAMES["not finite"], number, [x, other])
@@ -202,9 +198,9 @@ def test_narrow_inputs_keep_to_a_part_of_their_range_or_are_true_at_another_rate
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_row_of_bools_is_empty_only_if_the_reference_says_what_it_gives(tells):
-    reference = f"def run(x):\n    return x.{'any' if tells else 'sum'}()\n"
+    body = f"return x.{'any' if tells else 'sum'}()"
     for case in ("shifted", "cubed"):
-        shares = change(case, BYTES > 127, reference=reference).float().mean(dim=1)
+        shares = change(case, BYTES > 127, body=body).float().mean(dim=1)
         assert bool((shares == 0).any()) is tells
 
 
@@ -222,7 +218,7 @@ def test_no_row_or_column_of_bools_is_empty_or_full_that_was_not(case, columns):
 def test_a_seed_decides_all_and_nobody_waits_for_a_device_while_inputs_are_changed(dtype):
     made = []
     for seed in (3, 3, 4):
-        found = plan(dict.fromkeys(XY, f"{dtype}[n, m]"), reference=ALL, seed=seed, n=40, m=64)
+        found = plan(dict.fromkeys(XY, f"{dtype}[n, m]"), body=ALL, seed=seed, n=40, m=64)
         values = [torch.ones(40, 64).to(getattr(torch, dtype)) for _ in range(2)]
         with counting_operations() as counted:
             for name in found.names:

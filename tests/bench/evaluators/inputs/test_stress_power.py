@@ -9,6 +9,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.stress import StressPlan
+from tests.bench.evaluators.inputs.making import define
 from tests.bench.evaluators.inputs.test_stress import NAMES
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
@@ -32,11 +33,7 @@ def compute(code, x):
 
 
 def make_job(code, *, seed=1, n=8, columns=4096, shape="[n, 4096]"):
-    definition = make_definition(
-        inputs={"x": f"float32[n, {columns}]"},
-        outputs={"y": f"float32{shape}"},
-        reference=f"import torch\ndef run(x):\n    return {code}\n",
-    )
+    definition = define({"x": f"float32[n, {columns}]"}, f"return {code}", outputs={"y": f"float32{shape}"})
     job = Judging(definition, make_workload(axes={"n": n}, inputs={}), seed=seed)
     return definition, job, StressPlan(definition, job.workload, seed)
 

@@ -3,7 +3,7 @@
 `write` puts new content into the places of some calls; the worker makes them; `look` checks what they left. So each
 timed call has inputs that no call had before, and any of them may be compared. Some are kept by chance, those on the
 evaluator's own inputs always, and a few that look odd: an output was not written, or repeats another call's. They are
-chosen after they were made. `session/reads.py` judges them when all are over.
+chosen after they were made. `session/judged_calls.py` judges them when all are over.
 
 A request has calls on inputs of stress cases beside its usual calls (`prepare`, `finish`).
 """
