@@ -10,7 +10,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from flashinfer_bench.bench.runner.workers.timed.bounds import check_clock, check_readings
@@ -61,11 +60,9 @@ class RemoteClock(Clock):
             raise ClockLost(started.lost)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         """Switch the worker's clock off, unless the worker is gone or the solution has failed."""
-        if error is None or isinstance(error, (ClockLost, CaptureRefused)):
+        if raised[1] is None or isinstance(raised[1], (ClockLost, CaptureRefused)):
             self._ask("stop", Claim, "the measurement")
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
