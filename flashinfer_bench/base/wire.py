@@ -10,11 +10,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import socket
 import struct
 import time
-from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,6 +20,8 @@ HEADER: Final = struct.Struct(">I")
 MAX_FRAME_BYTES: Final = 16 << 20
 READ_BYTES: Final = 1 << 16
 MAX_FDS: Final = 8
+LEAST_WAIT_S: Final = 0.001
+"""Seconds to send a frame whose deadline has passed; it may go without a wait."""
 
 
 class WireError(Exception):
@@ -50,23 +50,15 @@ def send_frame_by(deadline: float, sock: socket.socket, message: dict[str, Any],
 
     Otherwise part of it may be on its way: no other frame can follow.
     """
-    data = memoryview(encode_frame(message))
-    room = select.poll()
-    room.register(sock, select.POLLOUT)
-    while True:
-        try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
-            sent = sock.sendmsg([data], rights, socket.MSG_DONTWAIT)  # send_fds of older Pythons drops its flags
-        except BlockingIOError:
-            sent = 0
-        fds = () if sent else fds
-        data = data[sent:]
-        if not data:
-            return True
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
-        room.poll(left_s * 1000)
+    before = sock.gettimeout()
+    sock.settimeout(max(LEAST_WAIT_S, deadline - time.monotonic()))
+    try:
+        send_frame(sock, message, fds)
+    except TimeoutError:
+        return False
+    finally:
+        sock.settimeout(before)
+    return True
 
 
 class FrameReader:

@@ -39,7 +39,7 @@ from flashinfer_bench.bench.planning.resume import decide, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected
 from flashinfer_bench.bench.planning.suitability import why_not_here
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.bench.runner.launcher import end_launchers_of_thread
+from flashinfer_bench.bench.runner.launcher import end_launchers
 from flashinfer_bench.bench.scheduler import POLL_S, Rules
 from flashinfer_bench.bench.task import Task
 from flashinfer_bench.data import Solution, Trace, TraceSet
@@ -291,7 +291,7 @@ class Engine:
 
     def _release(self) -> None:
         self._harness.release()
-        end_launchers_of_thread()
+        end_launchers(threading.get_native_id())
         self._look()
 
     def _look(self) -> None:

@@ -25,17 +25,19 @@ from flashinfer_bench.bench.job_queue import TURN_S, JobQueue, Lane
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.first_call import find_first_call
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.client import SessionLost, SessionTimedOut
+from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.orders import OrderMaker
-from flashinfer_bench.bench.runner.places import LocalPlaces
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
 from flashinfer_bench.data import Evaluation, Solution
 from flashinfer_bench.errors import DeviceFault
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.places import Places, Session
+    from flashinfer_bench.cluster.cluster import Cluster
+    from flashinfer_bench.cluster.far_session import FarSession
+
+    Session = SessionClient | FarSession
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller says otherwise."""
@@ -129,7 +131,7 @@ class Scheduler:
 
     def __init__(
         self,
-        places: Places | Iterable[Device],
+        places: Cluster | LocalPlaces | Iterable[Device],
         *,
         hello_for: Callable[[Device], Hello],
         orders: OrderMaker,

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flashinfer_bench import __version__
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.runner.places import News
+from flashinfer_bench.bench.runner.client import News
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import GROUPS, PlaceActor

@@ -12,7 +12,7 @@ when it is in the cache take it; the others read its text. If it cannot be compi
 from __future__ import annotations
 
 import importlib
-import selectors
+import select
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -197,9 +197,7 @@ class BuildFarm:
 
     def wait(self) -> None:
         """Sleep until a build has ended."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._woken, selectors.EVENT_READ)
-            selector.select()
+        select.select([self._woken], [], [])
 
     def _tell(self, *_: object) -> None:
         with suppress(OSError):  # it can be read already, or nobody waits any more

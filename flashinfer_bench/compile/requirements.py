@@ -52,20 +52,19 @@ class ToolkitLibrary(NamedTuple):
     headers: str
     """Pattern of all its headers, as they are included."""
     package: str
-    """NVIDIA's package: on PyPI after "nvidia-", for Debian and Ubuntu before the toolkit's version."""
-    apt: str
+    """NVIDIA's package on PyPI, after "nvidia-"."""
 
 
 LIBRARIES: Final = {
-    "cublas": ToolkitLibrary("cublas_v2.h", r"cublas(_v2|_api|Lt|Xt)?\.h", "cublas", "libcublas-dev"),
-    "cusparse": ToolkitLibrary("cusparse.h", r"cusparse(_v2)?\.h", "cusparse", "libcusparse-dev"),
-    "cusolver": ToolkitLibrary("cusolverDn.h", r"cusolver(Dn|_common|Sp|Rf|Mg)\.h", "cusolver", "libcusolver-dev"),
-    "curand": ToolkitLibrary("curand.h", r"curand(_kernel)?\.h", "curand", "libcurand-dev"),
-    "cufft": ToolkitLibrary("cufft.h", r"cufft(Xt|w)?\.h", "cufft", "libcufft-dev"),
-    "nvrtc": ToolkitLibrary("nvrtc.h", r"nvrtc\.h", "cuda-nvrtc", "cuda-nvrtc-dev"),
-    "nvJitLink": ToolkitLibrary("nvJitLink.h", r"nvJitLink\.h", "nvjitlink", "libnvjitlink-dev"),
-    "cccl": ToolkitLibrary("cub/cub.cuh", r"(cub|thrust)/.+", "cuda-cccl", "cuda-cccl"),
-    "nvtx": ToolkitLibrary("nvtx3/nvToolsExt.h", r"(nvtx3/)?nvToolsExt\.h", "nvtx", "cuda-nvtx"),
+    "cublas": ToolkitLibrary("cublas_v2.h", r"cublas(_v2|_api|Lt|Xt)?\.h", "cublas"),
+    "cusparse": ToolkitLibrary("cusparse.h", r"cusparse(_v2)?\.h", "cusparse"),
+    "cusolver": ToolkitLibrary("cusolverDn.h", r"cusolver(Dn|_common|Sp|Rf|Mg)\.h", "cusolver"),
+    "curand": ToolkitLibrary("curand.h", r"curand(_kernel)?\.h", "curand"),
+    "cufft": ToolkitLibrary("cufft.h", r"cufft(Xt|w)?\.h", "cufft"),
+    "nvrtc": ToolkitLibrary("nvrtc.h", r"nvrtc\.h", "cuda-nvrtc"),
+    "nvJitLink": ToolkitLibrary("nvJitLink.h", r"nvJitLink\.h", "nvjitlink"),
+    "cccl": ToolkitLibrary("cub/cub.cuh", r"(cub|thrust)/.+", "cuda-cccl"),
+    "nvtx": ToolkitLibrary("nvtx3/nvToolsExt.h", r"(nvtx3/)?nvToolsExt\.h", "nvtx"),
 }
 """Name without `lib` → library."""
 FURTHER_HEADERS: Final = {
@@ -198,9 +197,8 @@ def find_lacked(output: str, version: tuple[int, int]) -> tuple[str, str] | None
     for name, library in LIBRARIES.items() if found else ():
         if found and (found[1] in (name, f"{name}Lt") or re.fullmatch(library.headers, found[1])):
             pip = f"nvidia-{library.package}{PIP_SUFFIX.get(version[0], '')}"
-            apt = f"{library.apt}-{version[0]}-{version[1]}"
             what = f"{found[1]} of the CUDA toolkit's {name} is not installed"
-            return found[1], f"{what}; try: pip install {pip}, or apt-get install {apt}"
+            return found[1], f"{what}; try: pip install {pip}"
     return None
 
 

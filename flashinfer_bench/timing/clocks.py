@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -80,9 +79,7 @@ class Clock:
     def __enter__(self) -> Clock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         """Switch off, whatever happened."""
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
@@ -177,11 +174,9 @@ class CudaEventClock(Clock):
             self._empty_ns = int(median(sample.span_ns for sample in pairs))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         """Leave the device idle; an error of the device itself is the one that is under way already."""
-        if error is None:
+        if raised[1] is None:
             self._queue.synchronize()
 
     def sample(self, launches: Sequence[Launch], preambles: Sequence[Preamble]) -> list[Sample]:
@@ -255,14 +250,12 @@ class CuptiClock(Clock):
         self._leads_ns.clear()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         """Switch CUPTI off, and give back the memory of the trial's graphs."""
         self._recorder.stop()
         has_captured = bool(self._replays)
         self._replays.clear()
-        if has_captured and error is None:
+        if has_captured and raised[1] is None:
             with suppress(RuntimeError):  # samples that were taken are good, and a broken device will say so again
                 self.release()
 

@@ -26,8 +26,7 @@ def describe_error(error: BaseException) -> dict[str, str]:
         trace = trace.tb_next
     message, location, lines = "", "", list[str]()
     try:
-        message = (error.msg or "") if isinstance(error, SyntaxError) else str(error)
-        location = find_location(error)
+        message, location = message_of(error), find_location(error)
         lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
     except BaseException as second:
         message = message or f"(its message could not be read: {type(second).__name__})"
@@ -44,15 +43,28 @@ def escape_surrogates(text: str) -> str:
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
+def message_of(error: BaseException) -> str:
+    """Return an exception's message, without the location and the source lines that Python and Triton put into it."""
+    if isinstance(error, SyntaxError):
+        return error.msg or ""
+    kernels = [told for one in _causes_of(error) if (told := getattr(one, "error_message", None))]
+    return str(kernels[-1] if kernels else error)
+
+
 def find_location(error: BaseException) -> str:
     """Return "at FILE:LINE, in FUNCTION" of the solution's innermost frame; empty if none of its frames is there.
 
     The frames of an exception's cause lie further in than its own.
     """
+    return next(filter(None, map(_location_of, reversed(_causes_of(error)))), "")
+
+
+def _causes_of(error: BaseException) -> list[BaseException]:
+    """Return an exception, and those that caused it, one after the other."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and len(causes) < MOST_CAUSES:
         causes.append(cause)
-    return next(filter(None, map(_location_of, reversed(causes))), "")
+    return causes
 
 
 def _location_of(error: BaseException) -> str:

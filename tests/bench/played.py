@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from flashinfer_bench import BenchmarkConfig, Engine, TraceSet
-from flashinfer_bench.bench.runner import places
+from flashinfer_bench.bench.runner import client
 from flashinfer_bench.bench.runner.client import SessionLost
 from tests.kit.make import make_definition, make_evaluation, make_trace, make_workload, write_trace_set
 
@@ -104,7 +104,7 @@ class PlayedSession:
 
 def play_engine(monkeypatch, folder: Path, *, limits=None, **config):
     """Make an engine on pretended sessions; its gate is shut."""
-    monkeypatch.setattr(places, "SessionClient", PlayedSession)
+    monkeypatch.setattr(client, "SessionClient", PlayedSession)
     fresh = {"gate": threading.Event(), "fails_to_start": 0, "all": [], "judged": [], "lost": []}
     for name, value in fresh.items():
         monkeypatch.setattr(PlayedSession, name, value)

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from flashinfer_bench.bench.runner.places import News
+from flashinfer_bench.bench.runner.client import News
 from flashinfer_bench.cluster.far_session import FarSession, PlaceLost
 from flashinfer_bench.cluster.node.sessions import NodeSessions
 from flashinfer_bench.cluster.parcels import Packer, TravellingSources

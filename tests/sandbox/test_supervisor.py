@@ -18,7 +18,15 @@ from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox import landlock
-from flashinfer_bench.sandbox.process_tree import count_tasks, descendants, is_alive, read_process
+from flashinfer_bench.sandbox.process_tree import (
+    count_tasks,
+    descendants,
+    hidden_memory,
+    is_alive,
+    proportional_memory,
+    read_process,
+    resident_memory,
+)
 from flashinfer_bench.sandbox.seccomp import can_filter
 from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.processes import wait_until_gone
@@ -270,6 +278,52 @@ os.chmod(os.environ["HOME"], 0)
         assert not (tmp_path / "home").exists()
     finally:
         remove_tree(tmp_path / "home")  # pytest cannot
+
+
+HOLDS = """
+import ctypes, os, sys, threading, time
+libc = ctypes.CDLL(None)
+held = bytearray(64 << 20)
+held[::4096] = b"x" * len(held[::4096])
+libc.prctl(15, NAME, 0, 0, 0)
+def tell():
+    while ENDS and "State:\\tZ" not in open("/proc/self/status").read():
+        time.sleep(0.01)
+    os.write(1, b"ready\\n")
+    time.sleep(60)
+threading.Thread(target=tell).start()
+if ENDS:
+    libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [(b"\x0bRssAnon:1 kB", False), (b"\rRssAnon: z", True)],
+)
+def test_memory_is_known_under_any_name_and_without_a_first_thread(name, ends):
+    source = HOLDS.replace("NAME", repr(name)).replace("ENDS", str(ends))
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"ready\n"
+        found = [resident_memory(program.pid).private, proportional_memory(program.pid).private]
+        program.send_signal(signal.SIGKILL)
+    assert all(64 << 20 < one < 256 << 20 for one in found)
+
+
+MACHINE = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\nAnonPages:   400 kB\nShmem: 7 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "hidden"),
+    [
+        (MACHINE, (300 * 1024, 7 * 1024)),
+        ("", (0, 0)),
+    ],
+)
+def test_memory_that_no_process_shows_is_what_is_left_of_the_machines(tmp_path, told, hidden):
+    (tmp_path / "meminfo").write_text(told)
+    assert hidden_memory(tmp_path / "meminfo") == hidden
+    assert hidden_memory(tmp_path / "none") == (0, 0)
 
 
 # Processes that only start the next one and end: gone by the time that somebody has seen them.

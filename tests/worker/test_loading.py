@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashinfer_bench.worker import one_call
-from flashinfer_bench.worker.errors import describe_error, find_location
+from flashinfer_bench.worker.errors import describe_error, find_location, message_of
 from flashinfer_bench.worker.jit.start import leave_untuned
 from flashinfer_bench.worker.load import (
     KeywordRequired,
@@ -202,6 +202,33 @@ LOCATIONS = {
 def test_the_innermost_line_of_the_solution_is_named(raised, source, location):
     assert find_location(raised(source)) == location
     assert find_location(ValueError("it was raised outside")) == ""
+
+
+KERNEL = """\
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def inner(x):
+    return tl.nothing(x)
+
+@triton.jit
+def kernel(p):
+    tl.store(p, inner(1))
+
+def run(x):
+    triton.compile(ASTSource(fn=kernel, signature={"p": "*fp32"}, constexprs={}), target=GPUTarget("cuda", 90, 32))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_kernel_that_does_not_compile_is_told_in_one_line_with_the_line_that_launched_it(raised):
+    pytest.importorskip("triton")
+    error = raised(KERNEL)
+    assert "has no attribute 'nothing'" in message_of(error).partition("\n")[0]
+    assert find_location(error) == "at main.py:15, in run"
 
 
 def test_an_error_and_the_type_of_a_result_are_told_whatever_characters_they_have():

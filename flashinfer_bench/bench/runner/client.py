@@ -1,7 +1,18 @@
-"""The host's handle on one device session: start it, send it blocks, hear its verdicts, notice when it is lost, end it.
+"""The sessions of this machine's devices, seen from the host: start one, send it blocks, hear its verdicts, end it.
 
 The session and everything below it hold the write end of a pipe (the lifeline) that nobody writes to: when its read
 end reports the end of the stream, no process of the session is left.
+
+The loop over the devices deals batches to places and hears frames. A place can run a device session: a device of this
+machine (`LocalPlaces`), or one of a cluster's node (`cluster.Cluster`). Its device names it. A table of places has
+
+    devices         those of all places that can be used now
+    least_shares    work is dealt as for this many places at least, so that something is left for one that comes
+    expects_more    whether a place may come soon: a loop that has lost all others waits for it
+    look()          which places have come since the last look; it is called often, and waits for nothing
+    has(device)     whether a place is still there
+    lock(device, held)     keeps other runs off a device until `held` is closed; see `device_lock.ask_for_device`
+    open(device, hello)    starts a session: a `SessionClient` or a `FarSession`. Only its `end` waits for anything
 """
 
 from __future__ import annotations
@@ -10,13 +21,16 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Final
 
 from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.wire import FrameReader, WireClosed, WireError, encode_frame
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.launcher import launcher_for, read_tail
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
@@ -169,3 +183,39 @@ class SessionClient:
             f"the session of {self.device.label} {describe_exit(self._process.code)} in phase {self.phase!r}"
             + (f"; it said last:\n{said}" if said else "")
         )
+
+
+@dataclass(frozen=True)
+class News:
+    """What has changed since somebody looked."""
+
+    joined: tuple[Device, ...] = ()
+    """Devices of places that can be used from now on."""
+    notices: tuple[str, ...] = ()
+    """What a person should know."""
+
+
+class LocalPlaces:
+    """The devices of this machine, one place each."""
+
+    least_shares: Final = 1
+    expects_more: Final = False
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self.devices = tuple(devices)
+
+    def look(self) -> News:
+        """Return that nothing has changed: the devices of a machine stay."""
+        return News()
+
+    def has(self, device: Device) -> bool:
+        """Return whether it has a device; a session that does not start is what tells otherwise."""
+        return device in self.devices
+
+    def lock(self, device: Device, held: ExitStack) -> Iterator[str | None]:
+        """Take a GPU's lock."""
+        return ask_for_device(device, held)
+
+    def open(self, device: Device, hello: Hello) -> SessionClient:
+        """Start a session on a device."""
+        return SessionClient(device, hello)

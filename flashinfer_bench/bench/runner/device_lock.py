@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -42,45 +42,24 @@ def open_lock(path: Path) -> int:
     return fd
 
 
-def lock_device(
-    device: Device,
-    held: ExitStack,
-    *,
-    limit_s: float = WAIT_LIMIT_S,
-    now: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[str]:
-    """Take a GPU's lock, which a CPU does not have; yields what a person should know while it waits.
-
-    Args:
-        device: the device.
-        held: gives the lock back when it is closed.
-        limit_s: how long to wait.
-        now: monotonic seconds.
-        sleep: waits.
-
-    Raises:
-        DeviceFault: it was not free in time.
-    """
-    for line in ask_for_device(device, held, limit_s=limit_s, now=now):
+def lock_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str]:
+    """Take a GPU's lock as `ask_for_device` does, and wait for it; yields what a person should know meanwhile."""
+    for line in ask_for_device(device, held, limit_s=limit_s):
         if line is not None:
             yield line
         else:
-            sleep(POLL_S)
+            time.sleep(POLL_S)
 
 
-def ask_for_device(
-    device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S, now: Callable[[], float] = time.monotonic
-) -> Iterator[str | None]:
+def ask_for_device(device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S) -> Iterator[str | None]:
     """Take a GPU's lock without waiting: yields None each time that another run has it, and ends when it is ours.
 
-    What a person should know is yielded once, before the first None.
+    A CPU has no lock. What a person should know is yielded once, before the first None.
 
     Args:
         device: the device.
         held: gives the lock back when it is closed.
         limit_s: give up after this many seconds.
-        now: monotonic seconds.
 
     Raises:
         DeviceFault: it was not free in time.
@@ -93,13 +72,13 @@ def ask_for_device(
     except OSError as error:
         raise DeviceFault(f"{device.label} cannot be locked: {path}: {error.strerror}; remove that file") from error
     held.callback(os.close, fd)
-    deadline, told = now() + limit_s, False
+    deadline, told = time.monotonic() + limit_s, False
     while not try_lock(fd):
         if not told:
             holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
             yield f"{device.label} is in use by another run (process {holder}); waiting for it"
             told = True
-        if now() >= deadline:
+        if time.monotonic() >= deadline:
             raise DeviceFault(f"{device.label} was not free within {limit_s:g} s; its lock is {path}")
         yield None
     os.ftruncate(fd, 0)

@@ -1,23 +1,56 @@
-"""What the host knows to fail: solutions and references that run out of time, references that end every session.
+"""What is known to fail: solutions and references that run out of time, references that end every session.
 
-It decides, and starts nothing.
+A solution of which a call ran out of time has its other jobs left out, since each would take as long again. The session
+knows that for the jobs of a block that it has begun, and the host for all others. Nothing is started here.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from flashinfer_bench.bench.events import JobFaulted
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.hung_solutions import HungSolutions
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE
+from flashinfer_bench.errors import RanOut
 
 TRIES: Final = 2
 """A job whose session is lost is run this many times in all, each time on a new session. Then it is a fault."""
 HANGS: Final = 2
 """A definition is given up after its reference ran out of time on this many workloads."""
+FIRST_CALLS: Final = 2
+"""Leave a solution's jobs out after its first call ran out of time on this many workloads: one may have compiled."""
+
+
+@dataclass
+class HungSolutions:
+    """What is known of calls that ran out of time, by the key of their solution."""
+
+    _first_calls: dict[str, list[str]] = field(default_factory=dict)
+    """The workloads on which a first call ran out that may have compiled."""
+    _reasons: dict[str, str] = field(default_factory=dict)
+
+    def note(self, key: str, name: str, workload: str, ran_out: RanOut | None) -> None:
+        """Take note of where a solution's job ran out of time; None if it did not, or not in a call."""
+        if ran_out == "call":
+            self._reasons.setdefault(key, f"left out: a call of {name} ran out of time on workload {workload}")
+        elif ran_out == "first call":
+            workloads = self._first_calls.setdefault(key, [])
+            workloads.append(workload)
+            if len(workloads) >= FIRST_CALLS:
+                where = " and ".join(workloads)
+                self._reasons.setdefault(key, f"left out: first calls of {name} ran out of time on workloads {where}")
+
+    def reason(self, key: str) -> str | None:
+        """Return why a solution's jobs are left out; None if they are not."""
+        return self._reasons.get(key)
+
+    def forget(self, key: str) -> None:
+        """Forget what is known of a solution."""
+        self._first_calls.pop(key, None)
+        self._reasons.pop(key, None)
 
 
 class KnownFailures:

@@ -3,7 +3,7 @@
 So several devices, and runs that follow one another in a program, pay one import. The host's side is `Launcher`. The
 process itself is `python -m flashinfer_bench.bench.runner.launcher FD HOST_PID`. It ties itself to its host before
 anything slow is imported, so a host that is killed while torch loads leaves no process behind. It touches no device.
-It ends with the host, or when it was idle for two minutes. The first sessions import the judge themselves, beside the
+It ends with the host, or when it was idle for some minutes. The first sessions import the judge themselves, beside the
 start of their workers; later ones find it imported.
 
 A request is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the file for
@@ -46,7 +46,7 @@ STDERR_TAIL_BYTES: Final = 4096
 FORCE_LIMIT_S: Final = 30.0
 """Seconds that a killed session may take to be gone."""
 IDLE_S: Final = 120.0
-"""Seconds without a session and without a request after which a server ends."""
+"""Seconds without a request after which a server ends that has no session."""
 DESCRIPTORS: Final = 4
 """Descriptors of a request."""
 
@@ -73,7 +73,7 @@ class Launcher:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         self._sock, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=(theirs.fileno(),),
                 env=dict(environment),
@@ -84,14 +84,9 @@ class Launcher:
             )
 
     @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
-    @property
     def is_there(self) -> bool:
         """Whether it can fork another session. One that was idle closes its channel, and then takes a while to end."""
-        return self._process.poll() is None and not wait([self._sock], 0)  # it never says anything here
+        return self.process.poll() is None and not wait([self._sock], 0)  # it never says anything here
 
     def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> LaunchedSession:
         """Have a session forked; return at once.
@@ -114,8 +109,8 @@ class Launcher:
 
     def end(self) -> None:
         """End it, and with it every session that it has forked."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         self._sock.close()
         self._output.close()
 
@@ -133,9 +128,9 @@ class LaunchedSession:
         self._reports = reports
         self._reader = FrameReader(reports, takes_fds=False)
         self._pid: int | None = None
+        self._has_ended = False
         self.code: int | None = None
         """How it ended: its exit code, or the number of a signal below zero."""
-        self._has_ended = False
 
     @property
     def pid(self) -> int | None:
@@ -149,22 +144,21 @@ class LaunchedSession:
         while not self._has_ended and wait([self._reports], max(0.0, deadline - time.monotonic())):
             try:
                 self._reader.pump()
-            except WireClosed:  # its server is gone, or has forked nothing: there is no session
+            except WireClosed:  # its server has reported its end, is gone, or has forked nothing
                 self._has_ended = True
             while (message := self._reader.pop()) is not None:
-                self._pid = message.get("pid", self._pid)
-                if "exit" in message:
-                    self.code, self._has_ended = message["exit"], True
+                self._pid, self.code = message.get("pid", self._pid), message.get("exit")
         return self._has_ended
 
     def kill(self) -> None:
         """Kill it, and wait until it is gone. One that is not forked yet never will be."""
-        if self.pid is None:
+        pid = self.pid
+        if pid is None:
             with suppress(OSError):
                 self._reports.shutdown(socket.SHUT_WR)
         elif not self._has_ended:
             with suppress(ProcessLookupError):
-                os.kill(self._pid or 0, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             self.wait(FORCE_LIMIT_S)
 
     def close(self) -> None:
@@ -172,43 +166,32 @@ class LaunchedSession:
         self._reports.close()
 
 
-_LAUNCHERS: dict[tuple[int, int], dict[object, Launcher]] = {}
-"""Process and thread → their servers. The kernel ends a server with the thread that started it."""
-
-
-def _own() -> dict[object, Launcher]:
-    return _LAUNCHERS.setdefault((os.getpid(), threading.get_native_id()), {})
+_LAUNCHERS: dict[tuple[Any, ...], Launcher] = {}
+"""Process, thread and what counts at imports → server. The kernel ends a server with the thread that started it."""
 
 
 def launcher_for(environment: Mapping[str, str]) -> Launcher:
     """Return a server of this thread that has loaded its libraries under these variables."""
     loading = {name: value for name, value in environment.items() if name.startswith(AT_IMPORT)}
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    key, own = (os.geteuid(), cores, *sorted(loading.items())), _own()
-    if key in own and not own[key].is_there:
-        own.pop(key).end()
-    if key not in own:
-        own[key] = Launcher(environment)
-    return own[key]
+    key = (os.getpid(), threading.get_native_id(), os.geteuid(), cores, *sorted(loading.items()))
+    if key in _LAUNCHERS and not _LAUNCHERS[key].is_there:
+        _LAUNCHERS.pop(key).end()
+    if key not in _LAUNCHERS:
+        _LAUNCHERS[key] = Launcher(environment)
+    return _LAUNCHERS[key]
 
 
 def launcher_ids() -> set[int]:
     """Return the processes of this one's servers."""
-    return {one.pid for (pid, _), own in _LAUNCHERS.items() if pid == os.getpid() for one in own.values()}
-
-
-def end_launchers_of_thread() -> None:
-    """End the servers of this thread."""
-    for one in _LAUNCHERS.pop((os.getpid(), threading.get_native_id()), {}).values():
-        one.end()
+    return {one.process.pid for key, one in _LAUNCHERS.items() if key[0] == os.getpid()}
 
 
 @atexit.register
-def end_launchers() -> None:
-    """End every server of this process."""
-    for owner in [owner for owner in _LAUNCHERS if owner[0] == os.getpid()]:
-        for one in _LAUNCHERS.pop(owner).values():
-            one.end()
+def end_launchers(thread: int | None = None) -> None:
+    """End every server of this process, or of one of its threads."""
+    for key in [key for key in _LAUNCHERS if key[0] == os.getpid() and thread in (None, key[1])]:
+        _LAUNCHERS.pop(key).end()
 
 
 # From here on: in the process of the fork server.
@@ -239,80 +222,75 @@ class ForkServer:
     """
 
     def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
-        self._host = host
-        self._serve = serve
-        self._import_more = import_more
+        self._host, self._serve, self._import_more = host, serve, import_more
         self._reader = FrameReader(host)
         self._fds: list[int] = []
         self._has_forked = False
         self._sessions: dict[int, socket.socket] = {}
         """Session's process → where it is reported."""
-        self._woken, self._wake = os.pipe()
 
     def run(self) -> None:
         """Serve requests until the host is gone, or idle for IDLE_S."""
-        os.set_blocking(self._wake, False)
-        os.set_blocking(self._woken, False)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        while True:
-            host = self._host.fileno()
-            readable, _, _ = select.select([host, self._woken], [], [], None if self._sessions else IDLE_S)
-            if not readable:
-                return
-            with suppress(BlockingIOError):
-                os.read(self._woken, 1 << 12)
-            self._reap()
-            if host in readable:
-                try:
-                    self._reader.pump()
-                except WireClosed:
-                    return
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        with suppress(WireClosed):
+            while select.select([self._host], [], [], IDLE_S)[0] or self._sessions:
                 self._take_requests()
 
     def _take_requests(self) -> None:
-        if self._has_forked:
+        while is_readable(self._host):
+            self._reader.pump()
+        if self._has_forked and self._reader.has_frame:
             self._import_more()
         while (request := self._reader.pop()) is not None:
             self._fds += self._reader.take_fds()
-            given, self._fds = self._fds[:DESCRIPTORS], self._fds[DESCRIPTORS:]
-            *others, control = given
-            if is_closed(control):
-                for fd in given:
-                    os.close(fd)
-                continue
-            server, self._has_forked = os.getpid(), True
+            self._start(request, *self._fds[:DESCRIPTORS])
+            del self._fds[:DESCRIPTORS]
+
+    def _start(self, request: dict[str, Any], host: int, lifeline: int, output: int, control: int) -> None:
+        """Fork a session, unless the host has closed its end of the session's reports, on which it sends nothing."""
+        reports, server = socket.socket(fileno=control), os.getpid()
+        if is_readable(reports):
+            reports.close()
+        else:
+            self._has_forked = True
             pid = fork()
             if pid == 0:
-                self._become_session(request, given, server)
-            for fd in others:
-                os.close(fd)
-            self._sessions[pid] = socket.socket(fileno=control)
-            self._report(pid, {"pid": pid})
+                reports.close()
+                self._become_session(request, server, host, lifeline, output)
+            self._report(reports, {"pid": pid})
+            self._sessions[pid] = reports
+            self._reap()  # it may have ended before it was known
+        for fd in (host, lifeline, output):
+            os.close(fd)
 
     def _reap(self) -> None:
-        """Report sessions that have ended. Until it is reported, a session's id is nobody else's."""
+        """Report sessions that have ended. Until it is reported, a session's id is nobody else's.
+
+        A signal may call it again within itself: then the inner call does the work.
+        """
         for pid in list(self._sessions):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:
-                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-                self._report(pid, {"exit": code})
-                self._sessions.pop(pid).close()
-                os.waitpid(pid, 0)
+            with suppress(ChildProcessError):
+                ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                reports = self._sessions.pop(pid, None) if ended is not None else None
+                if ended is not None and reports is not None:
+                    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                    self._report(reports, {"exit": code})
+                    reports.close()
+                    os.waitpid(pid, 0)
 
-    def _report(self, pid: int, message: dict[str, Any]) -> None:
+    def _report(self, reports: socket.socket, message: dict[str, Any]) -> None:
         with suppress(OSError):  # the host has lost interest in this session
-            send_frame(self._sessions[pid], message)
+            send_frame(reports, message)
 
-    def _become_session(self, request: dict[str, Any], fds: list[int], server: int) -> NoReturn:
+    def _become_session(self, request: dict[str, Any], server: int, host: int, lifeline: int, output: int) -> NoReturn:
         """Serve the host in this fresh child of the server, and end the process with it."""
         code = 1
         try:
             die_with_parent(signal.SIGKILL)
             if os.getppid() == server:
-                host, lifeline, output, control = fds
-                self._let_go()
-                os.close(control)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for one in (self._host, *self._sessions.values()):
+                    one.close()
                 os.set_inheritable(lifeline, True)
                 enter(request, output)
                 self._serve(host)
@@ -325,19 +303,10 @@ class ForkServer:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _let_go(self) -> None:
-        """Give up what belongs to the server."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._woken)
-        os.close(self._wake)
-        for one in (self._host, *self._sessions.values()):
-            one.close()
 
-
-def is_closed(control: int) -> bool:
-    """Return whether the host has closed its end of a session's socket; it sends nothing on it."""
-    return bool(select.select([control], [], [], 0)[0])
+def is_readable(sock: socket.socket) -> bool:
+    """Tell whether something has come, or the other end was closed."""
+    return bool(select.select([sock], [], [], 0)[0])
 
 
 def enter(request: dict[str, Any], output: int) -> None:

@@ -4,8 +4,7 @@ So a plug-in that cannot be used is found before anything runs. The process (`ba
 calls `answer`:
 
     question  {"plug_ins": [PlugIn], "definitions": [Definition]}
-    answer    {"choices": {definition: EvaluatorChoice}, "failed": {definition: reason}, "known": KnownParameters}
-              or  {"refused": reason}
+    answer    {"found": EvaluatorLookup} or {"refused": reason}
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from flashinfer_bench.base.exits import describe_exit
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.plug_ins import (
     EvaluatorChoice,
     KnownParameters,
-    Parameter,
     PlugIn,
     find_wrong_parameters,
 )
@@ -59,16 +59,17 @@ class EvaluatorLookup:
         reasons = [self.failed[item.name] for item in definitions if item.name in self.failed]
         if reasons:
             raise ConfigError(reasons[0])
-        wrong = dict.fromkeys(line for item in definitions for line in self._find_wrong(item, config))
+        wrong: list[str] = []
+        for item in definitions:
+            choice = self.choices[item.name]
+            if choice.parameters is not None:
+                settings = config.resolve_eval_config(item)
+                wrong += find_wrong_parameters(settings, choice.name, choice.parameters, self.known)
         if wrong:
-            raise ConfigError("\n".join(wrong))
+            raise ConfigError("\n".join(dict.fromkeys(wrong)))
 
-    def _find_wrong(self, definition: Definition, config: BenchmarkConfig) -> list[str]:
-        choice = self.choices[definition.name]
-        if choice.parameters is None:
-            return []
-        settings = config.resolve_eval_config(definition)
-        return find_wrong_parameters(settings, choice.name, choice.parameters, self.known)
+
+LOOKUPS: Final = TypeAdapter(EvaluatorLookup)
 
 
 def look_up_evaluators(
@@ -108,9 +109,7 @@ def look_up_evaluators(
         raise ConfigError(f"{ended}; it said last:\n{failure.log}") from None
     if "refused" in found:
         raise ConfigError(found["refused"])
-    choices = {name: _read_choice(choice) for name, choice in found["choices"].items()}
-    known = KnownParameters(frozenset(found["known"]["keys"]), found["known"]["are_all"])
-    return EvaluatorLookup(choices, found["failed"], known)
+    return LOOKUPS.validate_python(found["found"])
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,14 +124,8 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     for told in question["definitions"]:
         definition = Definition.model_validate(told)
         try:
-            choices[definition.name] = asdict(registry.choose_evaluator(definition))
+            choices[definition.name] = registry.choose_evaluator(definition)
         except ConfigError as error:
             failed[definition.name] = str(error)
-    known = registry.list_known_parameters()
-    return {"choices": choices, "failed": failed, "known": {"keys": sorted(known.keys), "are_all": known.are_all}}
-
-
-def _read_choice(told: Mapping[str, Any]) -> EvaluatorChoice:
-    declared = told["parameters"]
-    parameters = None if declared is None else {key: Parameter(**item) for key, item in declared.items()}
-    return EvaluatorChoice(**{**told, "parameters": parameters})
+    found = EvaluatorLookup(choices, failed, registry.list_known_parameters())
+    return {"found": LOOKUPS.dump_python(found, mode="json")}

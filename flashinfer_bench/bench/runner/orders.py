@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Final
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockOrder, BlockSolution
-from flashinfer_bench.compile import BuildFault, Built
+from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.places import Builds
+    from flashinfer_bench.cluster.parcels import TravellingSources
 
-ANNOUNCED_AT_ONCE: Final = 16
-"""Solutions that are announced with one batch, at most."""
-LONGEST_TEXT: Final = 1 << 20
-"""Characters of a solution that is announced, at most: a batch is one message."""
 ANNOUNCED_WORKLOADS: Final = 8
 """Workloads that are sent of an announced solution, at most: others hardly need another module."""
 
@@ -31,24 +27,19 @@ class OrderMaker:
     only device compiles it beside its measurements.
     """
 
-    farm: Builds
+    farm: BuildFarm | TravellingSources
     """Has built the solutions of a batch."""
     blob_root_for: Callable[[Job], Path]
     """Returns the folder with the stored inputs of a job."""
     seed_of: Callable[[Job], int]
-    _announced: dict[str, list[Job]] = field(default_factory=dict)
-    """Solution's key → its jobs, empty once it is announced."""
+    _later: dict[str, list[Job]] = field(default_factory=dict)
+    """Key of a solution that may have to be announced → its jobs."""
 
     def make(self, jobs: Sequence[Job]) -> tuple[BlockOrder, list[tuple[Job, str]]]:
         """Return the order, and the jobs whose solution this machine could not build, with the reason."""
-        solutions: dict[str, BlockSolution] = {}
-        broken: dict[str, str] = {}
-        for job in {job.solution_key: job for job in jobs}.values():
-            built = self.farm.built(job.solution)
-            if isinstance(built.error, BuildFault):
-                broken[job.solution_key] = str(built.error)
-            else:
-                solutions[job.solution_key] = describe_solution(built)
+        unique = {job.solution_key: job.solution for job in jobs}
+        built = {key: self.farm.built(solution) for key, solution in unique.items()}
+        broken = {key: str(one.error) for key, one in built.items() if isinstance(one.error, BuildFault)}
         first = jobs[0]
         sent = [
             BlockJob(
@@ -60,35 +51,33 @@ class OrderMaker:
                 settings=job.config.beyond(first.config),
             )
             for job in jobs
-            if job.solution_key in solutions
+            if job.solution_key not in broken
         ]
-        definition, config = first.definition.model_dump(mode="json"), first.config.to_order()
-        order = BlockOrder(definition=definition, config=config, solutions=solutions, jobs=sent)
+        order = BlockOrder(
+            definition=first.definition.model_dump(mode="json"),
+            config=first.config.to_order(),
+            solutions={key: describe_solution(one) for key, one in built.items() if key not in broken},
+            jobs=sent,
+        )
         return order, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
 
     def expect(self, jobs: Iterable[Job]) -> None:
-        """Note the solutions among further jobs that are to be announced."""
+        """Note further jobs, whose solutions are announced if they have modules."""
         for job in jobs:
-            if job.solution_key not in self._announced:
-                is_short = sum(len(source.content) for source in job.solution.sources) <= LONGEST_TEXT
-                is_meant = is_short and find_first_call(job.solution) is FirstCall.MODULES
-                self._announced[job.solution_key] = [job] if is_meant else []
-            elif self._announced[job.solution_key]:
-                self._announced[job.solution_key].append(job)
+            self._later.setdefault(job.solution_key, []).append(job)
 
     def announce(self) -> list[Announced]:
         """Return solutions that are built and were not announced yet."""
-        waiting = (listed for listed in self._announced.values() if listed)
-        ready = [listed for listed in waiting if self.farm.is_ready(listed[0].solution)][:ANNOUNCED_AT_ONCE]
-        for listed in ready:
-            self._announced[listed[0].solution_key] = []
+        ready = [key for key, jobs in self._later.items() if self.farm.is_ready(jobs[0].solution)]
+        found = [self._later.pop(key) for key in ready]
         return [
             Announced(
                 solution=describe_solution(self.farm.built(jobs[0].solution)),
                 definition=jobs[0].definition.model_dump(mode="json"),
                 workloads=[job.workload.model_dump(mode="json") for job in jobs[:ANNOUNCED_WORKLOADS]],
             )
-            for jobs in ready
+            for jobs in found
+            if find_first_call(jobs[0].solution) is FirstCall.MODULES
         ]
 
 

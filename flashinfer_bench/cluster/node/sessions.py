@@ -19,7 +19,7 @@ from typing import Any, Final
 from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_folder
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
-from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.device_lock import POLL_S, ask_for_device
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.cluster.node.session import NodeSession
 from flashinfer_bench.cluster.node.shelf import BlobShelf, Fetch
@@ -213,17 +213,20 @@ class NodeSessions:
             return
         told_s = 0.0
 
-        def nap(seconds: float) -> None:
+        def nap() -> None:
             nonlocal told_s
             if self._is_unwanted(number):
                 raise Unwanted
             if time.monotonic() - told_s > LOCK_WORD_S:
                 told_s = time.monotonic()
                 self._say({"patience": Patience(name="waiting for its GPU", limit_s=LOCK_PATIENCE_S).model_dump()})
-            time.sleep(seconds)
+            time.sleep(POLL_S)
 
         with ExitStack() as own:
-            for message in lock_device(self._device, own, sleep=nap):
-                self._say({"notice": message})
+            for message in ask_for_device(self._device, own):
+                if message is not None:
+                    self._say({"notice": message})
+                else:
+                    nap()
             held.push(own.pop_all())
         self._has_lock = True

@@ -1,36 +1,33 @@
-"""The end of a session, seen from the host."""
+"""The sessions of this machine, seen from the host: one run at a time on a GPU, blocks that nobody reads, the end."""
 
 import os
 import signal
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
-from flashinfer_bench.bench.runner.client import SessionClient
+from flashinfer_bench.bench.runner import device_lock
+from flashinfer_bench.bench.runner.client import LocalPlaces, SessionClient
+from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
+from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.sandbox.process_tree import descendants, is_alive
+from tests.kit.strange import STRANGE
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
+CPU = Device("cpu", 0, "a CPU", "cpu")
+GPU, OTHER = Device("cuda", 0, "a GPU", "GPU-1234"), Device("cuda", 1, "a GPU", "GPU-5678")
 
 
 @pytest.fixture
 def client(tmp_path):
     """A session that is up."""
-    hello = Hello(
-        device="cpu",
-        hardware="cpu",
-        isolated=False,
-        timeout_seconds=5.0,
-        profile_baseline=False,
-        time_budget_s=1.0,
-        baseline_budget_s=1.0,
-        worker_memory_bytes=None,
-        needs_triton=False,
-        cache_root=str(tmp_path),
-    )
-    opened = SessionClient(Device("cpu", 0, "cpu", "cpu"), hello)
+    hello = {"device": "cpu", "hardware": "cpu", "isolated": False, "profile_baseline": False, "needs_triton": False}
+    limits = {"timeout_seconds": 5.0, "time_budget_s": 1.0, "baseline_budget_s": 1.0, "worker_memory_bytes": None}
+    opened = LocalPlaces([CPU]).open(CPU, Hello(**hello, **limits, cache_root=str(tmp_path)))
     try:
         while not opened.is_ready:
             list(opened.messages())
@@ -47,9 +44,9 @@ def wait_for(found, limit_s=60.0):
 
 
 def test_a_block_that_is_larger_than_the_channel_holds_up_nobody(client):
+    assert isinstance(client, SessionClient)
     os.kill(client._process.pid, signal.SIGSTOP)
-    large = BlockOrder(definition={"text": "x" * (4 << 20)}, config={}, solutions={}, jobs=[])
-    client.send(large)
+    client.send(BlockOrder(definition={"text": "x" * (4 << 20)}, config={}, solutions={}, jobs=[]))
     client.drop()
     assert client.has_unsent
     os.kill(client._process.pid, signal.SIGCONT)
@@ -60,10 +57,45 @@ def test_a_block_that_is_larger_than_the_channel_holds_up_nobody(client):
 
 def test_a_session_whose_fork_server_is_stopped_is_ended_with_all_below_it(client, monkeypatch):
     monkeypatch.setattr(session_client, "CLOSE_LIMIT_S", 0.2)
-    session = client._process.pid
-    below = wait_for(lambda: descendants(session))
+    below = wait_for(lambda: descendants(client._process.pid))
     assert below
     for pid in below:
         os.kill(pid, signal.SIGSTOP)
     client.end()
     assert not any(is_alive(pid) for pid in below)
+
+
+@pytest.fixture
+def locks(tmp_path, monkeypatch):
+    """The folder of locks; waiting takes no time."""
+    monkeypatch.setattr(device_lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(device_lock, "POLL_S", 0.01)
+    return tmp_path
+
+
+def test_a_second_run_waits_until_its_limit_or_the_device_is_free_and_says_who_holds_it(locks):
+    with ExitStack() as first, ExitStack() as second:
+        assert list(lock_device(GPU, first)) + list(lock_device(OTHER, second)) == []
+        waiting = lock_device(GPU, second, limit_s=0.05)
+        assert f"process {os.getpid()}" in next(waiting)
+        with pytest.raises(DeviceFault, match=r"cuda:0 was not free within 0\.05 s"):
+            list(waiting)
+        waiting = lock_device(GPU, second)
+        next(waiting)
+        first.close()
+        assert list(waiting) == []
+        assert list(lock_device(CPU, second)) + list(lock_device(CPU, second)) == []
+
+
+@pytest.mark.parametrize("words", STRANGE)
+def test_what_stands_in_place_of_a_lock_is_told_and_neither_waited_for_nor_emptied(locks, words):
+    path = device_lock.lock_path(GPU)
+    path.parent.mkdir()
+    STRANGE[words](path)
+    if words == "has more than":
+        path.unlink()
+        (locks / "kept").write_text("kept")
+        path.symlink_to(locks / "kept")
+    with ExitStack() as held, pytest.raises(DeviceFault, match="cannot be locked"):
+        list(lock_device(GPU, held))
+    assert words != "has more than" or (locks / "kept").read_text() == "kept"

@@ -102,6 +102,9 @@ def test_a_session_ends_that_nobody_wants_and_its_lifeline_with_it(begin, way):
         os.kill(begin.server, signal.SIGKILL)
         assert session.wait(60)
         assert session.code is None
+        later = begin()[0]
+        assert later.wait(60)
+        assert (later.pid, later.code) == (None, None)
     assert os.read(lifeline, 1) == b""
 
 
@@ -127,20 +130,12 @@ def test_a_session_whose_server_has_ended_before_it_looked_serves_nobody(tmp_pat
     if child == 0:
         ours, theirs = socket.socketpair()
         server = ForkServer(ours, lambda host: os.write(writing, b"served"))
-        fds = [theirs.fileno(), os.dup(writing), os.open(tmp_path / "said", os.O_CREAT | os.O_RDWR), os.dup(writing)]
-        server._become_session({"environment": {}, "folder": str(tmp_path)}, fds, os.getpid())
+        fds = [theirs.fileno(), os.dup(writing), os.open(tmp_path / "said", os.O_CREAT | os.O_RDWR)]
+        server._become_session({"environment": {}, "folder": str(tmp_path)}, os.getpid(), *fds)
     os.close(writing)
     assert os.read(reading, 6) == b""
     os.waitpid(child, 0)
     os.close(reading)
-
-
-def test_a_request_to_a_server_that_has_ended_is_a_session_that_has_ended(begin):
-    os.kill(begin.server, signal.SIGKILL)
-    os.waitid(os.P_PID, begin.server, os.WEXITED | os.WNOWAIT)
-    session, _, _, _ = begin()
-    assert session.wait(60)
-    assert (session.pid, session.code) == (None, None)
 
 
 def test_a_server_serves_sessions_of_its_thread_whose_libraries_load_alike(monkeypatch):
@@ -175,7 +170,7 @@ def test_a_server_that_was_idle_and_is_about_to_end_is_not_there(monkeypatch, tm
     monkeypatch.setattr(launcher, "MODULE", "ends_slowly")
     server = Launcher({"PYTHONPATH": str(tmp_path)})
     assert not wait_until_gone(lambda: server.is_there)
-    assert server._process.poll() is None
+    assert server.process.poll() is None
     server.end()
 
 
@@ -186,7 +181,7 @@ def test_a_server_whose_import_fails_is_ended_with_its_session(monkeypatch):
     with ours, theirs:
         session = server.start({}, theirs.fileno(), theirs.fileno(), theirs.fileno())
         assert session.wait(60)
-    server._process.wait()
+    server.process.wait()
     assert "this_module_is_nowhere" in server.last_words()
     session.kill()
     server.end()

@@ -8,10 +8,9 @@ from flashinfer_bench.bench import context
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.bench.runner import lookup
-from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
-from tests.kit import make_definition, make_solution, make_trace, write_trace_set
+from tests.kit import make_definition
 
 pytestmark = pytest.mark.cpu
 
@@ -75,26 +74,6 @@ def test_a_module_that_cannot_be_used_is_refused_with_the_reason(mine, source, r
     mine.write_text(source)
     with pytest.raises(ConfigError, match=reason):
         ask(mine, limit_s=0.3 if "sleep" in source else 60)
-
-
-def test_config_show_lists_declared_keys_and_where_their_values_come_from(mine, monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    root = write_trace_set(
-        tmp_path / "set",
-        definitions=[DEFINITIONS[0]],
-        solutions=[make_solution("s", definition="first")],
-        workloads=[make_trace(definition="first", solution=None)],
-    )
-    file = tmp_path / "my.yaml"
-    argv = ["config", "show", "--local", str(root), "--definition", "first", "--config", str(file)]
-    file.write_text("evaluator_modules: [mine]\nop_type_config: {mine: {extra: {max_bias: 1}}}\n")
-    assert main(argv) == 0
-    shown = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if "extra." in line]
-    assert ["extra.max_bias", "1", "my.yaml: op_type_config.mine"] in shown
-    assert ["extra.rounds", "not", "set   default"] in shown
-    file.write_text("evaluator_modules: [mine]\nop_type_config: {mine: {extra: {max_bais: 1}}}\n")
-    assert main(argv) == 2
-    assert "my.yaml: op_type_config.mine: extra.max_bais is no parameter of Mine" in capsys.readouterr().err
 
 
 def test_the_resident_engine_asks_once_for_all_definitions(monkeypatch):

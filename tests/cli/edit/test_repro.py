@@ -14,7 +14,6 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
-from flashinfer_bench.bench.runner.session.outcome import describe_printing
 from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import EvaluationStatus
@@ -187,8 +186,3 @@ def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
     assert len(signs) == -(-100_000 // 66)
     assert len(drawn[3:]) == 24
     assert (signs.index("+"), signs.rindex("#")) == (50_000 // 66, 60_000 // 66 - 1)
-
-
-def test_printing_is_told_of():
-    assert describe_printing({"printed_bytes": 5}) == ("note: it printed 5 bytes in its calls; printing costs it time")
-    assert describe_printing({}) == ""

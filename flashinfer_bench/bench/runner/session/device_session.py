@@ -26,7 +26,6 @@ from flashinfer_bench.bench.evaluators.inputs.memory import (
 )
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.planning.first_call import FirstCall
-from flashinfer_bench.bench.runner.baseline_cache import KeptBaselines
 from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
@@ -43,18 +42,17 @@ from flashinfer_bench.bench.runner.session.job import (
     BlockContext,
     JobContext,
     JobResult,
-    MadeBaseline,
+    bytes_held,
     find_expect,
     plan_floor,
     plan_solution,
 )
+from flashinfer_bench.bench.runner.session.judged_calls import judge_reads, judge_stress, plan_stress
 from flashinfer_bench.bench.runner.session.machine_check import PROGRAM_S, MachineCheck
 from flashinfer_bench.bench.runner.session.opening import files_of
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler, what_compiles
-from flashinfer_bench.bench.runner.session.reads import judge_reads
-from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
-from flashinfer_bench.bench.runner.session.stress import judge_stress, plan_stress
+from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes, ReferenceTimer
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
@@ -92,6 +90,10 @@ class KilledFault(Fault):
     """The machine ended a job's workers."""
 
 
+class SlowReference(Exception):
+    """The reference was timed in a context that turns out to be slow."""
+
+
 class DeviceSession:
     """Judges jobs on one device.
 
@@ -109,13 +111,11 @@ class DeviceSession:
         pool: WorkerPool,
         tools: SessionTools,
         tell: Callable[[Phase], None],
-        kept: KeptBaselines | None = None,
+        kept: KeptTimes | None = None,
     ) -> None:
-        self._hello = hello
-        self._pool = pool
-        self._tell = tell
-        self._arena = tools.arena
-        self._device = tools.arena.device
+        self._hello, self._pool, self._tell = hello, pool, tell
+        self._arena, self._device = tools.arena, tools.arena.device
+        self._is_gpu = self._device.type == "cuda"
         self._tools = replace(tools, settle=self._settle)
         self._precompiler = Precompiler(pool, has_modules=hello.compiles_ahead)
         self._timer = ReferenceTimer(hello, pool, self._tools, kept)
@@ -216,7 +216,7 @@ class DeviceSession:
 
     def _forget_baseline(self, job: JobContext) -> None:
         self._sound.discard(job.key)
-        job.block.kept.pop(job.order.index, None)
+        job.baseline = None
 
     def _find_broken(self, block: BlockContext, solution: BlockSolution) -> SolutionFailure | None:
         """Return why a solution was not built or loaded, if a worker for each job would not try again."""
@@ -237,57 +237,57 @@ class DeviceSession:
         """
         job = block.open_job(order)
         try:
-            made = MadeBaseline(self._make_baseline(job, REFERENCE_PHASE), job.notes)
+            self._make_baseline(job, REFERENCE_PHASE)
         except OUT_OF_MEMORY:
-            block.kept.clear()
+            block.jobs.clear()
             self._give_memory_back()
             return
         except WorkloadFault as fault:
             self._note_fault(job, fault)
             return
         self._sound.add(job.key)
-        room = min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE)
-        if made.nbytes + sum(kept.nbytes for kept in block.kept.values()) <= room:
-            block.kept[order.index] = made
+        if sum(map(bytes_held, block.jobs.values())) > min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE):
+            job.baseline = None
 
     # One job.
 
     def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
         """Judge one job, and say what became of it."""
         job = block.open_job(order)
-        index, self._printed = order.index, ["", ""]
+        self._printed = ["", ""]
         known = block.find_fault(job)
         if known is not None:
+            block.jobs.pop(order.index)
             return known
-        fault: str | None = None
-        outcome: JobOutcome | None = None
+        outcome: JobOutcome | str
         try:
             outcome = self._judge_in_workers(job)
         except SolutionFailure as failure:
-            fault, outcome = self._machine.why(job.solution, failure, partial(self._begin_check, job)), failure
+            outcome = self._machine.why(job.solution, failure, partial(self._begin_check, job)) or failure
         except OUT_OF_MEMORY as error:
             self._give_memory_back()
-            fault = (
+            outcome = (
                 f"{job.place}: the judge needs more memory than this device has left for inputs, expected outputs and "
                 f"their comparison; use a device with more: {error}"
             )
         except WorkloadFault as error:
-            fault = self._note_fault(job, error)
+            outcome = self._note_fault(job, error)
         except (BuildFault, KilledFault) as error:
-            fault = str(error)
+            outcome = str(error)
         finally:
-            block.kept.pop(index, None)
+            block.jobs.pop(order.index, None)
             self._precompiler.resume()
-        if fault is not None or outcome is None:
-            return JobFault(job=index, message=fault or "", retry=False)
+        if isinstance(outcome, str):
+            return JobFault(job=order.index, message=outcome, retry=False)
         self._take_output()
-        failure_or_none = outcome if isinstance(outcome, SolutionFailure) else None
-        if failure_or_none is None and self._printed[1].strip():
+        is_kept, ran_out = not self._hello.isolated, None
+        if isinstance(outcome, SolutionFailure):
+            is_kept = outcome.is_answer and self._pool.recover() and is_kept
+            ran_out = outcome.ran_out
+        elif self._printed[1].strip():
             job.notes[PRINTED] = len(self._printed[1].encode("utf-8", "replace"))
-        is_kept = failure_or_none is None or (failure_or_none.is_answer and self._pool.recover())
-        if self._hello.isolated or not is_kept:
+        if not is_kept:
             self._pool.discard()
-        ran_out = None if failure_or_none is None else failure_or_none.ran_out
         if ran_out is not None:
             ran_out = "call" if what_compiles(job.solution) is FirstCall.NOTHING else ran_out
             block.hung.note(order.solution, job.solution.name, job.workload.uuid, ran_out)
@@ -295,20 +295,24 @@ class DeviceSession:
         return JobResult(outcome, "".join(self._printed), extra, ran_out)
 
     def _judge_in_workers(self, job: JobContext) -> JobOutcome:
-        """Judge the solution; once more if its worker's context was slow, or if a signal from outside ended it."""
-        kills, killed = count_memory_kills(), None
+        """Judge the solution; once more if a context was slow, or if a signal from outside ended its worker."""
+        kills, killed, loads = count_memory_kills(), None, job.block.broken_loads
         while True:
             try:
                 return self._judge(job)
             except SlowContext:
                 self._pool.end_slow()
+            except SlowReference:
+                self._forget_baseline(job)
+                self.end_workers()
+                self.prepare(job.block, job.order)
             except WorkerKilled as latest:
                 self._pool.discard()
-                was_loading = job.block.broken_loads.pop(job.solution.digest, None) is not None
+                was_loading = loads.pop(job.solution.digest, None) is not None
                 if killed is not None:
                     failure = describe_kills(job.place, killed, latest, count_memory_kills() - kills)
                     if was_loading:
-                        job.block.broken_loads[job.solution.digest] = failure
+                        loads[job.solution.digest] = failure
                     raise failure from None
                 killed = latest
 
@@ -317,11 +321,10 @@ class DeviceSession:
         broken = self._find_broken(block, job.solution)
         if broken is not None:
             raise broken
-        baseline = self._find_baseline(job)
+        baseline = job.baseline or self._make_baseline(job, EXPECTED_PHASE)
         kernel = self._load(job, baseline)
         if self._timer.forget_slow(job.key):  # the context of its worker is the first fast one
-            baseline = self._renew_baseline(job)
-            kernel = self._load(job, baseline)
+            raise SlowReference
         is_each_checked = not kernel.is_meaningful or not evaluator.judges_calls_alone
         verdict = self._check(job, kernel, baseline, slice(None if is_each_checked else 1))
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
@@ -343,35 +346,16 @@ class DeviceSession:
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
             kernel.worker.pause()  # on a CPU nothing that it has started slows the reference down
-            wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
+            wrong = judge_reads(job, kernel.reads, baseline, replace(self._context(job), notes={}))
         planned = kernel.planned_stress()
         wrong = wrong or judge_stress(job, kernel.stress_calls, baseline, self._context(job), planned)
         return wrong or Passed(verdict.correctness, performance)
-
-    def _find_baseline(self, job: JobContext) -> Baseline:
-        """Return the job's baseline with its notes: a prepared one, or one that is made now."""
-        kept = job.block.kept.get(job.order.index)
-        if kept is None:
-            made = self._make_baseline(job, EXPECTED_PHASE)
-            kept = job.block.kept[job.order.index] = MadeBaseline(made, dict(job.notes))
-        job.notes.update(kept.notes)
-        return kept.baseline
-
-    def _renew_baseline(self, job: JobContext) -> Baseline:
-        """Make a baseline again whose time was forgotten."""
-        self._forget_baseline(job)
-        self.end_workers()
-        self.prepare(job.block, job.order)
-        fault = job.block.broken_workloads.get(job.workload.uuid)
-        if fault is not None:
-            raise DefinitionFault(fault)
-        return self._find_baseline(job)
 
     def _load(self, job: JobContext, baseline: Baseline) -> RemoteKernel:
         """Return the job's solution, loaded in a worker of its own, as a callable for the job's workload."""
         solution, block = job.solution, job.block
         definition, digest = block.definition, solution.digest
-        if self._device.type == "cuda" and cached_bytes(self._device) > LARGE_CACHE_BYTES:
+        if self._is_gpu and cached_bytes(self._device) > LARGE_CACHE_BYTES:
             torch.cuda.empty_cache()
         self._say(job, "load")
         self._pool.rest_reference()
@@ -424,8 +408,8 @@ class DeviceSession:
             job.block.broken_loads[solution.digest] = failure
             raise
         self._printed[0] = self._pool.take_output()
-        known = self._styles.get(solution.digest)
-        self._styles[solution.digest] = known if known is not None and not style.is_settled else style
+        if style.is_settled or solution.digest not in self._styles:
+            self._styles[solution.digest] = style
 
     def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline, trials: slice) -> Verdict:
         """Call the solution on the inputs of some trials and compare its outputs with the expected ones."""
@@ -435,36 +419,35 @@ class DeviceSession:
         )
 
     def _make_baseline(self, job: JobContext, phase: str) -> Baseline:
+        """Make a job's inputs and expected outputs, and time the reference if its time is not known."""
         self._say(job, phase)
-        context = self._context(job, is_alone=phase == REFERENCE_PHASE)
-        return job.block.evaluator.build_baseline(
-            job.block.definition, job.workload, job.config, self._device, context=context
+        job.baseline = job.block.evaluator.build_baseline(
+            job.block.definition, job.workload, job.config, self._device, context=self._context(job, phase)
         )
+        return job.baseline
 
-    def _context(self, job: JobContext, *, is_alone: bool = False) -> JudgeContext:
+    def _context(self, job: JobContext, phase: str = EXPECTED_PHASE) -> JudgeContext:
+        def measure_reference(input_sets: list[list[Any]]) -> Measured:
+            if self._timer.recall(job) is None:
+                self._give_arena(None)
+            self._precompiler.pause()
+            try:
+                return self._timer.measure(job, input_sets, is_alone=phase == REFERENCE_PHASE)
+            finally:
+                self._precompiler.resume()
+
         return JudgeContext(
             seed=job.order.seed,
             blob_root=Path(job.order.blob_root),
             reference=job.block.reference,
             profile_baseline=self._hello.profile_baseline,
-            measure_reference=partial(self._measure_reference, job, is_alone=is_alone),
+            measure_reference=measure_reference,
             notes=job.notes,
         )
 
-    def _measure_reference(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
-        """Time the reference in a worker of its own."""
-        if self._timer.recall(job) is None:
-            self._give_arena(None)
-        self._precompiler.pause()
-        try:
-            return self._timer.measure(job, input_sets, is_alone=is_alone)
-        finally:
-            self._precompiler.resume()
-
     def _let_go(self, job: JobContext) -> None:
         """Begin to end the worker on a GPU if no job is left for it: its end takes as long as the rest of the job."""
-        is_last = self._hello.isolated or self._comes_next not in ("", job.solution.digest)
-        if is_last and self._device.type == "cuda":
+        if self._is_gpu and (self._hello.isolated or self._comes_next not in ("", job.solution.digest)):
             self._take_output()
             self._pool.discard()
 
@@ -508,7 +491,7 @@ class DeviceSession:
         self._pool.discard()
         self._pool.end_reference()
         self._release_arena()
-        if self._device.type == "cuda":
+        if self._is_gpu:
             torch.cuda.empty_cache()
 
     def _note_fault(self, job: JobContext, fault: WorkloadFault) -> str:
@@ -520,7 +503,7 @@ class DeviceSession:
         # A fault of the definition has the same text for all workloads, so that it is told once.
         message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
         job.block.broken_workloads[job.workload.uuid] = message
-        if self._device.type == "cuda":
+        if self._is_gpu:
             try:
                 torch.cuda.synchronize()
             except RuntimeError as error:

@@ -24,8 +24,8 @@ from flashinfer_bench.bench.evaluators.inputs.read_whole import find_read_whole
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.runner.hung_solutions import HungSolutions
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello, JobFault
+from flashinfer_bench.bench.runner.known_failures import HungSolutions
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, Hello, JobFault
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan, Vary
@@ -54,32 +54,23 @@ FIRST_CALLS: Final = 8
 """The evaluator's own inputs go to one of this many calls, at random: no solution can know which."""
 
 
-@dataclass(frozen=True)
-class MadeBaseline:
-    """A baseline, and the notes that were taken while it was made."""
-
-    baseline: Baseline
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its inputs and outputs."""
-        sets = [*self.baseline.inputs, *self.baseline.outputs]
-        return bytes_of({id(value): value for values in sets for value in values}.values())
-
-
 @dataclass
 class BlockContext:
     """The parts that all jobs of a block share. Nothing of the definition is executed before `reference` is read."""
 
     order: BlockOrder
-    kept: dict[int, MadeBaseline] = field(default_factory=dict)
-    """Index of a job → its baseline, made before any worker had a solution."""
+    jobs: dict[int, JobContext] = field(default_factory=dict)
+    """Index of a job → the job, from its first use until it is judged."""
     broken_loads: dict[str, SolutionFailure] = field(default_factory=dict)
     """Digest of a solution → why it could not be loaded."""
     broken_workloads: dict[str, str] = field(default_factory=dict)
     """Workload's uuid → why it cannot be judged."""
     hung: HungSolutions = field(default_factory=HungSolutions)
+
+    def __post_init__(self) -> None:
+        """Take over the solutions by key, and the settings of all jobs but those that a job has of its own."""
+        self.solutions = self.order.solutions
+        self.config = ResolvedEvalConfig.model_validate(self.order.config)
 
     @cached_property
     def definition(self) -> Definition:
@@ -90,11 +81,6 @@ class BlockContext:
     def digest(self) -> str:
         """Digest of the definition."""
         return self.definition.digest()
-
-    @cached_property
-    def config(self) -> ResolvedEvalConfig:
-        """Settings of all jobs, except for those that a job has of its own."""
-        return ResolvedEvalConfig.model_validate(self.order.config)
 
     @cached_property
     def evaluator(self) -> type[Evaluator]:
@@ -110,11 +96,6 @@ class BlockContext:
         """
         return Reference.compile(self.definition)
 
-    @property
-    def solutions(self) -> dict[str, BlockSolution]:
-        """Solutions by key."""
-        return self.order.solutions
-
     def find_fault(self, job: JobContext) -> JobFault | None:
         """Return why a job has no verdict, as far as that is known before it runs. Executes nothing."""
         reference: Reference | None = vars(self).get("reference")
@@ -125,12 +106,14 @@ class BlockContext:
         return JobFault(job=job.order.index, message=broken or left_out or "", retry=False, is_left_out=not broken)
 
     def open_job(self, order: BlockJob) -> JobContext:
-        """Return one job of the block."""
-        config = self.config.model_copy(update=order.settings) if order.settings else self.config
-        return JobContext(self, order, Workload.model_validate(order.workload), config)
+        """Return one job of the block, the same one until it is judged."""
+        if order.index not in self.jobs:
+            config = self.config.model_copy(update=order.settings) if order.settings else self.config
+            self.jobs[order.index] = JobContext(self, order, Workload.model_validate(order.workload), config)
+        return self.jobs[order.index]
 
 
-@dataclass(frozen=True)
+@dataclass
 class JobContext:
     """One job."""
 
@@ -140,21 +123,18 @@ class JobContext:
     config: ResolvedEvalConfig
     notes: dict[str, Any] = field(default_factory=dict)
     """Entries of the trace by evaluators and measurements; they grow while the job is judged."""
+    baseline: Baseline | None = None
+    """Inputs, expected outputs and the reference's time, once they are made."""
 
-    @property
+    def __post_init__(self) -> None:
+        """Name its solution; definition and workload, for messages."""
+        self.solution = self.block.solutions[self.order.solution]
+        self.place = f"{self.block.definition.name}, workload {self.workload.uuid}"
+
+    @cached_property
     def key(self) -> BaselineKey:
         """Key of its baseline."""
         return self.block.digest, self.workload.digest()
-
-    @property
-    def solution(self) -> BlockSolution:
-        """The solution that is judged."""
-        return self.block.solutions[self.order.solution]
-
-    @property
-    def place(self) -> str:
-        """Definition and workload, for messages."""
-        return f"{self.block.definition.name}, workload {self.workload.uuid}"
 
     def output_specs(self) -> list[OutputSpec]:
         """Return shape and dtype of every output, the axes bound by the workload.
@@ -201,6 +181,12 @@ class JobResult:
     extra: dict[str, Any]
     ran_out: RanOut | None = None
     """As in `JobVerdict`."""
+
+
+def bytes_held(job: JobContext) -> int:
+    """Return the bytes of a job's inputs and expected outputs, as far as they are made."""
+    sets = [*job.baseline.inputs, *job.baseline.outputs] if job.baseline is not None else []
+    return bytes_of({id(value): value for values in sets for value in values}.values())
 
 
 def plan_solution(hello: Hello, job: JobContext) -> MeasurePlan:

@@ -6,10 +6,8 @@ The text of a failure only decides whether to look. So a solution cannot blame t
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,7 +28,6 @@ from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.compile import BuildFarm, BuildTarget
-from flashinfer_bench.compile.building import has_no_room
 from flashinfer_bench.compile.diagnostics import DISK_FULL
 from flashinfer_bench.compile.known_good import NAME, KnownGood, programs_like
 from flashinfer_bench.errors import BuildFault, DeviceFault, Fault, SolutionFailure
@@ -103,45 +100,45 @@ class MachineCheck:
         """
         if failure.status not in ("COMPILE_ERROR", "RUNTIME_ERROR") or find_cure(failure.message) is None:
             return None
-        is_full = bool(DISK_FULL.search(failure.message))
+        is_full = DISK_FULL.search(failure.message) is not None
         if is_full:  # by the solution's own files, perhaps
             self.end_workers()
-            remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
-            is_full = has_no_room(Path(self.hello.cache_root)) or has_no_room(Path(tempfile.gettempdir()))
+            self._remove_folder(solution)
         for program in programs_like(solution.language, solution.kind, solution.sources.values()):
             if program.needs_gpu and self.hello.device != "cuda":
                 continue
             tried, why = self._found.get(program.what, (-math.inf, "not tried"))
             if (why or is_full) and time.monotonic() - tried >= BELIEVED_S:
                 tell()
-                why = self._try(program)
+                failed = self._try(program)
+                why = "" if failed is None else describe(program.what, failed, self.hello.cache_root)
                 self._found[program.what] = time.monotonic(), why
             if why:
                 return why
         return None
 
-    def _try(self, program: KnownGood) -> str:
-        """Build, load and call a program; return why that failed, or nothing if the machine is not to blame."""
+    def _try(self, program: KnownGood) -> str | None:
+        """Build, load and call a program; return why that failed, None if the machine is not to blame."""
         solution = program.solution("" if program.binding else secrets.token_hex(8))
         target = BuildTarget.of([self.hello.gpu_capability] if self.hello.gpu_capability else [])
         with BuildFarm(Path(self.hello.cache_root), target=target) as farm:
             built = next(farm.build_all([solution]))
             if isinstance(built.error, BuildFault):
-                return self._describe(program, str(built.error))
+                return str(built.error)
             if built.artifact is None:  # a version of the binding that it does not know; the solution was compiled
-                return ""
+                return None
             self.end_workers()
             try:
                 self._call(describe_solution(built))
             except SolutionFailure as failure:
-                return "" if failure.status == "TIMEOUT" else self._describe(program, failure.message)
+                return None if failure.status == "TIMEOUT" else failure.message
             except DeviceFault:
                 raise
             except (Fault, RuntimeError):  # it says nothing of the solution
-                return ""
+                return None
             finally:
                 self.end_workers()
-        return ""
+        return None
 
     def _call(self, solution: BlockSolution) -> None:
         """Load one of our programs in a worker like a solution's, and call it."""
@@ -159,16 +156,19 @@ class MachineCheck:
             kernel.calling_style = CallingStyle("value", "ours")
             kernel.call_once([torch.ones(SHAPE, device=self.tools.arena.device)])
         finally:
-            remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+            self._remove_folder(solution)
 
-    def _describe(self, program: KnownGood, message: str) -> str:
-        said = message.strip().partition("\n")[0] or "it failed"
-        cure = find_cure(message) or "see what it says"
-        folders = (self.hello.cache_root, tempfile.gettempdir())
-        barred = [folder for folder in folders if Path(folder).exists() and os.statvfs(folder).f_flag & os.ST_NOEXEC]
-        if barred and cure == CURES[0][1]:
-            cure = f"{' and '.join(barred)} is on a file system mounted noexec; {cure}"
-        return f"{program.what} does not work on this machine: a program of ours fails, too: {said}; {cure}"
+    def _remove_folder(self, solution: BlockSolution) -> None:
+        """Remove what compilers have made at run time for a solution."""
+        remove_tree(Path(self.pool.policies.environment(solution.digest)["TRITON_CACHE_DIR"]).parent)
+
+
+def describe(program: str, message: str, cache_root: str) -> str:
+    """Say that a program of ours fails on this machine, and what may help."""
+    said = message.strip().partition("\n")[0] or "it failed"
+    cure = find_cure(message) or "see what it says"
+    told = f"{program} does not work on this machine: a program of ours fails, too: {said}"
+    return f"{told}; {cure} (the cache is {cache_root})"
 
 
 def find_cure(message: str) -> str | None:

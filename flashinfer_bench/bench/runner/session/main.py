@@ -25,12 +25,12 @@ from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.base.wire import WireClosed, send_frame
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
-from flashinfer_bench.bench.runner.baseline_cache import KeptBaselines
 from flashinfer_bench.bench.runner.protocol import BlockJob, JobFault, JobVerdict, SessionReady
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.opening import OpenedSession, Orders
 from flashinfer_bench.bench.runner.session.outcome import NotPlain, make_evaluation
+from flashinfer_bench.bench.runner.session.reference_timing import KeptTimes
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.data import Environment
@@ -51,10 +51,10 @@ solution's and the reference's, so there have to be few of them."""
 
 def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = DeviceSession) -> None:
     """Serve the host until it closes its end."""
-    hello, host, pool, orders = opened.hello, opened.host, opened.pool, opened.orders
+    hello, host, pool, readout = opened.hello, opened.host, opened.pool, opened.readout
     sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
     register(hello.plug_ins)
-    device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
+    device = torch.device("cuda", 0) if opened.context is not None else torch.device("cpu")
     if opened.context is not None:
         import_cupti()  # while the driver makes the context
         if hello.needs_triton:
@@ -64,22 +64,21 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
         torch.zeros(1, device=device)
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
-    opened.readout.add_launch_gap(clock.launch_gap_ns())
-    opened.readout.least_span_ns = clock.least_span_ns()
+    readout.add_launch_gap(clock.launch_gap_ns())
+    readout.least_span_ns = clock.least_span_ns()
     pool.see_context(clock.chain_gap_ns())
     capture_first(device)
-    if hello.needs_triton and device.type == "cuda":
+    if hello.needs_triton and opened.context is not None:
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
-    environment = Environment(hardware=hello.hardware, libs=libs)
-    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, pool.excess_of, pool.is_starting)
-    kept = KeptBaselines.open(hello, libs, os.environ)
+    tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.excess_of, pool.is_starting)
+    kept = KeptTimes.open(hello, libs, os.environ)
     session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
+    environment, portion_s = Environment(hardware=hello.hardware, libs=libs), FIRST_PORTION_S
     try:
-        portion_s = FIRST_PORTION_S
         while True:
-            run_block(host, session, orders, environment, portion_s)
+            run_block(host, session, opened.orders, environment, portion_s)
             portion_s = LATER_PORTION_S
             send_frame(host, {"done": True})
     except (WireClosed, BrokenPipeError):
@@ -101,7 +100,7 @@ def run_block(
         block = session.open_block(order)
     except WorkloadFault as fault:
         for job in order.jobs:
-            send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
+            send_fault(host, job, str(fault))
         return
 
     def expect(at: int) -> None:
@@ -122,7 +121,7 @@ def run_block(
                         session.prepare(block, one)
             portion_s *= PORTION_GROWTH
         with held_against(host, job):
-            send_answer(host, judge(session, block, job, environment))
+            judge(host, session, block, job, environment)
 
 
 @contextlib.contextmanager
@@ -134,41 +133,38 @@ def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
         raise
     except Exception:
         # Round one device: an error we do not know leaves a state we do not know. The host starts another.
-        message = f"the session failed on this job:\n{traceback.format_exc(limit=-12)}"
-        send_answer(host, JobFault(job=job.index, message=message, retry=True))
+        send_fault(host, job, f"the session failed on this job:\n{traceback.format_exc(limit=-12)}", retry=True)
         raise
 
 
+def send_fault(host: socket.socket, job: BlockJob, message: str, *, retry: bool = False) -> None:
+    """Tell the host that a job has no verdict."""
+    send_frame(host, {"fault": JobFault(job=job.index, message=message, retry=retry).model_dump()})
+
+
 def judge(
-    session: DeviceSession, block: BlockContext, job: BlockJob, environment: Environment
-) -> JobVerdict | JobFault:
-    """Judge one job, and make its evaluation."""
+    host: socket.socket, session: DeviceSession, block: BlockContext, job: BlockJob, environment: Environment
+) -> None:
+    """Judge one job, make its evaluation, and send it."""
     start = time.monotonic()
     result = session.run_job(block, job)
     if isinstance(result, JobFault):
-        return result
+        send_frame(host, {"fault": result.model_dump()})
+        return
     try:
         evaluation = make_evaluation(
-            result.outcome,
-            printed=result.printed,
-            timestamp=utc_now(),
-            environment=environment,
-            extra=result.extra,
+            result.outcome, printed=result.printed, timestamp=utc_now(), environment=environment, extra=result.extra
         )
     except NotPlain as error:
-        message = f"evaluator {block.evaluator.__name__} left a value that no trace can hold: {error}"
-        return JobFault(job=job.index, message=message, retry=False)
-    return JobVerdict(
+        send_fault(host, job, f"evaluator {block.evaluator.__name__} left a value that no trace can hold: {error}")
+        return
+    verdict = JobVerdict(
         job=job.index,
         evaluation=evaluation.model_dump(mode="json"),
         seconds=time.monotonic() - start,
         ran_out=result.ran_out,
     )
-
-
-def send_answer(host: socket.socket, answer: JobVerdict | JobFault) -> None:
-    """Send a job's result to the host."""
-    send_frame(host, {"fault" if isinstance(answer, JobFault) else "verdict": answer.model_dump()})
+    send_frame(host, {"verdict": verdict.model_dump()})
 
 
 def library_versions() -> dict[str, str]:

@@ -52,25 +52,23 @@ class Orders:
     """
 
     def __init__(self, host: socket.socket, reader: FrameReader) -> None:
-        self._host = host
-        self._reader = reader
+        self._host, self._reader = host, reader
         self._is_begun = False
         self.ahead: BlockOrder | None = None
         """The block that was sent and not begun."""
         self.announced: list[Announced] = []
         """Solutions announced with all blocks so far, those that were taken back included."""
 
-    def look(self, limit_s: float = 0.0) -> None:
-        """Take the frames that have come, or come within some seconds.
+    def look(self) -> None:
+        """Take the frames that have come.
 
         Raises:
             WireClosed: the host is gone, or wants no more.
         """
         self._take()
-        while select.select([self._host], [], [], limit_s)[0]:
+        while select.select([self._host], [], [], 0)[0]:
             self._reader.pump()
             self._take()
-            limit_s = 0.0
 
     def next_block(self) -> BlockOrder:
         """Wait until the next block is begun, and return it.
@@ -158,10 +156,10 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
 def list_first_files(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
     """Return what the first two workers of a session are for."""
     solutions = [block.solutions[job.solution] for job in block.jobs]
-    first = [files_of(solution) for solution in solutions if solution.build_error is None][:1]
-    if not first or not hello.profile_baseline:
-        return first
-    return [reference_files(Definition.model_validate(block.definition).digest()), *first]
+    found = [files_of(solution) for solution in solutions if solution.build_error is None][:1]
+    if found and hello.profile_baseline:
+        found.insert(0, reference_files(Definition.model_validate(block.definition).digest()))
+    return found
 
 
 def fork_templates(

@@ -6,7 +6,7 @@ Values that evaluators leave in it become values that JSON has (`to_json_value`)
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from pydantic_core import to_jsonable_python
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 
 MAX_LOG: Final = 16_384
 """A log of a trace has at most about this many characters."""
@@ -51,7 +50,7 @@ def make_evaluation(
     """
     correctness, performance, status = None, None, EvaluationStatus.PASSED
     if isinstance(outcome, Passed):
-        correctness, performance, message = outcome.correctness, outcome.performance, describe_fallbacks(extra)
+        correctness, performance, message = outcome.correctness, outcome.performance, ""
     else:
         status, message = EvaluationStatus(outcome.status), outcome.message
         if isinstance(outcome, Rejected):
@@ -66,30 +65,13 @@ def make_evaluation(
         correctness = correctness.model_copy(update={"extra": found})
     return Evaluation(
         status=status,
-        log=render_log("\n".join(filter(None, [str(message or ""), describe_printing(extra)])), printed),
+        log=render_log(str(message or ""), printed),
         timestamp=timestamp,
         environment=environment,
         correctness=correctness,
         performance=performance,
         extra=to_json_value(extra, "extra") or None,
     )
-
-
-def describe_fallbacks(extra: Mapping[str, Any]) -> str:
-    """Return a line for each measurement in the notes that had to use another clock."""
-    lines = []
-    for key, what in (("measurement", "the solution"), ("baseline", "the reference")):
-        record = extra.get(key)
-        fallback = record.get("fallback", EVENTS_ASKED_FOR) if isinstance(record, Mapping) else EVENTS_ASKED_FOR
-        if fallback != EVENTS_ASKED_FOR:
-            lines.append(f"{what} was timed by CUDA events: {fallback}")
-    return "\n".join(lines)
-
-
-def describe_printing(extra: Mapping[str, Any]) -> str:
-    """Return a line if the solution printed in its calls."""
-    printed = extra.get(PRINTED)
-    return f"note: it printed {printed} bytes in its calls; printing costs it time" if printed else ""
 
 
 def render_log(message: str, printed: str) -> str:

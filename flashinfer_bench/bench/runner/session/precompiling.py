@@ -9,7 +9,6 @@ a measurement. While a reference is timed, all of them stand still: a slow refer
 from __future__ import annotations
 
 import importlib
-import logging
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +41,6 @@ MEMORY_SHARE: Final = 4
 """Compilers of modules may need this machine's memory, divided by this."""
 LOOK_S: Final = 1.0
 """Seconds between two looks for further solutions while one is waited for."""
-_log = logging.getLogger(__name__)
 
 
 class Terms(NamedTuple):
@@ -63,16 +61,10 @@ class Terms(NamedTuple):
 
 
 TERMS: Final = {FirstCall.TRITON: Terms(60.0, 10.0), FirstCall.MODULES: Terms(400.0, 240.0, most_compilers=8)}
-"""Modules are precompiled if the host announces them; other compilers want a GPU."""
+"""Other compilers want a GPU."""
 
-
-class Wanted(NamedTuple):
-    """A solution to precompile."""
-
-    solution: BlockSolution
-    definition: Any
-    """The definition, as an object or as JSON-able values."""
-    workloads: list[Any]
+Wanted = tuple[BlockSolution, Any, list[Any]]
+"""A solution to precompile, its definition and its workloads; the last two as objects or as JSON-able values."""
 
 
 class UnderWay(NamedTuple):
@@ -89,22 +81,11 @@ class Precompiler:
     Args:
         pool: starts the workers.
         has_modules: precompile modules as well: no other session compiles or measures.
-        describe: describes the GPU, see `worker/jit/precompile.py`.
-        now: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        *,
-        has_modules: bool = False,
-        describe: Callable[[], dict[str, Any]] | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, pool: WorkerPool, *, has_modules: bool = False) -> None:
         self._pool = pool
-        self._kinds = tuple(TERMS) if has_modules else (FirstCall.TRITON,)
-        self._describe = cache(describe or describe_gpu)
-        self._now = now
+        self._kinds = TERMS.keys() if has_modules else {FirstCall.TRITON}
         self._wanted: dict[str, Wanted] = {}
         self._settled: set[str] = set()
         """Digests of solutions that need nothing any more."""
@@ -119,45 +100,44 @@ class Precompiler:
         """
         for block, order in coming[:1]:
             self._settled.add(block.solutions[order.solution].digest)
+        if not self._pool.may_precompile():
+            return
         found: list[tuple[BlockSolution, Any, Sequence[Any]]] = []
         found += [(block.solutions[order.solution], block.definition, [order.workload]) for block, order in coming]
-        self._wanted = {}
         found += [(one.solution, one.definition, one.workloads) for one in announced]
+        self._wanted = {}
         for solution, definition, workloads in found:
             if solution.digest not in self._settled:
-                wanted = self._wanted.setdefault(solution.digest, Wanted(solution, definition, []))
-                wanted.workloads.extend(workloads)
+                self._wanted.setdefault(solution.digest, (solution, definition, []))[2].extend(workloads)
         self._fill()
 
     def _fill(self) -> None:
-        """Begin as many as there is room for."""
-        if not self._pool.may_precompile():
-            return
+        """End who is late, and begin as many as there is room for."""
         for digest, running in list(self._running.items()):
-            if running.worker.has_ended or self._now() > running.deadline:
+            if running.worker.has_ended or time.monotonic() > running.deadline:
                 self._end(digest)
         for digest, wanted in self._wanted.items():
-            kind = FirstCall.NOTHING if digest in self._settled else what_compiles(wanted.solution)
-            if kind not in self._kinds or self._pool.policies.is_compiled(digest):
+            if digest not in self._settled:
+                kind = what_compiles(wanted[0])
+                is_needed = kind in self._kinds and not self._pool.policies.is_compiled(digest)
+                if is_needed and sum(one.terms is TERMS[kind] for one in self._running.values()) >= MOST_AT_ONCE:
+                    continue
                 self._settled.add(digest)
-            elif sum(one.terms is TERMS[kind] for one in self._running.values()) < MOST_AT_ONCE:
-                self._settled.add(digest)
-                self._start(wanted, TERMS[kind])
+                if is_needed:
+                    self._start(*wanted, TERMS[kind])
 
-    def _start(self, wanted: Wanted, terms: Terms) -> None:
-        solution, definition = wanted.solution, Definition.model_validate(wanted.definition)
-        workloads = map(Workload.model_validate, wanted.workloads[:MOST_CALLS])
-        calls = [call for workload in workloads if (call := describe_call(definition, workload)) is not None]
+    def _start(self, solution: BlockSolution, definition: Any, workloads: list[Any], terms: Terms) -> None:
+        definition = Definition.model_validate(definition)
+        calls = [describe_call(definition, Workload.model_validate(one)) for one in workloads[:MOST_CALLS]]
         try:
-            gpu = self._describe()
-        except Exception as error:  # Triton cannot use this GPU, or is a version that tells nothing
-            _log.info("nothing is precompiled: %s", error)
+            gpu = describe_gpu()
+        except Exception:  # Triton cannot use this GPU, or is a version that tells nothing
             self._pool.end_precompiling()
             return
-        words = {"calls": calls, "gpu": gpu, **terms.list_means()}
+        words = {"calls": [call for call in calls if call is not None], "gpu": gpu, **terms.list_means()}
         with suppress(BuildFault, DeviceFault):  # its turn will tell
             worker = self._pool.start_precompiling(files_of(solution), find_artifact(solution, _refuse), words)
-            self._running[solution.digest] = UnderWay(worker, terms, self._now() + terms.limit_s)
+            self._running[solution.digest] = UnderWay(worker, terms, time.monotonic() + terms.limit_s)
 
     def finish(self, digest: str, most_s: float, tell: Callable[[], object]) -> bool:
         """Wait for a solution whose turn it is, as long as its terms say; then nothing of it runs any more.
@@ -172,9 +152,9 @@ class Precompiler:
         if running is None:
             return False
         tell()
-        deadline = min(running.deadline, self._now() + min(running.terms.wait_s, most_s))
-        while not running.worker.has_ended and self._now() < deadline:
-            select.select([running.worker], [], [], max(0.0, min(LOOK_S, deadline - self._now())))
+        deadline = min(running.deadline, time.monotonic() + min(running.terms.wait_s, most_s))
+        while not running.worker.has_ended and (left_s := deadline - time.monotonic()) > 0:
+            select.select([running.worker], [], [], min(LOOK_S, left_s))
             self._fill()
         self._end(digest)
         return True
@@ -201,13 +181,9 @@ class Precompiler:
     def _end(self, digest: str) -> None:
         """End a worker, if it is still there. If it ended by itself, all of its solution is compiled."""
         running = self._running.pop(digest, None)
-        if running is None:
-            return
-        ended = running.worker.end()
+        ended = running.worker.end() if running is not None else None
         if ended is not None and ended.code == 0:
             self._pool.policies.mark_compiled(digest)
-        if said := running.worker.log.take().strip():
-            _log.info("precompiling said: %s", said)
 
 
 def _refuse() -> NoReturn:
@@ -223,33 +199,30 @@ def what_compiles(solution: BlockSolution) -> FirstCall:
 
 def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] | None:
     """Return the shapes and kinds of a call's arguments; None if the workload does not tell them."""
+
+    def describe(spec: TensorSpec, shape: Sequence[int] | None, given: object = None) -> dict[str, Any]:
+        if isinstance(given, ScalarInput):
+            return {"scalar": given.value}
+        if shape is None:
+            raise ValueError("a number that is not told")
+        dtype = str(torch_dtype(spec.dtype)).removeprefix("torch.")
+        return {"shape": list(storage_shape(tuple(shape), spec.dtype)), "dtype": dtype}
+
     try:
-        inputs = zip(definition.inputs.items(), definition.get_input_shapes(workload.axes), strict=True)
-        outputs = zip(definition.outputs.values(), definition.get_output_shapes(workload.axes), strict=True)
-        return {
-            "inputs": [describe_argument(spec, shape, workload.inputs.get(name)) for (name, spec), shape in inputs],
-            "outputs": [describe_argument(spec, shape or (), None) for spec, shape in outputs],
-        }
+        given = [workload.inputs.get(name) for name in definition.inputs]
+        inputs = map(describe, definition.inputs.values(), definition.get_input_shapes(workload.axes), given)
+        shapes = [shape or () for shape in definition.get_output_shapes(workload.axes)]
+        return {"inputs": list(inputs), "outputs": list(map(describe, definition.outputs.values(), shapes))}
     except (KeyError, ValueError):
         return None
 
 
-def describe_argument(spec: TensorSpec, shape: Sequence[int] | None, given: object) -> dict[str, Any]:
-    """Return a tensor's shape and kind, or a number.
-
-    Raises:
-        ValueError: the workload does not say which number.
-    """
-    if shape is None:
-        if not isinstance(given, ScalarInput):
-            raise ValueError("a number that is not told")
-        return {"scalar": given.value}
-    dtype = str(torch_dtype(spec.dtype)).removeprefix("torch.")
-    return {"shape": list(storage_shape(tuple(shape), spec.dtype)), "dtype": dtype}
-
-
+@cache
 def describe_gpu() -> dict[str, Any]:
-    """Return the properties of this session's GPU by torch and, if it is installed, by Triton's driver."""
+    """Return the properties of this session's GPU by torch and, if it is installed, by Triton's driver.
+
+    `worker/jit/precompile.py` tells a worker without a GPU these.
+    """
     found = torch.cuda.get_device_properties(0)
     by_torch = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
     by_torch = {name: value for name, value in by_torch.items() if isinstance(value, (int, str))}

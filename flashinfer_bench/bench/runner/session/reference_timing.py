@@ -2,24 +2,163 @@
 
 The reference is a solution that may write to its inputs and is never refused: the same worker, the same calls on
 content of the same kind, the same clock. So a solution that is the reference has a speed-up of 1. The time of an
-earlier run on the same GPU (`baseline_cache.py`) is taken over. The caller makes sure that no worker holds a solution
-meanwhile (`device_session.prepare`).
+earlier run on the same GPU is taken over (`KeptTimes`) if all that it depends on is the same: definition, workload and
+its stored inputs, device, its limits and clocks, driver, torch and the other packages, this package, and the settings
+of the measurement. The caller makes sure that no worker holds a solution meanwhile (`device_session.prepare`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
 
-from flashinfer_bench.bench.runner.baseline_cache import KeptBaselines, move_to_gap
+from pydantic import ValidationError
+
+from flashinfer_bench.base.stamp import utc_now
+from flashinfer_bench.bench.planning.resume import PROTOCOL
+from flashinfer_bench.bench.runner.baseline_cache import TIMES_MS, BaselineCache, KeptBaseline
+from flashinfer_bench.bench.runner.environments import is_passed_on
 from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext, plan_reference
 from flashinfer_bench.bench.runner.workers.artifacts import load_solution
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel, WorkerKilled
-from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, gaps_matter, reference_files
+from flashinfer_bench.data import SafetensorsInput
+from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.timing.nvml import read_gpu_settings, read_gpu_state
+
+OWN_EVALUATORS: Final = "flashinfer_bench."
+PASSING: Final = frozenset({"throttled", "other_processes", "mixed_methods"})
+"""Flags of a disturbance that passes: a baseline with one of these is not kept."""
+OWN_DOING: Final = frozenset({"power_cap"})
+"""Reasons of throttling that come back whenever the call is made: long matrix products draw all the power there is."""
+KNOWN: Final = 0.02
+"""Largest relative half-width of the interval of a baseline that is kept."""
+SAME_CLOCK: Final = 0.03
+"""Largest relative difference of clocks under one setting: no driver says what clocks are locked to."""
+OF_NO_DEVICE: Final = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "MAX_JOBS"})
+"""Variables that reach workers and do not change a device."""
+
+
+@dataclass(frozen=True)
+class KeptTimes:
+    """The times of references that one session reads from the cache and keeps there."""
+
+    hello: Hello
+    """The session's settings."""
+    machine: Mapping[str, str]
+    """Keys that all baselines of this session share."""
+    sm_mhz: int
+    """Clock of the GPU's processors before the first job."""
+
+    @classmethod
+    def open(cls, hello: Hello, libraries: Mapping[str, str], environment: Mapping[str, str]) -> KeptTimes | None:
+        """Return them; None if the host wants none, or the GPU does not tell its settings.
+
+        Call it when the GPU has just worked, so that its clock is that of a GPU at work.
+        """
+        if hello.baselines == "off" or hello.gpu_uuid is None:
+            return None
+        settings, state = read_gpu_settings(hello.gpu_uuid), read_gpu_state(hello.gpu_uuid)
+        if settings is None or settings.power_limit_w is None or state is None or state.sm_mhz is None:
+            return None
+        variables = {
+            name: value for name, value in environment.items() if is_passed_on(name) and name not in OF_NO_DEVICE
+        }
+        machine = {
+            "device": hello.gpu_uuid,
+            "hardware": hello.hardware,
+            "protocol": str(PROTOCOL),
+            "libraries": json.dumps(dict(libraries), sort_keys=True),
+            "environment": digest_of(variables),
+            "gpu": json.dumps(asdict(settings), sort_keys=True),
+        }
+        return cls(hello, machine, state.sm_mhz)
+
+    @property
+    def cache(self) -> BaselineCache:
+        """The folder."""
+        return BaselineCache(Path(self.hello.cache_root))
+
+    def find(self, job: JobContext, plan: MeasurePlan) -> Measured | None:
+        """Return the time of a job's reference in an earlier run under the same conditions."""
+        marks = self._marks(job, plan) if self.hello.baselines == "use" else None
+        kept = self.cache.read(marks) if marks is not None else None
+        if kept is None or abs((kept.sm_mhz or 0) - self.sm_mhz) > SAME_CLOCK * self.sm_mhz:
+            return None
+        return Measured(kept.latency_ms, kept.trials_ms, {**kept.record, "source": "cached", "taken": kept.taken})
+
+    def keep(self, job: JobContext, plan: MeasurePlan, measured: Measured) -> None:
+        """Keep the time of a job's reference if nothing disturbed it and its interval is narrow; else keep nothing."""
+        marks = self._marks(job, plan)
+        if marks is None:
+            return
+        low, high = measured.record.get("interval95_ms") or (0.0, float("inf"))
+        if is_disturbed(measured) or (high - low) / 2 > KNOWN * measured.latency_ms:
+            self.cache.remove(marks)
+            return
+        with suppress(ValidationError):  # a time of 0, say, is of no use
+            kept = KeptBaseline(
+                marks=marks,
+                sm_mhz=self.sm_mhz,
+                definition=job.block.definition.name,
+                workload=job.workload.uuid,
+                hardware=self.hello.hardware,
+                taken=utc_now(),
+                latency_ms=measured.latency_ms,
+                trials_ms=list(measured.trials),
+                record=measured.record,
+            )
+            self.cache.write(kept)
+
+    def _marks(self, job: JobContext, plan: MeasurePlan) -> dict[str, str] | None:
+        """Return the keys of a job's baseline; None if they cannot be told."""
+        evaluator = job.block.evaluator
+        if not evaluator.__module__.startswith(OWN_EVALUATORS):
+            return None  # its author alone knows its inputs
+        stored = [source.path for source in job.workload.inputs.values() if isinstance(source, SafetensorsInput)]
+        try:
+            states = {path: Path(job.order.blob_root, path).stat() for path in stored}
+        except (OSError, ValueError):
+            return None
+        # A file that was written anew is another one. A gigabyte is not read for that.
+        blobs = {path: [one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns] for path, one in states.items()}
+        definition, workload = job.key
+        return {
+            **self.machine,
+            "definition": definition,
+            "workload": workload,
+            "blobs": digest_of(blobs) if blobs else "",
+            "evaluator": f"{evaluator.__name__} {evaluator.revision}",
+            "settings": json.dumps({**asdict(plan), "num_trials": job.block.config.num_trials}, sort_keys=True),
+        }
+
+
+def is_disturbed(measured: Measured) -> bool:
+    """Tell whether something that passes has disturbed a measurement."""
+    flags = PASSING & set(measured.record.get("flags", []))
+    slowed_by = set(measured.record.get("gpu", {}).get("slowed_by", []))
+    return bool(flags - {"throttled"} if slowed_by and slowed_by <= OWN_DOING else flags)
+
+
+def move_to_gap(measured: Measured, gap_ns: int) -> Measured:
+    """Return a measurement with the launch gap of this run, which all its solutions have in their latencies."""
+    record = measured.record
+    if not record.get("operations") or record.get("launch_gap_ns", gap_ns) == gap_ns:
+        return measured
+    more_ms = (gap_ns - record["launch_gap_ns"]) / 1e6
+    moved: dict[str, Any] = {name: record[name] + more_ms for name in TIMES_MS} | {"launch_gap_ns": gap_ns}
+    if "interval95_ms" in record:
+        moved["interval95_ms"] = [bound + more_ms for bound in record["interval95_ms"]]
+    trials_ms = [value + more_ms for value in measured.trials]
+    return replace(measured, latency_ms=measured.latency_ms + more_ms, trials=trials_ms, record={**record, **moved})
 
 
 @dataclass
@@ -29,7 +168,7 @@ class ReferenceTimer:
     hello: Hello
     pool: WorkerPool
     tools: SessionTools
-    kept: KeptBaselines | None = None
+    kept: KeptTimes | None = None
     """Times of earlier runs; None if none are taken over."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _forgotten: set[BaselineKey] = field(default_factory=set)
@@ -37,11 +176,12 @@ class ReferenceTimer:
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload in this run or an earlier one; None if there is none."""
-        if job.key not in self._known and self.kept is not None and job.key not in self._forgotten:
+        key = job.key
+        if key not in self._known and self.kept is not None and key not in self._forgotten:
             found = self.kept.find(job, plan_reference(self.hello, job.block.config))
             if found is not None:
-                self._known[job.key] = found
-        return self._known.get(job.key)
+                self._known[key] = found
+        return self._known.get(key)
 
     def forget_slow(self, key: BaselineKey) -> bool:
         """Forget a time that was taken in a slow context, as is known since a faster one was seen; tell whether it was.
@@ -81,7 +221,6 @@ class ReferenceTimer:
 
     def _take(self, job: JobContext, input_sets: list[list[Any]], *, is_retried: bool = False) -> Measured:
         """Time the reference; once more if a signal from outside may have ended its worker."""
-        definition = job.block.definition
         try:
             kernel = self._open(job)
             kernel.call_once(input_sets[0])  # compiling at the first call is no part of a measurement
@@ -90,15 +229,15 @@ class ReferenceTimer:
             self.pool.end_reference()
             if isinstance(failure, WorkerKilled) and not is_retried:
                 return self._take(job, input_sets, is_retried=True)
-            message = f"reference of {definition.name}, while it was timed: {failure.message}"
+            message = f"reference of {job.block.definition.name}, while it was timed: {failure.message}"
             raise DefinitionFault(message) from None
         finally:
             self.pool.tend()
 
     def _open(self, job: JobContext) -> RemoteKernel:
         """Return the reference, loaded in its worker, as a callable for a job's workload."""
-        definition, digest = job.block.definition, job.block.digest
-        worker, is_fresh = self.pool.worker_for(reference_files(digest))
+        definition, files = job.block.definition, reference_files(job.block.digest)
+        worker, is_fresh = self.pool.worker_for(files)
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
@@ -110,21 +249,17 @@ class ReferenceTimer:
         )
         kernel = RemoteKernel(worker, self.tools, task, KernelMetadata("run", definition.name, False))
         if is_fresh:
-            load_solution(kernel, self.pool, describe_reference(definition.name, digest, definition.reference))
+            solution = BlockSolution(
+                name=f"reference of {definition.name}",
+                language="python",
+                declared_style=False,
+                digest=files.digest,
+                directory=None,
+                entry="reference.py",
+                symbol="run",
+                kind="reference",
+                sources={"reference.py": definition.reference},
+                build_error=None,
+            )
+            load_solution(kernel, self.pool, solution)
         return kernel
-
-
-def describe_reference(definition: str, digest: str, source: str) -> BlockSolution:
-    """Return the reference of a definition as a solution."""
-    return BlockSolution(
-        name=f"reference of {definition}",
-        language="python",
-        declared_style=False,
-        digest=reference_files(digest).digest,
-        directory=None,
-        entry="reference.py",
-        symbol="run",
-        kind="reference",
-        sources={"reference.py": source},
-        build_error=None,
-    )

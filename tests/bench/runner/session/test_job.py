@@ -1,8 +1,6 @@
 """How a job is measured, the floor of its latency, and the evaluation that is made of its outcome."""
 
-import collections
 import dataclasses
-import datetime
 import enum
 import json
 import pathlib
@@ -24,7 +22,6 @@ from flashinfer_bench.bench.runner.session.outcome import (
     to_json_value,
 )
 from flashinfer_bench.data import Correctness, Environment, EvaluationStatus, Performance
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from flashinfer_bench.timing.settings import TimingSettings
 from tests.kit import make_definition, make_workload
 
@@ -74,26 +71,20 @@ PASSED = Passed(
     Correctness(max_relative_error=0.0, max_absolute_error=0.0),
     Performance(latency_ms=1.0, reference_latency_ms=2.0, speedup_factor=2.0),
 )
-LOST = {"method": "cuda_events", "fallback": "CUPTI lost records: 3 dropped"}
-BY_EVENTS = "was timed by CUDA events: CUPTI lost records: 3 dropped"
 
 
 @pytest.mark.parametrize(
-    ("outcome", "printed", "measurement", "lines"),
+    ("outcome", "printed", "lines"),
     [
-        (PASSED, "hello", LOST, [f"the solution {BY_EVENTS}", f"the reference {BY_EVENTS}", OUTPUT_TITLE, "hello"]),
-        (PASSED, "", {"method": "cupti"}, []),
-        (PASSED, "", {"method": "cuda_events", "fallback": EVENTS_ASKED_FOR}, []),
-        (PASSED, "hello", None, ["hello"]),
-        (Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "y[0] is wrong"), "", LOST, ["y[0] is wrong"]),
+        (PASSED, "hello", ["hello"]),
+        (Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "y[0] is wrong"), "", ["y[0] is wrong"]),
+        (Rejected(EvaluationStatus.INCORRECT_SHAPE, "y is flat"), "hello", ["y is flat", OUTPUT_TITLE, "hello"]),
     ],
-    ids=["another clock", "cupti", "asked for", "not timed", "rejected"],
 )
-def test_a_log_says_first_why_it_is_so_and_which_clock_was_not_to_be_had(outcome, printed, measurement, lines):
-    extra = {"measurement": measurement, "baseline": measurement}
+def test_a_log_says_first_why_it_is_so_and_then_what_was_printed(outcome, printed, lines):
     environment = Environment(hardware="test device", libs={})
     made = make_evaluation(
-        outcome, printed=printed, timestamp="2025-01-02T03:04:05Z", environment=environment, extra=extra
+        outcome, printed=printed, timestamp="2025-01-02T03:04:05Z", environment=environment, extra={}
     )
     assert made.log.splitlines() == lines
 
@@ -111,19 +102,13 @@ class Pair:
     ("value", "plain"),
     [
         (np.float32(1.5), 1.5),
-        (np.bool_(True), True),
-        (np.int64(3), 3),
         (np.arange(3), [0, 1, 2]),
-        (np.str_("a"), "a"),
         ({1: (np.int8(2), {3})}, {"1": [2, [3]]}),
         (pathlib.Path("/x"), "/x"),
-        (datetime.date(2026, 1, 2), "2026-01-02"),
         (Kind.FIRST, "first"),
         (Pair(np.float16(2)), {"left": 2.0}),
-        (collections.deque([1]), [1]),
         ("\ud800", "\\ud800"),
         (10**30, hex(10**30)),
-        (np.dtype("float32"), "float32"),
         ([torch.tensor(2.5), torch.ones(2, dtype=torch.bfloat16, requires_grad=True)], [2.5, [1.0, 1.0]]),
         (torch.float32, "torch.float32"),
     ],

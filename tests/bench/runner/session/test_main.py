@@ -25,7 +25,6 @@ BEGIN, DROP, CLOSE = {"begin": True}, {"drop": True}, {"close": True}
 @pytest.mark.parametrize(
     ("frames", "begun", "ahead"),
     [
-        ([block("a"), BEGIN], ["a"], None),
         ([block("a"), BEGIN, block("b")], ["a"], "b"),
         ([block("a"), DROP, block("b"), BEGIN], ["b"], None),
         ([block("a"), BEGIN, block("b"), DROP], ["a"], None),
@@ -76,12 +75,11 @@ class FakeSession:
     ("baseline_s", "workloads", "solutions", "known", "portion_s", "expected"),
     [
         (0.65, 47, 1, (), main.FIRST_PORTION_S, [(1, 1), (4, 4), (13, 13), (29, 29)]),
-        (1.2, 3, 1, (), main.LATER_PORTION_S, [(3, 3)]),
         (0.05, 8, 1, (), main.FIRST_PORTION_S, [(8, 8)]),
         (0.3, 4, 3, (), main.FIRST_PORTION_S, [(2, 2), (2, 10)]),
         (1.0, 2, 2, ("w0", "w1"), main.FIRST_PORTION_S, []),
     ],
-    ids=["a slow one, and portions grow", "a later block", "quick ones", "once for all solutions", "all are known"],
+    ids=["a slow one, and portions grow", "quick ones", "once for all solutions", "all are known"],
 )
 def test_baselines_are_made_in_portions_without_workers_and_the_first_verdict_waits_for_one(
     monkeypatch, baseline_s, workloads, solutions, known, portion_s, expected
@@ -93,7 +91,6 @@ def test_baselines_are_made_in_portions_without_workers_and_the_first_verdict_wa
     ]
     monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: session.now))
     monkeypatch.setattr(main, "judge", lambda *_: session.log.append("job"))
-    monkeypatch.setattr(main, "send_answer", lambda *_: None)
     order = BlockOrder(definition={}, config={}, solutions={}, jobs=jobs)
     orders = SimpleNamespace(next_block=lambda: order, look=lambda: None, ahead=None, announced=[])
     main.run_block(None, session, orders, None, portion_s)

@@ -1,16 +1,15 @@
 """What a session's start imports when: nothing slow before it is tied to its host, no judge before workers start."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flashinfer_bench.base.wire import send_frame
 from flashinfer_bench.bench.evaluators.inputs import threads
 from flashinfer_bench.bench.runner import launcher
 from flashinfer_bench.bench.runner.launcher import ForkServer
@@ -40,19 +39,18 @@ def test_a_starter_imports_nothing_slow_before_it_is_tied_to_its_host_and_no_jud
 def test_sessions_that_somebody_waits_for_are_forked_at_once_and_later_ones_find_the_judge_imported(monkeypatch):
     told = []
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(launcher, "is_closed", lambda _control: False)
     monkeypatch.setattr(launcher, "fork", lambda: told.append("fork") or len(told))
-    monkeypatch.setattr(launcher, "send_frame", lambda *_: None)
-    starter = ForkServer(theirs, lambda _fd: None, lambda: told.append("import"))
+    server = ForkServer(theirs, lambda _fd: None, lambda: told.append("import"))
+    kept = []
     with ours, theirs:
-        for orders in ([{}, {}], [{}]):
-            come = iter(orders)
-            starter._reader = SimpleNamespace(pop=partial(next, come, None), take_fds=make_fds)
-            starter._take_requests()
-    for control in starter._sessions.values():
-        control.close()
-    os.close(starter._woken)
-    os.close(starter._wake)
+        for count in (2, 1):
+            for _ in range(count):
+                fds = [*socket.socketpair(), *socket.socketpair()]
+                send_frame(ours, {}, [one.fileno() for one in fds])
+                kept += fds
+            server._take_requests()
+    for one in (*server._sessions.values(), *kept):
+        one.close()
     assert told == ["fork", "fork", "import", "fork"]
 
 
@@ -72,9 +70,3 @@ def test_a_session_beside_a_gpu_computes_in_one_thread_from_its_start(monkeypatc
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def make_fds():
-    """Return the descriptors of an order."""
-    pairs = [*socket.socketpair(), *socket.socketpair()]
-    return [one.detach() for one in pairs]

@@ -1,0 +1,280 @@
+"""Judges what a job's calls have given beside the evaluator's own: timed calls, and calls on inputs of stress cases.
+
+A latency is no better than the timed calls that it was held against: a solution that computes samples alone may claim
+anything of calls that a chain did not get. So if the reference is slow, calls of the chain and the batch come first,
+and if it is too slow for these, the latency is not confirmed. They are compared as the evaluator compares its own.
+
+Calls on inputs of stress cases are judged by the reference, in the rows where it stays finite: floats by norms, outputs
+that are the same on all usual inputs by whether they change.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
+from flashinfer_bench.bench.evaluators.inputs.stress import (
+    FOR_CONSTANTS_ALONE,
+    StressPlan,
+    count_affordable,
+    why_no_stress,
+)
+from flashinfer_bench.bench.evaluators.integrity.norms import says_something
+from flashinfer_bench.bench.evaluators.stress_checks import StressChecks, differs, find_constants, keep_finite
+from flashinfer_bench.bench.runner.session.job import JobContext
+from flashinfer_bench.bench.runner.workers.timed.bounds import add_flags
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
+
+ENOUGH_READS: Final = 9
+"""Most compared calls of a chain and of a batch if the reference is slow; of the samples if they settled the latency. A
+solution that leaves out half of them passes once in 500 times. A chain keeps fewer of small calls."""
+MOST_BYTES: Final = 4 << 30
+"""Calls are judged before the reference is called for others, if its outputs for them take more memory."""
+LONG_S: Final = 0.2
+SLOW_S: Final = 1.0
+"""Seconds of the reference after which no further samples are compared: LONG_S once ENOUGH_READS calls are, and before
+that SLOW_S for each trial."""
+MOST_S: Final = 60.0
+"""Most seconds of the reference for calls of a chain and of a batch, after its first call. The host waits twice as long
+for a phase beyond its limit."""
+TOO_SLOW: Final = "the reference takes too long to compare enough of the calls that it was held against"
+PATIENCE_S: Final = 4.0
+"""A reference that was not timed is called no more after so long, and so is one that turns out to be far slower."""
+TOGETHER_BYTES: Final = 1 << 24
+"""Calls whose outputs take no more are looked at together: what is expected of all of them is held meanwhile."""
+JUDGED: Final = "judged"
+IN_PART: Final = "judged where the reference is finite"
+SLOW: Final = "left out: the reference or the calls are slow, or large"
+ZEROS: Final = "left out: nothing but zeros is expected"
+NOT_FINITE: Final = "left out: the reference is not finite"
+THE_SAME: Final = "left out: nothing else than on usual inputs is expected"
+
+ReadOf = tuple[int, ReadCall]
+"""The number of a trial, and one of its calls."""
+
+
+def judge_reads(
+    job: JobContext, reads: Sequence[Sequence[ReadCall]], baseline: Baseline, context: JudgeContext
+) -> Rejected | None:
+    """Return the verdict if it rejects; the notes get how many calls were compared, and whether these will not do.
+
+    Args:
+        job: the job.
+        reads: the chosen calls of each timed trial.
+        baseline: expected outputs of the evaluator's own inputs.
+        context: the evaluator's, with notes of its own.
+    """
+    block, evaluator = job.block, job.block.evaluator
+    needed, others = sort_reads(reads)
+    least_s = (baseline.mean_latency_ms or 0.0) / 1e3  # also if a GPU has not done it when the host goes on
+    spent_s, longest_s, compared, missed = 0.0, 0.0, 0, 0
+    calls: list[JudgedCall] = []
+    verdict: Verdict | None = None
+    left = [*((True, *found) for found in needed), *((False, *found) for found in others)]
+    for at, (is_needed, trial, read) in enumerate(left):
+        if read.is_base or not evaluator.needs_expected:
+            expected = baseline.outputs[trial]
+        else:
+            most_s = LONG_S if compared >= ENOUGH_READS else SLOW_S * len(reads)
+            if spent_s + longest_s <= MOST_S if is_needed else spent_s <= most_s:  # always at first
+                start = time.monotonic()
+                expected = read.expected or block.reference(read.inputs)
+                took_s = max(time.monotonic() - start, least_s)
+                spent_s, longest_s = spent_s + took_s, max(longest_s, took_s)
+            else:
+                missed += is_needed
+                expected = []
+        if expected:
+            calls.append(JudgedCall(read.inputs, read.outputs, expected))
+            compared += 1
+        is_last = at + 1 == len(left)
+        if calls and (is_last or sum(bytes_of(call.expected) for call in calls) > MOST_BYTES):
+            verdict, calls = evaluator.judge_reads(block.definition, calls, job.config, context), []
+            if isinstance(verdict, Rejected):
+                break
+    if verdict is not None:
+        job.notes["reads"] = compared
+    if isinstance(verdict, Rejected):
+        return replace(verdict, message=f"in a call that was timed: {verdict.message}")
+    record: Any = job.notes.get("measurement")
+    is_bound = isinstance(record, dict) and record.get("bound", "none") != "none"
+    if missed and is_bound and "why_unconfirmed" not in record:
+        record["why_unconfirmed"] = TOO_SLOW
+        add_flags(record, unconfirmed=True)
+    return None
+
+
+def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[ReadOf], list[ReadOf]]:
+    """Return the calls that are needed for a latency to be confirmed, and the others; chance decides their order.
+
+    Args:
+        reads: the chosen calls of each timed trial.
+    """
+    found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
+    random.SystemRandom().shuffle(found)
+    ways = {read.way for _, read in found} & {"chain", "batch"} or {"reading"}
+    left = dict.fromkeys(ways, ENOUGH_READS)
+    needed: list[ReadOf] = []
+    others: list[ReadOf] = []
+    for trial, read in found:
+        is_needed = left.get(read.way, 0) > 0 and not read.is_base
+        if is_needed:
+            left[read.way] -= 1
+        (needed if is_needed else others).append((trial, read))
+    return needed, others
+
+
+def plan_stress(job: JobContext, baseline: Baseline | None = None) -> StressPlan | None:
+    """Return which stress cases a job has; None where its evaluator judges usual inputs only.
+
+    The notes get the reason where no floats are judged on other inputs.
+
+    Args:
+        job: the job.
+        baseline: what the reference gives for usual inputs, and its latency.
+    """
+    definition, evaluator = job.block.definition, job.block.evaluator
+    outputs = baseline.outputs if baseline is not None else ()
+    checks = evaluator.stress_checks(definition, job.config)
+    has_constants = checks is not None and bool(find_constants(outputs))
+    if checks is None or not checks.judges_floats:
+        why = why_no_stress(definition) or f"{evaluator.__name__} does not compare element by element"
+        job.notes["why_no_regimes"] = why if job.config.regimes_rule else "regimes_rule is off"
+        if not has_constants:
+            return None
+    latency_ms = baseline.mean_latency_ms if baseline is not None else None
+    device_type = next((value.device.type for value in (*outputs[0],)), "cpu") if outputs else "cpu"
+    most = count_affordable(latency_ms, device_type)
+    return StressPlan(definition, job.workload, job.order.seed, has_constants=has_constants, most=most)
+
+
+def judge_stress(
+    job: JobContext,
+    calls: Sequence[StressCall],
+    baseline: Baseline,
+    context: JudgeContext,
+    planned: Sequence[str] = (),
+) -> Rejected | None:
+    """Return the first verdict that rejects; the notes get which cases were judged, and which were not and why.
+
+    Args:
+        job: the job.
+        calls: those that were made.
+        baseline: what is expected of usual inputs.
+        context: the evaluator's.
+        planned: the cases that the job would have if its calls and the reference were quick.
+    """
+    judging = _Judging(job, baseline, context)
+    is_small = bytes_of(baseline.outputs[0]) <= TOGETHER_BYTES
+    wrong, told = judging.judge(calls, len(calls) if is_small else 1), judging.told
+    made = dict.fromkeys(call.case for call in calls)
+    missing = {name: SLOW for name in planned if told.get(name) is SLOW or name not in made}
+    if told or missing:
+        job.notes["regimes"] = {name: told[name] for name in made if name in told} | missing
+    measurement = job.notes.get("measurement")
+    if wrong is None and isinstance(measurement, dict):
+        # An output was the same on all inputs, of which there were several.
+        is_known = len({id(outputs) for outputs in baseline.outputs}) > 1 or bool(told)
+        is_constant = is_known and bool(judging.constants.keys() - judging.changed)
+        add_flags(measurement, constant_output=is_constant, regimes_left_out=bool(missing))
+    return wrong
+
+
+Found = list[tuple[str, JudgedCall]]
+"""Calls with what is expected of them, each with its case."""
+
+
+class _Judging:
+    """Judges a job's calls on inputs of stress cases.
+
+    Args:
+        job: the job.
+        baseline: what is expected of usual inputs.
+        context: the evaluator's.
+    """
+
+    def __init__(self, job: JobContext, baseline: Baseline, context: JudgeContext) -> None:
+        self._baseline, self._context = baseline, context
+        self._reference = job.block.reference
+        self._checks = job.block.evaluator.stress_checks(job.block.definition, job.config)
+        self.constants = find_constants(baseline.outputs)
+        """The outputs that are the same on usual inputs."""
+        self.changed: set[int] = set()
+        """Those of them that are others on inputs of a case."""
+        self.told: dict[str, str] = {}
+        """Case → what became of its calls."""
+
+    def judge(self, calls: Sequence[StressCall], most: int) -> Rejected | None:
+        """Judge the calls, at most so many together; tell of each what became of it."""
+        found: Found = []
+        deadline = time.monotonic() + PATIENCE_S
+        for call in calls:
+            if time.monotonic() > deadline:
+                self._tell(call.case, SLOW)
+                continue
+            try:
+                expected = call.expected or self._reference(call.inputs)
+            except DefinitionFault:
+                self._tell(call.case, "left out: the reference fails")
+                continue
+            except WorkloadFault:  # what is wrong already is told in its place
+                if (wrong := self._judge_together(found)) is not None:
+                    return wrong
+                raise
+            found.append((call.case, JudgedCall(call.inputs, call.outputs, expected)))
+            if len(found) == most:
+                if (wrong := self._judge_together(found)) is not None:
+                    return wrong
+                found = []
+        return self._judge_together(found)
+
+    def _judge_together(self, found: Found) -> Rejected | None:
+        wrong = self._judge_constants(found)
+        if wrong is None and self._checks is not None and self._checks.judges_floats:
+            floats = [one for one in found if one[0] not in FOR_CONSTANTS_ALONE]
+            wrong = self._judge_norms(self._checks, floats) if floats else None
+        return wrong
+
+    def _judge_constants(self, found: Found) -> Rejected | None:
+        for case, call in found if self.constants else []:
+            usual = {at: value for at, value in self.constants.items() if bool(differs(call.expected[at], value).any())}
+            self.changed |= usual.keys()
+            self._tell(case, JUDGED if usual else THE_SAME)
+            if usual and self._checks is not None:
+                verdict = self._checks.judge_constants(case, call, usual, self._context)
+                if isinstance(verdict, Rejected):
+                    return verdict
+        return None
+
+    def _judge_norms(self, checks: StressChecks, found: Found) -> Rejected | None:
+        """Judge floats, by one look at all calls where they surely pass."""
+        sure = checks.surely_pass([call for _, call in found])
+        if sure is not None:
+            for (case, _), says in zip(found, sure, strict=True):
+                self._tell(case, JUDGED if says else ZEROS)
+            return None
+        for case, call in found:
+            judged, context, full, empty, more = call, self._context, JUDGED, ZEROS, ""
+            part = keep_finite(call, context, self._baseline.outputs)
+            if part is not None:
+                (judged, context), full, empty = part, IN_PART, NOT_FINITE
+                more = "; rows that are not finite are left out and not counted"
+            verdict = checks.judge(case, judged, context)
+            is_wrong = isinstance(verdict, Rejected)
+            self._tell(case, full if is_wrong or any(map(says_something, judged.expected)) else empty)
+            if isinstance(verdict, Rejected):
+                return replace(verdict, message=f"{verdict.message}{more}")
+        return None
+
+    def _tell(self, case: str, what: str) -> None:
+        """Note what became of a call, unless another of its case, or another output, was judged."""
+        before = self.told.get(case)
+        if before != JUDGED and (before != IN_PART or what == JUDGED):
+            self.told[case] = what
