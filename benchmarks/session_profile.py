@@ -49,11 +49,10 @@ STEPS: Final = (
     ("workers.measuring", "Measuring", "_run_once _open _take_samples _make_up _confirm"),
     ("workers.process", "WorkerProcess", "ask end"),
     ("workers.arena", "SharedArena", "come_back renew step_aside"),
-    ("workers.timed.sampling", "RemoteTrial", "write prepare finish"),
+    ("workers.timed.timed_calls", "TimedCalls", "write prepare finish look check_unchanged reads"),
     ("workers.timed.chain", "ChainTimer", "confirm _run_one"),
     ("workers.timed.chain", "ChainTools", "mask digests find_empty_ns"),
     ("workers.timed.call_places", "CallPlaces", "poison synchronize read_spots find_unwritten"),
-    ("workers.timed.reader", "Reader", "look check_unchanged reads"),
     ("workers.timed.batches", "BatchTimer", "_run _time_one"),
     ("readout", "Readout", "look measured"),
 )

@@ -53,7 +53,7 @@ def test_folders_without_rights_links_and_files_are_removed_and_what_links_lead_
 def test_removing_ends_at_its_limit(tmp_path, monkeypatch):
     (tmp_path / "rm").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "rm").chmod(0o700)
-    make(tmp_path / "top", "file")
+    make(tmp_path / "top", *map(str, range(99)))
     with monkeypatch.context() as patched:
         patched.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         assert not remove_tree(tmp_path / "top", limit_s=0.05)

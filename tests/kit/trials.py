@@ -12,8 +12,7 @@ from flashinfer_bench.bench.evaluators.inputs.contents import Contents, DealtCon
 from flashinfer_bench.bench.evaluators.inputs.rules import VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
-from flashinfer_bench.bench.runner.workers.timed.reader import Reader
-from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.protocol import ClockTraits, answer_readings
@@ -49,9 +48,9 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
         for inputs, now in calls:
             check(inputs, now)
 
-    reader = Reader(places, contents, changes.get("wanted", 2), check_all, chance=random.Random(1))
     timing = TimingSettings() if changes.get("device_type") == "cuda" else None
-    return RemoteTrial(places, contents, reader, timing, changes.get("has_setup", False))
+    how = {"has_setup": changes.get("has_setup", False), "chance": random.Random(1)}
+    return TimedCalls(places, contents, changes.get("wanted", 2), check_all, timing, **how)
 
 
 def run_calls(trial, indices, function=lambda x: x * 2):
@@ -65,7 +64,7 @@ def run_calls(trial, indices, function=lambda x: x * 2):
             y.copy_(result)
         for other in others:
             other.fill_(1)
-    trial.reader.look(indices, numbers)
+    trial.look(indices, numbers)
     return numbers
 
 
@@ -77,7 +76,7 @@ class ScriptedWorker:
     compute y = 2 x. Those of a batch bring it into the slots when it is collected; a lazy worker computes it then.
     """
 
-    trial: RemoteTrial
+    trial: TimedCalls
     clock: ClockTraits = WALL
     call_ns: int = 1_000_000
     setup_ns: int = 0

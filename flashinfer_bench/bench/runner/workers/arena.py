@@ -106,7 +106,7 @@ class Memory:
 
 
 class SharedArena:
-    """One block of shared memory on one device; a context manager that gives it back."""
+    """One block of shared memory on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -148,8 +148,9 @@ class SharedArena:
         """
         if size <= self.size:
             return
-        if size < 2 * self.size and self._has_room(2 * self.size):
-            size = 2 * self.size
+        if size < 2 * self.size and self.device.type == "cuda":
+            has_room = 2 * self.size <= recently_free_bytes(self.device) // GROWN_SHARE
+            size = 2 * self.size if has_room else size
         self._retire()
         self._memory = Memory.allocate(round_up(size), self.device)
         self.generation += 1
@@ -204,10 +205,9 @@ class SharedArena:
 
     def release(self) -> None:
         """Give all memory back."""
-        self._retired += [*self._anterooms, self._home or self._nothing]
-        self._anterooms, self._home = [], None
-        self._retire()
-        self.drop_retired()
+        for memory in (*self._retired, *self._anterooms, self._home or self._nothing, self._memory):
+            memory.free()
+        self._retired, self._anterooms, self._home, self._memory = [], [], None, self._nothing
 
     def describe(self) -> tuple[dict[str, Any], list[int]]:
         """Return the fields of a bind request and the descriptors that go with it."""
@@ -215,9 +215,6 @@ class SharedArena:
             return {"kind": "memfd", "size": self.size}, [self._memory.fd]
         handle = base64.b64encode(shared.export_handle(self._memory.address)).decode()
         return {"kind": "cuda", "handle": handle, "size": self.size}, []
-
-    def _has_room(self, size: int) -> bool:
-        return self.device.type == "cuda" and size <= recently_free_bytes(self.device) // GROWN_SHARE
 
     def _retire(self) -> None:
         self._retired.append(self._memory)

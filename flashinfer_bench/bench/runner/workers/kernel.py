@@ -25,8 +25,8 @@ from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, Ke
 from flashinfer_bench.bench.runner.workers.measuring import Measuring
 from flashinfer_bench.bench.runner.workers.process import Meanwhile, WorkerExit, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
-from flashinfer_bench.bench.runner.workers.timed.reader import Inspected, ReadCall
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import Inspected, ReadCall
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
@@ -44,10 +44,8 @@ from flashinfer_bench.worker.protocol import (
 
 CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution: if one raises, its worker may do the solution's next job."""
-REASON_CHARS: Final = 300
-"""Most characters of the first line of an error: tables show no longer line."""
-LEAST_REASON: Final = 80
-"""Characters of its message that are kept, however long its location is."""
+REASON_CHARS: Final = 200
+"""Most characters of an exception's message in the first line of an error: tables show no longer line."""
 QUICK_REQUEST_S: Final = 0.1
 """If a request of some calls takes less, the next one may have twice as many."""
 
@@ -93,7 +91,6 @@ class RemoteKernel:
         self._arena = tools.arena
         self._has_called = False
         """A call of this job has ended: the first one may compile."""
-        self._now = time.monotonic
         self._places: CallPlaces | None = None
         self._measuring: Measuring | None = None
         self._laid_out = False
@@ -201,13 +198,12 @@ class RemoteKernel:
         """
         at_once = 1
         while count > 0:
-            start = self._now()
+            start = time.monotonic()
             made = self._take_calls(inputs, min(at_once, count))
-            is_quick = self._now() - start < QUICK_REQUEST_S
+            at_once = 2 * len(made) if time.monotonic() - start < QUICK_REQUEST_S else 1
             count -= len(made)
             yield from made
-            at_once = 2 * len(made) if is_quick else 1
-            if is_quick and count and self._arena.is_aside:  # there is room for one call only
+            if at_once > 1 and count and self._arena.is_aside:  # there is room for one call only
                 self.tools.quiesce()
                 self._arena.come_back()
 
@@ -310,7 +306,7 @@ class RemoteKernel:
         self.tools.quiesce()
         self._arena.come_back()
         measuring, self._measuring = self._measuring, None
-        if measuring is None or not measuring.is_for(input_sets):
+        if measuring is None or measuring.input_sets is not input_sets:
             measuring = Measuring(self, input_sets)
         return measuring.run()
 
@@ -321,17 +317,17 @@ class RemoteKernel:
     def planned_stress(self) -> list[str]:
         """Return the stress cases that the job would have if its calls and the reference were quick."""
         stress = self.task.stress
-        return stress.names if stress is not None and any(stress.free) and self.is_meaningful else []
+        return stress.names if stress is not None and self.is_meaningful else []
 
     def ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
         """Ask the worker within what is left of the solution's time; translate what goes wrong."""
-        start = self._now()
+        start = time.monotonic()
         try:
             answer = self.worker.ask(verb, expected, max(0.0, self.left_s), **fields)
         except WorkerLate:
             message = f"{what} was still running after {self.task.timeout_seconds:g} s"
             is_one = fields.get("first", len(fields.get("indices", ()))) <= 1  # of many calls none may be endless
-            is_own = verb != "load" and self._now() - start >= self.task.timeout_seconds / 2
+            is_own = verb != "load" and time.monotonic() - start >= self.task.timeout_seconds / 2
             ran_out: Any = "call" if self._has_called and is_one else "first call"
             raise SolutionFailure("TIMEOUT", message, ran_out=ran_out if is_own else None) from None
         except WorkerGone as gone:
@@ -342,7 +338,7 @@ class RemoteKernel:
             message = f"the process answered out of protocol during {what}: {error}"
             raise SolutionFailure("RUNTIME_ERROR", message) from None
         finally:
-            self.left_s -= self._now() - start
+            self.left_s -= time.monotonic() - start
         if isinstance(answer, Failed):
             said = answer.error
             message = lead_with_error(f"{_describe(said, what)}\n{said.traceback}".rstrip())
@@ -361,8 +357,7 @@ def do_differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _describe(said: WorkerError, what: str) -> str:
     """Return what was raised: the first line has the location as well, and is short enough to be shown whole."""
     first, _, rest = said.message.strip().partition("\n")
-    location = f", {said.location}" if said.location else ""
-    room = max(LEAST_REASON, REASON_CHARS - len(f"{said.type} in {what}: {location}"))
-    if len(first) > room:
-        first, rest = f"{first[: room - 1]}…", said.message
-    return f"{said.type} in {what}{': ' if first else ''}{first}{location}\n{rest}".rstrip()
+    if len(first) > REASON_CHARS:
+        first, rest = f"{first[:REASON_CHARS]}…", said.message
+    reason = ", ".join(filter(None, (first, said.location)))
+    return f"{said.type} in {what}{': ' if reason else ''}{reason}\n{rest}".rstrip()

@@ -24,9 +24,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 import torch
@@ -42,7 +41,6 @@ from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.worker.fork_server import hear_ready
 
 MOST_ENDING: Final = 4
@@ -242,9 +240,8 @@ class WorkerPool:
     def settle(self) -> bool:
         """Wait until no worker is starting; say whether any was. One that fails to start is dropped."""
         was_starting = self.is_starting()
-        while starting := [warm for warm in self._warm if not warm.worker.is_ready]:
-            self._wait(starting)
-            self._hear()
+        while self.is_starting():
+            self._wait([warm for warm in self._warm if not warm.worker.is_ready])
         return was_starting
 
     def is_starting(self) -> bool:
@@ -366,8 +363,7 @@ class WorkerPool:
         select.select([warm.worker for warm in starting], [], [], limit_s)
 
     def _start(self, files: SolutionFiles, *, is_awaited: bool = False, attempt: int = 1) -> None:
-        worker = self._spawn(files)
-        self._warm.append(Made(worker, files, time.monotonic() + READY_LIMIT_S, is_awaited, attempt))
+        self._warm.append(Made(self._spawn(files), files, time.monotonic() + READY_LIMIT_S, is_awaited, attempt))
 
     def _drop(self, warm: Made) -> None:
         self._warm.remove(warm)
@@ -522,7 +518,7 @@ def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image:
         "gpu_uuid": hello.gpu_uuid if gpu_index is not None else None,
         "device": "cuda:0" if hello.device == "cuda" else "cpu",
         "threads": usable_cores(),
-        "memory_limit_bytes": hello.worker_memory_bytes or default_memory_limit(hello.sessions),
+        "memory_limit_bytes": hello.worker_memory_bytes or int(usable_memory() * MEMORY_SHARE / hello.sessions),
         "timing": {
             "l2_cache": hello.timing.l2_cache,
             "clock": hello.timing.clock,
@@ -531,29 +527,11 @@ def make_order(hello: Hello, home: Path, *, gpu_index: int | None = None, image:
     }
 
 
-@cache
-def default_memory_limit(sessions: int = 1) -> int:
-    """Return how many bytes a worker may hold on this machine while this many sessions judge on it."""
-    return int(usable_memory() * MEMORY_SHARE / sessions)
-
-
 def _start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
     """End a worker that does not start; return the fault that says so, with what the worker printed."""
     worker.end()
     said = worker.log.take().strip()
     return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
-
-
-def check_context(trial: Trial, excess_gap_ns: int) -> None:
-    """Raise SlowContext if another context would make a call faster.
-
-    Args:
-        trial: the call's first.
-        excess_gap_ns: how much longer each gap between its operations is than in the best context.
-    """
-    operations = max((sample.operations or 1 for sample in trial.samples), default=1)
-    if gaps_matter(excess_gap_ns, operations, median(trial.spans_ns)):
-        raise SlowContext
 
 
 def gaps_matter(excess_gap_ns: int, operations: int, call_ns: float) -> bool:

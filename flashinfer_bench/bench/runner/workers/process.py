@@ -46,9 +46,9 @@ END_LIMIT_S, FORCE_LIMIT_S = 5.0, 60.0
 large context on a GPU takes seconds to go."""
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds that a worker may take to be ready again after an error; then another takes its place."""
-REST_LIMIT_S, REST_ROUNDS = 5.0, 8
-"""Seconds that stopping all may take that a worker has started, and looks for processes that were started meanwhile: it
-takes milliseconds where these are not thousands, new ones all the time."""
+REST_LIMIT_S: Final = 5.0
+"""Seconds that stopping all processes of a worker may take: it takes milliseconds, if these do not start new ones all
+the time."""
 SENT_BY_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT},
 )
@@ -132,8 +132,8 @@ class WorkerProcess:
     ) -> None:
         self._home, self.given = home, given
         self._request_id = 0
-        self._is_ending = self._is_unguarded = False
-        """It was told to end; its supervisor ended without a word of how the worker did."""
+        self._is_ending = False
+        """It was told to end."""
         self.log = log or BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
@@ -173,7 +173,7 @@ class WorkerProcess:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
         self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_report)
-        self._selector.register(self._pipe, selectors.EVENT_READ, self._drain)
+        self._selector.register(self._pipe, selectors.EVENT_READ, self.drain)
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -322,11 +322,15 @@ class WorkerProcess:
             self.end()
         return self.log.take()
 
-    def drain(self) -> None:
+    def drain(self, _: object = None) -> None:
         """Read what the worker printed so far, without waiting."""
-        for _ in range(MAX_DRAINS):
-            if not self._drain(self._pipe):
-                break
+        with suppress(BlockingIOError):
+            for _ in range(MAX_DRAINS):
+                if not (data := os.read(self._pipe, PIPE_READ_BYTES)):
+                    if self._pipe in self._selector.get_map():
+                        self._selector.unregister(self._pipe)
+                    break
+                self.log.add(data)
 
     # The machine's memory.
 
@@ -371,15 +375,13 @@ class WorkerProcess:
         """
         if self.clock.fills_queue or self._is_ending or self.supervisor_pid is None:
             return
-        start, self._stopped = time.monotonic(), []
-        for _ in range(REST_ROUNDS):
-            found = [pid for pid in descendants(self.supervisor_pid) if pid not in self._stopped]
-            if not found:
+        deadline = time.monotonic() + REST_LIMIT_S
+        while {*(found := descendants(self.supervisor_pid))} - {*self._stopped}:
+            if time.monotonic() > deadline:
+                self.begin_end()
                 break
-            self._stopped += found
+            self._stopped = found
             self._signal_stopped(signal.SIGSTOP)  # the earlier ones again: one that ran until now may have woken them
-        if time.monotonic() - start > REST_LIMIT_S:
-            self.begin_end()
 
     def resume(self) -> None:
         """Let what is stopped go on."""
@@ -424,7 +426,7 @@ class WorkerProcess:
                 if self.supervisor_pid is None or not end_tree(self.supervisor_pid, FORCE_LIMIT_S):
                     raise DeviceFault("a worker, or something that it started, does not end")
                 self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
-            if self._is_unguarded:
+            if self.supervisor_pid is not None and self.exit.code is self.exit.signal is None:
                 raise DeviceFault("a worker's supervisor ended first: something that the worker started may still run")
         finally:
             self._selector.close()
@@ -484,7 +486,6 @@ class WorkerProcess:
             self._reports.pump()
         except WireClosed:
             self._selector.unregister(sock)
-            self._is_unguarded = self.exit is None and self.supervisor_pid is not None
             self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
             return
         while (message := self._reports.pop()) is not None:
@@ -492,13 +493,3 @@ class WorkerProcess:
                 self.pid, self.supervisor_pid = message["started"], message["supervisor"]
             elif "exit" in message:
                 self.exit = WorkerExit(**message["exit"])
-
-    def _drain(self, pipe: int) -> bool:
-        """Read once what the worker printed; say whether there was something."""
-        data = b""
-        with suppress(BlockingIOError):
-            data = os.read(pipe, PIPE_READ_BYTES)
-            if not data and pipe in self._selector.get_map():
-                self._selector.unregister(pipe)
-        self.log.add(data)
-        return bool(data)

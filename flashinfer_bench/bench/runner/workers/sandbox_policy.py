@@ -99,7 +99,12 @@ class PolicyMaker:
             "CUDA_CACHE_PATH": str(folder / "cuda"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of compilers needs locks in /dev/shm
-            "PATH": keep_reachable(self._environment.get("PATH", os.defpath), self._readable),
+            # Of folders that it cannot read it would find programs that it cannot start.
+            "PATH": os.pathsep.join(
+                folder
+                for folder in self._environment.get("PATH", os.defpath).split(os.pathsep)
+                if _is_below(os.path.realpath(folder), self._readable)
+            ),
             "USER": "worker",
             "LOGNAME": "worker",
         }
@@ -199,12 +204,6 @@ def carve(path: str, hidden: Sequence[str]) -> list[str]:
 def find_devices() -> list[str]:
     """Return the device nodes that a worker uses."""
     return [str(path) for pattern in DEVICES for path in sorted(Path("/dev").glob(pattern))]
-
-
-def keep_reachable(path_variable: str, readable: Sequence[str]) -> str:
-    """Return $PATH without folders that a worker cannot read: it would find programs there that it cannot start."""
-    folders = path_variable.split(os.pathsep)
-    return os.pathsep.join(folder for folder in folders if _is_below(os.path.realpath(folder), readable))
 
 
 def is_too_wide(path: str) -> bool:

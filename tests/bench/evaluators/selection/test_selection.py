@@ -61,7 +61,6 @@ def test_a_right_choice_is_accepted_in_any_order_and_rounding_and_no_other_one_u
     ("change", "words"),
     [
         (lambda i, t: i[1, 5].fill_(896), "896 at [1, 5] is not offered: row 1 has 400 tokens"),
-        (lambda i, t: i[1, 5].copy_(i[1, 9]), "at [1, 9] is twice"),
         (lambda i, t: i[2, 5].fill_(int(t[2, 0]) * 64 + 20), "at [2, 5] is not offered: row 2 has 20"),  # beyond it
         (lambda i, t: i[1, 5].fill_(-1), "row 1 holds 63 indices, expected 64"),
     ],

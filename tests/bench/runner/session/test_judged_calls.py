@@ -23,8 +23,8 @@ from flashinfer_bench.bench.runner.session.judged_calls import (
     plan_stress,
     sort_reads,
 )
-from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
 from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import ReadCall
 from flashinfer_bench.data import Correctness, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging

@@ -18,30 +18,15 @@ DOUBLE = "def run(x):\n    return x * 2"
 TWO = tuple(OutputSpec(name, (4,), torch.float32) for name in "yz")
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """Return a function that notes what a kernel's worker is asked for from then on, as pairs of verb and fields."""
-
-    def note(kernel):
-        told, ask = [], kernel.worker.ask
-        noted = lambda verb, *given, **fields: told.append((verb, fields)) or ask(verb, *given, **fields)  # noqa: E731
-        monkeypatch.setattr(kernel.worker, "ask", noted)
-        return told
-
-    return note
-
-
 @pytest.mark.parametrize(
     ("source", "factor"),
     [
         (DOUBLE, 2),
-        ("def run(x):\n    return (x * 2,)", 2),
         ("def run(x, y):\n    y.copy_(x * 2)", 2),
-        ("def run(x, *, eps=1e-6):\n    return x * 2", 2),
         ("import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\nrun = M()", 2),
         ("from os import environ as e\ndef run(x):\n    return x * ('OWN_FOLDER' in e) * ('HOSTNAME' not in e)", 1),
     ],
-    ids=["value", "tuple", "dps", "keyword", "module", "its environment and nothing of the user's"],
+    ids=["value", "dps", "module", "its environment and nothing of the user's"],
 )
 def test_outputs_are_returned_and_fill_the_tensors_that_were_given(open_kernel, source, factor):
     with open_kernel(source) as kernel:
@@ -76,23 +61,6 @@ def run(x):
 
 def counting(then="pass", last=0, value="x + len(calls)"):
     return COUNTS.format(then=then, last=last, value=value)
-
-
-def test_repeated_calls_share_requests_once_the_first_one_was_quick(open_kernel, asked, monkeypatch):
-    with open_kernel(counting()) as kernel:
-        told = asked(kernel)
-
-        def count(calls):
-            told.clear()
-            outputs = [float(one[0][0]) for one in kernel.call_repeatedly([torch.zeros(4)], calls)]
-            assert outputs == list(range(int(outputs[0]), int(outputs[0]) + calls))
-            return [len(fields["indices"]) for verb, fields in told if verb == "calls"]
-
-        first = count(20)
-        assert (first[0], sum(first), len(first) <= 7) == (1, 20, True)
-        assert count(9) == [1, 2, 4, 2]
-        monkeypatch.setattr("flashinfer_bench.bench.runner.workers.kernel.QUICK_REQUEST_S", 0.0)
-        assert count(3)[1:] == [1, 1]
 
 
 def test_calls_of_one_request_have_a_millisecond_each_since_samplers_seed_themselves_by_it(open_kernel):
@@ -130,7 +98,6 @@ WRONG_CALLS = {
         "RUNTIME_ERROR",
         "ValueError in the call: boom, at main.py:2, in run",
     ),
-    "exits": ("import sys\ndef run(x):\n    sys.exit(0)", "RUNTIME_ERROR", "SystemExit"),
     "ends": ("import os\ndef run(x):\n    os._exit(0)", "RUNTIME_ERROR", "exit code 0"),
     "crashes": ("import ctypes\ndef run(x):\n    ctypes.string_at(0)", "RUNTIME_ERROR", "SIGSEGV"),
     "no text": (
@@ -140,38 +107,18 @@ WRONG_CALLS = {
     ),
     "forged": (FORGER, "RUNTIME_ERROR", "out of protocol"),
     "two": ("def run(x):\n    return x, x", "INCORRECT_SHAPE", "returned 2 values; the definition has 1 outputs: y"),
-    "none": ("def run(x):\n    return ()", "INCORRECT_SHAPE", "returned 0 values"),
     "shape": ("def run(x):\n    return x[:2]", "INCORRECT_SHAPE", r"shape \[2\], expected \[4\]"),
-    "number": ("def run(x):\n    return 1.0", "INCORRECT_SHAPE", "Python float"),
     "nothing": (
         "def run(x):\n    return None",
         "INCORRECT_DTYPE",
         r"returned nothing \(None\) for output 'y'; return it",
     ),
     "dtype": ("def run(x):\n    return x.double()", "INCORRECT_DTYPE", "float64, expected float32"),
-    "subclass": (
-        "import torch\nclass T(torch.Tensor): pass\ndef run(x):\n    return x.as_subclass(T)",
-        "INCORRECT_DTYPE",
-        "plain",
-    ),
     "lazy tuple": (LAZY.format("tuple", ""), "INCORRECT_SHAPE", "returned"),
-    "lazy dict": (LAZY.format("dict", "y=None"), "INCORRECT_DTYPE", "output 'y'"),
     "changed": ("def run(x):\n    x += 1\n    return x", "INCORRECT_NUMERICAL", "input 'x' was changed"),
-    "the input": ("def run(x):\n    return x", "INCORRECT_NUMERICAL", VIEW),
     "a view": ("def run(x):\n    return x.view(-1)[:]", "INCORRECT_NUMERICAL", VIEW),
-    "a view in a dict": ("def run(x):\n    return {'y': x[:]}", "INCORRECT_NUMERICAL", VIEW),
     "late": ("def run(x):\n    while True: pass", "TIMEOUT", "the call was still running after"),
     "setup": ("def setup(x):\n    return 1\ndef run(x):\n    return x", "RUNTIME_ERROR", "setup must return a dict"),
-    "names": (
-        "def setup(x):\n    return {1: 2}\ndef run(x):\n    return x",
-        "RUNTIME_ERROR",
-        "setup must return a dict",
-    ),
-    "setup raises": (
-        "def setup(x):\n    raise ValueError('boom')\ndef run(x):\n    return x",
-        "RUNTIME_ERROR",
-        "ValueError in setup: boom",
-    ),
     "not taken": (
         "def setup(x):\n    return {'z': 1}\ndef run(x):\n    return x",
         "RUNTIME_ERROR",
@@ -196,11 +143,9 @@ EXTENSION = "Error building extension 'mine'\nFAILED: main.o\nmain.cpp:7:1: erro
 @pytest.mark.parametrize(
     ("source", "status", "message"),
     [
-        ("import no_such_module\ndef run(x): pass", "COMPILE_ERROR", "No module named 'no_such_module'"),
         ("def other(x): pass", "COMPILE_ERROR", "no function 'run'; it has: other"),
         ("import os\nos._exit(1)", "COMPILE_ERROR", "during the import"),
         ("while True: pass", "TIMEOUT", "the import was still running"),
-        ("def run(a, b, c): pass", "COMPILE_ERROR", r"found run\(a, b, c\)"),
         (
             f"raise RuntimeError({EXTENSION!r})",
             "COMPILE_ERROR",
@@ -224,9 +169,8 @@ WRITES = "def run(x):\n    y = x * 2\n    x += 1\n    return y\n"
     [
         (WRITES, {"in_out_inputs": frozenset("x")}),
         ("def run(unused=None, x=None):\n    return x.mul_(2)", {"is_reference": True, "may_return_inputs": True}),
-        ("def run(x):\n    return x.mul_(2)", {"in_out_inputs": frozenset("x"), "may_return_inputs": True}),
     ],
-    ids=["an input that the reference writes", "the reference", "an input that it returns"],
+    ids=["an input that the reference writes", "the reference"],
 )
 def test_inputs_that_may_be_written_or_returned_are_fresh_in_each_call(open_kernel, source, task):
     with open_kernel(source, declared=False, **task) as kernel:
@@ -236,14 +180,6 @@ def test_inputs_that_may_be_written_or_returned_are_fresh_in_each_call(open_kern
         assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) for read in kernel.reads[0])
 
 
-@pytest.mark.parametrize(
-    ("then", "said"), [("x += 1", "input 'x' was changed by the call"), ("return x[:2]", r"expected \[4\]")]
-)
-def test_what_one_of_several_calls_does_wrong_is_told(open_kernel, then, said):
-    with open_kernel(counting(then, 11)) as kernel, pytest.raises(SolutionFailure, match=said):
-        list(kernel.call_repeatedly([torch.zeros(4)], 20))
-
-
 @pytest.mark.parametrize("count", [1, 8])
 def test_inputs_of_all_calls_of_a_request_are_compared_with_one_wait(open_kernel, count):
     with open_kernel(DOUBLE) as kernel:
@@ -251,11 +187,16 @@ def test_inputs_of_all_calls_of_a_request_are_compared_with_one_wait(open_kernel
         with counting_operations() as counted:
             assert len(kernel._take_calls([X], count)) == count
         assert counted.waits() <= 1
-        now = [[X.clone()], [X + 1]]
-        kernel.check_inputs([([X], now[0])])
-        with pytest.raises(SolutionFailure, match="input 'x'"):
-            kernel.check_inputs([([X], one) for one in now])
-        kernel.check_inputs([([torch.zeros(0)], [torch.zeros(0)]), ([1], [None])])
+
+
+@pytest.mark.parametrize(
+    ("then", "said"), [("x += 1", "input 'x' was changed by the call"), ("return x[:2]", r"expected \[4\]")]
+)
+def test_what_one_of_several_calls_does_wrong_is_told(open_kernel, then, said):
+    with open_kernel(counting(then, 11)) as kernel:
+        assert len(list(kernel.call_repeatedly([torch.zeros(4)], 10))) == 10
+        with pytest.raises(SolutionFailure, match=said):
+            list(kernel.call_repeatedly([torch.zeros(4)], 20))
 
 
 def test_after_an_exception_or_a_wrong_shape_the_worker_goes_on(open_kernel):

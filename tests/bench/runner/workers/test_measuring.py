@@ -36,7 +36,6 @@ main.answer_readings = forge
 HONEST = {
     "value": DOUBLE,
     "dps": "def run(x, y):\n    y.copy_(x * 2)",
-    "its own buffer": "import torch\nbuffer = torch.empty(4)\ndef run(x):\n    return torch.mul(x, 2, out=buffer)",
     "a buffer by address": (
         "import torch\nknown = {}\ndef run(x):\n"
         "    buffer = known.setdefault(x.data_ptr(), torch.empty(4))\n    return torch.mul(x, 2, out=buffer)"
@@ -45,16 +44,10 @@ HONEST = {
         "import torch\nring = [torch.empty(4) for _ in range(11)]\ndef run(x):\n"
         "    ring.append(ring.pop(0))\n    return torch.mul(x, 2, out=ring[0])"
     ),
-    "a slice": "import torch\nspace = torch.empty(64)\ndef run(x):\n    return torch.mul(x, 2, out=space[8:12])",
-    "a view": "def run(x):\n    return (x * 2).view(2, 2).view(4)",
     "a parameter": "import torch\ndef run(x):\n    return torch.nn.Parameter(x * 2)",
-    "an attribute": "def run(x):\n    y = x * 2\n    y.note = 'mine'\n    return y",
     "setup": "def setup(x):\n    return {'seen': x + 0}\ndef run(x, *, seen):\n    return x * 2 * (x == seen)",
-    "setup, dps": "def setup(x):\n    return {'w': x.clone()}\ndef run(x, y, *, w):\n    y.copy_(w + x)",
     "setup, by position": "def setup(x):\n    return {'factor': 2}\ndef run(x, factor):\n    return x * factor",
     "setup with outputs": "def setup(x, y):\n    y.copy_(x * 2)\n    return {}\ndef run(x, y):\n    pass",
-    "no use of setup": "def setup(x):\n    return {}\ndef run(x):\n    return x * 2",
-    "printing": "def run(x):\n    print('called')\n    return x * 2",
 }
 
 
@@ -80,11 +73,6 @@ CHEATS = {
         "    return known[x.data_ptr()]",
         3,
     ),
-    "by a few elements": (
-        "known = {}\ndef run(x):\n    return known.setdefault(round(float(x.abs().sum()), -3), x * 2)",
-        6,
-    ),
-    "every second": ("calls = []\ndef run(x):\n    calls.append(1)\n    return x * (2 + len(calls) % 2)", 1),
     "every second left out": (
         "calls = []\ndef run(x, y):\n    calls.append(1)\n    if len(calls) % 2:\n        y.copy_(x * 2)",
         1,
@@ -114,12 +102,7 @@ def test_calls_that_are_compared_show_what_was_not_computed(open_kernel, source,
     ("changes", "times", "said"),
     [
         ("{'span_ns': 10**12}", 1, "readings add up to more than the time that passed"),
-        ("{'span_ns': 0}", 1, "less than an empty call takes"),
-        ("{}", 2, "readings of"),
-        ("{}", 0, "out of protocol"),
-        ("{'busy_ns': 0, 'operations': 0}", 1, "operations that the clock cannot see"),
         ("{'span_ns': float('nan')}", 1, "out of protocol"),
-        ("{'more': 1}", 1, "out of protocol"),
     ],
 )
 def test_samples_that_cannot_be_are_refused(open_kernel, changes, times, said):
@@ -216,15 +199,6 @@ def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel
         measured = kernel.measure([[X], [X]])
     assert measured.record["stop"] in ("budget", "precision")
     assert measured.latency_ms >= 100
-
-
-def test_a_slow_call_that_is_known_is_timed_no_more_if_it_may_stop_early(open_kernel):
-    source = f"{WORK}\ndef run(x):\n    work(0.004)\n    return x * 2"
-    with open_kernel(source, plan=MeasurePlan(2, 200, 9.0, precision=0.5, stops_early=True)) as kernel:
-        measured = kernel.measure([[X], [X + 1], [X + 2]])
-    assert measured.record["stop"] == "precision"
-    assert 9 <= measured.record["samples"] < 100
-    assert len(measured.trials) == 3
 
 
 def test_setup_and_run_are_timed_apart_and_count_together(open_kernel):

@@ -1,7 +1,6 @@
 """Which worker gets a solution, how many are kept warm, and which are ended before they meet one."""
 
 import socket
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,17 +8,10 @@ import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
-from flashinfer_bench.bench.runner.workers.pool import (
-    SlowContext,
-    SolutionFiles,
-    WorkerPool,
-    check_context,
-    reference_files,
-)
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool, gaps_matter, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchOverhead
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.worker.fork_server import READY
 
 pytestmark = pytest.mark.cpu
@@ -108,30 +100,23 @@ def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, has_walls
 GPU, OPEN = {"device": "cuda"}, {"sandboxed": False}
 SCRIPTS = [
     # a context that is slower than the best so far is replaced, a few times, if it is to be fast
-    ("slow fast", {"best": FAST}, "take one", "one"),
     ("slow fast", {"best": FAST}, "take python", "python- python"),
     ("slow slow fast", {"best": FAST}, "take one, end_slow, take one, expect one two", "one- one- one two?"),
     ("slow slow slow slow slow", {"best": FAST}, "take python", "python- python- python- python"),
     ("slow fast", {}, "expect python, is_starting, see_context 1600, take python", "python- python"),
-    ("slow unknown", {}, "take one, take two", "one- two"),
     # warm workers are for what comes next, side by side, and refilled when one is taken
     ("coming coming coming coming", {"room": 3}, "expect one two three four, take one", "one two? three? four?"),
-    ("", {"room": 3}, "expect one two three, take one, expect one four", "one two- three- four?"),
-    ("", {"room": 3}, "expect one two, take one, take one, take two", "one- two"),
     # one that does not start is no warm one, and none is started ahead until another has started
     ("fast dead fast", {"room": 2}, "expect one two three, take one, expect two three", "one two-"),
     ("elsewhere fast", GPU, "take one", "one- one"),
     # the worker of a reference rests on a GPU while solutions run
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
-    ("", GPU, "reference_worker a, rest_reference, reference_worker b", "reference- reference"),
     ("", GPU | OPEN, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
-    ("", {}, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
     ("", GPU, "reference_worker a, deaf 0, rest_reference, reference_worker a", "reference- reference"),
     # ends are not waited for, but before a measurement, and where they could disturb the next worker
     ("fast fast coming", {"room": 2} | GPU, "expect one two three, take one, take two, quiesce", "one= two three?"),
     ("", {}, "take one, take two, discard, gone 1, expect", "one- two="),
     ("", {"room": 4} | GPU, "expect one two three, room 1, tend", "one two- three-"),
-    ("", OPEN, "take one, take two, await_writers", "one= two"),
     ("", GPU, "take one, take two, await_readers", "one= two"),
 ]
 
@@ -152,10 +137,7 @@ def test_a_worker_that_somebody_waits_for_and_does_not_start_is_a_fault_with_wha
     ("device", "cores", "sessions", "gib", "free_gib", "starting", "most"),
     [
         ("cuda", 2, 1, 141, 140, 1, 8),
-        ("cuda", 64, 1, 24, 20, 4, 2),
-        ("cuda", 128, 8, 141, 140, 1, 8),
         ("cuda", 64, 1, 141, 10, 4, 3),
-        ("cuda", 64, 1, 141, 0, 4, 1),
         ("cpu", 8, 1, 6, 6, 1, 1),
     ],
 )
@@ -187,6 +169,4 @@ def test_nothing_is_precompiled_before_the_server_says_that_it_is_ready(said, cl
 
 @pytest.mark.parametrize(("operations", "excess_ns", "matters"), [(40, 180, True), (1, 180, False), (40, 0, False)])
 def test_a_slow_context_matters_to_calls_of_several_operations(operations, excess_ns, matters):
-    samples = tuple(Sample(span_ns=100_000, enqueue_ns=1, operations=operations) for _ in range(3))
-    with pytest.raises(SlowContext) if matters else nullcontext():
-        check_context(Trial(samples, "count"), excess_ns)
+    assert gaps_matter(excess_ns, operations, 100_000) is matters

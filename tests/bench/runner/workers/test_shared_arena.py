@@ -1,14 +1,11 @@
 """How large an arena is, and what becomes of the one that it replaces."""
 
 import os
-from unittest.mock import Mock
 
 import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.arena import SMALLEST_BYTES, SharedArena, copy_of
-from flashinfer_bench.timing import driver
-from flashinfer_bench.worker import arena as shared
 
 pytestmark = pytest.mark.cpu
 
@@ -89,15 +86,6 @@ def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay(device, mo
 
 
 def test_a_copy_of_bools_has_their_bytes():
-    told = torch.tensor([0, 255, 1] * 20, dtype=torch.uint8).view(torch.bool)
-    copied = copy_of(told)
-    assert copied.dtype is torch.bool
-    assert copied.view(torch.uint8).tolist() == [0, 255, 1] * 20
-    assert copied.data_ptr() != told.data_ptr()
-
-
-def test_memory_that_the_driver_does_not_give_is_known_by_its_type(monkeypatch):
-    fake = Mock(cuMemFree_v2=Mock(return_value=2), cuGetErrorString=Mock(return_value=1))
-    monkeypatch.setattr(driver, "driver", lambda: fake)
-    with pytest.raises(shared.CudaMemoryError, match=r"freeing device memory failed.*CUDA error 2"):
-        shared.free(1)
+    told = torch.tensor([0, 255, 1], dtype=torch.uint8)
+    copied = copy_of(told.view(torch.bool))
+    assert (copied.dtype, copied.view(torch.uint8).tolist()) == (torch.bool, [0, 255, 1])

@@ -23,13 +23,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed.bounds import CREDITED_SHARE, REFUSED_SHARE, Confirmation, find_doubt
+from flashinfer_bench.bench.runner.workers.timed.bounds import (
+    CHAIN_REFUSED_SHARE,
+    CREDITED_SHARE,
+    REFUSED_SHARE,
+    Claimed,
+    Confirmation,
+    find_doubt,
+)
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, GPU_BYTES
 from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.runner.workers.process import Meanwhile
-    from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
+    from flashinfer_bench.bench.runner.workers.timed.sampling import Ask
+    from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
 
 USUAL: Final = 128, 4_000_000
 MOST: Final = 640, 1_500_000
@@ -176,10 +184,10 @@ class BatchTimer:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
         overhead: what batches take of themselves.
-        operations: that a call launches on a GPU; a graph that holds fewer of it stands for no call. None if the
-            call waits for the GPU, so no graph can hold it.
-        most_ns: a call does not cost more than this.
-        refused_share: a latency below this share of a call's cost is refused.
+        claimed: what the worker says of a call. No graph can hold one that waits for the GPU, and a graph that holds
+            fewer operations stands for no call.
+        chain: the result of a chain, if one was run. It has not refused the latency. Batches refuse nothing that it
+            confirms: if calls read little of large inputs, caches do not hold it.
         meanwhile: called while the worker makes the first batch, which is not timed.
         now_ns: the session's clock.
     """
@@ -187,12 +195,11 @@ class BatchTimer:
     def __init__(
         self,
         ask: Ask,
-        trial: RemoteTrial,
+        trial: TimedCalls,
         overhead: BatchOverhead,
+        claimed: Claimed,
+        chain: Confirmation | None = None,
         *,
-        operations: int | None = 0,
-        most_ns: float = math.inf,
-        refused_share: float = REFUSED_SHARE,
         meanwhile: Meanwhile | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -200,16 +207,19 @@ class BatchTimer:
         self._trial = trial
         self._places = trial.places
         self._overhead = overhead
-        self._most_ns = most_ns
-        self._refused_share = refused_share
+        self._chain = chain
+        self._most_ns = math.inf if chain is None else chain.most_ns
         self._meanwhile = meanwhile
         self._now_ns = now_ns
-        self.refused: str | None = "the call waits for the GPU" if operations is None else None
+        self.refused: str | None = "the call waits for the GPU" if claimed.waits_inside else None
         """Why the calls cannot be made as one graph."""
-        self._together = not trial.has_setup and operations is not None
-        self._operations = operations or 0
+        self._together = not trial.has_setup and not claimed.waits_inside
+        self._operations = 0 if claimed.waits_inside else claimed.operations
         self._spoils = trial.returns and not trial.may_return_inputs
         """Results are fetched once the inputs are gone, unless each is copied at once."""
+        self._outputs = self._places.outputs(0)
+        self._written = sum(output.nbytes for output in self._outputs)
+        """Bytes of the outputs of one call."""
         self._calls = 0
         self._best_ns = math.inf
         self._was_copied = False
@@ -217,12 +227,11 @@ class BatchTimer:
         self._is_strided = False
         """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
 
-    def confirm(self, claimed_ns: float, *, is_believed: bool = False) -> Confirmation:
+    def confirm(self, claimed_ns: float) -> Confirmation:
         """Hold a reported latency against batches.
 
         Args:
             claimed_ns: latency of one call, `setup` included.
-            is_believed: the latency is not refused: a chain has confirmed it.
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; batches take longer than the report allows, each time.
@@ -246,7 +255,9 @@ class BatchTimer:
             if is_settled or is_enough or (batches >= TRIES and not is_open):
                 break
         # Results that lie otherwise than their slots are a view, perhaps, which leaves the work to its reader.
-        share = 0.0 if is_believed else REFUSED_SHARE if self._is_strided else self._refused_share
+        share = REFUSED_SHARE if self._chain is None or self._is_strided else CHAIN_REFUSED_SHARE
+        if self._chain is not None and self._chain.why_not is None:
+            share = 0.0
         doubt: str | None = "the call is shorter than a batch resolves"
         if is_open:
             tried, below_ns = f"{batches} batches", share * best_ns
@@ -257,13 +268,13 @@ class BatchTimer:
 
     def _time_one(self) -> float:
         """Return what one call of a batch costs; if it is the least so far, calls of this batch are compared."""
-        trial, calls, outputs = self._trial, len(self._places), len(self._places.outputs(0))
+        trial, calls, outputs = self._trial, len(self._places), len(self._outputs)
         numbers, spent_ns = self._run()
         copies = trial.returns and self._was_copied
         if copies:
             spent_ns -= min(self._copies_ns(), COPIES_SHARE * spent_ns)
         elif trial.returns:
-            spent_ns += self._fetch(outputs)
+            spent_ns += self._fetch()
         if copies or not self._together:  # other calls of a graph take nothing but their own time
             spent_ns -= calls * self._overhead.call * max(1, outputs)
         cost_ns = max(spent_ns - self._overhead.request - BEGIN_NS, 0.0) / calls
@@ -273,9 +284,9 @@ class BatchTimer:
         is_best = cost_ns <= self._best_ns
         if is_best:
             self._best_ns = cost_ns
-            trial.reader.begin()
+            trial.begin()
         has_inputs = self._was_copied or not self._spoils
-        trial.reader.look(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
+        trial.look(range(calls), numbers, chooses=is_best, has_inputs=has_inputs)
         return cost_ns
 
     def _request(self, verb: str, **more: Any) -> Called:
@@ -295,7 +306,7 @@ class BatchTimer:
         self._was_copied, self._is_strided = done.copied, self._is_strided or done.strided
         return numbers, self._now_ns() - start + self._wait_for_gpu()
 
-    def _fetch(self, outputs: int) -> float:
+    def _fetch(self) -> float:
         """Have the worker bring what the calls of a batch gave into their slots; return what of it counts as theirs."""
         if self._spoils:
             self._places.spoil_inputs()
@@ -303,7 +314,8 @@ class BatchTimer:
         start = self._now_ns()
         self._collect()
         spent_ns = self._now_ns() - start + self._wait_for_gpu()
-        return max(0.0, spent_ns - once_ns - result_ns * len(self._places) * outputs - self._copies_ns())
+        results = len(self._places) * len(self._outputs)
+        return max(0.0, spent_ns - once_ns - result_ns * results - self._copies_ns())
 
     def _collect(self) -> None:
         """Have the worker bring what the calls of a batch gave into their slots."""
@@ -321,11 +333,6 @@ class BatchTimer:
                 break
             hidden_ns = self._overhead.request + self._overhead.touch
         return counts_ns + hidden_ns
-
-    @property
-    def _written(self) -> int:
-        """Bytes of the outputs of one call."""
-        return sum(output.nbytes for output in self._places.outputs(0))
 
     def _copies_ns(self) -> float:
         """Return what may be taken off for copies of the outputs of all calls."""

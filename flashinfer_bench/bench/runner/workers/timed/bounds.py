@@ -7,6 +7,7 @@ a time stands beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -72,6 +73,12 @@ class Confirmation:
     """Why the latency is not confirmed; None if it is."""
     record: dict[str, Any] = field(default_factory=dict)
     """Further fields of a measurement's record, whose keys say burst for batch and relay for chain."""
+    most_ns: float = math.inf
+    """Most that a call costs."""
+
+    def leaves_open(self, claimed_ns: float) -> bool:
+        """Tell whether batches could raise what a call is reported as."""
+        return CREDITED_SHARE * self.most_ns > max(claimed_ns, self.least_ns)
 
     def with_batches(self, found: Confirmation) -> Confirmation:
         """Return what this and batches say together."""

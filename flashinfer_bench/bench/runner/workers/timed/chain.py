@@ -29,14 +29,13 @@ from flashinfer_bench.bench.runner.workers.arena import open_memory_file
 from flashinfer_bench.bench.runner.workers.timed.bounds import (
     CHAIN_REFUSED_SHARE,
     CHAIN_SHARE,
-    CREDITED_SHARE,
     HOST_CHAIN_SHARE,
     Claimed,
     Confirmation,
     find_doubt,
 )
 from flashinfer_bench.bench.runner.workers.timed.call_places import FEW_READS, FEWEST_CALLS, FEWEST_PLACES, GPU_BYTES
-from flashinfer_bench.bench.runner.workers.timed.reader import written_late
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import written_late
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, capture, capture_first
 from flashinfer_bench.worker.gated_chain.kernels import (
@@ -53,7 +52,8 @@ from flashinfer_bench.worker.gated_chain.kernels import (
 from flashinfer_bench.worker.protocol import Called
 
 if TYPE_CHECKING:
-    from flashinfer_bench.bench.runner.workers.timed.sampling import Ask, RemoteTrial
+    from flashinfer_bench.bench.runner.workers.timed.sampling import Ask
+    from flashinfer_bench.bench.runner.workers.timed.timed_calls import TimedCalls
 
 LONGEST_NS: Final = 1_000_000_000
 """Longer calls are in no chain: each is timed by itself. An empty chain that takes longer is given up."""
@@ -268,7 +268,7 @@ class ChainTimer:
     """
 
     def __init__(
-        self, ask: Ask, trial: RemoteTrial, tools: ChainTools, claimed: Claimed, *, calls: int, gap_ns: float
+        self, ask: Ask, trial: TimedCalls, tools: ChainTools, claimed: Claimed, *, calls: int, gap_ns: float
     ) -> None:
         self._ask = ask
         self._trial = trial
@@ -288,15 +288,6 @@ class ChainTimer:
         self._fields: dict[str, Any] = {"operations": operations, "settles": claimed.uses_side_stream}
         self._fields |= {"part": trial.part, "indices": [*range(calls)]}
         self._fields |= {"stride": places.stride, "inputs": places.inputs_end}
-
-    @property
-    def most_ns(self) -> float:
-        """Most that a call costs: one kernel may unmask, compute and commit."""
-        return self._cost_ns + self._empty_ns
-
-    def leaves_open(self, reported_ns: float) -> bool:
-        """Tell whether batches could raise what a call is reported as."""
-        return CREDITED_SHARE * self.most_ns > reported_ns
 
     def confirm(self, claimed_ns: float) -> Confirmation:
         """Hold a reported latency against chains.
@@ -323,7 +314,8 @@ class ChainTimer:
         below_ns = min(CHAIN_REFUSED_SHARE * cost_ns, cost_ns - SLACK_NS)
         doubt = find_doubt(claimed_ns, cost_ns, "chain", f"{chains} chains", host=host, refused_below_ns=below_ns)
         record = {"relay_calls": chains * self._count, "relay_ms": cost_ns / 1e6}
-        return Confirmation("chain", self._share * cost_ns, doubt, record)
+        most_ns = cost_ns + self._empty_ns  # one kernel may unmask, compute and commit
+        return Confirmation("chain", self._share * cost_ns, doubt, record, most_ns)
 
     def _run_one(self, block: ControlBlock, fd: int, size: int) -> None:
         """Run a chain; if its calls cost the least so far, some of them are compared.
@@ -363,8 +355,8 @@ class ChainTimer:
         is_best = cost_ns <= self._cost_ns
         if is_best:
             self._cost_ns, self._share, self._is_joined = cost_ns, share, done.joined
-            self._trial.reader.begin()
-        self._trial.reader.look(range(self._count), numbers, chooses=is_best, outputs=rows)
+            self._trial.begin()
+        self._trial.look(range(self._count), numbers, chooses=is_best, outputs=rows)
 
 
 def rows_of(held: torch.Tensor) -> list[Piece]:

@@ -6,177 +6,21 @@ call had before, and any of them may be compared afterwards. Calls on inputs of 
 
 from __future__ import annotations
 
-import random
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
-from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-import torch
-
-from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
-from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
-from flashinfer_bench.bench.runner.workers.arena import copy_of
 from flashinfer_bench.bench.runner.workers.timed.bounds import check_clock, check_readings
-from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces
-from flashinfer_bench.bench.runner.workers.timed.reader import Reader
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressCall, StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.timed_calls import PlaceLaunch, TimedCalls
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Preamble
 from flashinfer_bench.timing.measurement import Facts, Sample
-from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.protocol import Called, Claim, ClockTraits, Started
 
 Ask: TypeAlias = Callable[..., Any]
 """Asks the worker within the solution's time: verb, expected answer, what for, **fields → the checked answer. The
 worker's errors become a SolutionFailure."""
-
-
-@dataclass(frozen=True)
-class PlaceLaunch:
-    """Stands for a call in one place; the worker launches it."""
-
-    index: int
-    replay: bool = False
-    inputs: int = 0
-    """Number of the evaluator's set of inputs that its own are made of."""
-
-    def __call__(self) -> None:
-        """It is never called here."""
-        raise AssertionError("a remote call is launched by its worker")
-
-
-class Request(NamedTuple):
-    """The calls of one request: usual ones, and those on inputs of stress cases, hidden among them."""
-
-    indices: list[int]
-    """Their places."""
-    numbers: list[int]
-    usual: list[int]
-    """Positions of the usual ones."""
-    hidden: list[tuple[int, str, list[Any]]]
-    """Position, stress case and inputs of each of the others."""
-
-
-@dataclass
-class RemoteTrial:
-    """What the timed calls of one job share: their places, their content, the reader of their outputs, their costs."""
-
-    places: CallPlaces
-    contents: DealtContents
-    reader: Reader
-    timing: TimingSettings | None
-    """How a GPU is timed; None on a CPU."""
-    has_setup: bool
-    returns: bool = True
-    """Results of calls are copied into their output slots."""
-    may_return_inputs: bool = False
-    """Results may lie in the memory of the inputs."""
-    setup_samples: list[Sample] = field(default_factory=list)
-    """Samples of `setup`, if the solution has one."""
-    costs_ns: list[float] = field(default_factory=list)
-    """Share of each call in the time from its request to the answer, `setup` and preambles included."""
-    schedule: StressSchedule | None = None
-    """Which calls get inputs of stress cases; None if none does."""
-    chance: random.Random = field(default_factory=random.SystemRandom)
-    _numbers: list[Iterator[int]] = field(default_factory=list)
-    """The next numbers of calls on each set of inputs."""
-
-    def __post_init__(self) -> None:
-        """Number the calls, unless they are moved."""
-        sets = len(self.contents)
-        self._numbers = self._numbers or [count(at, sets) for at in range(sets)]
-
-    def write(
-        self,
-        indices: Sequence[int],
-        into: Sequence[torch.Tensor | None] | None = None,
-        numbers: Sequence[int] | None = None,
-    ) -> list[int]:
-        """Write new content into some places, and poison their outputs; return the numbers of the calls.
-
-        Args:
-            indices: the places.
-            into: each input's memory, [places, *shape]; None for the places themselves.
-            numbers: the calls'; None for the next ones on all sets of inputs in turn.
-        """
-        self.reader.check_unchanged()
-        sets = len(self._numbers)
-        taken = list(numbers or (next(self._numbers[at % sets]) for at in range(len(indices))))
-        writer = open_writer(self.places.arena.device)
-        self.contents.write_all(taken, into or self.places.input_rows, indices, writer)
-        self.places.poison(indices, writer)
-        writer.finish()
-        self.places.synchronize()
-        return taken
-
-    def prepare(self, launches: Sequence[PlaceLaunch]) -> Request:
-        """Write the inputs of a request: of the first launches that have room, and of the hidden calls that are due."""
-        most, schedule = self.count_in_turn(replay=launches[0].replay), self.schedule
-        cases = [] if schedule is None else schedule.due(len(launches), most)
-        launches = launches[: most - len(cases)]
-        free = iter({*range(most)} - {launch.index for launch in launches})
-        calls = [(launch.index, next(self._numbers[launch.inputs])) for launch in launches]
-        at_hidden = sorted(self.chance.sample(range(len(calls) + len(cases)), len(cases)))
-        made = [] if schedule is None else schedule.make(cases)
-        for at, (number, _) in zip(at_hidden, made, strict=True):
-            calls.insert(at, (next(free), number))
-        indices, numbers = [index for index, _ in calls], [number for _, number in calls]
-        self.write(indices, numbers=numbers)
-        slots = [self.places.inputs(indices[at]) for at in at_hidden]
-        for at, can_change in enumerate([] if schedule is None else schedule.plan.free):
-            targets = [slot for own in slots if (slot := own[at]) is not None]
-            if can_change is not None and targets:
-                torch._foreach_copy_(targets, [inputs[at] for _, inputs in made])
-        if slots:
-            self.places.synchronize()
-        hidden = [(at, case, own) for at, case, (_, own) in zip(at_hidden, cases, made, strict=True)]
-        return Request(indices, numbers, [at for at in range(len(calls)) if at not in at_hidden], hidden)
-
-    def finish(self, request: Request, setups: Sequence[Sample], spent_ns: float) -> None:
-        """Keep the costs of the calls of a request, and outputs that are to be compared.
-
-        Raises:
-            SolutionFailure: INCORRECT_NUMERICAL; a hidden call has changed its inputs.
-        """
-        calls, usual, places = len(request.indices), request.usual, self.places
-        self.costs_ns += [spent_ns / calls] * calls
-        if self.schedule is not None:
-            self.schedule.pass_by(calls, len(request.hidden))
-            hidden = [(request.indices[at], case, inputs) for at, case, inputs in request.hidden]
-            # Outputs are copied first: a thread may still be at work.
-            gave = [[copy_of(output) for output in places.outputs(index)] for index, *_ in hidden]
-            self.schedule.made += [StressCall(*call[1:], own) for call, own in zip(hidden, gave, strict=True)]
-            self.reader.check_inputs([(inputs, places.inputs(index)) for index, _, inputs in hidden])
-        self.setup_samples += [setups[at] for at in usual if setups]
-        self.reader.look([request.indices[at] for at in usual], [request.numbers[at] for at in usual])
-
-    def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
-        """Return the calls in other places, with a reader of its own that wants this many; no content comes again."""
-        reader = Reader(places, self.contents, wanted, self.reader.check_inputs, is_idle=self.reader.is_idle)
-        return replace(self, places=places, reader=reader)
-
-    def count_in_turn(self, *, replay: bool) -> int:
-        """Return how many of the places calls take in turn."""
-        return min(len(self.places), GRAPH_PLACES) if replay else len(self.places)
-
-    def supply(self, index: int, *, replay: bool = False) -> PlaceLaunch:
-        """Give the launch of the i-th call: in the places in turn, on the sets of inputs in turn."""
-        return PlaceLaunch(index % self.count_in_turn(replay=replay), replay, index % len(self.contents))
-
-    @property
-    def part(self) -> str:
-        """The part of a call that a request asks for which makes whole calls, each with its `setup`."""
-        return "both" if self.has_setup else "run"
-
-    @property
-    def setup_ns(self) -> float | None:
-        """The usual time of `setup`, warm-up calls included; None if the solution has none."""
-        spans = [sample.span_ns for sample in self.setup_samples]
-        return median(spans[len(spans) // 4 :]) if spans else None
 
 
 class RemoteClock(Clock):
@@ -189,7 +33,7 @@ class RemoteClock(Clock):
         reason: why the worker is to use another clock than its own; None for its own.
     """
 
-    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, reason: str | None = None) -> None:
+    def __init__(self, ask: Ask, traits: ClockTraits, trial: TimedCalls, *, reason: str | None = None) -> None:
         self._ask = ask
         self._trial = trial
         self._reason = reason

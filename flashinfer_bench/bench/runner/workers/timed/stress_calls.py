@@ -44,43 +44,6 @@ MadeCall = tuple[int, list[Any]]
 """The number of a call, and its inputs."""
 
 
-class MadeAhead:
-    """Inputs of the first calls on stress cases, made while a worker is busy with something that is not timed."""
-
-    def __init__(self) -> None:
-        self._usual: deque[MadeCall] = deque()
-        """Calls whose inputs no case has changed yet."""
-        self._made: deque[MadeCall] = deque()
-        self._is_begun = False
-
-    def make(self, plan: StressPlan, contents: DealtContents, is_over: Callable[[], bool]) -> None:
-        """Make inputs of one case after the other until it is over; nothing of large ones.
-
-        A worker's answer is still to come, so nothing is raised here: what fails fails again when it is taken.
-        """
-        count = len(plan.calls)
-        if bytes_of(contents.base) * count > AHEAD_BYTES:
-            return
-        with suppress(DefinitionFault, WorkloadFault, torch.OutOfMemoryError, MemoryError):
-            if not self._is_begun:
-                self._is_begun = True
-                numbers = range(FIRST_NUMBER - count, FIRST_NUMBER)
-                self._usual.extend(zip(numbers, contents.make_all(numbers), strict=True))
-            while self._usual and not is_over():
-                change(plan, plan.calls[len(self._made)], self._usual[0])
-                self._made.append(self._usual.popleft())
-
-    def take(self) -> deque[MadeCall]:
-        """Return what was made, of the first cases in their order."""
-        return self._made
-
-
-def change(plan: StressPlan, case: str, call: MadeCall) -> None:
-    """Change the inputs of a call to those of a case."""
-    number, inputs = call
-    plan.change(case, number, [one if isinstance(one, torch.Tensor) else None for one in inputs])
-
-
 @dataclass
 class StressSchedule:
     """When the calls on inputs of stress cases come, and what they are given.
@@ -88,30 +51,39 @@ class StressSchedule:
     Args:
         plan: changes the inputs.
         contents: makes usual ones.
-        names: their cases, in the order in which they come.
-        calls: that the job is expected to have.
     """
 
     plan: StressPlan
     contents: DealtContents
-    names: Sequence[str]
-    calls: int
     chance: random.Random = field(default_factory=random.SystemRandom)
     made: list[StressCall] = field(default_factory=list)
-    ahead: deque[MadeCall] = field(default_factory=deque)
-    """Calls on the first cases whose inputs are made already."""
+    """The calls so far."""
+    _next: deque[MadeCall] = field(default_factory=deque)
+    """Calls that come next, of which the first `_changed` have the inputs of their cases."""
+    _changed: int = 0
     _due: list[tuple[int, str]] = field(default_factory=list)
     """The number of a call among all that are made, and a case."""
     _calls: int = 0
     """All calls that were made."""
+    _numbers: count[int] = field(default_factory=lambda: count(FIRST_NUMBER))
 
-    def __post_init__(self) -> None:
-        """Choose the calls."""
-        self._numbers = count(FIRST_NUMBER)
-        self.spread(self.names, self.calls)
+    def make_ahead(self, is_over: Callable[[], bool]) -> None:
+        """Make inputs of one case after the other until it is over; nothing of large ones.
+
+        Call it before `spread`, while a worker is busy with something that is not timed. Its answer is still to come,
+        so nothing is raised here: what fails fails again when it is taken.
+        """
+        names = self.plan.calls
+        if bytes_of(self.contents.base) * len(names) > AHEAD_BYTES:
+            return
+        with suppress(DefinitionFault, WorkloadFault, torch.OutOfMemoryError, MemoryError):
+            self._fill(len(names))
+            while self._changed < len(names) and not is_over():
+                self._change(names[self._changed], self._next[self._changed])
+                self._changed += 1
 
     def spread(self, names: Sequence[str], calls: int) -> None:
-        """Have these come, in this order, at random among this many calls that follow."""
+        """Have these cases come, in this order, at random among this many calls that follow."""
         first = self._calls + min(UNTOUCHED, max(calls - len(names), 0))
         numbers = range(first, max(self._calls + calls, first + len(names)))
         self._due = list(zip(sorted(self.chance.sample(numbers, len(names))), names, strict=True))
@@ -142,9 +114,19 @@ class StressSchedule:
 
     def make(self, cases: Sequence[str]) -> list[MadeCall]:
         """Return the number of a call on each of these cases, which come next, and its inputs."""
-        calls = [self.ahead.popleft() for _ in range(min(len(cases), len(self.ahead)))]
-        numbers = [*islice(self._numbers, len(cases) - len(calls))]
-        made = list(zip(numbers, self.contents.make_all(numbers), strict=True)) if numbers else []
-        for case, call in zip(cases[len(calls) :], made, strict=True):
-            change(self.plan, case, call)
-        return calls + made
+        self._fill(len(cases))
+        calls, changed = [self._next.popleft() for _ in cases], self._changed
+        for case, call in zip(cases[changed:], calls[changed:], strict=True):
+            self._change(case, call)
+        self._changed = max(0, changed - len(calls))
+        return calls
+
+    def _fill(self, calls: int) -> None:
+        """Have at least this many calls ready; their inputs are made together."""
+        numbers = [*islice(self._numbers, max(0, calls - len(self._next)))]
+        if numbers:
+            self._next.extend(zip(numbers, self.contents.make_all(numbers), strict=True))
+
+    def _change(self, case: str, call: MadeCall) -> None:
+        number, inputs = call
+        self.plan.change(case, number, [one if isinstance(one, torch.Tensor) else None for one in inputs])

@@ -20,18 +20,18 @@ def bound(arena, monkeypatch):
     def bounded(claimed_ms=0.002, *, assurance="full", has_tools=True, is_open=True, room=99, **how):
         asked, record, check_room = [], {}, Mock()
 
-        def open_timer(kind, least_ns, trial, given):
-            def confirm(_claimed_ns, **more):
-                asked.append((kind, given | more, trial.write([0])))
-                return Confirmation(kind, least_ns, how.get("doubt"))
+        def open_timer(kind, least_ns, trial, chain=None):
+            def confirm(_claimed_ns):
+                asked.append((kind, chain, trial.write([0])))
+                return Confirmation(kind, least_ns, how.get("doubt"), most_ns=7_000.0 if is_open else 0.0)
 
-            return Mock(most_ns=7_000.0, confirm=confirm, leaves_open=lambda _: is_open)
+            return Mock(confirm=confirm)
 
         played = {
             "open_chain_tools": lambda _: has_tools or None,
             "check_room": check_room,
-            "ChainTimer": lambda _, trial, *__, **given: open_timer("chain", 3_000.0, trial, given),
-            "BatchTimer": lambda _, trial, *__, **given: open_timer("batch", 1_200.0, trial, given),
+            "ChainTimer": lambda _, trial, *__, **___: open_timer("chain", 3_000.0, trial),
+            "BatchTimer": lambda _, trial, __, ___, chain, **____: open_timer("batch", 1_200.0, trial, chain),
         }
         for name, value in played.items():
             monkeypatch.setattr(measuring, name, value)
@@ -54,11 +54,8 @@ def bound(arena, monkeypatch):
         (0.002, {}, ["chain", "batch"], None),
         (0.002, {"is_open": False}, ["chain"], None),
         (0.002, {"assurance": "standard", "doubt": IN_DOUBT}, ["chain"], IN_DOUBT),
-        (0.002, {"doubt": IN_DOUBT}, ["chain", "batch"], IN_DOUBT),
-        (0.005, {"most": 64, "is_open": False}, ["chain"], None),
         (1e3 + 1e-6, {}, ["batch"], None),  # so long that there is no chain
         (0.005, {"room": 1}, ["batch"], None),
-        (0.005, {"has_tools": False}, ["batch"], None),
         (2.0, {"has_tools": False, "costs_ns": [2e6] * 9}, [], None),
     ],
 )
@@ -70,7 +67,7 @@ def test_batches_are_in_the_place_of_a_chain_or_follow_at_full_assurance_if_it_l
     assert ([kind for kind, *_ in asked], record["bound"]) == (kinds, [*kinds, "samples"][len(kinds) - 1])
     assert (told_ms, record.get("why_unconfirmed")) == (max(claimed_ms, 0.003 * ("chain" in kinds)), why_not)
     assert [number for *_, (number,) in asked] == [*range(len(asked))]  # no content comes again
-    assert all(given["is_believed"] == ("doubt" not in how) for _, given, _ in asked[1:])
+    assert [chain and chain.bound for _, chain, _ in asked[1:]] == ["chain"] * (len(kinds) - 1)
     assert is_room_checked is (how.get("room") == 1)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed import reader as reader_module
+from flashinfer_bench.bench.runner.workers.timed import timed_calls as reader_module
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.operations import counting_operations
 from tests.kit.trials import make_trial, run_calls
@@ -46,7 +46,6 @@ def kinds_of(reads):
     ("traits", "calls", "kinds"),
     [
         ({"wanted": 3}, [right] * 50, {"right": 3}),
-        ({"wanted": 0, "base_number": 5}, [right] * 20, {"base right": 1}),
         ({"wanted": 0}, [zeros] * 12, {"wrong": 4}),
         ({"wanted": 0}, [*[right] * 17, unwritten, *[right] * 12], {"wrong": 1}),
         ({"wanted": 0, "way": "fixed"}, [right] * 5, {}),  # outputs repeat where inputs do
@@ -57,14 +56,14 @@ def kinds_of(reads):
 def test_some_calls_are_read_by_chance_and_those_on_the_base_or_that_look_odd(arena, traits, calls, kinds, together):
     trial = make_trial(arena, **traits)
     run_each(trial, calls, together)
-    assert kinds_of(trial.reader.reads()) == kinds
+    assert kinds_of(trial.reads()) == kinds
 
 
 def test_every_call_is_kept_as_often_as_any_other(arena):
     trial, kept, chance = make_trial(arena), Counter(), random.Random(3)
     numbers = run_calls(trial, range(8))
     for _ in range(400):
-        reader = trial.moved_to(trial.places, 2).reader
+        reader = trial.moved_to(trial.places, 2)
         reader.chance = chance
         reader.look(range(8), numbers)
         kept.update(read.inputs[0].sum().item() for read in reader.reads())
@@ -78,14 +77,14 @@ def test_an_output_that_is_written_after_its_call_is_refused(arena, is_last):
     run_each(trial, [right] * 2)
     trial.places.outputs(1)[0].fill_(3.0)
     with pytest.raises(SolutionFailure, match="RUNTIME_ERROR: an output was written after its call had ended"):
-        trial.reader.reads() if is_last else run_each(trial, [right])
+        trial.reads() if is_last else run_each(trial, [right])
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_outputs_are_copied_before_the_look_and_nothing_is_done_where_nobody_compares(arena, is_idle):
     """A thread of the solution may still be at work."""
     trial = make_trial(arena, wanted=3)
-    read_spots, trial.reader.is_idle = trial.places.read_spots, is_idle
+    read_spots, trial.is_idle = trial.places.read_spots, is_idle
 
     def late(*given):
         for index in range(8):
@@ -97,7 +96,7 @@ def test_outputs_are_copied_before_the_look_and_nothing_is_done_where_nobody_com
         run_calls(trial, range(8))
     trial.places.read_spots = read_spots
     assert counted.waits() == (not is_idle)
-    assert kinds_of(trial.reader.reads())["right"] == 3 * (not is_idle)
+    assert kinds_of(trial.reads())["right"] == 3 * (not is_idle)
 
 
 @pytest.fixture
@@ -119,16 +118,6 @@ def test_calls_that_have_changed_their_inputs_are_found_when_they_are_read(check
     trial, checked = checking()
     run_each(trial, [changes if index in at else right for index in range(8)])
     assert checked == []
-    reads = trial.reader.reads()
+    reads = trial.reads()
     assert (len(checked), kinds_of(reads)["wrong"]) == (8, len(at))
     assert kinds_of(reads)["wrong"] == 8 - kinds_of(reads)["right"] == sum(checked) == len(at)
-
-
-def test_inputs_that_were_spoiled_are_not_checked(checking):
-    trial, checked = checking()
-    numbers = run_calls(trial, range(8))
-    trial.reader.begin()
-    trial.places.spoil_inputs()
-    trial.reader.look(range(8), numbers, has_inputs=False)
-    run_calls(trial, range(8), changes)
-    assert (kinds_of(trial.reader.reads())["wrong"], all(checked)) == (4, True)

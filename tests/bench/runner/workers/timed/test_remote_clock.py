@@ -9,13 +9,11 @@ from flashinfer_bench.bench.runner.workers.timed.sampling import PlaceLaunch, Re
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Preamble
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.procedure import Procedure, take_trial
 from flashinfer_bench.worker.protocol import answer_readings
 from tests.kit.fake_gpu import sample_all
 from tests.kit.trials import CUPTI, WALL, ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
-RECIPE = Procedure(warmup_runs=3, iterations=20, budget_s=10.0)
 TOO_LONG = answer_readings([Sample(span_ns=1_900, enqueue_ns=1)])
 
 
@@ -51,17 +49,6 @@ def test_a_request_holds_at_most_one_call_for_each_place_and_each_has_its_share_
     assert [one.span_ns for one in trial.setup_samples] == [300] * 11 * (setup_ns > 0)
     costs_ns = [1_000 + setup_ns + 800 * len(parts) / calls for calls in (8, 3)]
     assert trial.costs_ns == pytest.approx([costs_ns[0]] * 8 + [costs_ns[1]] * 3)
-
-
-def test_every_call_has_content_of_its_own_and_is_looked_at(open_clock):
-    trial, worker, clock = open_clock(base_number=11, wanted=99)
-    taken = take_trial(trial.supply, clock, RECIPE)
-    reads = trial.reader.reads()
-    assert len(reads) == len({read.inputs[0].sum().item() for read in reads}) == taken.facts["calls"] >= 23
-    assert [read.is_base for read in reads].count(True) == 1
-    worker._compute = lambda fields: None
-    sample(trial, clock, 4)
-    assert [bool(read.outputs[0].isnan().all()) for read in trial.reader.reads()] == [True] * 4  # poisoned before
 
 
 def test_calls_of_a_graph_are_asked_for_as_replays_and_fresh_until_each_was_replayed(open_clock):

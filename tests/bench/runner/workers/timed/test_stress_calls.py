@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers.timed.sampling import RemoteClock
-from flashinfer_bench.bench.runner.workers.timed.stress_calls import MadeAhead, StressSchedule
+from flashinfer_bench.bench.runner.workers.timed.stress_calls import StressSchedule
 from flashinfer_bench.timing.clocks import Preamble
 from tests.kit.trials import WALL, ScriptedWorker, make_trial
 
@@ -22,7 +22,9 @@ def make_schedule(contents=None, names=CASES, calls=20, seed=0):
     marks = iter(range(99))
     change = lambda name, number, values: values[0].fill_(MARK + next(marks))  # noqa: E731
     plan = SimpleNamespace(free=(True,), calls=names, change=change)
-    return StressSchedule(plan, contents, names, calls, chance=random.Random(seed))
+    schedule = StressSchedule(plan, contents, chance=random.Random(seed))
+    schedule.spread(names, calls)
+    return schedule
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,7 +52,7 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(arena, seed, u
     assert (checked, trial.schedule.left) == ([True, False], [])
     made = [(call.case, call.inputs[0].tolist(), call.outputs[0].tolist()) for call in trial.schedule.made]
     assert made == [(case, [MARK + at] * size, [2 * (MARK + at)] * size) for at, case in enumerate(CASES)]
-    reads = trial.reader.reads()
+    reads = trial.reads()
     assert (len(reads), [read.is_base for read in reads].count(True)) == (usual, 1)
     assert not any((read.inputs[0] >= MARK).any() for read in reads)
 
@@ -69,8 +71,8 @@ def test_the_first_calls_keep_their_inputs_and_a_request_has_no_more_calls_than_
 
 
 def test_inputs_that_were_made_ahead_come_first(arena):
-    schedule, made, looks = make_schedule(make_trial(arena).contents), MadeAhead(), iter([False, True])
-    made.make(schedule.plan, schedule.contents, lambda: next(looks))
-    schedule.ahead = made.take()
-    (one, (first,)), (other, (second,)) = schedule.make(CASES)
-    assert (first[0], second[0], one != other, len(schedule.ahead)) == (MARK, MARK + 1, True, 0)
+    schedule, looks = make_schedule(make_trial(arena).contents), iter([False, True])
+    schedule.make_ahead(lambda: next(looks))
+    ((one, (first,)),) = schedule.make(CASES[:1])
+    (other, (second,)), (third, (last,)) = schedule.make([*CASES[1:], "more"])
+    assert (first[0], second[0], last[0], len({one, other, third})) == (MARK, MARK + 1, MARK + 2, 3)
