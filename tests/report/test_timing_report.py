@@ -76,7 +76,7 @@ def test_every_flag_of_a_measurement_has_a_meaning():
     trials = [lone, Trial((Sample(span_ns=10**7, enqueue_ns=1, busy_ns=10**8, operations=1),), "count", facts)]
     busy = set(find_flags(trials, is_noisy=True, before=slow, after=slow))
     idle = Trial((Sample(span_ns=0, enqueue_ns=5, busy_ns=0, operations=0),), "count", {"method": "cupti"})
-    # by the session: tests/bench/runner/workers/test_measuring.py, tests/bench/runner/session/test_stress_told.py
+    # by the session: tests/bench/runner/workers/test_measuring.py, tests/bench/runner/session/test_judged_calls.py
     added = {"unconfirmed", "same_inputs", "constant_output", "regimes_left_out"}
     assert busy | added | set(find_flags([idle], is_noisy=False, before=None, after=None)) == set(FLAGS)
 
