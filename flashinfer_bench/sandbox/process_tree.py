@@ -1,5 +1,7 @@
 """Process trees on Linux: prctl, who descends from whom, what they hold in memory, and ending all of them.
 
+A worker is ended with all that it has started by its supervisor (`end_descendants`); if the supervisor cannot, by the
+session (`end_tree`).
 Without /proc or prctl these functions find nothing and do nothing.
 """
 
@@ -20,6 +22,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS =
 KILL_ROUNDS: Final = 100
 """Look for new processes of a session at most this many times."""
 KILL_POLL_S: Final = 0.002
+MOST_REAPED: Final = 1000
+"""Reap at most this many processes in one turn: a worker may make orphans without end, and there is more to do."""
 MACHINE_MEMORY: Final = Path("/proc/meminfo")
 
 
@@ -148,6 +152,41 @@ def kill_session(session: int, *, spare: int | None = None) -> None:
         if not alive:
             return
         _kill(alive)
+
+
+def reap() -> tuple[list[tuple[int, int]], bool]:
+    """Reap what has ended, orphans too: return pids with their wait statuses, and whether a child is left."""
+    found: list[tuple[int, int]] = []
+    with suppress(ChildProcessError):
+        while len(found) < MOST_REAPED:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return found, True
+            found.append((pid, status))
+        return found, True
+    return found, False
+
+
+def end_descendants(kill_all: Callable[[], object] | None) -> int:
+    """Kill and reap every process below this one; return how many there were, as far as they were seen.
+
+    It goes on until none is left: a session that waits for that has a deadline.
+
+    Args:
+        kill_all: kills all that is below this process, and nothing else; None if nothing can. Then each is looked for.
+    """
+    seen: set[int] = set()
+    is_left = True
+    while is_left:
+        if kill_all is not None:
+            kill_all()
+        else:
+            seen.update(alive := descendants(os.getpid()))
+            kill_with_groups(os.getpid(), alive)
+        reaped, is_left = reap()
+        seen.update(pid for pid, _ in reaped)
+        time.sleep(0.001 if is_left else 0.0)
+    return len(seen)
 
 
 def end_tree(root: int, limit_s: float) -> bool:

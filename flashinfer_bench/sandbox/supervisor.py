@@ -31,17 +31,16 @@ from flashinfer_bench.sandbox.process_tree import (
     adopt_orphans,
     ancestors,
     descendants,
+    end_descendants,
     fork,
-    kill_with_groups,
     proportional_memory,
+    reap,
     resident_memory,
 )
 
 POLL_S: Final = 0.05
 TREE_POLL_S: Final = 0.5
 """Seconds between two looks at the memory of all processes below the supervisor."""
-MOST_REAPED: Final = 1000
-"""Reap at most this many processes in one turn: a worker may make orphans without end, and there is more to do."""
 
 RunWorker = Callable[[dict[str, Any], Sequence[int], socket.socket], None]
 """Becomes the worker: takes its order, its socket and pipe, and the channel for `Notifications`. Never returns."""
@@ -76,7 +75,7 @@ def run_supervisor(order: dict[str, Any], fds: list[int], run_worker: RunWorker)
     try:
         code = os.waitstatus_to_exitcode(watch.until_end(session, wake_read))
     finally:
-        leftover = end_descendants(is_apart=is_apart)
+        leftover = end_descendants(kill_domain if is_apart else None)
     ended = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
     report(session, {"exit": {**ended, "leftover": leftover, "over_memory": watch.over_memory}})
 
@@ -85,19 +84,6 @@ def report(session: socket.socket, message: dict[str, Any]) -> None:
     """Send the session a message, if it is still there."""
     with suppress(OSError):
         send_frame(session, message)
-
-
-def reap() -> tuple[list[tuple[int, int]], bool]:
-    """Reap what has ended, orphans too: return pids with their wait statuses, and whether a child is left."""
-    found: list[tuple[int, int]] = []
-    with suppress(ChildProcessError):
-        while len(found) < MOST_REAPED:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return found, True
-            found.append((pid, status))
-        return found, True
-    return found, False
 
 
 class Watch:
@@ -161,25 +147,3 @@ class Watch:
         for one in held:
             private, shared = private + one.private, shared + one.shared
         return private + max(0, shared - self._arena_bytes) > self.memory_limit_bytes
-
-
-def end_descendants(*, is_apart: bool = False) -> int:
-    """Kill and reap every process below this one; return how many there were, as far as they were seen.
-
-    It goes on until none is left: a session that waits for that has a deadline.
-
-    Args:
-        is_apart: `kill_domain` reaches what is below this process, and nothing else.
-    """
-    seen: set[int] = set()
-    is_left = True
-    while is_left:
-        if is_apart:
-            kill_domain()
-        else:
-            seen.update(alive := descendants(os.getpid()))
-            kill_with_groups(os.getpid(), alive)
-        reaped, is_left = reap()
-        seen.update(pid for pid, _ in reaped)
-        time.sleep(0.001 if is_left else 0.0)
-    return len(seen)

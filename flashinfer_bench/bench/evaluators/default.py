@@ -193,10 +193,10 @@ class DefaultEvaluator(Evaluator):
         *,
         context: JudgeContext,
     ) -> Baseline:
-        """Make the inputs of each trial, have the reference compute them, and check the reference."""
-        baseline = build_baseline(definition, workload, cfg, device, context=context)
-        cls.check_reference(definition, baseline, cfg, context)
-        return baseline
+        """Make the inputs of each trial, have the reference compute them, check the reference and time it."""
+        baseline = make_expected(definition, workload, cfg, device, context)
+        cls.check_reference(definition, baseline, cfg, context)  # meanwhile the worker that times it starts
+        return time_reference(baseline, context)
 
     @classmethod
     def check_correctness(
@@ -259,7 +259,14 @@ def build_baseline(
     *,
     context: JudgeContext,
 ) -> Baseline:
-    """Make the inputs of each trial, have the reference compute their outputs, and time it if the context says so.
+    """Make the inputs of each trial, have the reference compute their outputs, and time it if the context says so."""
+    return time_reference(make_expected(definition, workload, cfg, device, context), context)
+
+
+def make_expected(
+    definition: Definition, workload: Workload, cfg: ResolvedEvalConfig, device: torch.device, context: JudgeContext
+) -> Baseline:
+    """Return the inputs and expected outputs of each trial, and no time.
 
     If the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
     how many sets of inputs there are.
@@ -277,11 +284,18 @@ def build_baseline(
         context.notes["input_sets"] = len(inputs)
         again = [trial % len(inputs) for trial in range(cfg.num_trials)]
         inputs, outputs = [inputs[trial] for trial in again], [outputs[trial] for trial in again]
+    return Baseline(inputs, outputs, None, None)
+
+
+def time_reference(baseline: Baseline, context: JudgeContext) -> Baseline:
+    """Return a baseline with the reference's time, if the context says so."""
     if not context.profile_baseline:
-        return Baseline(inputs, outputs, None, None)
+        return baseline
+    inputs, reference = baseline.inputs, context.reference
     spared = [reference.spare(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
     measured = context.measure_reference(spared)
-    return Baseline(inputs, outputs, measured.latency_ms, {"trials_ms": measured.trials, **measured.record})
+    record = {"trials_ms": measured.trials, **measured.record}
+    return replace(baseline, mean_latency_ms=measured.latency_ms, measurement=record)
 
 
 check_reference, check_elements, eval_performance = (
