@@ -19,8 +19,9 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.confirm import Winners
 from flashinfer_bench.bench.context import HarnessContext
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, Notice, RunStarted
 from flashinfer_bench.bench.harness import Harness, Result, Submission
 from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
@@ -33,6 +34,7 @@ from flashinfer_bench.bench.runner.environments import tell_withheld
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.scheduler import Rules
 from flashinfer_bench.data import Evaluation, Performance, Trace, TraceSet
+from flashinfer_bench.data.sets.latest import in_order_of_time
 from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import kept_of
@@ -180,19 +182,21 @@ class Benchmark:
             self.reserve(plan)
         self.faults, harness = [], None
         try:
-            if not plan.jobs:
+            winners = self._open_winners(plan)
+            jobs = plan.jobs if winners is None else winners.begin()
+            if not jobs:
                 return
             harness = self._keep(None) or Harness(
                 self.context,
                 self._seeds.anew(),
                 make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
-                needs_triton=any(job.solution.spec.language.value == "triton" for job in plan.jobs),
+                needs_triton=any(job.solution.spec.language.value == "triton" for job in jobs),
             )
-            run = PlanRun(harness, plan.jobs, self._repeat, is_saved=save_results)
+            run = PlanRun(harness, jobs, self._repeat, is_saved=save_results, winners=winners)
             if save_results:
-                for job in {id(job.solution): job for job in plan.jobs}.values():
+                for job in {id(job.solution): job for job in jobs}.values():
                     harness.recorder.check(job.definition, job.solution)
-            yield RunStarted(self.machine.devices, len(plan.jobs))
+            yield RunStarted(self.machine.devices, run.open)
             yield from map(Notice, tell_withheld(os.environ))
             run.begin()
             while run.open:
@@ -204,6 +208,9 @@ class Benchmark:
                     elif isinstance(event, JobFaulted):
                         self.faults.append(event)
                     yield event
+                    if run.added:
+                        yield JobsAdded(run.added)
+                        run.added = 0
             if self._repeat > 1:
                 self.context.learn_spread(run.latencies())
             if self._keeps_sessions:
@@ -212,6 +219,16 @@ class Benchmark:
             if harness is not None and self._kept is not harness:
                 harness.release()
             self._give_up_reserved()
+
+    def _open_winners(self, plan: Plan) -> Winners | None:
+        """Return what confirms the best of each workload; None if nothing is confirmed."""
+        config = self.config
+        is_cheap = config.assurance == "standard" and not config.quick and self._repeat == 1
+        if not (config.confirm and is_cheap) or self.context.machine.kind == "cpu" or self._keeps_sessions:
+            return None
+        names = {job.definition.name for job in (*plan.jobs, *plan.done)}
+        kept = (trace for name in names for trace in kept_of(self._trace_set.traces.get(name, [])))
+        return Winners(plan.jobs, plan.done, in_order_of_time(kept))
 
     def _keep(self, harness: Harness | None) -> Harness | None:
         """Keep the sessions of a harness for the next run, or until none comes for long; return those kept before."""
@@ -263,9 +280,9 @@ class Benchmark:
         plan = self.plan(resume=resume)
         if resume and is_saved:
             plan = self.reserve(plan)
-        result = self._trace_set.without_traces()
+        result, found = self._trace_set.without_traces(), dict[tuple[str, str | None, str], Trace]()
         if plan.resumed:
-            result.keep_traces(self.find_resumed(plan))
+            found = {_names(trace): trace for trace in self.find_resumed(plan)}
         elif not plan.jobs:
             warnings.warn(describe_nothing(plan), stacklevel=2)
         if is_saved and self._trace_set.root is None:
@@ -274,10 +291,11 @@ class Benchmark:
         with progress_bar(len(plan.jobs), wanted=progress) as show:
             for event in self.run(plan, save_results=is_saved):
                 if isinstance(event, JobFinished):
-                    result.keep_traces([event.trace])
+                    found[_names(event.trace)] = event.trace
                 show(event)
                 if on_event is not None:
                     on_event(event)
+        result.keep_traces(found.values())
         return result
 
     def _give_up_reserved(self) -> None:
@@ -299,6 +317,10 @@ class Benchmark:
             warnings.warn(
                 f"the trace set has errors, and what they are about is not run: {asked[0]}{more}", stacklevel=3
             )
+
+
+def _names(trace: Trace) -> tuple[str, str | None, str]:
+    return trace.definition, trace.solution, trace.workload.uuid
 
 
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:
@@ -323,9 +345,12 @@ class PlanRun(Submission):
         jobs: by their index.
         times: workers of each job.
         is_saved: each trace is appended to the set on disk before it is told.
+        winners: what confirms the best of each workload; None if nothing is confirmed.
     """
 
-    def __init__(self, harness: Harness, jobs: Sequence[Job], times: int, *, is_saved: bool) -> None:
+    def __init__(
+        self, harness: Harness, jobs: Sequence[Job], times: int, *, is_saved: bool, winners: Winners | None = None
+    ) -> None:
         self._harness = harness
         self._jobs = tuple(jobs)
         self._times = times
@@ -333,6 +358,9 @@ class PlanRun(Submission):
         self.is_saved = is_saved
         self.open = len(jobs)
         """Jobs without a result."""
+        self.added = 0
+        """Jobs that came to the run since somebody set this to 0."""
+        self._winners = winners
         self._begun: set[int] = set()
         self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
         self._ended: set[int] = set()
@@ -362,10 +390,13 @@ class PlanRun(Submission):
         return result
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Take a job's other workers out."""
-        del result
+        """Take a job's other workers out; have the best of a workload confirmed that has all its verdicts."""
         if self._times > 1:
             self._harness.withdraw(self, job)
+        if self._winners is not None and (jobs := self._winners.note(job, result)):
+            self.open += len(jobs)
+            self.added += len(jobs)
+            self._harness.submit(self, jobs)
 
     def latencies(self) -> list[list[float]]:
         """Return the latencies of each job's workers."""

@@ -142,6 +142,8 @@ class BenchmarkConfig(EvalSettings):
     """A call of several GPU operations is timed as the replay of a CUDA graph, where it can be captured."""
     assurance: Literal["standard", "full"] = "standard"
     """How far a GPU's latency is bound from outside: by a chain of calls, or at full by batches of calls, too."""
+    confirm: bool = True
+    """Judge the best of each workload again at full assurance, on a GPU; without it nothing is confirmed."""
     keep_samples: bool = False
     """Write every reading into the trace, not only what they come to."""
     quick: bool = False

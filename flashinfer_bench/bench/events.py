@@ -58,4 +58,11 @@ class Notice:
     message: str
 
 
-Event = RunStarted | JobStarted | JobFinished | JobFaulted | Notice
+@dataclass(frozen=True)
+class JobsAdded:
+    """The run has further jobs: a workload has all its verdicts, and its best is judged again at full assurance."""
+
+    jobs: int
+
+
+Event = RunStarted | JobStarted | JobFinished | JobFaulted | JobsAdded | Notice

@@ -141,4 +141,6 @@ def _add_timing(group: argparse._ActionsContainer) -> None:
     )
     levels = "how far a GPU's latency is bound from outside (default: standard)"
     group.add_argument("--assurance", choices=("standard", "full"), default=absent, help=levels)
+    confirmed = "do not judge the best of each workload again at full assurance"
+    group.add_argument("--no-confirm", dest="confirm", action="store_false", default=absent, help=confirmed)
     group.add_argument("--keep-samples", action="store_true", default=absent, help="write every reading to the traces")

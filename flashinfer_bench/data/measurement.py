@@ -56,6 +56,11 @@ class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
     whose interval is of one worker's readings alone."""
 
     @property
+    def is_full(self) -> bool:
+        """Whether the latency was bound at full assurance: a winner that is confirmed."""
+        return self.assurance == "full"
+
+    @property
     def bounds(self) -> tuple[float, float] | None:
         """The interval; None where the record has none, or one of another form."""
         if len(self.interval95_ms) != 2 or not 0 <= self.interval95_ms[0] <= self.interval95_ms[1]:

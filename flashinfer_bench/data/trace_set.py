@@ -245,6 +245,7 @@ class TraceSet:
     ) -> Trace | None:
         """Return the latest passing trace with the highest speed-up; None when there is none.
 
+        Confirmed traces, of full assurance, come before others of a GPU.
         Quick looks are left out, and calls that wait for the GPU inside where those of the reference do, too.
 
         The judge fails an element only when its absolute and its relative error are both too large, and may allow some

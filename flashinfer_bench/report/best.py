@@ -1,7 +1,8 @@
 """The best passing solution of each workload, and of each definition.
 
-Where intervals meet, it is a tie. Numbers taken on different hardware are never compared. Quick looks (`--quick`) are
-left out, and so are calls that wait for the GPU inside where the reference's do, too: the host's time decides these.
+A confirmed solution, judged at full assurance, comes before others. Where intervals meet, it is a tie. Numbers taken
+on different hardware are never compared. Quick looks (`--quick`) are left out, and so are calls that wait for the GPU
+inside where the reference's do, too: the host's time decides these.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class BestRow:
 
 
 def best_by_workload(traces: Iterable[AnyTrace], by: Merit = "latency") -> list[BestRow]:
-    """Pick the best passing trace of each workload: meaningful timings first, then by latency or by speed-up."""
+    """Pick the best passing trace of each workload: meaningful timings first, confirmed ones first among these."""
     contests: dict[tuple[str, str, str], list[Contestant]] = {}
     for trace, evaluation in judged(traces):
         if not evaluation.may_be_best:
@@ -146,11 +147,11 @@ def _is_tie(first: SummaryRow, other: SummaryRow, times: _Times) -> bool:
     return bool(shared) and apart <= sum(halves)
 
 
-def _order(contestant: Contestant, by: Merit) -> tuple[bool, float, float]:
+def _order(contestant: Contestant, by: Merit) -> tuple[bool, bool, float, float]:
     _, evaluation, performance = contestant
     speedup = -(measured_speedup(evaluation) or 0.0)
     merits = (performance.latency_ms, speedup) if by == "latency" else (speedup, performance.latency_ms)
-    return (caveat_of(evaluation) is not None, *merits)
+    return (caveat_of(evaluation) is not None, not read_measurement(evaluation).is_full, *merits)
 
 
 def _merit(row: SummaryRow, by: Merit) -> tuple[bool, int, float, float]:

@@ -27,6 +27,8 @@ class PlayedSession:
     """(solution's name, workload's uuid) of each job that was begun, by all sessions."""
     lost: ClassVar[list] = []
     """Solutions whose first job ends the session, once each."""
+    evaluate: ClassVar = staticmethod(lambda job, name: {})
+    """Fields of the evaluation of a job and its solution's name."""
     loss, chance = 0.0, random.Random(0)
     """Share of the jobs that end their session, and what decides it."""
 
@@ -76,7 +78,8 @@ class PlayedSession:
                 return
             self.todo -= 1
             environment = {"hardware": getattr(self.hello, "hardware", ""), "libs": {}}
-            evaluation = make_evaluation(environment=environment).model_dump(mode="json")
+            fields = {"environment": environment, **self.evaluate(job, name)}
+            evaluation = make_evaluation(**fields).model_dump(mode="json")
             self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6}})
 
     def _say(self, message):

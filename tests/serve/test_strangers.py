@@ -130,7 +130,10 @@ def test_long_polls_streams_and_slow_bodies_are_no_strangers(site, token):
         async with site.serve(is_open=False, limits=limits) as client, listening(client, token) as port:
             task = (await submit(client))["task_id"]
             poll = f"GET /tasks/{task}?timeout=60 HTTP/1.1\r\n{HOST}{known}\r\n"
-            polls = [await port.connect(poll) for _ in range(30)]  # twice what an address may have of strangers
+            polls = []
+            for _ in range(30):  # twice what an address may have of strangers
+                polls.append(await port.connect(poll))
+                await asyncio.sleep(0.01)  # until its head is read, it is one
             stream = await port.connect(f"GET /tasks/{task}/events HTTP/1.1\r\n{HOST}{known}\r\n")
             slow = await port.connect(f"POST /evaluate HTTP/1.1\r\n{HOST}{known}Content-Length: 2\r\n\r\n{{")
             await asyncio.sleep(HEAD_S * 3)

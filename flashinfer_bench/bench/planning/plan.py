@@ -66,6 +66,8 @@ class Job:
     config: ResolvedEvalConfig
     fingerprint: Mapping[str, str]
     """What decides the verdict, as digests; it is recorded with the verdict."""
+    assurance: Literal["standard", "full"] | None = None
+    """The assurance at which a winner is confirmed; None for the run's."""
 
     @cached_property
     def solution_key(self) -> str:
@@ -108,6 +110,8 @@ class Plan:
     skips: tuple[Skip, ...] = ()
     recorded: tuple[AnyTrace, ...] = ()
     """The traces of jobs that are left out because they record them."""
+    done: tuple[Job, ...] = ()
+    """Those jobs: a resumed run may confirm the best of them."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
     """Reason → recorded jobs that are in the plan for it: "solution changed", "timed out"."""
     plug_in_keys: frozenset[str] = frozenset()
@@ -161,6 +165,7 @@ def make_plan(
     jobs: list[Job] = []
     skips: list[Skip] = []
     left_out: list[AnyTrace] = []
+    done: list[Job] = []
     redone: Counter[str] = Counter()
     for item in selected:
         kept, lacks = prepare(item, trace_set, config)
@@ -179,12 +184,13 @@ def make_plan(
                 decision = Decision() if recorded is None else recorded.decide(job, config)
                 if decision.trace is not None:
                     left_out.append(decision.trace)
+                    done.append(job)
                     continue
                 jobs.append(job)
                 if decision.reason:
                     redone[decision.reason] += 1
     skips.sort(key=lambda skip: not skip.is_fault)
-    return Plan((), tuple(skips), tuple(left_out), dict(redone)).with_jobs(jobs)
+    return Plan((), tuple(skips), tuple(left_out), tuple(done), dict(redone)).with_jobs(jobs)
 
 
 def describe_nothing(plan: Plan) -> str:

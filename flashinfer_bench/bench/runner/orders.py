@@ -49,6 +49,7 @@ class OrderMaker:
                 blob_root=str(self.blob_root_for(job)),
                 seed=self.seed_of(job),
                 settings=job.config.beyond(first.config),
+                assurance=job.assurance,
             )
             for job in jobs
             if job.solution_key not in broken

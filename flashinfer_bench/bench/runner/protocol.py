@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.errors import RanOut
-from flashinfer_bench.timing.settings import USUAL, TimingSettings
+from flashinfer_bench.timing.settings import USUAL, Assurance, TimingSettings
 
 REFERENCE_PHASE: Final = "reference"
 """The reference runs and no worker holds a solution: a session that ends now is ended by the reference."""
@@ -108,6 +108,8 @@ class BlockJob(Frame):
     seed: int
     settings: dict[str, Any] = {}
     """Eval settings in which the job differs from its block: those of its workload's own tolerance."""
+    assurance: Assurance | None = None
+    """That of a confirmation, which has a worker of its own; None for the session's."""
 
 
 class Announced(Frame):

@@ -12,6 +12,7 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
+from flashinfer_bench.bench.planning.resume import FULL
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.screen.plan import describe_skips, plan_counts, skip_documents
 from flashinfer_bench.cli.screen.progress import describe_job
@@ -20,6 +21,7 @@ from flashinfer_bench.cli.screen.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.layout import traces_path
+from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
@@ -41,6 +43,8 @@ class RunOutcome:
     resumed: list[Trace] = field(default_factory=list)
     """Recorded verdicts of the jobs that a resumed run left out."""
     finished: list[JobFinished] = field(default_factory=list)
+    confirmed: int = 0
+    """Recorded verdicts that a confirmation has replaced."""
     faults: list[JobFaulted] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     """What is broken in what was asked for, a line each."""
@@ -53,9 +57,21 @@ class RunOutcome:
         if isinstance(event, RunStarted):
             self.devices = event.devices
         elif isinstance(event, JobFinished):
-            self.finished.append(event)
+            self._finish(event)
         elif isinstance(event, JobFaulted):
             self.faults.append(event)
+
+    def _finish(self, event: JobFinished) -> None:
+        """Keep a verdict; that of a confirmation takes the place of the one before."""
+        names = _pair(event.trace)
+        at = next((at for at, one in enumerate(self.finished) if _pair(one.trace) == names), None)
+        if at is not None:
+            self.finished[at] = event
+            return
+        self.finished.append(event)
+        left = [trace for trace in self.resumed if _pair(trace) != names]
+        self.confirmed += len(self.resumed) - len(left)
+        self.resumed = left
 
     @property
     def traces(self) -> list[Trace]:
@@ -75,7 +91,7 @@ class RunOutcome:
     @property
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
-        return len(self.plan.jobs) - len(self.finished)
+        return len(self.plan.jobs) + self.confirmed - len(self.finished)
 
     @property
     def is_broken(self) -> bool:
@@ -93,6 +109,20 @@ class RunOutcome:
         all_passed = bool(self.traces) and all(trace.is_successful() for trace in self.traces)
         has_faults = (self.left or self.is_broken) and not (allow_broken and self.is_broken)
         return FAILED if has_faults or (require_passed and not all_passed) else RAN
+
+
+def _describe_confirmed(outcome: RunOutcome, width: int) -> list[str]:
+    """Say of how many workloads the best stands confirmed, where a GPU judged them."""
+    best = [row for row in best_by_workload(outcome.traces) if row.burst.assurance]
+    if not best:
+        return []
+    confirmed = sum(row.burst.assurance == FULL for row in best)
+    text = f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}"
+    return [wrap_line(text, width) + "\n"]
+
+
+def _pair(trace: Trace) -> tuple[str, str | None, str]:
+    return trace.definition, trace.solution, trace.workload.uuid
 
 
 def trace_files(outcome: RunOutcome, trace_set: TraceSet) -> list[Path]:
@@ -118,6 +148,7 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
     blind = [wrap_line(f"warning: {output}", width) for output in find_blind(outcome.traces)]
     parts += ["\n".join([*blind, ""])] if blind else []
     parts += _describe_cached(outcome, width)
+    parts += _describe_confirmed(outcome, width)
     parts += _describe_errors(outcome.errors, width)
     return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
 

@@ -159,6 +159,7 @@ def describe_event(event: Event, tally: Tally) -> str:
     match event:
         case JobFinished():
             verdict = describe_verdict(event.trace.evaluation) if event.trace.evaluation else ""
+            verdict = f"at full assurance {verdict}" if event.job.assurance is not None else verdict
             return f"{_position(tally)} {describe_job(event.job)} on {event.device.label}: {verdict}"
         case JobFaulted():
             kind = "" if event.is_left_out else "NO VERDICT: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, JobStarted, Notice, RunStarted
 from flashinfer_bench.bench.planning.plan import Job
 
 
@@ -37,6 +37,8 @@ class Tally:
         match event:
             case RunStarted():
                 self.jobs = event.jobs
+            case JobsAdded():
+                self.jobs += event.jobs
             case JobStarted():
                 self.first_job_at = now if self.first_job_at is None else self.first_job_at
                 self.running[event.device.label] = (event.job, now)

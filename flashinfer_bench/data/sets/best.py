@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from flashinfer_bench.data.evaluation import as_time
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 
 
@@ -17,7 +18,7 @@ def passed_of(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
 def find_best(
     traces: Iterable[AnyTrace], axes: Mapping[str, int], atol: float | None, rtol: float | None
 ) -> AnyTrace | None:
-    """Return the passing trace with the highest speed-up; None when there is none.
+    """Return the passing trace with the highest speed-up, confirmed ones first; None when there is none.
 
     Args:
         traces: the latest ones of a definition.
@@ -53,9 +54,11 @@ def time_of(trace: AnyTrace) -> float | None:
     return as_time(performance.latency_ms) if performance else None
 
 
-def rank(trace: AnyTrace) -> tuple[float, float]:
-    """Return what orders traces: the speed-up, then the lower latency."""
+def rank(trace: AnyTrace) -> tuple[bool, float, float]:
+    """Return what orders traces: whether it is confirmed, the speed-up, then the lower latency."""
     performance, latency = trace.evaluation.performance if trace.evaluation else None, time_of(trace)
     if performance is None or latency is None:
-        return (0.0, -math.inf)
-    return (performance.speedup_factor if math.isfinite(performance.speedup_factor) else 0.0, -latency)
+        return (False, 0.0, -math.inf)
+    is_confirmed = trace.evaluation is not None and read_measurement(trace.evaluation).is_full
+    speedup = performance.speedup_factor if math.isfinite(performance.speedup_factor) else 0.0
+    return (is_confirmed, speedup, -latency)

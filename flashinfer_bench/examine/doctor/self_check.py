@@ -128,7 +128,7 @@ def try_programs(device: Device) -> dict[str, str | None]:
         workloads={NAME: [Trace(definition=NAME, workload=Workload.model_validate(workload), solution=None)]},
     )
     requested = "cpu" if device.kind == "cpu" else device.uuid
-    counts = {"warmup_runs": 0, "iterations": 1, "num_trials": 1}
+    counts = {"warmup_runs": 0, "iterations": 1, "num_trials": 1, "confirm": False}
     engine = Benchmark(trace_set, BenchmarkConfig.default(devices=[requested], profile_baseline=False, **counts))
     found: dict[str, str | None] = {}
     for event in engine.run(engine.plan(), save_results=False):

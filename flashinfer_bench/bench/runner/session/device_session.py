@@ -126,6 +126,8 @@ class DeviceSession:
         """The worker that may have written to the arena."""
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
+        self._serves = ""
+        """Mark of the latest job's worker."""
         self._styles: dict[str, CallingStyle] = {}
         self._printed = ["", ""]
         """Output of the job's solution at its import, and in its calls."""
@@ -180,8 +182,8 @@ class DeviceSession:
             coming += [(later, order) for order in ahead.jobs]
         self._precompiler.expect(coming, announced)
         self._pool.expect(self._list_workers(block, coming))
-        digests = [shared.solutions[order.solution].digest for shared, order in coming[:2]]
-        self._comes_next = digests[1] if len(digests) == 2 else ""
+        marks = [mark_worker(shared.solutions[order.solution], order) for shared, order in coming[:2]]
+        self._comes_next = marks[1] if len(marks) == 2 else ""
 
     def _list_workers(
         self, block: BlockContext, coming: Sequence[tuple[BlockContext, BlockJob]]
@@ -196,8 +198,9 @@ class DeviceSession:
                 before = ""
                 if at == 0 or shared.digest != block.digest:
                     wanted.append(reference_files(shared.digest))
-            is_next = self._hello.isolated or solution.digest != before
-            before = solution.digest
+            mark = mark_worker(solution, order)
+            is_next = self._hello.isolated or mark != before
+            before = mark
             if is_next and self._find_broken(shared, solution) is None:
                 wanted.append(files_of(solution))
             if len(wanted) >= EXPECTED_WORKERS:
@@ -255,6 +258,9 @@ class DeviceSession:
         """Judge one job, and say what became of it."""
         job = block.open_job(order)
         self._printed = ["", ""]
+        if self._serves != (mark := mark_worker(job.solution, order)) and order.assurance is not None:
+            self._pool.discard()  # a winner is confirmed in a fresh worker
+        self._serves = mark
         known = block.find_fault(job)
         if known is not None:
             block.jobs.pop(order.index)
@@ -341,7 +347,7 @@ class DeviceSession:
                 return rest
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
-        self._let_go(job)
+        self._let_go()
         wrong: Rejected | None = None
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
@@ -445,9 +451,9 @@ class DeviceSession:
             notes=job.notes,
         )
 
-    def _let_go(self, job: JobContext) -> None:
+    def _let_go(self) -> None:
         """Begin to end the worker on a GPU if no job is left for it: its end takes as long as the rest of the job."""
-        if self._is_gpu and (self._hello.isolated or self._comes_next not in ("", job.solution.digest)):
+        if self._is_gpu and (self._hello.isolated or self._comes_next not in ("", self._serves)):
             self._take_output()
             self._pool.discard()
 
@@ -520,6 +526,11 @@ class DeviceSession:
 
     def _say(self, job: JobContext, phase: str) -> None:
         self._tell(Phase(job=job.order.index, name=phase, limit_s=self._hello.timeout_seconds))
+
+
+def mark_worker(solution: BlockSolution, order: BlockJob) -> str:
+    """Return what jobs that follow one another share if one worker serves them."""
+    return f"{solution.digest} {order.assurance or ''}"
 
 
 def describe_kills(place: str, first: WorkerKilled, second: WorkerKilled, memory_kills: int) -> SolutionFailure:

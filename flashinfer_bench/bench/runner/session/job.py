@@ -195,7 +195,8 @@ def plan_solution(hello: Hello, job: JobContext) -> MeasurePlan:
         return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)
     wanted = job.block.evaluator.count_reads(next((math.prod(one.shape) for one in job.output_specs()), 0))
     plan = _plan(job.config, hello.time_budget_s)
-    return replace(plan, timing=hello.timing, reads=max(READS[hello.device], wanted), makes_up=wanted > 0)
+    timing = replace(hello.timing, assurance=job.order.assurance or hello.timing.assurance)
+    return replace(plan, timing=timing, reads=max(READS[hello.device], wanted), makes_up=wanted > 0)
 
 
 def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:

@@ -11,7 +11,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, JobFault
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
-from flashinfer_bench.bench.runner.session.device_session import DeviceSession
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession, mark_worker
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
@@ -312,7 +312,8 @@ def test_on_a_gpu_a_worker_is_let_go_before_the_verdict_if_no_job_is_left_for_it
     block = session.open_block(make_order("1" + following))
     session.expect(block, block.order.jobs, make_order(ahead) if ahead else None)
     session.pool.take_output, session._is_gpu = (lambda: "said"), True
-    session._let_go(block.open_job(block.order.jobs[0]))
+    session._serves = mark_worker(block.solutions[block.order.jobs[0].solution], block.order.jobs[0])
+    session._let_go()
     assert (len(session.pool.asked("discard")), session._printed[1]) == (is_let_go, "said" * is_let_go)
 
 
