@@ -51,6 +51,7 @@ RUN_EDGES = {
     "clock": ["auto", "cuda_events"],
     "cuda_graphs": SWITCH,
     "assurance": ["standard", "full"],
+    "confirm": SWITCH,
     "keep_samples": SWITCH,
     "sandbox": ["auto", "off"],
     "cluster": ["null"],
