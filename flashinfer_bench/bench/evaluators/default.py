@@ -63,7 +63,7 @@ class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
     record = EvaluatorRecord(
-        revision=5,
+        revision=6,
         extra_keys={
             SUMMED_TOLERANCE: TRUTH,
             MAX_ABSOLUTE_ERROR: POSITIVE,

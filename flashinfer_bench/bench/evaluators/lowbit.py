@@ -30,7 +30,7 @@ def has_low_bits(definition: Definition) -> bool:
 class LowBitEvaluator(DefaultEvaluator):
     """Takes op type lowbit, and moe with inputs of 8 bits or fewer."""
 
-    record = EvaluatorRecord(revision=6, op_types=("lowbit", "moe"), takes=has_low_bits)
+    record = EvaluatorRecord(revision=7, op_types=("lowbit", "moe"), takes=has_low_bits)
 
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:

@@ -90,7 +90,7 @@ class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
     record = EvaluatorRecord(
-        revision=4,
+        revision=5,
         op_types=("sampling",),
         takes=draws_tokens,
         extra_keys={

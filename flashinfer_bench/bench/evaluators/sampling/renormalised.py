@@ -39,7 +39,7 @@ def renormalises(definition: Definition) -> bool:
 class RenormalisedEvaluator(DefaultEvaluator):
     """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
 
-    record = EvaluatorRecord(revision=2, op_types=("sampling",), takes=renormalises)
+    record = EvaluatorRecord(revision=3, op_types=("sampling",), takes=renormalises)
     own_rule = "rescale what it keeps"
 
     @classmethod

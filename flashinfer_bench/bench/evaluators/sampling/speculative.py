@@ -48,7 +48,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
     """Takes op type sampling with drafted tokens: draft_probs, draft_token_ids and target_probs."""
 
     record = EvaluatorRecord(
-        revision=3,
+        revision=4,
         op_types=("sampling",),
         takes=lambda definition: [*definition.inputs, *definition.outputs] == SPECULATIVE_TENSORS,
     )

@@ -42,7 +42,7 @@ class DSAEvaluator(DefaultEvaluator):
     """Takes op type dsa_paged, also spelt dsa-paged."""
 
     record = EvaluatorRecord(
-        revision=5,
+        revision=6,
         op_types=("dsa_paged",),
         extra_keys={
             "dsa_score_tolerance": ExtraKey(

@@ -26,7 +26,7 @@ class TopKEvaluator(DefaultEvaluator):
     """Takes op type top_k: input scores [rows, columns], output indices [rows, k] and maybe values [rows, k]."""
 
     record = EvaluatorRecord(
-        revision=1,
+        revision=2,
         op_types=("top_k",),
         takes=lambda definition: "scores" in definition.inputs and "indices" in definition.outputs,
     )
