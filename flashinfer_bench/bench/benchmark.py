@@ -26,7 +26,7 @@ from flashinfer_bench.bench.harness import Harness, Result, Submission
 from flashinfer_bench.bench.job_queue import Lane
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip, describe_nothing, make_plan
-from flashinfer_bench.bench.planning.resume import RecordedJobs
+from flashinfer_bench.bench.planning.resume import RecordedJobs, names_of
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
 from flashinfer_bench.bench.reserve import Reservation
@@ -258,7 +258,8 @@ class Benchmark:
         """Run every job of the set and return a new TraceSet.
 
         It has the input's definitions, solutions and workloads, and this run's traces only; with `resume` also those
-        that record the jobs that were left out, as they are on disk now. The input set gets the new traces, too. Where
+        that record the jobs that were left out, as they are on disk now. Each job has one trace: if its solution was
+        confirmed, that of the confirmation. The input set gets the new traces, too. Where
         everything was skipped, a warning says why; another one tells of errors in the set's files.
 
         Args:
@@ -282,7 +283,7 @@ class Benchmark:
             plan = self.reserve(plan)
         result, found = self._trace_set.without_traces(), dict[tuple[str, str | None, str], Trace]()
         if plan.resumed:
-            found = {_names(trace): trace for trace in self.find_resumed(plan)}
+            found = {names_of(trace): trace for trace in self.find_resumed(plan)}
         elif not plan.jobs:
             warnings.warn(describe_nothing(plan), stacklevel=2)
         if is_saved and self._trace_set.root is None:
@@ -291,7 +292,7 @@ class Benchmark:
         with progress_bar(len(plan.jobs), wanted=progress) as show:
             for event in self.run(plan, save_results=is_saved):
                 if isinstance(event, JobFinished):
-                    found[_names(event.trace)] = event.trace
+                    found[names_of(event.trace)] = event.trace
                 show(event)
                 if on_event is not None:
                     on_event(event)
@@ -317,10 +318,6 @@ class Benchmark:
             warnings.warn(
                 f"the trace set has errors, and what they are about is not run: {asked[0]}{more}", stacklevel=3
             )
-
-
-def _names(trace: Trace) -> tuple[str, str | None, str]:
-    return trace.definition, trace.solution, trace.workload.uuid
 
 
 def make_rules(context: HarnessContext, plan: Plan, *, keeps_sessions: bool = False, repeats: bool = False) -> Rules:

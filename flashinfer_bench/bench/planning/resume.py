@@ -62,6 +62,11 @@ JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
 
+def names_of(trace: AnyTrace) -> tuple[str, str | None, str]:
+    """Return what a trace is of: the names of a job."""
+    return trace.definition, trace.solution, trace.workload.uuid
+
+
 def fingerprint(**marks: str | int | None) -> dict[str, str]:
     """Return what decides a verdict, by FINGERPRINT_KEYS; a mark that is None is left out."""
     return {key: str(marks[key]) for key in FINGERPRINT_KEYS if marks.get(key) is not None}
@@ -121,7 +126,7 @@ class RecordedJobs:
         self._by_key: defaultdict[tuple[str, str | None, str], list[AnyTrace]] = defaultdict(list)
         """The verdicts on each job, the latest last. What they record is read when somebody asks for the job."""
         for trace in in_order_of_time(traces):
-            self._by_key[trace.definition, trace.solution, trace.workload.uuid].append(trace)
+            self._by_key[names_of(trace)].append(trace)
 
     def decide(self, job: Job, config: BenchmarkConfig) -> Decision:
         """Say whether a job is recorded, has changed since, or is new."""

@@ -12,7 +12,7 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
-from flashinfer_bench.bench.planning.resume import FULL
+from flashinfer_bench.bench.planning.resume import FULL, names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.screen.plan import describe_skips, plan_counts, skip_documents
 from flashinfer_bench.cli.screen.progress import describe_job
@@ -63,13 +63,13 @@ class RunOutcome:
 
     def _finish(self, event: JobFinished) -> None:
         """Keep a verdict; that of a confirmation takes the place of the one before."""
-        names = _pair(event.trace)
-        at = next((at for at, one in enumerate(self.finished) if _pair(one.trace) == names), None)
+        names = names_of(event.trace)
+        at = next((at for at, one in enumerate(self.finished) if names_of(one.trace) == names), None)
         if at is not None:
             self.finished[at] = event
             return
         self.finished.append(event)
-        left = [trace for trace in self.resumed if _pair(trace) != names]
+        left = [trace for trace in self.resumed if names_of(trace) != names]
         self.confirmed += len(self.resumed) - len(left)
         self.resumed = left
 
@@ -119,10 +119,6 @@ def _describe_confirmed(outcome: RunOutcome, width: int) -> list[str]:
     confirmed = sum(row.burst.assurance == FULL for row in best)
     text = f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}"
     return [wrap_line(text, width) + "\n"]
-
-
-def _pair(trace: Trace) -> tuple[str, str | None, str]:
-    return trace.definition, trace.solution, trace.workload.uuid
 
 
 def trace_files(outcome: RunOutcome, trace_set: TraceSet) -> list[Path]:
