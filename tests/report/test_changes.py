@@ -6,10 +6,10 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import Contender
 from flashinfer_bench.report.changes import find_changes, find_epochs
-from flashinfer_bench.report.results import list_results
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_evaluation, make_trace, make_workload
 

@@ -6,11 +6,11 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.columns import list_judged, make_row
+from flashinfer_bench.data.sets.columns import make_row
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.pages.texts import id_of
 from flashinfer_bench.report.ranking import rank_by_author
-from flashinfer_bench.report.results import list_results
 from flashinfer_bench.report.summary import summarise
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_solution, make_trace, make_workload
@@ -109,7 +109,7 @@ def test_a_time_that_means_nothing_has_no_standing():
 def test_columns_say_what_is_confirmed():
     trace_set = set_of(("x", 1.0, FULL), ("y", 1.0, STANDARD), ("z", 1.0, FOREIGN))
     trace_set.traces["double"].append(make_trace(status="TIMEOUT"))
-    rows = [make_row(judged) for judged in list_judged(trace_set)]
+    rows = [make_row(judged) for judged in list_results(trace_set, trace_set.traces["double"], latest_only=False)]
     assert [row["confirmed"] for row in rows] == [True, False, False, None]
 
 

@@ -4,7 +4,7 @@ from math import log
 
 import pytest
 
-from flashinfer_bench.data.sets.told import DigestRecord, ToldTrace, tell
+from flashinfer_bench.data.sets.told import FingerprintRecord, ToldTrace, tell
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
 from tests.kit import make_evaluation
@@ -54,5 +54,5 @@ def test_a_strange_mark_costs_the_others_nothing():
 
 def test_a_number_counts_as_its_digits():
     run = ToldTrace().run
-    told = [ToldTrace(run=type(run)(fingerprint=DigestRecord(protocol=name))) for name in (2, "2")]
+    told = [ToldTrace(run=type(run)(fingerprint=FingerprintRecord(protocol=name))) for name in (2, "2")]
     assert find_difference(*(marks_of(one, "x") for one in told)) is None

@@ -7,8 +7,9 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.sets.results import list_results
+from flashinfer_bench.report.intervals import mean_of
 from flashinfer_bench.report.ranking import FAST_P, group_by, rank_by_author
-from flashinfer_bench.report.results import list_results, mean_of
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload
 

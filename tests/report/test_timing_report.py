@@ -1,13 +1,13 @@
 """How times came about, counted and in words."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
-from flashinfer_bench.report.timing import Burst, describe_bounds, describe_flag, describe_ways, flags_of, read_timing
+from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of, read_timing
 from flashinfer_bench.timing.flags import FLAGS, find_flags
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, Sample, Trial
 from flashinfer_bench.timing.nvml import GpuState
@@ -123,16 +123,3 @@ def test_a_line_says_by_what_latencies_are_bound_and_at_which_assurance():
     assert describe_bounds([read_timing([timed()])]) is None
     indicative = read_timing([timed("wall", bound="none"), timed("wall", bound="none")])
     assert describe_bounds([indicative]) == "latencies bound: all by nothing (indicative)"
-
-
-def test_rows_say_what_bounds_each_latency():
-    confirmed = {"assurance": "full", "bound": "batch", "burst_ms": 0.9, "burst_resolution_ms": 0.01}
-    short = {"confirmed": False, "burst_resolution_ms": 0.01, "not_confirmed": "the call is\nshort"}
-    records = {"a": confirmed, "b": short, "c": {"confirmed": "yes"}}
-    traces = [make_trace(workload=make_workload(uuid), evaluation=timed(**record)) for uuid, record in records.items()]
-    (row,) = summarise(traces)
-    old = Burst("b", "", "", None, 0.01, None, "the call is short")
-    bursts = (Burst("a", "full", "batch", 0.9, 0.01, None, ""), old)
-    assert row.bursts == (*bursts, Burst("c", "", "", None, None, None, ""))
-    assert tuple(best.burst for best in best_by_workload(traces)) == row.bursts
-    assert summarise(traces, with_bursts=False) == [replace(row, bursts=())]

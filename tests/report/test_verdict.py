@@ -2,7 +2,8 @@
 
 import pytest
 
-from flashinfer_bench.report.verdict import REASON_LIMIT, caveat_of, first_reason, judged, to_one_line
+from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.report.verdict import REASON_LIMIT, caveat_of, first_reason, to_one_line
 from tests.kit import make_evaluation, make_trace, make_workload
 
 TRACEBACK = """\
@@ -59,10 +60,9 @@ def test_a_time_means_something_unless_the_measurement_says_otherwise(extra, cav
 def test_of_a_repeated_job_the_last_verdict_counts():
     first, last = make_trace(status="TIMEOUT"), make_trace(status="PASSED")
     other = make_trace(workload=make_workload("w1"), status="TIMEOUT")
-    workload = make_trace(solution=None)
-    assert [trace for trace, _ in judged([first, other, workload, last])] == [other, last]
+    assert find_latest([first, other, make_trace(solution=None), last]) == [other, last]
 
 
 def test_verdicts_of_different_hardware_do_not_replace_each_other():
     here, there = make_trace(), make_trace(environment={"hardware": "other device", "libs": {}})
-    assert len(judged([here, there])) == 2
+    assert len(find_latest([here, there])) == 2

@@ -29,6 +29,7 @@ from flashinfer_bench.cli.screen.tables import (
 )
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import parse_time
+from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.report.changes import (
@@ -41,7 +42,6 @@ from flashinfer_bench.report.changes import (
     find_epochs,
 )
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
-from flashinfer_bench.report.results import Result, list_results
 from flashinfer_bench.report.verdict import to_one_line
 
 SPARED: Final = ("Sources", "Passed")

@@ -22,13 +22,21 @@ from flashinfer_bench.cli.screen.tables import (
 from flashinfer_bench.cli.screen.verdicts import head_of, standing_mark, standing_notes
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.best import best_by_workload
-from flashinfer_bench.report.ranking import FAST_P, AuthorRow, GroupRow, group_by, rank_by_author
-from flashinfer_bench.report.results import MeanRatio, list_results
+from flashinfer_bench.report.intervals import MeanRatio
+from flashinfer_bench.report.ranking import (
+    FAST_P,
+    AuthorRow,
+    GroupRow,
+    WinnersRow,
+    count_winners,
+    group_by,
+    rank_by_author,
+)
 from flashinfer_bench.report.verdict import to_one_line
-from flashinfer_bench.report.winners import WinnersRow, count_winners
 
 SHOWN_P: Final = (1.0, 1.5, 2.0)
 """The p of fast_p that tables show; JSON has all."""
@@ -67,9 +75,7 @@ def show_groups(args: argparse.Namespace, trace_set: TraceSet, traces: Sequence[
 
 def show_best_groups(args: argparse.Namespace, trace_set: TraceSet, traces: Sequence[AnyTrace]) -> int:
     """Print `report best --by author|op_type|hardware`."""
-    authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
-    op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
-    rows = count_winners(best_by_workload(traces), args.by, authors, op_types)
+    rows = count_winners(best_by_workload(traces, trace_set=trace_set), args.by)
     text = render_winners(rows, HEADINGS[args.by], available_width(sys.stdout)) if rows else ""
     return _show(args, [asdict(row) for row in rows], text)
 

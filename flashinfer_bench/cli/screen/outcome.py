@@ -12,20 +12,20 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
-from flashinfer_bench.bench.planning.resume import FULL, names_of
+from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.screen.plan import describe_skips, plan_counts, skip_documents
 from flashinfer_bench.cli.screen.progress import describe_job
 from flashinfer_bench.cli.screen.tables import count, format_duration, wrap_line
 from flashinfer_bench.cli.screen.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
-from flashinfer_bench.report.timing import read_burst, read_timing
+from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
 FORMAT_VERSION: Final = 1
@@ -113,10 +113,10 @@ class RunOutcome:
 
 def _describe_confirmed(outcome: RunOutcome, width: int) -> list[str]:
     """Say of how many workloads the best stands confirmed, where a GPU judged them."""
-    best = [row for row in best_by_workload(outcome.traces) if row.burst.assurance]
+    best = [row for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
     if not best:
         return []
-    confirmed = sum(row.burst.assurance == FULL for row in best)
+    confirmed = sum(row.confirmed for row in best)
     text = f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}"
     return [wrap_line(text, width) + "\n"]
 
@@ -264,10 +264,10 @@ def _finished_document(event: JobFinished) -> dict[str, Any]:
 
 def _trace_document(trace: Trace) -> dict[str, Any]:
     names = {"definition": trace.definition, "solution": trace.solution, "workload": trace.workload.uuid}
-    return {**names, **(_verdict(trace, trace.evaluation) if trace.evaluation is not None else {})}
+    return {**names, **(_verdict(trace.evaluation) if trace.evaluation is not None else {})}
 
 
-def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
+def _verdict(evaluation: Evaluation) -> dict[str, Any]:
     performance, correctness = evaluation.performance, evaluation.correctness
     interval = read_interval(evaluation)
     return {
@@ -283,9 +283,6 @@ def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
         "timing_caveat": caveat_of(evaluation) if performance is not None else None,
         "timing": asdict(read_timing([evaluation])) if performance is not None else None,
         "baseline": source_of_baseline(evaluation),
-        "burst": asdict(read_burst(trace.workload.uuid, read_measurement(evaluation)))
-        if performance is not None
-        else None,
         "correctness": correctness.to_dict() if correctness is not None else None,
     }
 
