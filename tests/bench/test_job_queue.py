@@ -72,7 +72,7 @@ def test_every_job_is_taken_once_in_batches_of_one_definition_whatever_is_built_
     queue, done = packing(jobs), []
     for lost, built in [*steps, *[(0, set(range(10)))] * (len(jobs) + 1)]:
         ready = {f"s{number}" for number in built}
-        batch = queue.take("a", devices=devices, is_ready=lambda solution, ready=ready: solution.name in ready)
+        batch = queue.take("a", devices=devices, is_ready=lambda job, ready=ready: job.solution.name in ready)
         assert {job.solution.name for job in batch} <= ready
         assert len({job.definition.name for job in batch}) <= 1
         kept = batch[: max(0, len(batch) - lost)]
