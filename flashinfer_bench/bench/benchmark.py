@@ -20,7 +20,7 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.confirm import Winners
+from flashinfer_bench.bench.confirm import Winners, may_confirm
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, Notice, RunStarted
 from flashinfer_bench.bench.harness import Harness, Result, Submission
@@ -226,9 +226,7 @@ class Benchmark:
             self._give_up_reserved()
 
     def _may_confirm(self) -> bool:
-        config = self.config
-        is_cheap = config.assurance == "standard" and not config.quick and self._repeat == 1
-        return config.confirm and is_cheap and self.context.machine.kind != "cpu" and not self._keeps_sessions
+        return may_confirm(self.config, self.context.machine) and self._repeat == 1 and not self._keeps_sessions
 
     def _open_winners(self, plan: Plan) -> Winners | None:
         """Return what confirms the best of each workload; None if nothing is confirmed."""
