@@ -34,6 +34,10 @@ MOST_CONFIRMED: Final = 3
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
 """Rule → error, in multiples of its limit, from which chance does not explain that it is broken. The draws of a sampler
 (`power`) are left to chance."""
+MOST_KNOWN: Final = 16
+"""Solutions that an engine knows of a workload on one kind of hardware: the fastest."""
+Confirm = Literal["if_best", "always", "never"]
+"""Whether what is submitted is judged at full assurance: if it would be the best, at once, or not at all."""
 Scope = tuple[str, str]
 """Name of a definition, uuid of a workload."""
 
