@@ -139,7 +139,7 @@ def test_an_order_that_is_given_is_kept():
     queue.give_back(first[3:])
     assert [indices(queue.take()) for _ in range(3)] == [list(range(3, 19)), [19], [20, 21]]
     queue.add(jobs[:2], lane)
-    assert queue.take(is_ready=lambda solution: solution.name == "s1") == []
+    assert queue.take(is_ready=lambda job: job.solution.name == "s1") == []
 
 
 @pytest.mark.parametrize(
