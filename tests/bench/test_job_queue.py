@@ -120,7 +120,7 @@ def test_a_batch_has_whole_solutions_but_for_the_last(shapes, devices, idle, siz
 
 def test_a_device_stays_with_its_definition_and_takes_what_is_built_and_what_came_back():
     queue, ready = packing(make_jobs((2, 9), (2, 9))), {f"s{number}" for number in range(8)}
-    asked = {"devices": 2, "is_ready": lambda solution: solution.name in ready}
+    asked = {"devices": 2, "is_ready": lambda job: job.solution.name in ready}
     first, second = queue.take("a", **asked), queue.take("b", **asked)
     queue.give_back(first)
     again = queue.take("a", **asked)
