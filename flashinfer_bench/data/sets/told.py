@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from flashinfer_bench.data.evaluation import WAITS_INSIDE
 from flashinfer_bench.data.measurement import Measurement, Number, read_leniently
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra
 
@@ -55,12 +54,6 @@ class ToldTrace(msgspec.Struct, frozen=True, gc=False):
     roofline: RooflineRecord = RooflineRecord()
     run: RunRecord = RunRecord()
     evaluator: str = ""
-
-    @property
-    def may_be_best(self) -> bool:
-        """Whether it is no quick run, and does not wait for the GPU inside where its reference does, too."""
-        both_wait = WAITS_INSIDE in self.measurement.flags and WAITS_INSIDE in self.baseline.flags
-        return not self.run.quick and not both_wait
 
 
 def tell(evaluation: AnyEvaluation) -> ToldTrace:
