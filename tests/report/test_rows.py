@@ -67,6 +67,11 @@ FIRST = {
         ["y"],
     ),
     "none that reported far less": ([on("a", "x", record=FULL | {"claimed_ms": 0.5}), on("a", "y", 2.0)], ["y"], ["y"]),
+    "one that reported nearly as much": (
+        [on("a", "x", record=FULL | {"claimed_ms": 0.95}), on("a", "y", 2.0)],
+        ["x"],
+        ["x"],
+    ),
     "one that waits alone": ([on("a", "x", record=FULL | WAITS), on("a", "y", 2.0)], ["x"], ["x"]),
     "the most passed": (
         [on("a", "x"), on("b", "x", status="TIMEOUT"), on("a", "y", 2.0), on("b", "y", 2.0)],
