@@ -14,19 +14,11 @@ from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.planning.selection import check_names
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.tolerances import own_tolerance
-from flashinfer_bench.cli.given.choice import describe_unknown
-from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.given.settings import (
-    Setting,
-    format_value,
-    naming_flags,
-    read_config,
-    resolved_settings,
-    section_settings,
-    top_settings,
-)
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.screen.tables import Column, Row, available_width, count, render_table
+from flashinfer_bench.cli.args import describe_unknown
+from flashinfer_bench.cli.args import is_set_named, open_trace_set
+from flashinfer_bench.cli.settings import Setting, format_value, naming_flags, read_config, resolved_settings, section_settings, top_settings
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.render import Column, Row, available_width, count, render_table
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 
@@ -50,7 +42,7 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, 
     """
     if args.definition is None and not args.local:
         return {"": top_settings(config), **dict(section_settings(config))}, {}
-    if not is_set_named(args, os.environ):
+    if not is_set_named(args):
         raise Misuse("--definition needs the trace set that has it: give --local PATH")
     trace_set = open_trace_set(args)
     config = config.for_set(trace_set)

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.args import choose_traces
+from flashinfer_bench.cli.args import open_trace_set
 from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import available_width, count
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import available_width, count
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace

@@ -19,15 +19,16 @@ from flashinfer_bench.cli.edit.watch import keep_judging
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.data_errors import AskedNames, find_load_errors, find_plan_errors, take_broken_names
-from flashinfer_bench.cli.given.drafts import list_draft_paths, save_draft, take_drafts
-from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
-from flashinfer_bench.cli.given.sets import describe_issues, open_trace_set
-from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.given.tolerances import describe_tolerances
+from flashinfer_bench.cli.args import list_draft_paths, save_draft, take_drafts
+from flashinfer_bench.cli.args import read_recorded
+from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed
+from flashinfer_bench.cli.args import describe_issues, open_trace_set
+from flashinfer_bench.cli.settings import naming_flags, read_config
+from flashinfer_bench.cli.settings import describe_tolerances
 from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
-from flashinfer_bench.cli.screen.interrupt import one_interrupt
+from flashinfer_bench.cli.output import one_interrupt
 from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome, trace_files, trace_folders
-from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
+from flashinfer_bench.cli.output import write_err, write_out, write_problems
 from flashinfer_bench.cli.screen.plan import (
     describe_odd_keys,
     describe_plan,
@@ -37,8 +38,8 @@ from flashinfer_bench.cli.screen.plan import (
     render_plan,
 )
 from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
-from flashinfer_bench.cli.screen.tables import available_width, count
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.render import available_width, count
+from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.errors import DataSetError, Fault, Misuse
 
@@ -134,7 +135,7 @@ def _open(
     args: argparse.Namespace, trace_set: TraceSet, config: BenchmarkConfig, make_engine: BenchmarkFactory
 ) -> tuple[Benchmark, Plan]:
     """Return the engine and the jobs that the flags choose. What is replayed is not saved again."""
-    replayed = read_replay(args.replay) if args.replay else []
+    replayed = read_recorded(args.replay) if args.replay else []
     with naming_flags(args):
         engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
         plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)

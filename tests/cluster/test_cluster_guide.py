@@ -7,7 +7,7 @@ import pytest
 
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.cli.entry import parse_command_line
-from flashinfer_bench.cli.given.settings import read_config
+from flashinfer_bench.cli.settings import read_config
 from flashinfer_bench.cli.main import cli
 from tests.conftest import CHECKOUT
 

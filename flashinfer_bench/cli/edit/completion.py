@@ -8,8 +8,8 @@ from typing import Final
 
 from flashinfer_bench.cli.entry import COMMANDS, PERF, make_parser
 from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.parser import PROGRAM
 
 BASH: Final = """\
 _flashinfer_bench() {{

@@ -6,15 +6,9 @@ import argparse
 from typing import Final
 
 from flashinfer_bench.cli.parser import NameList, Parser, iterations, number, share, whole_number
-from flashinfer_bench.cli.shared_flags import (
-    EXIT_CODES,
-    ITERATIONS_HELP,
-    PROGRAM,
-    add_local,
-    add_names,
-    add_sandbox,
-    add_setting,
-)
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, add_local, add_names, add_sandbox
+from flashinfer_bench.cli.settings import add_setting
+from flashinfer_bench.cli.shared_flags import ITERATIONS_HELP
 
 BUDGET_S: Final = 60.0
 """Seconds of measuring where nobody says another number."""

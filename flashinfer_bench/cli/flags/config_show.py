@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
+from flashinfer_bench.cli.parser import PROGRAM, add_format, add_local
+from flashinfer_bench.cli.settings import add_selection, add_settings
 
 
 def declare_config(parser: Parser) -> None:

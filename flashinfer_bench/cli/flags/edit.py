@@ -6,7 +6,8 @@ from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import LANGUAGES
 from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_names, add_settings
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, add_format, add_local, add_names
+from flashinfer_bench.cli.settings import add_settings
 
 OP_TYPE: Final = "custom"
 SHELLS: Final = ("bash", "zsh", "fish")

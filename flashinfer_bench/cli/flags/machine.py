@@ -6,15 +6,8 @@ from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import NCU, NCU_SET, NCU_TIMEOUT_S, SANITIZER, SANITIZER_TYPES
 from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
-from flashinfer_bench.cli.shared_flags import (
-    EXIT_CODES,
-    PROGRAM,
-    add_format,
-    add_local,
-    add_names,
-    add_sandbox,
-    add_setting,
-)
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, add_format, add_local, add_names, add_sandbox
+from flashinfer_bench.cli.settings import add_setting
 
 WALLS: Final = (
     "The tool and the solution run in the walls of a worker. Open for them: a loopback and local sockets in a\n"

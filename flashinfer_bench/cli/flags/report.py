@@ -6,7 +6,7 @@ from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import EXPORT_FORMATS, GROUP_KEYS, THRESHOLD
 from flashinfer_bench.cli.parser import NameList, Parser, share
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local, add_names
+from flashinfer_bench.cli.parser import PROGRAM, add_filters, add_format, add_local, add_names
 
 ROWS: Final = ("workload", "definition")
 MERITS: Final = ("latency", "speedup")

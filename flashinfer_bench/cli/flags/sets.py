@@ -6,7 +6,7 @@ from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import CHECKS
 from flashinfer_bench.cli.parser import NameList, Parser
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_names
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, add_format, add_local, add_names
 
 REPORT_FILES: Final = {"json": "report.json", "text": "report.txt"}
 """Output → its file in the output folder."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
-from flashinfer_bench.cli.given.stored_inputs import find_input_issues
+from flashinfer_bench.data.check import find_input_issues
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.names import HintLimit, did_you_mean

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from flashinfer_bench.base.files.writing import WriteRefused
-from flashinfer_bench.cli.given.wildcards import is_wildcard
-from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.args import is_wildcard
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.drafts.draft import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
@@ -40,7 +40,7 @@ def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
     for text in dict.fromkeys(paths):
         draft = read_draft(Path(text), trace_set.definitions, read_hints(args))
         _check_name(draft, trace_set)
-        tell_draft(draft, trace_set, is_quiet=getattr(args, "quiet", False))
+        describe_draft(draft, trace_set, is_quiet=getattr(args, "quiet", False))
         _add(draft.solution, trace_set)
         drafts[text] = draft
     if drafts:
@@ -60,7 +60,7 @@ def read_hints(args: argparse.Namespace) -> DraftHints:
     )
 
 
-def tell_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
+def describe_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
     """Print what was found out of a draft, unless that is not wanted, and why its entry function cannot work."""
     for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
         write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")

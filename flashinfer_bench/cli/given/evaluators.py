@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, list_plug_ins
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
-from flashinfer_bench.cli.given.settings import read_config
+from flashinfer_bench.cli.settings import read_config
 from flashinfer_bench.data import Definition
 
 

@@ -10,7 +10,7 @@ from flashinfer_bench.data import Trace, load_jsonl_file
 from flashinfer_bench.errors import Misuse
 
 
-def read_replay(text: str) -> list[Trace]:
+def read_recorded(text: str) -> list[Trace]:
     """Return the traces that `FILE` or `FILE:LINE` names.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.given.wildcards import expand_wildcards
-from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.names import HintLimit, nearest_name
@@ -82,7 +82,7 @@ def _hint_of_folder(folder: Path) -> str:
 def named_folders(args: argparse.Namespace, environment: Mapping[str, str]) -> list[Path]:
     """Return the folders that --local or the environment names, each once."""
     named: list[str] = args.local or [environment.get(DATASET_VARIABLE, "")]
-    if not is_set_named(args, environment):
+    if not is_set_named(args):
         raise Misuse(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
     return list(dict.fromkeys(Path(path) for path in named))
 

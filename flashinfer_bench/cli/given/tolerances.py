@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashinfer_bench.bench.tolerances import SetTolerances, find_tolerances, own_tolerance, read_own_tolerances
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE, definition_names
 from flashinfer_bench.errors import ConfigError

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.parser import PROGRAM
 
 
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flashinfer_bench.cli.parser import NameList, Parser, describe_unknown_arguments, number, whole_number
-from flashinfer_bench.cli.screen.log_level import add_log_level
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.shared_flags import add_sandbox
+from flashinfer_bench.cli.parser import add_log_level
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.parser import add_sandbox
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.spec import Flag, Routine
 from flashinfer_bench.routines.table import ROUTINES, find_routine

@@ -31,10 +31,10 @@ from flashinfer_bench.cli.perf.ranks import run_ranks
 from flashinfer_bench.cli.perf.rows import make_failed, make_row
 from flashinfer_bench.cli.perf.saved import write_tolerances
 from flashinfer_bench.cli.screen.heartbeat import Heartbeat
-from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.output import one_interrupt
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.screen.progress import describe_devices
-from flashinfer_bench.cli.screen.tables import count, format_duration
+from flashinfer_bench.cli.render import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, Misuse

@@ -12,21 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.flags.report import CHANGE_MARK
-from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.args import choose_traces
+from flashinfer_bench.cli.args import open_trace_set
 from flashinfer_bench.cli.reports.ranks import format_mean
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import (
-    Column,
-    Row,
-    available_width,
-    count,
-    format_latency,
-    natural_width,
-    render_table,
-    shorten_uuid,
-    wrap_line,
-)
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import Column, Row, available_width, count, format_latency, natural_width, render_table, shorten_uuid, wrap_line
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import parse_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace

@@ -9,16 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import (
-    ABSENT,
-    Column,
-    available_width,
-    format_speedup,
-    natural_width,
-    render_table,
-    wrap_line,
-)
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import ABSENT, Column, available_width, format_speedup, natural_width, render_table, wrap_line
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import Misuse

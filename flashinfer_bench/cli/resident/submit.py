@@ -15,10 +15,10 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.resident.server_flags import open_client
-from flashinfer_bench.cli.screen.interrupt import one_interrupt
+from flashinfer_bench.cli.output import one_interrupt
 from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import available_width
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import available_width
 from flashinfer_bench.client import Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import describe_issues, has_nothing
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.args import find_output
+from flashinfer_bench.cli.args import describe_issues, has_nothing
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.new_sets.conversion import Conversion, convert_set
 from flashinfer_bench.data.store.new_sets.set_writer import WrittenSet

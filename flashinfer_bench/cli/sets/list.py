@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from flashinfer_bench.cli.given.choice import check_solutions, choose_definitions
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.screen.tables import Column, available_width, render_table
+from flashinfer_bench.cli.args import choose_definitions
+from flashinfer_bench.cli.given.choice import check_solutions
+from flashinfer_bench.cli.args import open_trace_set
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.render import Column, available_width, render_table
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import Misuse
 

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.args import find_output
+from flashinfer_bench.cli.args import open_trace_set
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.names import did_you_mean

@@ -7,7 +7,8 @@ import pytest
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.cli.entry import call, parse_command_line
-from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
+from flashinfer_bench.cli.args import read_recorded
+from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed
 from flashinfer_bench.cli.run import execute
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError, Misuse
@@ -29,15 +30,15 @@ def names(traces):
 
 
 def test_a_file_names_its_verdicts_and_a_line_its_own(file):
-    assert names(read_replay(str(file))) == [("double_python", "w0"), ("other", "w1")]
-    assert names(read_replay(f"{file}:3")) == [("other", "w1")]
+    assert names(read_recorded(str(file))) == [("double_python", "w0"), ("other", "w1")]
+    assert names(read_recorded(f"{file}:3")) == [("other", "w1")]
 
 
 def test_a_file_may_have_a_colon_in_its_name(file):
     odd = file.with_name("traces:3")
     file.rename(odd)
-    assert len(read_replay(str(odd))) == 2
-    assert names(read_replay(f"{odd}:1")) == [("double_python", "w0")]
+    assert len(read_recorded(str(odd))) == 2
+    assert names(read_recorded(f"{odd}:1")) == [("double_python", "w0")]
 
 
 @pytest.mark.parametrize(
@@ -50,17 +51,17 @@ def test_a_file_may_have_a_colon_in_its_name(file):
 )
 def test_a_line_without_a_verdict_is_refused(file, line, said):
     with pytest.raises(Misuse, match=said):
-        read_replay(f"{file}{line}")
+        read_recorded(f"{file}{line}")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(DataSetError, match=r"none\.jsonl"):
-        read_replay(str(tmp_path / "none.jsonl"))
+        read_recorded(str(tmp_path / "none.jsonl"))
 
 
 def test_the_jobs_that_are_recorded_are_planned_and_no_others(file, tmp_path):
     trace_set = TraceSet.from_path(write_small_set(tmp_path / "set"))
-    traces = read_replay(str(file))
+    traces = read_recorded(str(file))
     plan = make_plan(trace_set, choose_replayed(BenchmarkConfig(), traces), MACHINE)
     assert len(plan.jobs) == 4
     kept = keep_replayed(plan, traces)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashinfer_bench.cli.given.data_errors import find_parameter_issues
-from flashinfer_bench.cli.given.sets import find_entry_issues
+from flashinfer_bench.data.check import find_reference_issues
+from flashinfer_bench.data.check import find_entry_issues
 from flashinfer_bench.cli.sets.validate.file_checks import find_constraint_issues
 from flashinfer_bench.data import TraceSet, names
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set

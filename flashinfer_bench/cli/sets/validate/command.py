@@ -11,9 +11,9 @@ from typing import Final, TypeVar, get_args
 from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.flags.sets import REPORT_FILES
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import has_nothing, load_trace_set
-from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.args import find_output
+from flashinfer_bench.cli.args import has_nothing, load_trace_set
+from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.sets.validate.chosen import Chosen, choose
 from flashinfer_bench.cli.sets.validate.coverage import find_coverage
 from flashinfer_bench.cli.sets.validate.file_checks import check_files

@@ -9,10 +9,10 @@ from typing import Final
 
 from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes, find_strange_names
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
-from flashinfer_bench.cli.given.data_errors import find_parameter_issues
-from flashinfer_bench.cli.given.sets import find_entry_issues
-from flashinfer_bench.cli.given.stored_inputs import find_input_issues
-from flashinfer_bench.cli.given.tolerances import find_tolerance_issues
+from flashinfer_bench.data.check import find_reference_issues
+from flashinfer_bench.data.check import find_entry_issues
+from flashinfer_bench.data.check import find_input_issues
+from flashinfer_bench.cli.settings import find_tolerance_issues
 from flashinfer_bench.cli.sets.validate.chosen import Chosen
 from flashinfer_bench.cli.sets.validate.validation import Check, CheckedIssue
 from flashinfer_bench.data import LoadIssue, TraceSet

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.sets.validate.text import render_validation
 from flashinfer_bench.cli.sets.validate.validation import read_validation
 
