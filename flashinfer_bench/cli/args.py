@@ -13,7 +13,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_to_append
 from flashinfer_bench.cli.output import write_err
@@ -29,6 +29,10 @@ from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
 from flashinfer_bench.errors import DataSetError, Fault, Misuse
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.planning.plan import Plan
 
 SHOWN_WARNINGS: Final = 20
 WILDCARDS: Final = frozenset("*?[")
@@ -189,6 +193,24 @@ def read_recorded(text: str) -> list[Trace]:
     return judged
 
 
+def choose_recorded(config: BenchmarkConfig, traces: Sequence[Trace]) -> BenchmarkConfig:
+    """Return the configuration that chooses what the traces name."""
+    chosen = {
+        "definitions": sorted({trace.definition for trace in traces}),
+        "solutions": sorted({trace.solution for trace in traces if trace.solution is not None}),
+        "workloads": sorted({trace.workload.uuid for trace in traces}),
+    }
+    return config.model_copy(update=chosen)
+
+
+def keep_recorded(plan: Plan, traces: Sequence[Trace]) -> Plan:
+    """Return the plan with the recorded jobs alone."""
+    wanted = {(trace.definition, trace.solution, trace.workload.uuid) for trace in traces}
+    return plan.with_jobs(
+        tuple(job for job in plan.jobs if (job.definition.name, job.solution.name, job.workload.uuid) in wanted)
+    )
+
+
 class Output(NamedTuple):
     """A file or a folder that a command writes, since the user names it."""
 
@@ -270,9 +292,7 @@ def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
     """
     named = getattr(args, "solutions", ())
     paths = [
-        name
-        for name in named
-        if is_draft_path(name) and (Path(name).exists() or trace_set.get_solution(name) is None)
+        name for name in named if is_draft_path(name) and (Path(name).exists() or trace_set.get_solution(name) is None)
     ]
     given = [f"--{name}" for name in ("entry", "language") if getattr(args, name) is not None]
     if given and len(paths) != 1:
@@ -400,8 +420,8 @@ def _expand_wildcards(args: argparse.Namespace, trace_set: TraceSet) -> None:
         if not isinstance(given, list) or not any(map(is_wildcard, given)):
             continue
         names = list(dict.fromkeys(name for name in there if name))
-        found = {one: [name for name in names if fnmatchcase(name, one)] if is_wildcard(one) else [one] for one in given}
-        setattr(args, flag, list(dict.fromkeys(name for some in found.values() for name in some)))
+        found = {one: [name for name in names if fnmatchcase(name, one)] for one in given if is_wildcard(one)}
+        setattr(args, flag, list(dict.fromkeys(name for one in given for name in found.get(one, [one]))))
         spelt = f"--{flag.replace('_', '-')}"
         problems += [f"{spelt}: the trace set has nothing like {one!r}" for one, some in found.items() if not some]
     if problems:

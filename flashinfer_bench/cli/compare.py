@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.cli.args import describe_draft, find_output, is_set_named, open_trace_set, read_hints
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.flags.compare import BUDGET_S
-from flashinfer_bench.cli.args import read_hints, describe_draft
-from flashinfer_bench.cli.args import find_output
-from flashinfer_bench.cli.args import is_set_named, open_trace_set
-from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.render import ABSENT, Column, available_width, count, format_latency, render_table, shorten_uuid, wrap_line
+from flashinfer_bench.cli.render import (
+    ABSENT,
+    Column,
+    available_width,
+    count,
+    format_latency,
+    render_table,
+    shorten_uuid,
+    wrap_line,
+)
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.drafts.draft import Draft
 from flashinfer_bench.data.store.jsonl import write_whole

@@ -28,7 +28,7 @@ NAMED: Final = {
     "solutions": "only these solutions",
     "authors": "only solutions of these authors",
     "workloads": "only these workloads: uuids, or unique beginnings of uuids",
-    "devices": 'only these devices: 0, cuda:1, a GPU\'s uuid, or cpu',
+    "devices": "only these devices: 0, cuda:1, a GPU's uuid, or cpu",
 }
 """Names that a flag takes, as `--definitions`. Each flag is also taken without its `s`."""
 SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", re.ASCII)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, Final, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -60,8 +60,9 @@ def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") ->
     """Add the flag of one field, with another help where the command uses it otherwise."""
     field = BenchmarkConfig.model_fields[name]
     text = (text or " ".join((field.description or "").split())).replace("%", "%%")
-    kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
-    kind = kinds[0] if len(kinds) == 1 and get_origin(field.annotation) not in (list, Literal) else field.annotation
+    kind: Any = field.annotation
+    while get_origin(kind) in (UnionType, Union, Annotated):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
     given: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
     if get_origin(kind) is list:
         add_names(group, flag_of(name), text)
@@ -72,7 +73,7 @@ def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") ->
     elif get_origin(kind) is Literal:
         group.add_argument(flag_of(name), choices=get_args(kind), **given)
     else:
-        group.add_argument(flag_of(name), metavar={int: "N", float: "F"}.get(kind, "TEXT"), **given)
+        group.add_argument(flag_of(name), metavar="N" if kind is int else "F" if kind is float else "TEXT", **given)
 
 
 def add_settings(parser: Parser) -> None:

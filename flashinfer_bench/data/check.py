@@ -1,4 +1,4 @@
-"""What is wrong in a set that loading does not see: stored inputs, references, entry points. `run`, `validate` share it.
+"""What is wrong in a set that loading does not see: stored inputs, references, entry points. `run` and `validate` ask.
 
 No code of the set is run. Of a blob its header is read, which says what each tensor is; no tensor is.
 """
@@ -14,10 +14,10 @@ from typing import Final
 from flashinfer_bench.data.definition import Definition, TensorSpec, normalise_op_type
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.entry import check_entry
-from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.layout import SOLUTIONS, path_part
+from flashinfer_bench.data.store.layout import SOLUTIONS, TRACES, path_part
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 
@@ -43,9 +43,14 @@ class Asked:
     op_types: Sequence[str] | None = None
     authors: Sequence[str] | None = None
 
-    def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
-        """Tell whether an issue is about this part, by the path of its file."""
+    def issues(self, trace_set: TraceSet) -> list[LoadIssue]:
+        """Return the issues of loading that are about this part, by the paths of their files."""
+        return [issue for issue in trace_set.issues if self._is_about(issue, trace_set)]
+
+    def _is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
         parts = parts_below(issue.file, trace_set.roots)
+        if parts[:1] == (TRACES,):  # recorded traces are never asked for
+            return False
         if issue.file in trace_set.roots or not any((self.definitions, self.solutions, self.op_types, self.authors)):
             return True
         if self.op_types and not set(map(normalise_op_type, parts)) & set(map(normalise_op_type, self.op_types)):
@@ -68,7 +73,7 @@ def parts_below(file: Path, roots: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
-    """Return an issue for each stored input that no run could use: an error, or a warning where a run would fetch it."""
+    """Return an issue for each stored input that no run could use: an error, or a warning if a run would fetch it."""
     blobs: dict[tuple[Path, str], Tensors | str] = {}
     issues = []
     for name, workload in jobs:
@@ -82,7 +87,7 @@ def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
                 reason = store.why_not_ready(source.path)
                 blobs[where] = reason or _read_tensors(store, source.path)
                 if reason is not None:
-                    severity = "warning" if store.is_pointer(source.path) else "error"
+                    severity: Severity = "warning" if store.is_pointer(source.path) else "error"
                     issues.append(LoadIssue(severity, root, None, None, f"{whose}{reason}"))
                 elif isinstance(problem := blobs[where], str):
                     text = f"{whose}input {key!r}, blob {source.path}: cannot be read: {problem}"

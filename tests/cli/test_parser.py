@@ -3,8 +3,8 @@
 import pytest
 
 from flashinfer_bench.cli.entry import COMMANDS, parse_command_line
-from flashinfer_bench.cli.settings import given_overrides
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.cli.settings import given_overrides
 from flashinfer_bench.errors import Misuse
 from tests.cli.helps import ALL_COMMANDS, example_of
 

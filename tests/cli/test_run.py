@@ -9,8 +9,7 @@ import pytest
 
 from flashinfer_bench.bench.events import JobFaulted
 from flashinfer_bench.cli.entry import call, parse_command_line
-from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
-from flashinfer_bench.cli.run import execute
+from flashinfer_bench.cli.run import execute, resume_command, typed_program
 from flashinfer_bench.errors import DeviceFault
 from tests.cli.fake_engine import FakeEngine, finished, make_jobs, write_small_set
 

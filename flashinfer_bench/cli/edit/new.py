@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import WriteRefused
-from flashinfer_bench.cli.args import Output, find_output
-from flashinfer_bench.cli.args import open_trace_set
+from flashinfer_bench.cli.args import Output, find_output, open_trace_set
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.data import Definition, TraceSet

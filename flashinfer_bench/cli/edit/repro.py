@@ -13,14 +13,17 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-from flashinfer_bench.cli.args import take_drafts
-from flashinfer_bench.cli.args import find_output
-from flashinfer_bench.cli.args import read_recorded
-from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed
-from flashinfer_bench.cli.args import is_set_named, open_trace_set
-from flashinfer_bench.cli.settings import naming_flags, read_config
+from flashinfer_bench.cli.args import (
+    choose_recorded,
+    find_output,
+    keep_recorded,
+    open_trace_set,
+    read_recorded,
+    take_drafts,
+)
 from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.parser import PROGRAM
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace, TraceSet
 from flashinfer_bench.data.store.layout import TRACES, path_part
 from flashinfer_bench.errors import DataSetError, Misuse
@@ -39,9 +42,9 @@ def execute(args: argparse.Namespace) -> int:
         take_drafts(args, trace_set)
     config = read_config(args).for_set(trace_set)
     with naming_flags(args):
-        engine = Benchmark(trace_set, choose_replayed(config, recorded) if recorded else config)
+        engine = Benchmark(trace_set, choose_recorded(config, recorded) if recorded else config)
         plan = engine.plan()
-    plan = keep_replayed(plan, recorded) if recorded else plan
+    plan = keep_recorded(plan, recorded) if recorded else plan
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]

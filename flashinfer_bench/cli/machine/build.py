@@ -18,8 +18,7 @@ from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.cli.args import is_set_named, open_trace_set
-from flashinfer_bench.cli.settings import naming_flags, read_config
-from flashinfer_bench.cli.screen.build_outcome import (
+from flashinfer_bench.cli.machine.build_outcome import (
     BuildOutcome,
     BuildRow,
     Result,
@@ -27,9 +26,9 @@ from flashinfer_bench.cli.screen.build_outcome import (
     outcome_document,
     render_outcome,
 )
-from flashinfer_bench.cli.output import one_interrupt
-from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
 from flashinfer_bench.cli.render import available_width
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.requirements import NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
@@ -67,7 +66,7 @@ def execute(args: argparse.Namespace) -> int:
     return outcome.exit_code(require_built=args.require_built)
 
 
-def choose_solutions(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> list[Item]:
+def choose_solutions(args: argparse.Namespace) -> list[Item]:
     """Return the solutions of the named files, or those of the set that the filters leave.
 
     Raises:

@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from flashinfer_bench.cli.parser import NameList, Parser, describe_unknown_arguments, number, whole_number
-from flashinfer_bench.cli.parser import add_log_level
 from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.parser import add_sandbox
+from flashinfer_bench.cli.parser import (
+    NameList,
+    Parser,
+    add_log_level,
+    add_sandbox,
+    describe_unknown_arguments,
+    number,
+    whole_number,
+)
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.spec import Flag, Routine
 from flashinfer_bench.routines.table import ROUTINES, find_routine

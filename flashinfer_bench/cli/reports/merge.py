@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from flashinfer_bench.bench.tolerances import merge_tolerances
+from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing, named_folders
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.args import find_output
-from flashinfer_bench.cli.args import describe_issues, has_nothing, named_folders
 from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet

@@ -6,9 +6,8 @@ import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import make_plan
+from flashinfer_bench.cli.args import choose_recorded, keep_recorded, read_recorded
 from flashinfer_bench.cli.entry import call, parse_command_line
-from flashinfer_bench.cli.args import read_recorded
-from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed
 from flashinfer_bench.cli.run import execute
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError, Misuse
@@ -62,9 +61,9 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
 def test_the_jobs_that_are_recorded_are_planned_and_no_others(file, tmp_path):
     trace_set = TraceSet.from_path(write_small_set(tmp_path / "set"))
     traces = read_recorded(str(file))
-    plan = make_plan(trace_set, choose_replayed(BenchmarkConfig(), traces), MACHINE)
+    plan = make_plan(trace_set, choose_recorded(BenchmarkConfig(), traces), MACHINE)
     assert len(plan.jobs) == 4
-    kept = keep_replayed(plan, traces)
+    kept = keep_recorded(plan, traces)
     assert [(job.solution.name, job.workload.uuid) for job in kept.jobs] == [("double_python", "w0"), ("other", "w1")]
     assert [job.index for job in kept.jobs] == [0, 1]
 

@@ -4,10 +4,6 @@ import io
 import threading
 
 import pytest
-from rich.console import Console
-
-from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice, RunStarted
-from flashinfer_bench.cli.screen.heartbeat import Heartbeat
 from flashinfer_bench.cli.screen.progress import (
     LiveProgress,
     PlainProgress,
@@ -17,6 +13,9 @@ from flashinfer_bench.cli.screen.progress import (
     render_progress,
 )
 from flashinfer_bench.cli.screen.tally import Tally
+from rich.console import Console
+
+from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice, RunStarted
 from tests.cli.fake_engine import CPU, finished, make_jobs
 
 

@@ -4,8 +4,20 @@ import io
 
 import pytest
 
-from flashinfer_bench.cli.render import ABSENT, UNLIMITED, Column, available_width, format_duration, format_half, format_latency, format_speedup, natural_width, render_table, shorten_uuid
-from flashinfer_bench.cli.screen.verdicts import describe_failure, render_best, render_summary
+from flashinfer_bench.cli.render import (
+    ABSENT,
+    UNLIMITED,
+    Column,
+    available_width,
+    format_duration,
+    format_half,
+    format_latency,
+    format_speedup,
+    natural_width,
+    render_table,
+    shorten_uuid,
+)
+from flashinfer_bench.cli.verdicts import describe_failure, render_best, render_summary
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import FailureGroup, summarise
 from tests.kit import make_trace, make_workload
