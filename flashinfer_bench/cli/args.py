@@ -1,6 +1,7 @@
-"""What the arguments of a command name: trace sets, parts of them, solutions that are edited, recorded jobs, outputs.
+"""What the arguments of a command name: trace sets, parts of them, recorded jobs, outputs.
 
-A name that a set does not have is refused, with the nearest one that it has. Settings are in `settings.py`.
+A name that a set does not have is refused, with the nearest one that it has. Settings are in
+`settings.py`, solutions that are edited in `drafts.py`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flashinfer_bench.base.files.writing import WriteRefused, check_place, open_to_append
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.data import Definition, LoadIssue, Solution, Trace, TraceSet, load_jsonl_file
+from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet, load_jsonl_file
 from flashinfer_bench.data.definition import normalise_op_type
-from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.names import did_you_mean, nearest_name
-from flashinfer_bench.data.store.drafts.draft import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
 from flashinfer_bench.data.store.jsonl import write_whole
-from flashinfer_bench.data.store.layout import DEFINITIONS, definition_names, find_set_around, solution_path
+from flashinfer_bench.data.store.layout import DEFINITIONS, definition_names, find_set_around
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX
@@ -278,82 +277,6 @@ def find_output(path: Path | str, args: argparse.Namespace | None = None) -> Out
     return Output(whole, root)
 
 
-def list_draft_paths(args: argparse.Namespace) -> list[Path]:
-    """Return what `--solutions` names by a path."""
-    return [Path(name) for name in getattr(args, "solutions", ()) if is_draft_path(name)]
-
-
-def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
-    """Put the sources that a command names into the set, in memory, and their names in the place of their paths.
-
-    Raises:
-        Misuse: a flag for such sources was given without one.
-        DataSetError: one cannot be read or understood, or has the name of another solution.
-    """
-    named = getattr(args, "solutions", ())
-    paths = [
-        name for name in named if is_draft_path(name) and (Path(name).exists() or trace_set.get_solution(name) is None)
-    ]
-    given = [f"--{name}" for name in ("entry", "language") if getattr(args, name) is not None]
-    if given and len(paths) != 1:
-        raise Misuse(f"{' and '.join(given)}: say it of one source file or folder: --solution FILE")
-    drafts: dict[str, Draft] = {}
-    for text in dict.fromkeys(paths):
-        draft = drafts[text] = read_draft(Path(text), trace_set.definitions, read_hints(args))
-        mine = draft.solution
-        _refuse_name_of_another(draft, trace_set.get_solution(mine.name))
-        describe_draft(draft, trace_set, is_quiet=getattr(args, "quiet", False))
-        others = [item for item in trace_set.solutions.get(mine.definition, []) if item.name != mine.name]
-        trace_set.solutions[mine.definition] = [*others, mine]
-        file = trace_set.definition_files.get(mine.definition)
-        homes = [root for root in trace_set.roots if file is not None and file.is_relative_to(root)]
-        home = max(homes, key=lambda root: len(root.parts), default=trace_set.root)
-        if home is not None:
-            trace_set.solution_roots.setdefault(mine.name, home)
-    if drafts:
-        args.solutions = [drafts[name].solution.name if name in drafts else name for name in named]
-    return list(drafts.values())
-
-
-def read_hints(args: argparse.Namespace) -> DraftHints:
-    """Return what the flags of a command say of a source."""
-    definitions, authors = (
-        [name for name in getattr(args, flag, ()) if not is_wildcard(name)] for flag in ("definitions", "authors")
-    )
-    return DraftHints(
-        definition=definitions[0] if len(definitions) == 1 else None,
-        entry=args.entry,
-        language=args.language,
-        author=authors[0] if len(authors) == 1 else AUTHOR,
-    )
-
-
-def describe_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
-    """Print what was found out of a source, unless that is not wanted, and why its entry function cannot work."""
-    for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
-        write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")
-    if not is_quiet:
-        write_err(draft.found)
-
-
-def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
-    """Write the solution of a source to the set that its traces go to, and return the file."""
-    solution = draft.solution
-    root = trace_set.solution_roots[solution.name]
-    definition = trace_set.definitions[solution.definition]
-    file = trace_set.solution_files.get(solution.name) or solution_path(
-        root,
-        author=solution.author,
-        op_type=definition.op_type,
-        definition=definition.name,
-        solution=solution.name,
-    )
-    home = next((one for one in trace_set.roots if file.is_relative_to(one)), root)
-    Output(file, home).write(solution.to_json(indent=2) + "\n", "; --no-save-results writes nothing")
-    trace_set.solution_files[solution.name] = file
-    return file
-
-
 def _hint_of_folder(folder: Path, loaded: Sequence[TraceSet]) -> str:
     """Return the flag that was forgotten before a name of a set, or the set beside a folder that is not there."""
     word = str(folder)
@@ -381,20 +304,6 @@ def _describe_empty(root: Path, broken: Iterable[Path]) -> str:
 
 def _begins(uuid: str, start: str) -> bool:
     return uuid == start or (len(start) >= MIN_PREFIX and uuid.startswith(start))
-
-
-def _refuse_name_of_another(draft: Draft, there: Solution | None) -> None:
-    """Refuse a source that would take the place of somebody else's solution."""
-    mine = draft.solution
-    if there is None or there == mine:
-        return
-    if (there.author, there.definition) != (mine.author, mine.definition):
-        whose = f"author {there.author}, of {there.definition}"
-        raise DataSetError(f"{draft.path}: the set has another solution {mine.name!r} ({whose}); rename the file")
-    if not draft.is_packed and not is_kept_draft(there):
-        raise DataSetError(
-            f"{draft.path}: the set has a solution {mine.name!r} that was not made of such a file; rename the file"
-        )
 
 
 def _expand_wildcards(args: argparse.Namespace, trace_set: TraceSet) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.args import describe_draft, find_output, is_set_named, open_trace_set, read_hints
+from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
+from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.flags.compare import BUDGET_S
 from flashinfer_bench.cli.output import write_err, write_out

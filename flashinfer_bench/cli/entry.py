@@ -132,7 +132,7 @@ def complete() -> None:
     words = os.environ.get("COMP_LINE", "").split()[1:]
     parser = make_parser(words)
     if words[:1] == [PERF]:
-        import_command(PERF).declare_perf(parser.children()[PERF])
+        import_command(PERF).declare_perf(parser.children()[PERF])  # it usually parses its own
     argcomplete.autocomplete(parser)
 
 

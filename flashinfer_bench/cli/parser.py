@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -226,6 +227,14 @@ def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]
         near = _nearest("--" + flag.lstrip("-").replace("_", "-").lower(), list(spellings), cutoff=0.7)
         lines.append(f"unknown flag {flag}; " + hint_of(near and spellings[near], f"see {parser.prog} --help"))
     return lines
+
+
+def typed_program(script: str, interpreter: str) -> list[str]:
+    """Return how this program was started: by its name, by its path, or as a module."""
+    path = Path(script)
+    if path.name == "__main__.py":
+        return [interpreter, "-m", "flashinfer_bench"]
+    return [PROGRAM] if path.name != PROGRAM or shutil.which(PROGRAM) == str(path.absolute()) else [script]
 
 
 def hint_of(near: str | None, otherwise: str) -> str:

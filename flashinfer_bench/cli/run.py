@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.cli.args import (
-    choose_recorded,
-    describe_issue,
-    keep_recorded,
-    list_draft_paths,
-    open_trace_set,
-    read_recorded,
-    save_draft,
-    take_drafts,
-)
+from flashinfer_bench.cli.args import choose_recorded, describe_issue, keep_recorded, open_trace_set, read_recorded
+from flashinfer_bench.cli.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.output import one_interrupt, write_err, write_json, write_out, write_problems
-from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, whole_number
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, typed_program, whole_number
 from flashinfer_bench.cli.render import available_width, count
 from flashinfer_bench.cli.settings import add_selection, add_settings, describe_tolerances, naming_flags, read_config
 from flashinfer_bench.data import LoadIssue, TraceSet
@@ -267,11 +257,3 @@ def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
     """
     kept = [word for word in argv if word != "--quick"]
     return shlex.join([*program, *kept, *([] if "--resume" in kept else ["--resume"])])
-
-
-def typed_program(script: str, interpreter: str) -> list[str]:
-    """Return how this program was started: by its name, by its path, or as a module."""
-    path = Path(script)
-    if path.name == "__main__.py":
-        return [interpreter, "-m", "flashinfer_bench"]
-    return [PROGRAM] if path.name != PROGRAM or shutil.which(PROGRAM) == str(path.absolute()) else [script]

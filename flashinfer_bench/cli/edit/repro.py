@@ -13,14 +13,8 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-from flashinfer_bench.cli.args import (
-    choose_recorded,
-    find_output,
-    keep_recorded,
-    open_trace_set,
-    read_recorded,
-    take_drafts,
-)
+from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set, read_recorded
+from flashinfer_bench.cli.drafts import take_drafts
 from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.cli.settings import naming_flags, read_config

@@ -18,6 +18,7 @@ from typing import Final
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.host import usable_memory
+from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.perf.flags import (
     check_outer,
     find_renamed,
@@ -27,7 +28,6 @@ from flashinfer_bench.cli.perf.flags import (
     split_session,
 )
 from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
-from flashinfer_bench.cli.run import typed_program
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material

@@ -75,6 +75,14 @@ def make_case_parser(routine: Routine | None) -> Parser:
     return parser
 
 
+def declare_perf(parser: Parser) -> None:
+    """Add all flags that no routine of its own has, for a shell that completes them, and names of routines."""
+    _add_session_flags(parser)
+    _add_case_flags(parser, None)
+    action = next(one for one in parser._actions if "--routine" in one.option_strings)
+    action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
+
+
 def check_outer(rest: Sequence[str]) -> None:
     """Check the flags beside a testlist: some routine has each flag, and each value is of its flag's kind.
 

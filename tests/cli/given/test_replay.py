@@ -8,10 +8,9 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.cli.args import choose_recorded, keep_recorded, read_recorded
 from flashinfer_bench.cli.entry import call, parse_command_line
-from flashinfer_bench.cli.run import execute
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError, Misuse
-from tests.cli.fake_engine import MACHINE, FakeEngine, write_small_set
+from tests.cli.fake_engine import MACHINE, FakeEngine, run_with, write_small_set
 from tests.kit import make_trace, make_workload
 
 
@@ -77,12 +76,12 @@ def run(tmp_path, capfd, monkeypatch):
     def start(*flags):
         engines = []
 
-        def make_engine(trace_set, config):
+        def make_engine(trace_set, config, **_):
             engines.append(FakeEngine(trace_set, config))
             return engines[-1]
 
         args = parse_command_line(["run", "--local", str(root), *flags])
-        code = call(lambda: execute(args, make_engine=make_engine))
+        code = call(lambda: run_with(make_engine, args))
         return code, capfd.readouterr().err, engines[-1] if engines else None
 
     return start
