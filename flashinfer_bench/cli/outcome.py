@@ -14,7 +14,7 @@ from typing import Any, Final
 from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
 from flashinfer_bench.bench.planning.resume import FULL, names_of
@@ -38,6 +38,7 @@ FORMAT_VERSION: Final = 1
 CACHED: Final = "cached"
 SHOWN_JOBS: Final = 3
 FAULT_LINES: Final = 20
+JobNames = tuple[str, str | None, str]
 PLAN_COLUMNS: Final = (*map(Column, ("Definition", "Op type", "Solution", "Author")), Column("Workloads", True))
 
 
@@ -48,10 +49,14 @@ class RunOutcome:
     plan: Plan
     resumed: list[Trace] = field(default_factory=list)
     """Recorded verdicts of the jobs that a resumed run left out."""
-    finished: list[JobFinished] = field(default_factory=list)
+    judged: dict[JobNames, JobFinished] = field(default_factory=dict)
+    """Names of a job → its verdict."""
     confirmed: int = 0
     """Recorded verdicts that a confirmation has replaced."""
     faults: list[JobFaulted] = field(default_factory=list)
+    """Jobs without a verdict. A confirmation without one is not among them: the verdict before counts on."""
+    open: int = 0
+    """Jobs of the run that have not ended, confirmations included."""
     errors: list[str] = field(default_factory=list)
     """What is broken in what was asked for, a line each."""
     devices: tuple[Device, ...] = ()
@@ -62,18 +67,28 @@ class RunOutcome:
         """Keep what the result needs of an event. The verdict of a confirmation replaces the one before."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
-        elif isinstance(event, JobFaulted):
-            self.faults.append(event)
+        if isinstance(event, RunStarted | JobsAdded):
+            self.open += event.jobs
         elif isinstance(event, JobFinished):
+            self.open -= 1
             names = names_of(event.trace)
-            at = next((at for at, one in enumerate(self.finished) if names_of(one.trace) == names), None)
-            if at is not None:
-                self.finished[at] = event
-                return
-            self.finished.append(event)
-            left = [trace for trace in self.resumed if names_of(trace) != names]
-            self.confirmed += len(self.resumed) - len(left)
-            self.resumed = left
+            if event.job.assurance is not None and names not in self.judged:
+                left = [trace for trace in self.resumed if names_of(trace) != names]
+                self.confirmed += len(self.resumed) - len(left)
+                self.resumed = left
+            self.judged[names] = event
+        elif isinstance(event, JobFaulted):
+            self.open -= 1
+            job = event.job
+            names = job.definition.name, job.solution.name, job.workload.uuid
+            is_judged = names in self.judged or any(names_of(trace) == names for trace in self.resumed)
+            if job.assurance is None or not is_judged:
+                self.faults.append(event)
+
+    @property
+    def finished(self) -> list[JobFinished]:
+        """The verdicts of this run, in the order in which their jobs ended first."""
+        return list(self.judged.values())
 
     @property
     def traces(self) -> list[Trace]:
@@ -83,7 +98,12 @@ class RunOutcome:
     @property
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
-        return len(self.plan.jobs) + self.confirmed - len(self.finished)
+        return len(self.plan.jobs) + self.confirmed - len(self.judged)
+
+    @property
+    def to_confirm(self) -> int:
+        """Confirmations that have begun, or are to, and have not ended."""
+        return max(0, self.open - (self.left - len(self.faults)))
 
     @property
     def is_broken(self) -> bool:

@@ -46,7 +46,6 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **kwargs,
         )
-        self.set_defaults(parser=self)
 
     def describe(
         self,
@@ -59,6 +58,7 @@ class Parser(argparse.ArgumentParser):
         """Set the texts of the help, and the function that the command calls."""
         self.description = description
         self.usage = usage
+        self.set_defaults(parser=self)
         self.epilog = f"example:\n  {example}" if example else None
         if execute is not None:
             self.set_defaults(execute=_import(execute) if isinstance(execute, str) else execute)

@@ -241,12 +241,13 @@ def _tell_result(args: argparse.Namespace, outcome: RunOutcome, trace_set: Trace
     else:
         write_out(render_outcome(outcome, available_width(sys.stdout)))
     if outcome.is_interrupted:
-        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
+        more = ", and winners to confirm" if outcome.to_confirm else ""
+        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left{more}")
     if args.no_save_results:
         write_err("nothing was saved (--no-save-results)")
         return
     write_err(*(f"traces: {root / TRACES}" for root in dict.fromkeys(outcome.roots(trace_set).values())))
-    if outcome.left:
+    if outcome.left or outcome.to_confirm:
         write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
 
 

@@ -181,7 +181,8 @@ def describe_tolerances(trace_set: TraceSet) -> list[str]:
     lines = []
     for found in find_tolerances(trace_set):
         if found.sections:
-            lines.append(f"note: {found.file} says how {count(len(found.sections), 'definition')} should be judged")
+            judged = f"{count(len(found.sections), 'definition')} {'is' if len(found.sections) == 1 else 'are'} judged"
+            lines.append(f"note: {found.file} says how {judged}")
         lines += [f"warning: {found.file}: {name}: {why}" for name, why in _foreign(found, trace_set)]
     stated = [
         own_tolerance(trace_set, name, line.workload) is not None
@@ -193,7 +194,8 @@ def describe_tolerances(trace_set: TraceSet) -> list[str]:
         lines.append(f"note: {count(sum(stated), 'workload')} with a tolerance (config show --definition NAME)")
     if not all(stated):
         lost = count(len(stated) - sum(stated), "workload")
-        lines.append(f"warning: {lost} of another set than their definition: the tolerance they state does not count")
+        why = "not of the set that has its definition, so its tolerance does not count"
+        lines.append(f"warning: {lost} with a tolerance: {why}")
     return lines
 
 
