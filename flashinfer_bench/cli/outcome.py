@@ -54,7 +54,9 @@ class RunOutcome:
     confirmed: int = 0
     """Recorded verdicts that a confirmation has replaced."""
     faults: list[JobFaulted] = field(default_factory=list)
-    """Jobs without a verdict. A confirmation without one is not among them: the verdict before counts on."""
+    """Jobs without a verdict."""
+    unconfirmed: list[JobFaulted] = field(default_factory=list)
+    """Confirmations that ended without a verdict; the one before counts on."""
     open: int = 0
     """Jobs of the run that have not ended, confirmations included."""
     errors: list[str] = field(default_factory=list)
@@ -82,8 +84,7 @@ class RunOutcome:
             job = event.job
             names = job.definition.name, job.solution.name, job.workload.uuid
             is_judged = names in self.judged or any(names_of(trace) == names for trace in self.resumed)
-            if job.assurance is None or not is_judged:
-                self.faults.append(event)
+            (self.unconfirmed if job.assurance is not None and is_judged else self.faults).append(event)
 
     @property
     def finished(self) -> list[JobFinished]:
@@ -216,6 +217,7 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
             *([render_summary(rows, width)] if rows else []),
             *_faults("No verdict (nothing that a solution did)", outcome.faulted(left_out=False), width),
             *_faults("Left out (--resume judges them)", outcome.faulted(left_out=True), width),
+            *_faults("Not confirmed (--resume tries again)", outcome.unconfirmed, width),
             *section(describe_skips(outcome.plan.skips), width),
             *section([f"warning: {output}" for output in find_blind(outcome.traces)], width),
             *section(_describe_origins(outcome), width),
@@ -252,6 +254,7 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         "resumed": list(map(_verdict, outcome.resumed)),
         "faults": list(map(_fault, outcome.faulted(left_out=False))),
         "left_out": list(map(_fault, outcome.faulted(left_out=True))),
+        "not_confirmed": list(map(_fault, outcome.unconfirmed)),
         "skipped": _skips(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
