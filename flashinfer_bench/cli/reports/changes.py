@@ -13,12 +13,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.flags.report import CHANGE_MARK
-from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.reports.ranks import fit_table, format_mean
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import (
+from flashinfer_bench.cli.args import choose_traces, open_trace_set
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import (
     Column,
     Row,
     available_width,
@@ -28,6 +25,7 @@ from flashinfer_bench.cli.screen.tables import (
     shorten_uuid,
     wrap_line,
 )
+from flashinfer_bench.cli.reports.ranks import fit_table, format_mean
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import parse_time
 from flashinfer_bench.data.sets.results import Result, list_results
@@ -45,6 +43,8 @@ from flashinfer_bench.report.changes import (
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
 from flashinfer_bench.report.verdict import to_one_line
 
+CHANGE_MARK: Final = ">"
+"""Marks an epoch whose times differ from those before."""
 HISTORY: Final = ("", "Since (UTC)", "Sources", "Passed", "Latency", "Over before", "Decision", "Changed")
 DIFF: Final = ("Definition", "Solution", "Workload", "Decision", "Old", "New", "Ratio", "Why")
 SPARED: Final = ("Sources", "Passed")

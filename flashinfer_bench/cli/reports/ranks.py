@@ -10,8 +10,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import (
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import (
     ABSENT,
     Column,
     Row,
@@ -21,7 +21,7 @@ from flashinfer_bench.cli.screen.tables import (
     render_table,
     wrap_line,
 )
-from flashinfer_bench.cli.screen.verdicts import head_of, standing_mark, standing_notes
+from flashinfer_bench.cli.verdicts import head_of, standing_mark, standing_notes
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED, INDICATIVE
 from flashinfer_bench.data.sets.results import list_results
