@@ -169,14 +169,6 @@ async def stream_events(here: Here, task_id: str) -> Response:
         return StreamingResponse(_stream(here.service, task_id), media_type="text/event-stream")
 
 
-@router.get("/")
-async def list_endpoints(request: Request) -> Response:
-    """List the routes."""
-    app: FastAPI = request.app
-    routes = [f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods]
-    return JSONResponse({"name": app.title, "version": app.version, "endpoints": routes, "docs": "/docs"})
-
-
 @router.get("/health")
 async def check_health(here: Here, is_known: Known) -> Response:
     """Tell whether the server takes tasks, its devices and its queue; without the token only the first."""
@@ -206,9 +198,10 @@ async def describe(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
+@router.get("/")
 @router.get("/docs", include_in_schema=False)
-async def show_docs(request: Request) -> Response:
-    """Show the routes. The usual page loads scripts from another site, which could speak with the server."""
+async def list_routes(request: Request) -> Response:
+    """List the routes as text: the usual page loads scripts from another site, which could speak with the server."""
     entries = [
         f"{method.upper()} {path}\n    {operation['description']}\n"
         for path, operations in request.app.openapi()["paths"].items()

@@ -28,8 +28,6 @@ class ServeLimits:
     """A long poll is answered after this time at the latest, whatever it asks for."""
     polls: int = 3_000
     """Requests that wait for tasks at once, streams of events too; one more is refused (429)."""
-    batch: int = 1_000
-    """Most tasks of a batch (413)."""
     listed: int = 1_000
     """Most entries of a list of tasks, the latest first."""
     drain_s: float = 60.0

@@ -123,20 +123,17 @@ class TaskStore:
         self._database.close()
 
     def accept(self, row: TaskRow) -> TaskRow:
-        """Keep a task, on disk when this returns. If its submitter used its key before, return that task."""
+        """Keep a task, on disk when this returns. If its submitter used its key before, return that task.
+
+        Raises:
+            DataSetError: traces could not be written: a link in the set stands in the way, or its folder cannot be.
+        """
+        check_append(self._file_of(row), self._writer.root)
         values = {**asdict(row), "workloads": json.dumps(row.workloads)}
         marks = ", ".join(f":{name}" for name in NAMES)
         self._database.execute(f"INSERT OR IGNORE INTO tasks ({COLUMNS}) VALUES ({marks})", values)
         (kept,) = self._find("id = :id OR (submitter = :submitter AND key = :key)", values)
         return kept
-
-    def check(self, row: TaskRow) -> None:
-        """Refuse a task whose traces could not be written to the set.
-
-        Raises:
-            DataSetError: a link in the set stands in the way, or its folder cannot be written.
-        """
-        check_append(self._file_of(row), self._writer.root)
 
     def forget(self, task: str) -> None:
         """Remove a task that was not accepted after all."""

@@ -151,7 +151,6 @@ class TaskService:
         try:
             kept = await self._on_disk(self._store.accept, row)
             if kept.id == row.id:
-                await self._on_disk(self._store.check, row)
                 await self._submit(live, solution)
                 _log.info("task %s: accepted", row.id)
                 return row
