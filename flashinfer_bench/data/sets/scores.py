@@ -9,7 +9,7 @@ count, not only the latest: a solution with any failed trace scores 0, until its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class SpeedupMetrics:
     """Share of the traces that passed."""
     win_rate: float = 0.0
     """Share of the workloads on which it was faster than the baseline."""
-    standing: str = ""
+    standing: str = field(default="", compare=False)
     """The best standing of its latencies; first place needs a confirmed one if any author has one."""
 
     @property
