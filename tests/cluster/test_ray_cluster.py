@@ -204,7 +204,7 @@ def test_the_program_of_the_guide_judges_on_a_node(ray_cluster, monkeypatch, tmp
 def test_ray_prints_nothing_where_results_go(ray_cluster, capsys):
     import ray._private.worker as worker
 
-    from flashinfer_bench.cluster.joining import keep_off_stdout
+    from flashinfer_bench.cluster.cluster import keep_off_stdout
 
     keep_off_stdout()
     worker.print_to_stdstream(
