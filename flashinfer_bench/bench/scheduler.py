@@ -364,7 +364,8 @@ class Scheduler:
             for slot, session in sessions:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.has_unsent else 0)
                 selector.register(session, events, slot)
-            for waker in [*self._farm.wakers(), *([] if wake is None else [wake])]:
+            wakers: list[Any] = [*self._farm.wakers(), *([] if wake is None else [wake])]
+            for waker in wakers:
                 selector.register(waker, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
             limits += [LOCK_POLL_S] if any(slot.asking and slot.session is None for slot in self.slots) else []

@@ -10,9 +10,10 @@ import hashlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -25,11 +26,13 @@ from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.sandbox import Level, Sandbox, find_sandbox
+from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.bench.scheduler import Happening, Scheduler
+from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import (
     BuildFarm,
     BuildTarget,
+    Toolchain,
     default_jobs,
     find_toolchain,
     find_unavailable_languages,
@@ -54,17 +57,8 @@ class PlaceFacts:
     """Language → why its solutions cannot be built there; None where they can."""
 
 
-@dataclass(frozen=True)
-class Blob:
-    """A file of stored inputs."""
-
-    root: str
-    path: str
-    """Below its root."""
-    state: tuple[int, ...]
-    """What changes when the file does."""
-    content: Any
-    """Reference to its bytes in Ray's object store."""
+Blob = tuple[tuple[int, ...], Any]
+"""What changes when a file does, and the reference to its bytes in Ray's object store."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +70,8 @@ class Batch:
     """Index of a job → seed of its inputs."""
     roots: dict[int, str]
     """Index of a job → folder of its stored inputs on the host."""
-    blobs: Sequence[Blob] = ()
-    """Empty where all nodes see the host's files."""
+    blobs: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
+    """Root and path below it → a file of stored inputs. Empty where all nodes see the host's files."""
 
 
 def in_group(name: str) -> Callable[[Method], Method]:
@@ -92,11 +86,12 @@ class PlaceActor:
     Args:
         node: its name.
         kind: "cpu" or "cuda"; Ray has given this process one GPU.
-        build_jobs: compilers at once; None for the node's default.
+        version: the host's.
+        settings: what the host asks for.
     """
 
-    def __init__(self, node: str, kind: str, build_jobs: int | None) -> None:
-        self._node, self._kind, self._build_jobs = node, kind, build_jobs
+    def __init__(self, node: str, kind: str, version: str, settings: ClusterSettings) -> None:
+        self._node, self._kind, self._version, self._settings = node, kind, version, settings
         self._owned = ExitStack()
         self._files = self._owned.enter_context(temporary_folder("place"))
         self._laid_out: dict[Path, tuple[int, ...]] = {}
@@ -113,27 +108,34 @@ class PlaceActor:
         self._batch = Batch((), {}, {})
 
     @in_group("others")
-    def describe(self, version: str, level: Level, cache: str | None, hidden: Sequence[str]) -> PlaceFacts:
-        """Find the place's device; this is called first.
-
-        Args:
-            version: the host's.
-            level: how far workers are to be confined.
-            cache: the folder for what is built; None for the node's own.
-            hidden: names of folders in it that no worker reads.
+    def describe(self) -> PlaceFacts:
+        """Return the place's facts.
 
         Raises:
             ConfigError: another version is here, or the sandbox is to be strict and cannot be had.
             DeviceFault: this process does not see exactly one GPU.
         """
-        if version != __version__:
-            raise ConfigError(f"it has flashinfer_bench {__version__}, and this run is of {version}")
-        self._device = self._find_device()
-        self._cache = Path(cache or cache_root(os.environ)).resolve()
-        self._hidden = [str(self._cache / name) for name in hidden]
-        self._sandbox = find_sandbox(level, self._cache)
-        self._toolchain = find_toolchain()
-        return PlaceFacts(self._device, self._sandbox, find_unavailable_languages(self._toolchain))
+        return self._facts
+
+    @cached_property
+    def _facts(self) -> PlaceFacts:
+        if self._version != __version__:
+            raise ConfigError(f"it has flashinfer_bench {__version__}, and this run is of {self._version}")
+        sandbox = find_sandbox(self._settings.sandbox, self._cache)
+        return PlaceFacts(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
+
+    @cached_property
+    def _cache(self) -> Path:
+        return Path(self._settings.cache or cache_root(os.environ)).resolve()
+
+    @cached_property
+    def _toolchain(self) -> Toolchain:
+        return find_toolchain()
+
+    @property
+    def _capabilities(self) -> list[tuple[int, int]]:
+        capability = self._facts.device.capability
+        return [] if capability is None else [capability]
 
     def _find_device(self) -> Device:
         if self._kind == "cpu":
@@ -148,8 +150,8 @@ class PlaceActor:
     @in_group("others")
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
         """Return what this node lacks for each solution; None where nothing is missing."""
-        capabilities = [self._device.capability] if self._device.capability is not None else []
-        return [why_not_buildable(solution, self._toolchain, capabilities) for solution in solutions]
+        known, languages = (self._toolchain, self._capabilities), self._facts.languages
+        return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
     @in_group("others")
     def expect(self, solutions: Sequence[Solution]) -> None:
@@ -188,11 +190,11 @@ class PlaceActor:
             lacks = zip(batch.jobs, self.why_not_built(job.solution for job in batch.jobs), strict=True)
             if wrong := [f"it cannot build {job.solution.name}: {reason}" for job, reason in lacks if reason]:
                 raise DeviceFault(wrong[0])
-            for blob in batch.blobs:
-                self._lay_out(blob)
-            laid_out = {blob.root for blob in batch.blobs}
-            found = {index: self._find_root(root) for index, root in batch.roots.items() if root in laid_out}
-            self._batch = replace(batch, roots={**batch.roots, **found})
+            for (root, path), blob in batch.blobs.items():
+                self._lay_out(self._find_root(root) / path, blob)
+            laid_out = {root: str(self._find_root(root)) for root, _ in batch.blobs}
+            roots = {index: laid_out.get(root, root) for index, root in batch.roots.items()}
+            self._batch = replace(batch, roots=roots)
             scheduler, farm = self._open(hello)
             scheduler.add(list(batch.jobs))
             try:
@@ -215,21 +217,20 @@ class PlaceActor:
         if self._scheduler is not None and self._farm is not None and hello == self._hello:
             return self._scheduler, self._farm
         self._end_session()
-        self._hello, sandbox = hello, self._sandbox
+        self._hello, sandbox = hello, self._facts.sandbox
         fitted = hello.model_copy(
             update={
                 "cache_root": str(self._cache),
                 "has_walls": sandbox.has_walls,
                 "sandbox_user": sandbox.user,
-                "hidden": [*hello.hidden, *self._hidden],
+                "hidden": [*hello.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
                 "baselines": hello.baselines if sandbox.has_walls else "off",
             }
         )
-        capabilities = [self._device.capability] if self._device.capability is not None else []
         self._farm = BuildFarm(
             self._cache,
-            jobs=self._build_jobs or default_jobs(spared_cores=0 if self._kind == "cpu" else 1),
-            target=BuildTarget.of(capabilities),
+            jobs=self._settings.build_jobs or default_jobs(spared_cores=0 if self._kind == "cpu" else 1),
+            target=BuildTarget.of(self._capabilities),
             toolchain=self._toolchain,
         )
         orders = OrderMaker(
@@ -237,7 +238,7 @@ class PlaceActor:
             blob_root_for=lambda job: Path(self._batch.roots[job.index]),
             seed_of=lambda job: self._batch.seeds[job.index],
         )
-        self._scheduler = Scheduler([self._device], hello_for=lambda _: fitted, orders=orders)
+        self._scheduler = Scheduler([self._facts.device], hello_for=lambda _: fitted, orders=orders)
         return self._scheduler, self._farm
 
     def _end_session(self) -> None:
@@ -245,18 +246,18 @@ class PlaceActor:
         if scheduler is not None:
             scheduler.close()
 
-    def _find_root(self, root: str) -> str:
+    def _find_root(self, root: str) -> Path:
         """Return the folder that stands for one of the host's."""
-        return str(self._files / hashlib.sha256(root.encode()).hexdigest()[:16])
+        return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
 
-    def _lay_out(self, blob: Blob) -> None:
+    def _lay_out(self, file: Path, blob: Blob) -> None:
         """Write a file of stored inputs, unless it is there."""
-        file = Path(self._find_root(blob.root), blob.path)
-        if self._laid_out.get(file) != blob.state:
+        state, content = blob
+        if self._laid_out.get(file) != state:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.unlink(missing_ok=True)  # a session may map it still
-            file.write_bytes(ray.get(blob.content))
-            self._laid_out[file] = blob.state
+            file.write_bytes(ray.get(content))
+            self._laid_out[file] = state
 
 
 def _to_frame(happening: Happening) -> dict[str, Any]:

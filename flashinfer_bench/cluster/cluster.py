@@ -18,8 +18,9 @@ import queue
 import socket
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import GROUPS, Batch, Blob, PlaceActor, PlaceFacts
 from flashinfer_bench.cluster.settings import ClusterSettings
-from flashinfer_bench.compile import Built
+from flashinfer_bench.compile import BuildFarm
 from flashinfer_bench.compile.artifact import mark_of
 from flashinfer_bench.data import Solution
 from flashinfer_bench.data.store.blobs import BlobStore
@@ -64,41 +65,26 @@ OFFERED_BYTES: Final = 4 << 30
 """Bytes of stored inputs that are kept in Ray's object store; the oldest go first, and come again if they have to."""
 
 
-class NoFarm:
+class NoBuilds(BuildFarm):
     """Stands where a run on one machine has its compilers: solutions are built where they run."""
-
-    jobs, open_builds = 0, 0
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Do nothing."""
 
     def add(self, solutions: Iterable[Solution]) -> None:
         """Do nothing."""
 
-    def forget(self, solution: Solution) -> None:
-        """Do nothing."""
-
-    def poll(self) -> list[Built]:
-        """Return that nothing was built."""
-        return []
-
-    def wakers(self) -> list[Any]:
-        """Return that there is nothing to wait on."""
-        return []
-
-    def is_ready(self, _solution: Solution) -> bool:
-        """Return that a solution can be sent."""
+    def is_ready(self, solution: Solution) -> bool:
+        """Return that it can be sent."""
+        del solution
         return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchMaker:
     """Makes batches for places."""
 
+    farm: BuildFarm
     blob_root_for: Callable[[Job], Path]
     """Returns the folder with the stored inputs of a job."""
     seed_of: Callable[[Job], int]
-    farm: NoFarm = NoFarm()  # noqa: RUF009 - it has no state
 
     def make(self, jobs: Sequence[Job]) -> tuple[Batch, list[tuple[Job, str]]]:
         """Return the batch; whether its solutions can be built is the node's to say."""
@@ -135,6 +121,7 @@ class Cluster:
     """
 
     batch_maker: Final = BatchMaker
+    no_builds: Final = NoBuilds
     least_shares: Final = 2
     """A node may come at any time."""
 
@@ -150,7 +137,7 @@ class Cluster:
         """When there was a place that could be used."""
         self._notices: list[str] = []
         self._numbers = itertools.count()
-        self._blobs: OrderedDict[Path, Blob] = OrderedDict()
+        self._blobs: dict[Path, Blob] = {}
         self._offering = threading.Lock()
         self._surveying = threading.Lock()
         self._lacks: dict[str, str | None] = {}
@@ -192,8 +179,7 @@ class Cluster:
     def survey(self, solutions: Iterable[Solution]) -> None:
         """Ask all places at once what they lack for solutions. Usable from any thread."""
         with self._surveying:
-            unasked = {one.digest(): one for one in solutions}
-            unasked = {digest: one for digest, one in unasked.items() if digest not in self._lacks}
+            unasked = {digest: one for one in solutions if (digest := one.digest()) not in self._lacks}
             if not unasked:
                 return
             if len(self._lacks) > MOST_ANSWERS:
@@ -246,7 +232,7 @@ class Cluster:
 
     def close(self) -> None:
         """End all actors, and leave the cluster where this table has joined it."""
-        ending = [place.actor.close.remote() for place in self._places if place.facts is not None]
+        ending = [place.actor.close.remote() for place in self._places if place.asked is None]
         if ending:
             ray.wait(ending, num_returns=len(ending), timeout=CLOSE_LIMIT_S)
         for place in self._places:
@@ -260,38 +246,36 @@ class Cluster:
     def lose(self, place: ActorPlace, error: RayError) -> str:
         """Use a place no more: until Ray has restarted its actor, or for good if it cannot be used. Return why."""
         place.facts = None
-        if isinstance(error, RayActorError):
-            self._ask(place)
-            return f"its node or its actor is lost ({type(error).__name__})"
-        ray.kill(place.actor)
-        return _reason(error)
+        if not isinstance(error, RayActorError):
+            return _reason(error)
+        place.asked = place.actor.describe.remote()
+        return f"its node or its actor is lost ({type(error).__name__})"
 
     def offer(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
         """Put a batch's stored inputs into Ray's object store; return the batch that has them, and what is missing.
 
         Returns: the batch; the index of each job whose stored inputs cannot be read, which it leaves out, and why.
         """
-        blobs, broken = list[Blob](), dict[int, str]()
+        blobs, broken = dict[tuple[str, str], Blob](), dict[int, str]()
         for job in [] if self._settings.has_shared_blobs else batch.jobs:
             root = batch.roots[job.index]
             for source in job.workload.stored_inputs.values():
                 try:
                     file = BlobStore(root).locate(source.path, workload=job.workload.uuid)
-                    blobs.append(replace(self._put(file), root=root, path=source.path))
+                    blobs[root, source.path] = self._put(file)
                 except (WorkloadFault, OSError) as fault:
                     broken[job.index] = str(fault)
-        jobs = [job for job in batch.jobs if job.index not in broken]
-        return replace(batch, jobs=jobs, blobs=list(dict.fromkeys(blobs))), broken
+        return replace(batch, jobs=[job for job in batch.jobs if job.index not in broken], blobs=blobs), broken
 
     def _put(self, file: Path) -> Blob:
         """Have a file in Ray's object store, and let the oldest ones go that no batch on its way holds."""
         with self._offering:
             state, known = mark_of(file), self._blobs.pop(file, None)
-            if known is None or known.state != state:
-                known = Blob("", "", state, ray.put(numpy.fromfile(file, dtype=numpy.uint8)))
+            if known is None or known[0] != state:
+                known = state, ray.put(numpy.fromfile(file, dtype=numpy.uint8))
             self._blobs[file] = known
-            while len(self._blobs) > 1 and sum(one.state[1] for one in self._blobs.values()) > OFFERED_BYTES:
-                self._blobs.popitem(last=False)
+            while len(self._blobs) > 1 and sum(size for (_, size, *_), _ in self._blobs.values()) > OFFERED_BYTES:
+                del self._blobs[next(iter(self._blobs))]
             return known
 
     def _await_first(self) -> None:
@@ -313,6 +297,7 @@ class Cluster:
     def _start_actors(self) -> None:
         """Start the actors that are missing: one for each GPU of each node, or one for its CPU."""
         alive = [node for node in ray.nodes() if node["Alive"]]
+        self._alive = {node["NodeID"] for node in alive}
         hosts = Counter(node["NodeManagerHostname"] for node in alive)
         there = Counter(place.node for place in self._places)
         for node in alive:
@@ -328,14 +313,8 @@ class Cluster:
                     max_restarts=MOST_RESTARTS,
                     max_task_retries=0,
                 )
-                place = ActorPlace(uuid, name, remote.remote(name, self._kind, self._settings.build_jobs))
-                self._ask(place)
-                self._places.append(place)
-
-    def _ask(self, place: ActorPlace) -> None:
-        """Ask for facts; an actor that is restarted has no other settings."""
-        asked = self._settings
-        place.asked = place.actor.describe.remote(__version__, asked.sandbox, asked.cache, list(asked.hidden))
+                actor = remote.remote(name, self._kind, __version__, self._settings)
+                self._places.append(ActorPlace(uuid, name, actor, actor.describe.remote()))
 
     def _hear_facts(self) -> Iterator[Device]:
         """Take up the places whose facts have come, where they fit."""
@@ -347,7 +326,7 @@ class Cluster:
             try:
                 facts: PlaceFacts = ray.get(asked)
             except ActorUnavailableError:  # it is restarted just now
-                self._ask(place)
+                place.asked = place.actor.describe.remote()
                 continue
             except RayError as error:
                 reason: str | None = _reason(error)
@@ -357,21 +336,16 @@ class Cluster:
                     place.facts, self._sandboxes[facts.device] = facts, facts.sandbox
                     yield facts.device
                     continue
-            ray.kill(place.actor)
             notice = f"node {place.name} is not used: {reason}"
-            if notice not in self._notices:
+            if place.node in self._alive and notice not in self._notices:
                 self._notices.append(notice)
 
     def _why_unfit(self, facts: PlaceFacts) -> str | None:
         """Say why a place cannot be used beside the others."""
-        if not self._sandboxes:
-            return None
-        if facts.sandbox.mark != self.sandbox.mark:
+        if self._sandboxes and facts.sandbox.mark != self.sandbox.mark:
             own = "walls" if facts.sandbox.has_walls else "no walls"
             return f"its workers would have {own}, unlike those of other nodes"
-        lacks = (facts.languages.get(one) for one, reason in self.machine.languages.items() if reason is None)
-        reason = next(filter(None, lacks), None)
-        return None if reason is None else f"it cannot build what the others can: {reason}"
+        return None
 
 
 class FarSession:
@@ -396,7 +370,7 @@ class FarSession:
         self._ours, self._theirs = socket.socketpair()
         """The first can be read when something was said."""
         self._theirs.setblocking(False)
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, self.device.label)
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -405,8 +379,7 @@ class FarSession:
     def send(self, batch: Batch) -> None:
         """Have the solutions of the next batch built."""
         self._sent = batch
-        unique = {job.solution_key: job.solution for job in batch.jobs}
-        self._place.actor.expect.remote(list(unique.values()))
+        self._place.actor.expect.remote([job.solution for job in batch.jobs])
 
     def drop(self) -> None:
         """Take back the batch that was sent and not begun."""
@@ -416,10 +389,7 @@ class FarSession:
         """Have the batch judged that was sent; the one before has all its answers."""
         assert self._sent is not None
         batch, self._sent = self._sent, None
-        if self._thread is not None:
-            self._thread.join()
-        self._thread = threading.Thread(target=self._judge, args=(batch,), name=str(self.device.label), daemon=True)
-        self._thread.start()
+        self._thread.submit(self._judge, batch)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield what was said.
@@ -452,8 +422,7 @@ class FarSession:
         except RayError as error:
             LOG.debug("a session does not end", exc_info=error)
             ray.kill(self._place.actor, no_restart=False)
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.shutdown()
         self._ours.close()
         self._theirs.close()
 
