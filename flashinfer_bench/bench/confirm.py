@@ -29,7 +29,8 @@ from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 MOST_CONFIRMED: Final = 3
-"""Most confirmations of a workload in a run; what is as fast beyond these is a tie."""
+"""Most confirmations of a workload in a run; what is as fast beyond these is a tie. Those that found a solution wrong,
+or its time raised, do not count."""
 
 VOIDING: Final = {"unwritten": 0.0, "norm": 2.0, "lost_rows": 2.0, "regimes": 2.0}
 """Rule → error, in multiples of its limit, from which chance does not explain that it is broken. The draws of a sampler
@@ -63,9 +64,9 @@ def next_to_confirm(standings: Iterable[Standing], tried: Collection[str]) -> st
         standings: of all solutions that pass on one kind of hardware, recorded ones included.
         tried: solutions that this run has judged again, with whatever result.
     """
-    if len(tried) >= MOST_CONFIRMED:
-        return None
     found = list(standings)
+    if sum(one.solution in tried for one in found) >= MOST_CONFIRMED:
+        return None
     left = [one for one in found if not one.is_confirmed and one.solution not in tried]
     if not left:
         return None

@@ -13,7 +13,7 @@ from flashinfer_bench.bench.confirm import MOST_CONFIRMED, Standing, Winners, ne
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobsAdded
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.cli.screen.outcome import RunOutcome, render_outcome
+from flashinfer_bench.cli.outcome import RunOutcome, render_outcome
 from flashinfer_bench.data import TraceSet
 from tests.bench.played import PlayedSession, play
 from tests.bench.small_runs import QUICKLY, write_set
@@ -60,8 +60,8 @@ def make_job(index, name, workload="w"):
     )
 
 
-def verdict(latency, assurance="standard", status="PASSED", hardware=HERE):
-    record = {"assurance": assurance, "interval95_ms": [0.99 * latency, 1.01 * latency]}
+def verdict(latency, assurance="standard", status="PASSED", hardware=HERE, **more):
+    record = {"assurance": assurance, "interval95_ms": [0.99 * latency, 1.01 * latency], **more}
     environment = {"hardware": hardware, "libs": {}}
     return make_evaluation(status, latency_ms=latency, environment=environment, extra={"measurement": record})
 
@@ -116,11 +116,31 @@ def settle(winners, results, confirmed):
             {str(at): verdict(2.0, "full") for at in range(16)},
             ["0", "1", "2"],
         ),
+        # Those that are wrong, or whose time was raised, do not count.
+        (
+            {str(at): verdict(1.0 + at) for at in range(5)},
+            {str(at): verdict(9.0, status="TIMEOUT") for at in range(3)}
+            | {"3": verdict(4.5, "full", claimed_ms=4.0), "4": verdict(5.0, "full")},
+            ["0", "1", "2", "3", "4"],
+        ),
         # Times that no clock outside the worker bounds are not confirmed.
         ({"a": make_evaluation(), "b": make_evaluation()}, {}, []),
         ({"a": verdict(1.0, status="RUNTIME_ERROR"), "b": None}, {}, []),
     ],
-    ids=["one", "equal", "two", "wrong", "late", "fault", "slower", "sixteen", "at most three", "cpu", "none"],
+    ids=[
+        "one",
+        "equal",
+        "two",
+        "wrong",
+        "late",
+        "fault",
+        "slower",
+        "sixteen",
+        "at most three",
+        "four fail",
+        "cpu",
+        "none",
+    ],
 )
 def test_what_is_confirmed_by_what_the_jobs_come_to(results, confirmed, order):
     names = list(results) or ["a"]
