@@ -4,6 +4,7 @@ import importlib
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
-from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.machine import Device, discover_devices
+from flashinfer_bench.bench.runner import client
 from flashinfer_bench.bench.runner.client import News
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.settings import ClusterSettings
@@ -23,6 +25,7 @@ from tests.kit.fake_ray import WITH_RAY, FakeRay
 from tests.kit.make import make_solution, make_trace, make_workload
 
 pytestmark = pytest.mark.cpu
+SESSION = client.SessionClient
 SOURCES = {f"s{at}": f"def run(x):\n    return x * 2  # {at}\n" for at in range(4)}
 MANY = (8, 9, 10, 11)
 
@@ -286,6 +289,16 @@ def test_stored_inputs_lie_on_each_node_as_they_are_and_a_missing_one_is_the_fau
     kept, broken = monkey.offer(batch)
     assert (len(kept.jobs), len(broken)) == ((12, 0) if is_shared else (4, 8))
     monkey.close()
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_session_of_a_machine_judges_in_a_place(ray, run, monkeypatch, kind):
+    monkeypatch.setattr(client, "SessionClient", SESSION)
+    ray.add_node("one", GPU=float(kind == "cuda"))
+    ray.find_device = lambda _: replace(discover_devices(["cpu"] if kind == "cpu" else None)[0], node="one")
+    done = run(sizes=(8,), devices=["cpu"] if kind == "cpu" else None)
+    assert {one.trace.evaluation.status.value for one in done.finished} == {"PASSED"}
+    assert (len(done.finished), done.faults) == (4, [])
 
 
 @pytest.mark.parametrize("other", ["a GPU", "another GPU"])
