@@ -208,6 +208,8 @@ class PlaceActor:
             except BaseException:
                 self._end_session()
                 raise
+            for job in batch.jobs:
+                scheduler.forget_solution(job)  # the host leaves out what hangs, as long as it is to be
             if scheduler.has_open_jobs and self._ended < number:
                 self._end_session()
                 raise DeviceFault("its session does not start")
