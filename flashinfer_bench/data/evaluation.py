@@ -89,7 +89,6 @@ class Environment(DataModel):
     """Where it ran."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"libs"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"device"})
 
     hardware: Annotated[str, StringConstraints(min_length=1)]
     """Name of the device."""
@@ -101,7 +100,6 @@ class Evaluation(DataModel):
     """The verdict on one solution for one workload."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"log", "correctness", "performance"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"log_file"})
 
     status: EvaluationStatus
     """The verdict."""

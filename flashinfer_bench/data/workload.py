@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
@@ -59,9 +60,11 @@ class CustomInput(DataModel):
 class GeneratedInput(DataModel):
     """An input that a generator of another engine made; kept in traces, refused in workloads to run."""
 
-    tells_unknown_keys: ClassVar[bool] = False
-
     type: Literal["generated"]
+
+    def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], DataModel]]:
+        """Yield nothing: the keys are another engine's."""
+        return iter(())
 
 
 InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput

@@ -5,6 +5,7 @@ from io import StringIO
 from types import SimpleNamespace
 
 import pytest
+from flashinfer_bench.data.sets.rereading import reread_traces
 from rich.console import Console
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -12,7 +13,6 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobStarted
 from flashinfer_bench.bench.progress_bar import is_notebook, progress_bar
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.record import TraceWriter
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
 from tests.cli.fake_engine import CPU, finished, make_jobs

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from flashinfer_bench.data.dtypes import DTYPES, check_dtype, torch_dtype, why_not_held
-from flashinfer_bench.data.names import HintLimit, did_you_mean, nearest_name
+from flashinfer_bench.data.names import did_you_mean, nearest_name
 from tests.kit import make_definition
 
 

@@ -11,7 +11,7 @@ from flashinfer_bench.data.store.blobs import BlobStore
 
 
 def find_blob_issues(trace_set: TraceSet, workloads: Iterable[Trace] | None = None) -> list[LoadIssue]:
-    """Return an issue for each blob that cannot be opened: an error, or a warning where a run would fetch it.
+    """Return an issue for each blob that cannot be opened: an error, or a warning for a git-lfs pointer.
 
     Args:
         trace_set: the set to check.

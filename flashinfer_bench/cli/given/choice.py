@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX
 from flashinfer_bench.errors import DataSetError
 

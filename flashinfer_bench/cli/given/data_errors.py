@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.stored_inputs import find_input_issues
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.definition import normalise_op_type
-from flashinfer_bench.data.names import HintLimit, did_you_mean
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES, path_part
 
 
@@ -72,14 +71,12 @@ def take_broken_names(trace_set: TraceSet, asked: AskedNames) -> tuple[AskedName
 
 def find_parameter_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
     """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
-    hints: defaultdict[Path, HintLimit] = defaultdict(HintLimit)
     for definition in definitions:
         name, parameters = definition.name, definition.reference_parameters
         file = trace_set.definition_files.get(name, Path())
         for parameter in parameters or ():
             if parameter not in definition.inputs:
-                with hints[file]:
-                    hint = did_you_mean(parameter, definition.inputs)
+                hint = did_you_mean(parameter, definition.inputs)
                 reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
                 yield LoadIssue("warning", file, None, "reference", reason)
         if (why := definition.why_no_call_works) is not None:

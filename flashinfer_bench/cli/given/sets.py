@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from flashinfer_bench.cli.given.wildcards import expand_wildcards
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.entry import check_entry
-from flashinfer_bench.data.names import HintLimit, nearest_name
+from flashinfer_bench.data.names import nearest_name
 from flashinfer_bench.data.store.layout import DEFINITIONS, definition_names
 from flashinfer_bench.env import DATASET_VARIABLE
 from flashinfer_bench.errors import DataSetError, Misuse
@@ -106,14 +105,12 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
 def find_entry_issues(trace_set: TraceSet) -> list[LoadIssue]:
     """Return a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
     issues = []
-    hints: defaultdict[Path, HintLimit] = defaultdict(HintLimit)
     for group in trace_set.solutions.values():
         for solution in group:
             file = trace_set.solution_files.get(solution.name)
             if file is None or not solution.get_entry_source().content.strip():
                 continue  # the loader has warned of an empty source
-            with hints[file]:
-                reasons = list(check_entry(solution, trace_set.definitions.get(solution.definition)))
+            reasons = check_entry(solution, trace_set.definitions.get(solution.definition))
             issues += [LoadIssue("warning", file, None, None, f"{solution.name}: {reason}") for reason in reasons]
     return issues
 

@@ -29,8 +29,7 @@ from flashinfer_bench.cli.screen.tables import (
 )
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import parse_time
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.report.changes import (
     GONE,
     NEW,

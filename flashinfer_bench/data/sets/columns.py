@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
 from flashinfer_bench.data.sets.latest import find_latest, parse_time
 from flashinfer_bench.data.sets.told import ToldTrace, tell
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, kept_of
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.best import time_of
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet

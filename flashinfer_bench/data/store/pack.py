@@ -30,9 +30,9 @@ from flashinfer_bench.data.manifest import (
 )
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import Solution, check_source_path
+from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, parse_json
 from flashinfer_bench.data.store.parse import MISSING, Place, describe_missing, parse_raw
-from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
 from flashinfer_bench.data.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import DataSetError
 

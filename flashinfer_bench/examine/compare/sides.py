@@ -20,8 +20,7 @@ from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.data.store.drafts.draft import SOURCE_SUFFIXES, Draft, DraftHints, read_draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
 from flashinfer_bench.data.store.pack import pack_folder
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.measuring import Pairing
 

@@ -18,6 +18,7 @@ from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_sources
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile, SupportedLanguages
+from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.drafts.guesses import (
     find_definition,
     find_entry,
@@ -25,7 +26,6 @@ from flashinfer_bench.data.store.drafts.guesses import (
     find_language,
 )
 from flashinfer_bench.data.store.pack import pack_folder
-from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
 from flashinfer_bench.errors import DataSetError
 
 SOURCE_SUFFIXES: Final = frozenset(suffix for one in SupportedLanguages for suffix in one.record.suffixes)
