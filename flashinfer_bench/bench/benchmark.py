@@ -19,7 +19,7 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.confirm import Winners
+from flashinfer_bench.bench.confirm import Winners, may_confirm
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, Notice, RunStarted
 from flashinfer_bench.bench.harness import Harness, Result, Submission
@@ -221,9 +221,7 @@ class Benchmark:
 
     def _open_winners(self, plan: Plan) -> Winners | None:
         """Return what confirms the best of each workload; None if nothing is confirmed."""
-        config = self.config
-        is_cheap = config.assurance == "standard" and not config.quick and self._repeat == 1
-        if not (config.confirm and is_cheap) or self.context.machine.kind == "cpu" or self._keeps_sessions:
+        if not may_confirm(self.config, self.context.machine) or self._repeat > 1 or self._keeps_sessions:
             return None
         names = {job.definition.name for job in (*plan.jobs, *plan.done)}
         kept = (trace for name in names for trace in kept_of(self._trace_set.traces.get(name, [])))

@@ -2,8 +2,8 @@
 
 A run at standard assurance is cheap while many solutions are tried; what counts is judged by all that there is. This
 module decides what is judged again, and starts nothing: `next_to_confirm` by the standings of one workload, `Winners`
-by the results of a run. The harness judges a confirmation like any other job, in a worker of its own and on other
-inputs; its trace is another line of the file.
+by the results of a run, `BestKnown` by the single verdicts of an engine. The harness judges a confirmation like any
+other job, in a worker of its own and on other inputs; its trace is another line of the file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted
+from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.planning.resume import FULL
 from flashinfer_bench.data import EvaluationStatus, Trace
@@ -24,6 +26,10 @@ from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 MOST_CONFIRMED: Final = 3
 """Most confirmations of a workload in a run; what is as fast beyond these is a tie."""
 
+MOST_KNOWN: Final = 16
+"""Solutions that an engine knows of a workload on one kind of hardware: the fastest."""
+Confirm = Literal["if_best", "always", "never"]
+"""Whether what is submitted is judged at full assurance: if it would be the best, at once, or not at all."""
 Scope = tuple[str, str]
 """Name of a definition, uuid of a workload."""
 
@@ -71,6 +77,44 @@ def stand(solution: str, evaluation: AnyEvaluation) -> Standing | None:
     return Standing(solution, performance.latency_ms, low_ms, high_ms, record.is_full)
 
 
+def note_standing(standings: dict[str, Standing], solution: str, evaluation: AnyEvaluation) -> None:
+    """Note the latest verdict of a solution among those of one workload and hardware."""
+    found = stand(solution, evaluation)
+    standings.pop(solution, None)
+    if found is not None:
+        standings[solution] = found
+
+
+def may_confirm(config: BenchmarkConfig, machine: Machine) -> bool:
+    """Tell whether winners are confirmed at all: on a GPU, at standard assurance, unless the user does without."""
+    return config.confirm and config.assurance == "standard" and not config.quick and machine.kind != "cpu"
+
+
+class BestKnown:
+    """The fastest solutions of each workload that an engine knows: recorded ones, and those that it has judged."""
+
+    def __init__(self) -> None:
+        self._fastest: defaultdict[tuple[str, str, str], dict[str, Standing]] = defaultdict(dict)
+        """Definition, workload and hardware → solution → how it stands."""
+
+    def note(self, trace: AnyTrace, solution: str) -> bool:
+        """Note a verdict; return whether it makes its solution the best that is known, and is to be confirmed.
+
+        Args:
+            trace: the latest verdict of the solution on the workload.
+            solution: its digest, or the name of one that has none.
+        """
+        evaluation = trace.evaluation
+        if evaluation is None:
+            return False
+        fastest = self._fastest[trace.definition, trace.workload.uuid, evaluation.environment.hardware]
+        note_standing(fastest, solution, evaluation)
+        if len(fastest) > MOST_KNOWN:
+            del fastest[max(fastest.values(), key=lambda one: one.latency_ms).solution]
+        is_best = next_to_confirm(fastest.values(), ()) == solution
+        return is_best and bool(read_measurement(evaluation).assurance)
+
+
 @dataclass
 class Contest:
     """One workload of a run."""
@@ -106,7 +150,8 @@ class Winners:
         for trace in recorded:
             scope, name = (trace.definition, trace.workload.uuid), trace.solution or ""
             if scope in self._contests and trace.evaluation is not None and (*scope, name) not in again:
-                self._note(self._contests[scope], keys.get((*scope, name), name), trace.evaluation)
+                standings = self._contests[scope].standings[trace.evaluation.environment.hardware]
+                note_standing(standings, keys.get((*scope, name), name), trace.evaluation)
 
     def begin(self) -> list[Job]:
         """Return what is judged first: the jobs of the run, and what an earlier one has left to be confirmed.
@@ -125,7 +170,8 @@ class Winners:
         contest = self._contests[_scope(job)]
         contest.open -= 1
         if isinstance(result, Trace) and result.evaluation is not None:
-            self._note(contest, job.solution_key, result.evaluation)
+            standings = contest.standings[result.evaluation.environment.hardware]
+            note_standing(standings, job.solution_key, result.evaluation)
             if not read_measurement(result.evaluation).assurance:  # no clock outside the worker bounds its time
                 contest.jobs.pop(job.solution_key, None)
         return self._next(contest)
@@ -138,13 +184,6 @@ class Winners:
                 contest.open += 1
                 return [confirming(contest.jobs[chosen], next(self._numbers))]
         return []
-
-    @staticmethod
-    def _note(contest: Contest, solution: str, evaluation: AnyEvaluation) -> None:
-        standings, found = contest.standings[evaluation.environment.hardware], stand(solution, evaluation)
-        standings.pop(solution, None)
-        if found is not None:
-            standings[solution] = found
 
 
 def confirming(job: Job, index: int) -> Job:

@@ -9,6 +9,7 @@ import time
 from typing import ClassVar
 
 from flashinfer_bench import BenchmarkConfig, Engine
+from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.runner import client
 from flashinfer_bench.bench.runner.client import SessionLost
 from tests.bench.small_runs import write_set
@@ -115,6 +116,12 @@ def play_engine(monkeypatch, folder, *, limits=None, **config):
     play(monkeypatch)
     config = BenchmarkConfig.default(devices=["cpu"], **config)
     return Engine(write_two(folder / "set"), config, cache=folder / "cache", limits=limits)
+
+
+def on_gpu(context, *names):
+    """Pretend that a run or an engine has GPUs of these names; call it before anything is judged."""
+    devices = [Device("cuda", at, name, f"GPU-{at}") for at, name in enumerate(names or ("test device",))]
+    context.machine = Machine(devices, context.machine.languages)
 
 
 def write_two(root):

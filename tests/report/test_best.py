@@ -64,7 +64,7 @@ def test_the_definition_goes_to_the_solution_that_passes_the_most_workloads():
 
 def timed(name, latency_ms, *, speedup=2.0, half=0.01):
     bounds = [latency_ms * (1 - half), latency_ms * (1 + half)]
-    record = {"method": "cupti", "interval95_ms": bounds, "interval": "workers"}
+    record = {"method": "cupti", "interval95_ms": bounds, "interval": "workers", "assurance": "full"}
     return on("a", name, latency_ms=latency_ms, speedup=speedup, extra={"measurement": record})
 
 

@@ -273,6 +273,7 @@ def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "status": evaluation.status.value,
         "quick": evaluation.is_quick,
+        "confirmed": read_measurement(evaluation).is_full,
         "reason": None if performance is not None else reason_of(evaluation),
         "latency_ms": performance.latency_ms if performance is not None else None,
         "interval95_ms": [interval.low_ms, interval.high_ms] if interval is not None else None,
