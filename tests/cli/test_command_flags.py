@@ -10,7 +10,7 @@ from flashinfer_bench import client
 from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.flags import engine_words
 from flashinfer_bench.cli.sets.validate.validation import Check
-from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES
+from flashinfer_bench.data.store.skeletons import SUFFIXES
 from flashinfer_bench.examine.inspect import sanitizer, tools
 from flashinfer_bench.examine.inspect.ncu import NcuOptions
 from flashinfer_bench.report import decision, export, ranking

@@ -25,7 +25,7 @@ from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution, SupportedLanguages
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.drafts.draft import is_kept_draft
+from flashinfer_bench.data.store.drafts import is_kept_draft
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.trace_set import TraceSet

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -33,8 +32,7 @@ _SHOWN: Final = 80
 """A message shows this many characters of a wrong value."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where an object stands."""
 
     file: Path
@@ -102,7 +100,7 @@ def parse_objects(
         place = Place(file, None if is_list else 1, spot, (str(index),) if is_list else (), text)
         built = parse_raw(model, raw, place, issues)
         if built is not None:
-            yield built, replace(place, text="")
+            yield built, place._replace(text="")
         if kept.are_too_many(built is None):
             return
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import UserList
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Annotated, Any, Final, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, SupportsIndex, TypeVar, cast
 
 import msgspec
 from pydantic_core import SchemaValidator, core_schema, from_json
@@ -45,6 +45,10 @@ Read = TypeVar("Read")
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _NOTHING: Final = msgspec.Raw(b"{}")
+if TYPE_CHECKING:
+    _Shared = Environment
+else:
+    _Shared = msgspec.Raw  # text, until `read_trace_line` puts the model in its place
 
 
 class _AnyTable(msgspec.Struct, gc=False):
@@ -68,20 +72,16 @@ class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An `Evaluation` whose `extra` and `environment` are text."""
+    """An `Evaluation` whose `extra` is text."""
 
     status: EvaluationStatus
     log: str
     timestamp: str
-    environment_text: msgspec.Raw = msgspec.field(name="environment")
+    environment: _Shared
+    """Where it ran; lines with the same environment share it."""
     correctness: CorrectnessLine | None = None
     performance: PerformanceLine | None = None
     extra_text: msgspec.Raw = msgspec.field(name="extra", default=msgspec.Raw(b"null"))
-
-    @property
-    def environment(self) -> Environment:
-        """Where it ran; lines with the same environment share it."""
-        return _read_environment(bytes(self.environment_text))
 
     @property
     def extra(self) -> dict[str, Any] | None:
@@ -173,7 +173,7 @@ def read_trace_line(text: bytes) -> TraceLine | None:
             _ANY_TABLE.validate_json(text)
         found = _LINE.decode(text)
         said, workload = found.evaluation, _read_workload(bytes(found.workload))
-        _read_environment(bytes(said.environment_text))
+        said.environment = _read_environment(bytes(cast("msgspec.Raw", said.environment)))
     except (msgspec.MsgspecError, ValueError):
         return None
     is_whole = (
