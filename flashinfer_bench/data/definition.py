@@ -44,7 +44,7 @@ Shape = Sizes | None
 """None for a Python scalar."""
 
 
-MOST_EXPRESSIONS: Final = 1000
+MOST_EXPRESSIONS: Final = 256
 """Axes, or constraints, of one definition: each is evaluated for every workload."""
 MOST_FAULTS: Final = 20
 """Disagreements within one definition that are reported."""

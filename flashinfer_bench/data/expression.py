@@ -16,7 +16,7 @@ from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
-MAX_EXPRESSION_LENGTH: Final = 2_000
+MAX_EXPRESSION_LENGTH: Final = 1_000
 """Longest expression, in characters."""
 KEPT: Final = 256
 """Parsed expressions that are kept: every workload of a definition needs those of its axes."""

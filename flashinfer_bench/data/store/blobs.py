@@ -43,7 +43,7 @@ class BlobStore:
             refuse_strange(file.stat(), file)
             is_pointer = _is_pointer(file)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG) or file.is_dir():
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
                 raise WorkloadFault(f"{what} is not there; download the blob/ folder of the data set") from error
             raise WorkloadFault(f"{what} cannot be read: {error.strerror}; check its permissions") from error
         real = file.resolve()

@@ -258,7 +258,6 @@ def test_long_lines_and_other_alphabets_are_kept_too(monkeypatch):
         lambda traces: [traces.reverse(), traces.copy(), traces],
         lambda traces: [traces == TRACES, traces != TRACES, traces == TRACES[1:], traces == tuple(TRACES)],
         lambda traces: pickle.loads(pickle.dumps(traces)),
-        lambda traces: isinstance(traces, list),
     ],
 )
 def test_a_list_of_lines_behaves_like_a_list_of_traces(use):
