@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
+from flashinfer_bench.cli.verdicts import render_best, render_summary
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from tests.kit import make_evaluation, make_trace, make_workload
 
@@ -47,6 +47,13 @@ def test_what_waits_for_the_gpu_as_its_reference_does_is_never_the_best(solution
     traces = [on("a", "waiting", speedup=9.0, extra=extra), on("a", "other", speedup=1.0)]
     assert [row.solution for row in best_by_workload(traces, "speedup")] == best
     assert [row.solution for row in best_by_definition(traces)] == best
+
+
+@pytest.mark.parametrize(("claimed_ms", "best"), [(0.5, "other"), (0.95, "raised")])
+def test_what_reported_far_less_than_the_outside_time_is_never_the_best(claimed_ms, best):
+    extra = {"measurement": {"claimed_ms": claimed_ms, "bound": "chain"}}
+    traces = [on("a", "raised", latency_ms=1.0, speedup=9.0, extra=extra), on("a", "other", latency_ms=2.0)]
+    assert best_by_workload(traces)[0].solution == best
 
 
 def test_hardware_is_never_compared():

@@ -24,12 +24,14 @@ from pydantic_core import SchemaValidator, core_schema, from_json
 from flashinfer_bench.data.evaluation import (
     HAS_CORRECTNESS,
     HAS_PERFORMANCE,
+    RAISED,
     WAITS_INSIDE,
     Environment,
     Evaluation,
     EvaluationStatus,
     both_wait,
     says_quick,
+    was_raised,
 )
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.store.json_text import DEEPEST
@@ -96,7 +98,10 @@ class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     @property
     def may_be_best(self) -> bool:
         """As `Evaluation.may_be_best`."""
-        return not self.is_quick and not (WAITS_INSIDE.encode() in bytes(self.extra_text) and both_wait(self.extra))
+        text = bytes(self.extra_text)
+        if self.is_quick or not any(word.encode() in text for word in (WAITS_INSIDE, RAISED)):
+            return not self.is_quick
+        return not both_wait(self.extra) and not was_raised(self.extra, self.performance)
 
 
 class TraceLine(msgspec.Struct, gc=False, eq=False):
