@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -53,7 +53,7 @@ MOST_FAULTS: Final = 20
 class AxisConst(DataModel):
     """An axis whose size belongs to the definition."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["const"] = "const"
     value: Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
@@ -65,7 +65,7 @@ class AxisConst(DataModel):
 class AxisVar(DataModel):
     """An axis whose size a workload gives."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["var"] = "var"
     description: str | None = None
@@ -75,7 +75,7 @@ class AxisVar(DataModel):
 class AxisExpr(DataModel):
     """An axis whose size follows from other axes."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["expr"] = "expr"
     expression: str
@@ -114,7 +114,7 @@ class TensorSpec(DataModel):
 class Definition(DataModel):
     """What a kernel computes: the contract between a reference, its solutions and its workloads."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"tags", "constraints"})
+    always_written = ("tags", "constraints")
 
     name: NonEmpty
     """Unique in a set."""

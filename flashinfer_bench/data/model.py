@@ -18,9 +18,9 @@ class DataModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="strings")
 
-    always_written: ClassVar[frozenset[str]] = frozenset()
+    always_written: ClassVar[tuple[str, ...]] = ()
     """Fields with a default that the format requires: written even if nobody set them."""
-    known_extras: ClassVar[frozenset[str]] = frozenset()
+    known_extras: ClassVar[tuple[str, ...]] = ()
     """Keys of public files whose meaning is in other fields by now: kept without a warning."""
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic's signature

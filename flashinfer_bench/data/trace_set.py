@@ -38,6 +38,10 @@ DEFAULT_BOUND: Final = 1e-2
 """Default error bounds of the look-ups; existing scripts expect this value."""
 
 
+def _folder_property(*parts: str) -> property:
+    return property(lambda trace_set: trace_set.folder.joinpath(*parts), doc=f"The folder {'/'.join(parts)}/.")
+
+
 @dataclass(repr=False)
 class TraceSet:
     """Everything under one root, or under several that were merged."""
@@ -129,35 +133,12 @@ class TraceSet:
             raise DataSetError("the trace set lives in memory, so it has no folders: give it a root")
         return self.root
 
-    @property
-    def definitions_path(self) -> Path:
-        """The folder of the definitions."""
-        return self.folder / DEFINITIONS
-
-    @property
-    def solutions_path(self) -> Path:
-        """The folder of the solutions."""
-        return self.folder / SOLUTIONS
-
-    @property
-    def workloads_path(self) -> Path:
-        """The folder of the workloads."""
-        return self.folder / WORKLOADS
-
-    @property
-    def traces_path(self) -> Path:
-        """The folder of the traces."""
-        return self.folder / TRACES
-
-    @property
-    def blob_path(self) -> Path:
-        """The folder of stored inputs."""
-        return self.folder / BLOB
-
-    @property
-    def blob_workloads_path(self) -> Path:
-        """The folder of the stored inputs of workloads."""
-        return self.blob_path / WORKLOADS
+    definitions_path = _folder_property(DEFINITIONS)
+    solutions_path = _folder_property(SOLUTIONS)
+    workloads_path = _folder_property(WORKLOADS)
+    traces_path = _folder_property(TRACES)
+    blob_path = _folder_property(BLOB)
+    blob_workloads_path = _folder_property(BLOB, WORKLOADS)
 
     @classmethod
     def merge(cls, trace_sets: Sequence[TraceSet]) -> TraceSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
 
@@ -19,7 +19,7 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 class RandomInput(DataModel):
     """An input that is made from the run's seed."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["random"] = "random"
 
@@ -27,7 +27,7 @@ class RandomInput(DataModel):
 class ScalarInput(DataModel):
     """An input that is this number."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["scalar"] = "scalar"
     value: StrictBool | StrictInt | float
@@ -37,7 +37,7 @@ class ScalarInput(DataModel):
 class SafetensorsInput(DataModel):
     """An input that is stored in a blob."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["safetensors"] = "safetensors"
     path: NonEmpty
@@ -118,7 +118,7 @@ class WorkloadTolerance(DataModel):
 class Workload(DataModel):
     """One set of sizes and inputs that a definition is judged on."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"inputs"})
+    always_written = ("inputs",)
 
     uuid: NonEmpty
     """Unique among the workloads of a definition."""

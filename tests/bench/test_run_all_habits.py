@@ -5,7 +5,7 @@ from io import StringIO
 from types import SimpleNamespace
 
 import pytest
-from flashinfer_bench.data.sets.rereading import reread_traces
+from flashinfer_bench.data.sets.merge import reread_traces
 from rich.console import Console
 
 from flashinfer_bench.bench.benchmark import Benchmark
