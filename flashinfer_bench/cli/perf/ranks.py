@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
-from flashinfer_bench.cli.perf.rows import PerfRow, RowTiming
-from flashinfer_bench.cli.perf.text import introduce, perf_line
+from flashinfer_bench.cli.perf.results import Row, introduce, make_row, perf_line
 from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work
 
@@ -69,7 +69,7 @@ def report_ranks(
     label = "ERROR" if args.refcheck or args.validate else "WARNING"
     lines += [f"[{label}] Output tensor mismatch between backends torch and {BACKEND}: {what}" for what in problems]
     is_error = bool(problems) and label == "ERROR" and not args.allow_output_mismatch
-    files = ResultFiles(session.output_path, session.json_path, place)
+    files = ResultFiles(session.output_path, session.json_path)
     for row in make_rows(request, place, times, "; ".join(problems)):
         files.add(row)
         lines += [] if is_error else [perf_line(row)]
@@ -77,22 +77,25 @@ def report_ranks(
     return 1 if is_error or files.lost else 0
 
 
-def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[PerfRow]:
+def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[Row]:
     """Return a row for the whole round. With --per_phase_timing, return one for each phase too."""
     out, back = count_traffic(request.args)
     flops, weights = count_work(request.args)
-    bytes_of = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": weights}
+    moved = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": weights}
     rows = []
     for phase, taken in times.items():
         if phase != "a2a_total" and not request.args.per_phase_timing:
             continue
-        timing = RowTiming(median(taken), pstdev(taken))
-        work = flops if phase == "moe_kernel" else 0.0
-        rate, speed = (
-            amount / 1e9 / timing.median_ms if timing.median_ms > 0 else 0.0 for amount in (bytes_of[phase], work)
-        )
-        record = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
-        facts = {"tflops": speed, "tb_per_sec": rate, "bytes": bytes_of[phase]}
-        outcome: Any = "mismatch" if problem else "passed"
-        rows.append(PerfRow(request, phase, outcome, problem, timing, facts, record, place.device))
+        row = make_row(request, phase, place, "mismatch" if problem else "passed", problem)
+        row["median_ms"], row["std_ms"] = median(taken), pstdev(taken)
+        row["measurement"] = {
+            "method": "cuda_events",
+            "cache_state": "warm",
+            "samples": len(taken),
+            "samples_ms": taken,
+        }
+        cost = Cost(flops if phase == "moe_kernel" else 0.0, moved[phase])
+        rates = (cost.tflops(median(taken)), cost.tb_per_sec(median(taken))) if median(taken) else (0.0, 0.0)
+        row["facts"] = {"tflops": rates[0], "tb_per_sec": rates[1], "bytes": cost.bytes}
+        rows.append(row)
     return rows

@@ -24,9 +24,10 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole, write_whole_bytes
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.routines.case.lift import ENTRY, lift
-from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Tensor
+from flashinfer_bench.routines.case.lift import ENTRY, lift, takes
+from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Routine, Tensor
 
+CALL: Final = "import flashinfer\n\n\ndef run({}):\n    return {}\n"
 AUTHORS: Final = {TORCH: "torch"}
 LIBRARY: Final = "flashinfer"
 ENTRY_FILE: Final = "main.py"
@@ -34,8 +35,6 @@ NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
 """Namespace of the workloads' uuids: a uuid is made of it and of the definition's name."""
 WHOLE_TENSOR: Final = 64
 """A tensor of up to this many whole numbers is shown whole; of a larger one only both ends."""
-LINE_WIDTH, EDGE_ITEMS = 80, 3
-"""Torch prints a tensor in lines of this width, and this many numbers of each end."""
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -51,11 +50,11 @@ class Material:
     """Name of an input → its stored values."""
 
 
-def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material:
+def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Material:
     """Return what the engine needs to run a case with these backends."""
-    reference = lift(case.reference.file, case.reference.function, case.reference.constants, parameters=case.inputs)
+    reference = lift(f"{routine.family}_torch", case.reference, case.constants, list(case.inputs))
     blobs = {name: tensor.value for name, tensor in case.inputs.items() if isinstance(tensor.value, np.ndarray)}
-    name = _name(routine, case, reference, blobs)
+    name = _name(routine.name, case, reference, blobs)
     definition = Definition.model_validate(
         {
             "name": name,
@@ -64,7 +63,7 @@ def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material
             "inputs": {key: _spec(tensor) for key, tensor in case.inputs.items()},
             "outputs": {key: _spec(tensor) for key, tensor in case.outputs.items()},
             "reference": reference,
-            "tags": [f"routine:{routine}", *case.tags],
+            "tags": [f"routine:{routine.name}"],
         }
     )
     identity = str(uuid.uuid5(NAMESPACE, name))
@@ -72,7 +71,7 @@ def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material
     inputs = {key: _source(key, tensor, path) for key, tensor in case.inputs.items()}
     cost = {"flops": case.cost.flops, "bytes": case.cost.bytes, "unit": case.cost.unit}
     workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": cost})
-    solutions = {backend: _solution(case, definition, backend) for backend in backends}
+    solutions = {backend: _solution(routine, case, definition, backend) for backend in backends}
     return Material(definition, workload, solutions, blobs)
 
 
@@ -139,8 +138,7 @@ def _identity(tensor: Tensor) -> list[Any]:
 
 def _spec(tensor: Tensor) -> dict[str, Any]:
     shape = None if tensor.shape is None else tensor.shape.split()
-    spec: dict[str, Any] = {"shape": shape, "dtype": tensor.dtype}
-    return {**spec, "description": tensor.note} if tensor.note else spec
+    return {"shape": shape, "dtype": tensor.dtype}
 
 
 def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
@@ -151,10 +149,11 @@ def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
     return {"type": "scalar", "value": tensor.value}
 
 
-def _solution(case: Case, definition: Definition, backend: str) -> Solution:
-    source = case.reference if backend == TORCH else case.solutions[backend]
-    is_dps = backend in case.dps
-    text = _text(source, [*case.inputs, *(case.outputs if is_dps else ())])
+def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
+    is_dps, text = False, definition.reference
+    if backend != TORCH:
+        code = case.calls.get(backend) or Code(case.reference)
+        is_dps, text = _lift_call(routine, case, code, backend)
     # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
     mark = "" if backend == TORCH else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
@@ -162,7 +161,7 @@ def _solution(case: Case, definition: Definition, backend: str) -> Solution:
             "name": f"{definition.name}__{backend.replace('-', '_')}{mark}",
             "definition": definition.name,
             "author": AUTHORS.get(backend, LIBRARY),
-            "description": f"backend {backend} of routine {definition.tags[0].partition(':')[2]}",
+            "description": f"backend {backend} of routine {routine.name}",
             "sources": [{"path": ENTRY_FILE, "content": text}],
             "spec": {
                 "language": "python",
@@ -175,16 +174,25 @@ def _solution(case: Case, definition: Definition, backend: str) -> Solution:
     )
 
 
-def _text(source: Code, parameters: list[str]) -> str:
-    return lift(source.file, source.function, source.constants, parameters=parameters)
+def _lift_call(routine: Routine, case: Case, code: Code, backend: str) -> tuple[bool, str]:
+    """Return whether a backend's code writes into given outputs, as one does that names them, and its source."""
+    if code.expression:
+        return False, CALL.format(", ".join(case.inputs), code.expression)
+    constants = {**case.constants, "BACKEND": backend, **code.constants}
+    names = [*case.inputs, *case.outputs]
+    file = f"{routine.family}_flashinfer"
+    if takes(file, code.function) & {*case.outputs}:
+        return True, lift(file, code.function, constants, names)
+    return False, lift(file, code.function, constants, list(case.inputs))
 
 
-def describe_case(case: Case) -> list[str]:
+def describe_case(case: Case, reference: str) -> list[str]:
     """Return lines for each input and each number of the reference, in the forms of FlashInfer's documents."""
     lines = [f"{name}.flatten() = {render_integers(np.asarray(item, np.int32))}" for name, item in case.shown.items()]
     lines += [line for name, tensor in case.inputs.items() for line in _describe_input(name, tensor, case.axes)]
-    for name, value in case.reference.constants.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+    for name, value in case.constants.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and f"\n{name} = " in reference:
             lines.append(f"{name.lower().removeprefix('sm_')} = {value}")  # attention's SM_SCALE is `scale` there
     return lines
 
@@ -206,15 +214,8 @@ def _describe_input(name: str, tensor: Tensor, axes: Mapping[str, int]) -> list[
 
 def render_integers(values: npt.NDArray[Any]) -> str:
     """Return whole numbers as torch prints a tensor of one dimension; more than 64 are abbreviated to both ends."""
-    flat = [int(value) for value in values.reshape(-1)]
-    is_whole = len(flat) <= WHOLE_TENSOR
-    shown = flat if is_whole else [*flat[:EDGE_ITEMS], *flat[-EDGE_ITEMS:]]
-    width = max((len(str(value)) for value in shown), default=0)
-    cells = [str(value).rjust(width) for value in shown]
-    cells = cells if is_whole else [*cells[:EDGE_ITEMS], " ...", *cells[EDGE_ITEMS:]]
-    each = max(1, (LINE_WIDTH - len("tensor(")) // (width + len(", ")))
-    rows = [", ".join(cells[start : start + each]) for start in range(0, len(cells), each)]
-    text = "tensor([" + f",\n{' ' * len('tensor([')}".join(rows) + "]"
-    dtype = f"dtype=torch.{values.dtype}"
-    is_full = len(text) - text.rfind("\n") + 1 + len(dtype) + 2 > LINE_WIDTH
-    return f"{text},{chr(10) + ' ' * len('tensor(') if is_full else ' '}{dtype})"
+    layout: dict[str, Any] = {"separator": ", ", "prefix": "tensor(", "threshold": WHOLE_TENSOR, "max_line_width": 80}
+    text = f"tensor({np.array2string(values.reshape(-1), **layout)},"
+    end = f"dtype=torch.{values.dtype})"
+    is_full = len(text.rpartition("\n")[2]) + len(end) >= layout["max_line_width"]
+    return f"{text}\n       {end}" if is_full else f"{text} {end}"
