@@ -109,7 +109,7 @@ CHANGES = (
     Change(
         "perf_line",
         "[PERF] lines say `tflops` in place of `achieved tflops`",
-        one("cli/perf/text.py", 'f"achieved tflops', 'f"tflops'),
+        one("cli/perf/results.py", 'f"achieved tflops', 'f"tflops'),
         ("test_golden_perf.py", "-k", "lines_are"),
     ),
     Change(

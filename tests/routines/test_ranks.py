@@ -18,9 +18,9 @@ from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import make_rows, report_ranks
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.code import moe_torch
+from flashinfer_bench.routines.code.formats import by_blocks, by_rows, from_tiles
 from flashinfer_bench.routines.families.moe_comm import EXCHANGE, count_ranks, why_not_here
-from flashinfer_bench.routines.ranks.experts import RealExperts
-from flashinfer_bench.routines.ranks.rank import RankInputs, Round, Weighing, pack, time_rounds, unpack
+from flashinfer_bench.routines.ranks import RankInputs, RealExperts, Weighing, pack, time_rounds, unpack
 from tests.kit.stopwatch import WallStopwatch
 from tests.routines.judged import make_case
 
@@ -95,8 +95,8 @@ def run(quant, spoil=None, library=None):
         own = Rank(world, rank, spoil if rank == 1 else None)
         real = library and RealExperts(inputs, library, intermediate=INTERMEDIATE, seed=7)
         check = EXCHANGE if library is None else make_case(*REAL[quant]).check
-        exchange = Round(inputs, real or Weighing(inputs), own, check)
-        return time_rounds(exchange, own, WallStopwatch(), dry_run_iters=1, num_iters=3)
+        experts = real or Weighing(inputs)
+        return time_rounds(inputs, experts, own, check, own, WallStopwatch(), dry_run_iters=1, num_iters=3)
 
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(one, range(RANKS)))
@@ -138,13 +138,13 @@ class Library:
         **_,
     ):
         assert (swizzled_input_sf, scales[0].ndim, scales[3].ndim) == (False, 0, 0)
-        plain = moe_torch.by_rows(x, input_sf.view(torch.float8_e4m3fn))
+        plain = by_rows(x, input_sf.view(torch.float8_e4m3fn))
         layers = []
         for codes, (_, tiled, factor) in zip((first, second), (scales[:3], scales[3:]), strict=True):
             packed = codes.view(torch.uint8)
             size = packed.shape[1], packed.shape[2] // 8
-            flat = [moe_torch.unswizzle(one.view(torch.float8_e4m3fn), *size) for one in tiled]
-            layers.append([moe_torch.by_rows(packed[i], flat[i]) * factor[i] for i in range(len(packed))])
+            flat = [from_tiles(one.view(torch.float8_e4m3fn), *size) for one in tiled]
+            layers.append([by_rows(packed[i], flat[i]) * factor[i] for i in range(len(packed))])
         assert ep_size * len(layers[0]) == EXPERTS
         output.copy_(self._mix(plain, ids, factors, layers, ep_rank * len(layers[0])))
 
@@ -153,7 +153,7 @@ class Library:
         assert (experts, top_k, inner, local) == (EXPERTS, 3, INTERMEDIATE, len(first))
         plain = x.float() * scale.T.repeat_interleave(128, dim=1)
         layers = [
-            [moe_torch.by_blocks(*one) for one in zip(*pair, strict=True)]
+            [by_blocks(*one) for one in zip(*pair, strict=True)]
             for pair in ((first, first_scale), (second, second_scale))
         ]
         factors = (packed & 0xFFFF).to(torch.int16).view(torch.bfloat16).float()
@@ -164,7 +164,11 @@ class Library:
         is_here = ((ids >= start) & (ids < start + len(layers[0]))).any(dim=-1)
         assert bool(is_here.any())
         assert not bool(x[is_here].isnan().any())
-        return moe_torch.mix(x, ids - start, factors, layers) * self.error
+
+        def compute(tokens, expert):
+            return moe_torch.activate(tokens @ layers[0][expert].T) @ layers[1][expert].T
+
+        return moe_torch.mix(x, ids - start, factors, len(layers[0]), compute) * self.error
 
 
 @pytest.mark.parametrize("quant", REAL)
@@ -221,7 +225,7 @@ def test_phases_are_rows_where_that_is_asked_for(flags, names, tmp_path, capsys)
     assert [row["backend"] for row in rows] == (names or list(times))
     assert capsys.readouterr().out.count("[PERF] a2a_") == (1 if names else 3)
     total, dispatch, _, combine = make_rows_of(f"{FLAGS} --per_phase_timing --backends torch", times)
-    assert total.facts["bytes"] == dispatch.facts["bytes"] + combine.facts["bytes"] == request.case.cost.bytes
+    assert total["facts"]["bytes"] == dispatch["facts"]["bytes"] + combine["facts"]["bytes"] == request.case.cost.bytes
 
 
 def make_rows_of(flags, times):
@@ -233,8 +237,8 @@ def test_real_experts_have_their_work_and_weights_in_their_row():
     request = read_requests(flags, None, PLACE)[0]
     times = {name: [2.0] for name in ("a2a_total", "a2a_dispatch", "moe_kernel", "a2a_combine")}
     total, _, kernel, _ = make_rows(request, PLACE, times, "")
-    assert (total.facts["tflops"], kernel.facts["tflops"]) == (0.0, pytest.approx(request.case.cost.flops / 2e9))
-    assert total.facts["bytes"] + kernel.facts["bytes"] == request.case.cost.bytes
+    assert (total["facts"]["tflops"], kernel["facts"]["tflops"]) == (0.0, pytest.approx(request.case.cost.flops / 2e9))
+    assert total["facts"]["bytes"] + kernel["facts"]["bytes"] == request.case.cost.bytes
 
 
 def test_a_mismatch_fails_where_it_is_to_be_an_error(capsys):

@@ -14,7 +14,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import parse_case, split_session
-from flashinfer_bench.cli.perf.rows import make_row
+from flashinfer_bench.cli.perf.results import make_judged
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
@@ -46,7 +46,7 @@ FAST = {**PASSED["performance"], "latency_ms": 0.03}
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
     (request,) = read_requests(["--routine", routine, *shlex.split(SMALL[routine]), "--backends", "torch"], None, H200)
-    row = make_row(request, "torch", Evaluation.model_validate(PASSED), device="NVIDIA H200")
+    row = make_judged(request, "torch", H200, Evaluation.model_validate(PASSED), "NVIDIA H200")
     write_material(tmp_path, request.material)
     saved = TraceSet.from_path(tmp_path)
     assert saved.issues == []
@@ -54,7 +54,7 @@ def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
     ((line,),) = saved.workloads.values()
     facts = describe_time(cost_of_workload(definition, line.workload, tmp_path), "NVIDIA H200", MILLISECONDS)
     same = {"roofline_share": "share", "roofline_bound": "bound", "roofline_ms": "floor_ms", "roofline_peak": "peak"}
-    told = {same.get(name, name): value for name, value in row.facts.items() if not name.startswith("max_")}
+    told = {same.get(name, name): value for name, value in row["facts"].items() if not name.startswith("max_")}
     assert {**facts, "too_fast": facts.get("too_fast", "")} == told
 
 
@@ -79,7 +79,7 @@ def test_equal_names_mean_equal_costs():
     for command in [*DOCUMENTED, *(f"--routine {name} {flags}" for name, flags in SMALL.items())]:
         routine, args = parse_case(split_session(shlex.split(command))[1])
         case = routine.make_case(args)
-        material = make_material(routine.name, case, ["torch"])
+        material = make_material(routine, case, ["torch"])
         assert costs.setdefault(material.definition.name, case.cost) == case.cost
 
 

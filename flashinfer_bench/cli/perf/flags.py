@@ -6,7 +6,7 @@ They are spelt with underscores, as in the documents of FlashInfer's own benchma
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -50,6 +50,9 @@ def finite_number(text: str) -> float:
     """Parse the value of a flag that measures. Huge whole numbers become floats."""
     value = number(text)
     return value if abs(value) < LARGEST_WHOLE else float(value)
+
+
+KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": finite_number, "text": str}
 
 
 def make_session_parser() -> Parser:
@@ -200,5 +203,4 @@ def _add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
     shown = flag.help if flag.default in (None, "") else f"{flag.help} (default: {flag.default})"
     shown += "; required" if flag.required else ""
     extra: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.kind[0].upper()}
-    kind = {"int": whole_number, "float": finite_number, "text": str}[flag.kind]
-    group.add_argument(*spellings, type=kind, default=flag.default, help=shown.replace("%", "%%"), **extra)
+    group.add_argument(*spellings, type=KINDS[flag.kind], default=flag.default, help=shown.replace("%", "%%"), **extra)

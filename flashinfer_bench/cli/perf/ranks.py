@@ -24,40 +24,32 @@ BACKEND: Final = "moe_a2a"
 def run_ranks(request: Request, session: argparse.Namespace, place: Platform) -> int:
     """Time the case on this rank, together with all others; rank 0 reports."""
     import torch
+    from flashinfer import fused_moe
     from flashinfer.comm import Mapping, MoeAlltoAll
 
-    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, Round, time_rounds
+    from flashinfer_bench.routines.ranks import CudaStopwatch, RankInputs, RealExperts, Weighing, time_rounds
 
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     rank, ranks = communicator.Get_rank(), communicator.Get_size()
     torch.cuda.set_device(rank % torch.cuda.device_count())
     case, args = request.case, request.args
     assert case is not None  # the caller has made it
-    chosen = [case.inputs[name].value for name in ("token_selected_experts", "token_final_factors")]
-    experts, factors = (torch.from_numpy(value[rank]).cuda() for value in chosen)  # type: ignore[index] # both are arrays
+    chosen: list[Any] = [case.inputs[name].value for name in ("token_selected_experts", "token_final_factors")]
     generator = torch.Generator(device="cuda").manual_seed(args.random_seed + rank)
-    dtype = getattr(torch, case.inputs["hidden_states"].dtype)
-    hidden = torch.empty(args.num_tokens, args.hidden_size, dtype=dtype, device="cuda").normal_(generator=generator)
+    hidden = torch.empty(
+        args.num_tokens, args.hidden_size, dtype=getattr(torch, case.inputs["hidden_states"].dtype), device="cuda"
+    ).normal_(generator=generator)
     mapping = Mapping(rank=rank, world_size=ranks, tp_size=ranks, moe_ep_size=ranks, gpus_per_node=ranks)
     most = args.max_num_tokens or args.num_tokens
     between = MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
-    inputs = RankInputs(hidden, experts, factors, args.num_experts, rank, ranks, args.quant_dtype)
-    exchange = Round(inputs, _make_experts(inputs, args), between, case.check)
+    ids, factors = (torch.from_numpy(value[rank]).cuda() for value in chosen)
+    inputs = RankInputs(hidden, ids, factors, args.num_experts, rank, ranks, args.quant_dtype)
+    experts: Any = Weighing(inputs)
+    if args.real_math:
+        experts = RealExperts(inputs, fused_moe, intermediate=args.intermediate_size, seed=args.random_seed)
     counts = {"dry_run_iters": args.dry_run_iters, "num_iters": args.num_iters}
-    times, problems = time_rounds(exchange, communicator, CudaStopwatch(), **counts)
+    times, problems = time_rounds(inputs, experts, between, case.check, communicator, CudaStopwatch(), **counts)
     return report_ranks(request, session, place, times, problems) if rank == 0 else 0
-
-
-def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
-    if not args.real_math:
-        from flashinfer_bench.routines.ranks.rank import Weighing
-
-        return Weighing(inputs)
-    from flashinfer import fused_moe
-
-    from flashinfer_bench.routines.ranks.experts import RealExperts
-
-    return RealExperts(inputs, fused_moe, intermediate=args.intermediate_size, seed=args.random_seed)
 
 
 def report_ranks(

@@ -1,5 +1,5 @@
-"""Runs a session of `perf`: its cases become entries of a trace set, `Benchmark` judges and times them, and the verdicts
-become lines and rows.
+"""Runs a session of `perf`: cases become entries of a trace set, `Benchmark` judges and times them, and verdicts become
+lines and rows.
 
 A case is a definition, a workload and a solution for each backend. Cases of equal settings run together.
 """
@@ -81,9 +81,10 @@ def run_session(argv: Sequence[str]) -> int:
         results.begin()
         if session.no_empty_columns:
             stack.callback(files.drop_empty_columns)
-        kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
+        kept = [one for one in requests if one.backends or session.save_trace_set]
         for request in kept:
-            write_material(root, request.material)
+            if request.material is not None:
+                write_material(root, request.material)
         if session.save_trace_set:
             write_tolerances(root, kept)
         reason = "it was not run"
@@ -115,7 +116,9 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
         ConfigError: the file that is there cannot be used.
         DataSetError: it cannot be written.
     """
-    own = {name_of(one): one.case.check.settings() for one in requests if one.case is not None}
+    own = {
+        name_of(one): one.case.check.settings() for one in requests if one.case is not None and one.material is not None
+    }
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Formats of low-bit floats: codes, scales of blocks, and tiles of scales. References of several families share them."""
+"""Formats of low-bit floats: codes, scales of blocks, and tiles of scales. Several families share them."""
 
 import torch
 

@@ -14,7 +14,7 @@ def lay_out(scales):
 
 
 def divide_by_powers(x, limit):
-    """Divide each block of 32 by the smallest power of two that brings it within the limit; [m, k], biased exponents."""
+    """Divide each block of 32 by the smallest power of two that brings it within the limit; biased exponents."""
     blocks = x.float().view(x.shape[0], -1, 32)
     largest = blocks.abs().amax(dim=-1)
     mantissa, exponent = torch.frexp(largest / limit)

@@ -2,8 +2,8 @@
 
 A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors, their scales and the output, over the whole
 batch or all groups: m k + n k elements, m n of the output. Scales: 4 (m k / t + n k / t²) with tiles of t, and 4 for
-each offset of a group; 8 of a batch; (m k + n k) / v with blocks of v, and 4 of alpha. Factors are drawn in their quantised
-form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
+each offset of a group; 8 of a batch; (m k + n k) / v with blocks of v, and 4 of alpha. Factors are drawn in their
+quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
 """
 
 from __future__ import annotations

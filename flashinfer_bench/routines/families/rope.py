@@ -168,13 +168,15 @@ def make_quantising(args: Namespace) -> Case:
     inputs = {f"{side}_{part}": Tensor(dtype, f"{rows[side]} {n}") for part, n in parts.items() for side in "qk"}
     written = "q" if appends else "qk"
     outputs = {f"{side}_{part}_out": Tensor(out, f"{rows[side]} {n}") for part, n in parts.items() for side in written}
-    elements, index_bytes, pages = tokens * heads * width, 4 * tokens, {}
+    elements, index_bytes = tokens * heads * width, 4 * tokens
+    pages: dict[str, Tensor] = {}
     if appends:
         inputs["v"] = Tensor(dtype, f"{rows['k']} {width}")
         pages, cache = _pages(args, width)
         outputs |= {f"{side}_cache": Tensor(out, cache) for side in "kv"}
         elements += tokens * kv_heads * width
-        index_bytes += 4 * sum(tensor.value.size for tensor in pages.values())  # type: ignore[union-attr] # arrays
+        count = -(-args.seq_len // args.page_size)
+        index_bytes += 4 * (args.batch_size * (count + 1) + 1 + 2 * tokens)
     kind = ("_append" if appends else "") + ("" if nope else "_all")
     refusal = _why_not_rotary(args, rope, LANE)
     if nope % LANE:
