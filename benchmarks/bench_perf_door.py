@@ -30,14 +30,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from flashinfer_bench.data.measurement import read_measurement
-
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import find_platform

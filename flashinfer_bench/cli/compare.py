@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
+from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.flags.compare import BUDGET_S
-from flashinfer_bench.cli.given.drafts import read_hints, tell_draft
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import (
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import (
     ABSENT,
     Column,
     available_width,
@@ -27,6 +24,7 @@ from flashinfer_bench.cli.screen.tables import (
     shorten_uuid,
     wrap_line,
 )
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.drafts.draft import Draft
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -57,7 +55,7 @@ def execute(args: argparse.Namespace) -> int:
         raise Misuse("--budget: needs seconds above 0")
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     _check_order(args)
-    named = open_trace_set(args) if is_set_named(args, os.environ) else None
+    named = open_trace_set(args) if is_set_named(args) else None
     if args.junit:
         find_output(args.junit, args)  # refuses links in a set, before anything is measured
     first, second = find_sides((args.first, args.second), named, read_hints(args))
@@ -100,7 +98,7 @@ def _tell_drafts(args: argparse.Namespace, trace_set: TraceSet | None, drafts: S
         raise Misuse(f"{given[0]}: neither side is a source file, or a folder without a manifest")
     for draft in drafts:
         if trace_set is not None:  # without a set there is no draft
-            tell_draft(draft, trace_set, is_quiet=args.quiet)
+            describe_draft(draft, trace_set, is_quiet=args.quiet)
 
 
 def _measure(

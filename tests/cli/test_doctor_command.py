@@ -8,7 +8,7 @@ import pytest
 from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.machine.doctor import execute, render_report
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.screen.tables import UNLIMITED
+from flashinfer_bench.cli.render import UNLIMITED
 from flashinfer_bench.examine.doctor.examination import Instruments, examine
 from tests.doctor.visits import GPU, agreement, machine, readings
 

@@ -3,8 +3,8 @@
 import json
 
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.screen.tables import UNLIMITED
-from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
+from flashinfer_bench.cli.render import UNLIMITED
+from flashinfer_bench.cli.verdicts import render_best, render_summary
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
 from tests.cli.fake_engine import write_small_set
@@ -15,6 +15,7 @@ REASON = "another subscriber of CUPTI is attached"
 
 def on(uuid, solution, *flags, method="cupti", fallback=None):
     record = {"method": method, "cache_state": "cold", "launch": "stream", "flags": list(flags)}
+    record["assurance"] = "full"
     record |= {"fallback": fallback} if fallback else {}
     return make_trace(workload=make_workload(uuid), solution=solution, extra={"measurement": record})
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import WriteRefused
-from flashinfer_bench.cli.given.outputs import Output, find_output
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.args import Output, find_output, open_trace_set
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import SupportedLanguages

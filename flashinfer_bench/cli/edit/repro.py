@@ -13,13 +13,11 @@ from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-from flashinfer_bench.cli.given.drafts import take_drafts
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
-from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set, read_recorded
+from flashinfer_bench.cli.drafts import take_drafts
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.parser import PROGRAM
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace, TraceSet
 from flashinfer_bench.data.store.layout import TRACES, path_part
 from flashinfer_bench.errors import DataSetError, Misuse
@@ -38,9 +36,9 @@ def execute(args: argparse.Namespace) -> int:
         take_drafts(args, trace_set)
     config = read_config(args).for_set(trace_set)
     with naming_flags(args):
-        engine = Benchmark(trace_set, choose_replayed(config, recorded) if recorded else config)
+        engine = Benchmark(trace_set, choose_recorded(config, recorded) if recorded else config)
         plan = engine.plan()
-    plan = keep_replayed(plan, recorded) if recorded else plan
+    plan = keep_recorded(plan, recorded) if recorded else plan
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]
@@ -72,12 +70,12 @@ def _read_recorded(args: argparse.Namespace) -> list[Trace]:
         return []
     if len(args.what) != 1 or ".jsonl" not in args.what[0]:
         raise Misuse(f"give a recorded job (TRACE.jsonl[:LINE]), or SOLUTION WORKLOAD; see {PROGRAM} repro --help")
-    traces = read_replay(args.what[0])
+    traces = read_recorded(args.what[0])
     wrong = [trace for trace in traces if trace.evaluation is not None and not trace.is_successful()]
     chosen = (wrong or traces)[-1]
     if len(traces) > 1:
         write_err(f"of {len(traces)} verdicts: the last wrong one, {chosen.solution} on {chosen.workload.uuid}")
-    if not is_set_named(args, {}):
+    if not bool(args.local):
         roots = [folder.parent for folder in Path(args.what[0]).absolute().parents if folder.name == TRACES]
         args.local = [str(roots[0])] if roots else args.local
     return [chosen]

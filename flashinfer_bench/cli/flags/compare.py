@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from flashinfer_bench.cli.parser import NameList, Parser, iterations, number, share, whole_number
-from flashinfer_bench.cli.shared_flags import (
+from flashinfer_bench.cli.parser import (
     EXIT_CODES,
-    ITERATIONS_HELP,
     PROGRAM,
+    NameList,
+    Parser,
     add_local,
     add_names,
     add_sandbox,
-    add_setting,
+    number,
+    share,
 )
+from flashinfer_bench.cli.settings import add_setting
 
 BUDGET_S: Final = 60.0
 """Seconds of measuring where nobody says another number."""
@@ -45,8 +47,8 @@ def declare_compare(parser: Parser) -> None:
     how.add_argument("--workloads", "--workload", nargs="+", action=NameList, metavar="UUID", help=text)
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
     how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
-    add_setting(how, "--iterations", iterations, ITERATIONS_HELP)
-    add_setting(how, "--num-trials", whole_number, "trials of a block, each with inputs of its own (default: 1)")
+    add_setting(how, "iterations")
+    add_setting(how, "num_trials", "trials of a block, each with inputs of its own (default: 1)")
     add_sandbox(how, default=argparse.SUPPRESS)
     text = "a FILE.py, FILE.cu or FILE.cpp, or a folder of sources: what is not said is found out"
     drafts = parser.add_argument_group("sources that you edit", text)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import LANGUAGES
-from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_names, add_settings
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local, add_names
+from flashinfer_bench.cli.settings import add_settings
 
 OP_TYPE: Final = "custom"
-SHELLS: Final = ("bash", "zsh", "fish")
 
 
 def declare_new(parser: Parser) -> None:
@@ -78,14 +77,3 @@ def declare_repro(parser: Parser) -> None:
     parser.add_argument("--language", metavar="L", help="of a source file: its language")
     add_settings(parser)
     add_format(parser)
-
-
-def declare_completion(parser: Parser) -> None:
-    """Add the help and the arguments of the command."""
-    parser.describe(
-        'Print a script that completes commands and flags. bash and zsh: eval "$(… completion bash)" in the shell\'s\n'
-        "own file; fish: … completion fish > ~/.config/fish/completions/flashinfer-bench.fish.",
-        example=f"{PROGRAM} completion bash",
-        execute="edit.completion:execute",
-    )
-    parser.add_argument("shell", choices=SHELLS, help="which shell")

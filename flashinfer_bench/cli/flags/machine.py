@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import NCU, NCU_SET, NCU_TIMEOUT_S, SANITIZER, SANITIZER_TYPES
-from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
-from flashinfer_bench.cli.shared_flags import (
+from flashinfer_bench.cli.parser import (
     EXIT_CODES,
     PROGRAM,
+    NameList,
+    Parser,
     add_format,
     add_local,
     add_names,
     add_sandbox,
-    add_setting,
+    number,
+    whole_number,
 )
+from flashinfer_bench.cli.settings import add_setting
 
 WALLS: Final = (
     "The tool and the solution run in the walls of a worker. Open for them: a loopback and local sockets in a\n"
@@ -45,7 +48,7 @@ def declare_build(parser: Parser) -> None:
     group = parser.add_argument_group("how")
     add_names(group, "--arch", "GPU architectures to compile CUDA solutions for, such as sm_90a (default: those here)")
     jobs_help = "compilers at once (default: as many as there are cores)"
-    add_setting(group, "--build-jobs", whole_number, jobs_help)
+    add_setting(group, "build_jobs", jobs_help)
     group.add_argument("--require-built", action="store_true", help="exit with 1 when anything was skipped, too")
     add_format(group)
     group.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")

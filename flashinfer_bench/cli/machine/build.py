@@ -17,9 +17,8 @@ from typing import Final, NamedTuple
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.selection import select
-from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.screen.build_outcome import (
+from flashinfer_bench.cli.args import is_set_named, open_trace_set
+from flashinfer_bench.cli.machine.build_outcome import (
     BuildOutcome,
     BuildRow,
     Result,
@@ -27,9 +26,9 @@ from flashinfer_bench.cli.screen.build_outcome import (
     outcome_document,
     render_outcome,
 )
-from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import available_width
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
+from flashinfer_bench.cli.render import available_width
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.requirements import NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
@@ -67,14 +66,14 @@ def execute(args: argparse.Namespace) -> int:
     return outcome.exit_code(require_built=args.require_built)
 
 
-def choose_solutions(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> list[Item]:
+def choose_solutions(args: argparse.Namespace) -> list[Item]:
     """Return the solutions of the named files, or those of the set that the filters leave.
 
     Raises:
         Misuse: files or names do not exist, or are wrong. One error names all of them.
     """
     if not args.files:
-        trace_set = open_trace_set(args, environment=environment)
+        trace_set = open_trace_set(args)
         with naming_flags(args):
             selected = select(trace_set, read_config(args))
         return [Item(solution, found.definition) for found in selected for solution in found.solutions]
@@ -82,9 +81,9 @@ def choose_solutions(args: argparse.Namespace, *, environment: Mapping[str, str]
     if given:
         raise Misuse(f"{', '.join(given)}: the files are named already; leave out one or the other")
     solutions = _load_files(args.files)
-    if not is_set_named(args, environment):
+    if not is_set_named(args):
         return [Item(solution, None) for solution in solutions]
-    definitions = open_trace_set(args, environment=environment).definitions
+    definitions = open_trace_set(args).definitions
     problems = [_no_definition(item, definitions) for item in solutions if item.definition not in definitions]
     if problems:
         raise DataSetError("\n".join(problems))

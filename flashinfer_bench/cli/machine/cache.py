@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.render import Column, available_width, count, render_table, shorten_uuid
 from flashinfer_bench.compile.cache import (
     JIT_FOLDER,
     ArtifactCache,

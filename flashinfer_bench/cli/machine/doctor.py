@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table, wrap_line
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import Column, Row, available_width, render_table, wrap_line
 from flashinfer_bench.examine.doctor.examination import Asked, Report, examine
 from flashinfer_bench.examine.doctor.machine import GpuAtRest, MachineState
 from flashinfer_bench.examine.doctor.readings import Readings

@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.args import open_trace_set
+from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.examine.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
 from flashinfer_bench.examine.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings

@@ -21,9 +21,9 @@ from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.base.isolated import Isolated, IsolatedFailure
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import ahead_environment
+from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.screen.output import write_err
-from flashinfer_bench.cli.screen.tables import count, format_duration
+from flashinfer_bench.cli.render import count, format_duration
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.spec import TORCH

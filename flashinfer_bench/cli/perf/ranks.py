@@ -10,10 +10,10 @@ import importlib
 from statistics import median, pstdev
 from typing import Any, Final
 
+from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.results import Row, introduce, make_row, perf_line
-from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work

@@ -26,16 +26,14 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
 from flashinfer_bench.cli.perf.ahead import compile_ahead
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import run_ranks
 from flashinfer_bench.cli.perf.results import Row, introduce, is_failure, make_judged, make_row, report
-from flashinfer_bench.cli.screen.heartbeat import Heartbeat
-from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.progress import describe_devices
+from flashinfer_bench.cli.progress import RunProgress
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
@@ -232,9 +230,9 @@ def _run_group(results: Results, group: Sequence[Request], session: argparse.Nam
         for skip in plan.skips:
             fail(skip.definition, skip.solution, skip.reason)
         events: Any = engine.run(plan, save_results=session.save_trace_set is not None)
-        with closing(events), Heartbeat(describe_devices) as heartbeat:
+        with closing(events), RunProgress(beats_only=True) as progress:
             for event in events:
-                heartbeat.observe(event)
+                progress.show(event)
                 if isinstance(event, Notice):
                     write_err(event.message)
                 elif isinstance(event, JobFinished):

@@ -38,7 +38,7 @@ from flashinfer_bench.examine.inspect.inputs import write_inputs
 from flashinfer_bench.examine.inspect.order import WORK, Inspected, InspectOrder, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from flashinfer_bench.sandbox.process_tree import fork
-from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
+from flashinfer_bench.worker.fork_server import Preparation, let_prepare, start_fork_server
 from flashinfer_bench.worker.protocol import Failed, Loaded
 
 CALLER: Final = "flashinfer_bench.worker.one_call"
@@ -215,6 +215,7 @@ def inspect(order: InspectOrder) -> Inspected:
         stack.callback(theirs.close)
         preparation = Preparation(with_triton=order.hello.needs_triton)
         template = start_fork_server(run_directory, preparation, not_for_it=[ours])
+        let_prepare(template)
         stack.callback(template.close)  # then the template ends what is left, and removes the folder
         stack.callback(ours.close)
         try:

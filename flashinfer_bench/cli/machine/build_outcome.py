@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.cli.screen.tables import Column, count, format_duration, render_table, wrap_line
+from flashinfer_bench.cli.render import Column, count, format_duration, render_table, wrap_line
 from flashinfer_bench.compile import BuildTarget
 from flashinfer_bench.data import Solution, SupportedLanguages
 from flashinfer_bench.data.entry import COMPILED, find_binding
