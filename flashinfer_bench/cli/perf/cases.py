@@ -68,10 +68,20 @@ class Request:
         """The command that runs this case alone, quoted for a shell."""
         return shlex.join([*started_program(sys.argv[0]), *self.words])
 
+    @property
+    def made(self) -> Material:
+        """The material of a case that can run."""
+        assert self.material is not None
+        return self.material
+
+    @property
+    def definition(self) -> str:
+        """The name of the definition of a case that can run."""
+        return self.made.definition.name
+
     def backend_of(self, solution: str) -> str:
         """Return the backend whose solution has this name."""
-        assert self.material is not None  # its solutions ran
-        return next(name for name, item in self.material.solutions.items() if item.name == solution)
+        return next(name for name, item in self.made.solutions.items() if item.name == solution)
 
     @property
     def runs_as_ranks(self) -> bool:

@@ -27,31 +27,26 @@ from flashinfer_bench.routines.case.support import LIBRARY
 
 RECORDED: Final = ("setup_ms", "assurance", "bound", "burst_ms", "burst_resolution_ms", "relay_ms", "why_unconfirmed")
 """The columns that stand in the measurement's record as they are."""
-COLUMNS: Final = (
-    *("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend"),
-    *("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "causal", "q_dtype", "kv_dtype"),
-    *("avg_actual_seq_len", "random_actual_seq_len"),
-    *("n", "group_size", "tile_size", "scale_major_mode", "mma_sm", "use_128x4_sf_layout", "use_nvfp4"),
-    *("num_tokens", "intermediate_size", "num_experts", "top_k", "n_group", "topk_group", "routed_scaling_factor"),
-    *("local_expert_offset", "local_num_experts", "routing_method", "use_shuffled_weight", "weight_layout"),
-    *("use_routing_bias", "use_routing_scales_on_input", "weight_dtype", "gated_act", "cutlass_variant"),
-    *("quantized_input", "tp_size", "tp_rank", "ep_size", "ep_rank", "max_num_tokens"),
-    *("num_heads", "scale", "eps", "use_global_scale"),
-    *("alignment", "global_scale", "sf_layout", "do_shuffle", "sf_vec_size"),
-    *("vocab_size", "top_p", "min_p", "temperature", "num_speculate_tokens", "filter_apply_order", "max_len"),
-    "num_rows",
-    *("seq_len", "head_dim", "rotary_dim", "no_rope_dim", "rope_theta", "rope_scale", "interleave", "kv_layout"),
-    *("batch_size", "hidden_size", "input_dtype", "out_dtype", "quant_dtype", "m", "k", "num_qo_heads"),
-    *("num_kv_heads", "page_size", "enable_pdl", "is_sf_swizzled_layout", "refcheck", "no_cuda_graph", "use_cupti"),
-    *("allow_output_mismatch", "random_seed", "case_tag", "generate_repro_command", "repro_command"),
-    # The documented columns end here. A flag that a routine does not have is an empty cell.
-    *("status", "reason", "method", "cache_state", "samples", "flops", "bytes", "roofline_share", "roofline_bound"),
-    *("roofline_ms", "roofline_peak", "too_fast", "max_absolute_error", "max_relative_error"),
-    *("mat2_dtype", "autotune", "use_cuda_events", "num_iters", "dry_run_iters", "low_freq_factor"),
-    *("high_freq_factor", "old_context_len", "real_math", "validate", "per_phase_timing"),
-    *RECORDED,
-    *("gpu_name", "compute_capability", "flashinfer_version", "torch_version", "testlist_line"),
-)
+DOCUMENTED: Final = """
+routine median_time std_time tflops tb_per_sec backend resolved_backend s_qo s_kv head_dim_qk head_dim_vo head_dim_ckv
+head_dim_kpe causal q_dtype kv_dtype avg_actual_seq_len random_actual_seq_len n group_size tile_size scale_major_mode
+mma_sm use_128x4_sf_layout use_nvfp4 num_tokens intermediate_size num_experts top_k n_group topk_group
+routed_scaling_factor local_expert_offset local_num_experts routing_method use_shuffled_weight weight_layout
+use_routing_bias use_routing_scales_on_input weight_dtype gated_act cutlass_variant quantized_input tp_size tp_rank
+ep_size ep_rank max_num_tokens num_heads scale eps use_global_scale alignment global_scale sf_layout do_shuffle
+sf_vec_size vocab_size top_p min_p temperature num_speculate_tokens filter_apply_order max_len num_rows seq_len
+head_dim rotary_dim no_rope_dim rope_theta rope_scale interleave kv_layout batch_size hidden_size input_dtype
+out_dtype quant_dtype m k num_qo_heads num_kv_heads page_size enable_pdl is_sf_swizzled_layout refcheck no_cuda_graph
+use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repro_command
+"""
+"""The columns of FlashInfer's documents. A flag that a routine does not have is an empty cell."""
+OWN: Final = """
+status reason method cache_state samples flops bytes roofline_share roofline_bound roofline_ms roofline_peak too_fast
+max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
+high_freq_factor old_context_len real_math validate per_phase_timing
+"""
+ABOUT: Final = "gpu_name compute_capability flashinfer_version torch_version testlist_line"
+COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split(), *RECORDED, *ABOUT.split())
 LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
 
 

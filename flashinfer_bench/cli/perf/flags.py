@@ -21,7 +21,7 @@ from flashinfer_bench.cli.parser import (
     whole_number,
 )
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.case.spec import Flag, Routine, from_zero, switch, whole, word
+from flashinfer_bench.routines.case.spec import Flag, Routine, Span, from_zero, real, switch, whole, word
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 
 PROGRAM: Final = "flashinfer-bench perf"
@@ -29,11 +29,21 @@ EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 409
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
 JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: one a core, 4 to 32; 0 on a CPU)"
 SWEEP_HELP: Final = "a case for each value of a number: m=1,16,256 or m=1:4096:x2; may be repeated, as --m 1,16,256 may"
-MOST_TIMEOUT_S: Final = 1_000_000
-"""Longest --timeout, in seconds. The waits of the system take no more than 2^31 ms."""
 LARGEST_WHOLE: Final = 2**53
 """Whole numbers from this size on become floats, because torch has no integers beyond 64 bits."""
 SHORT: Final = {"num_iters": "-n", "dry_run_iters": "-d"}
+SESSION_FLAGS: Final = (
+    Flag("file", "testlist", "a case a line; other flags given here hold for every line"),
+    Flag("file", "output_path", "CSV, a row for each case and backend; .jsonl: JSON lines"),
+    switch("no_empty_columns", "in the end, leave the columns that no row fills out of the CSV"),
+    Flag("file", "json_path", "JSON lines with everything that was measured"),
+    Flag("file", "save_trace_set", "a folder: keep the cases as a trace set that `run` can replay"),
+    switch("resume", "with --save_trace_set: leave out what it records already"),
+    switch("retry_timeouts", "with --resume: run recorded TIMEOUTs again"),
+    from_zero("jit_jobs", JIT_HELP, default=None),
+    real("timeout", "seconds for a backend of a case", 300, span=Span("above 0 s, and at most 1000000 s", 1e-9, 1e6)),
+)
+"""Flags of the whole call, beside --devices, --sandbox and --log_level. The waits of the system end at 2^31 ms."""
 CASE_FLAGS: Final = (
     whole("num_iters", "timed calls", 30),
     from_zero("dry_run_iters", "calls before timing", default=5),
@@ -58,7 +68,7 @@ def finite_number(text: str) -> float:
     return value if abs(value) < LARGEST_WHOLE else float(value)
 
 
-KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": finite_number, "text": str}
+KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": finite_number}
 
 
 def make_session_parser() -> Parser:
@@ -105,11 +115,9 @@ def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         Misuse: a value is out of range.
     """
     session, rest = make_session_parser().parse_known_args(list(argv))
-    if not 0 < session.timeout <= MOST_TIMEOUT_S:
-        limit = "above 0 s" if session.timeout <= 0 else f"at most {MOST_TIMEOUT_S} s"
-        raise Misuse(f"--timeout {session.timeout}: must be {limit}")
-    if session.jit_jobs is not None and session.jit_jobs < 0:
-        raise Misuse(f"--jit_jobs {session.jit_jobs}: must be at least 0, which compiles nothing ahead")
+    problems = _find_outside(session, SESSION_FLAGS)
+    if problems:
+        raise Misuse("\n".join(problems))
     return session, rest
 
 
@@ -133,8 +141,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
         f"--{flag.name}" for flag in routine.flags if flag.required and getattr(args, flag.name) is None
     )
     problems += [f"routine {routine.name} needs {missing}"] if missing else []
-    given = [(flag, getattr(args, flag.name)) for flag in (*CASE_FLAGS, *routine.flags)]
-    problems += [why for flag, value in given if value is not None and (why := flag.why_not(value)) is not None]
+    problems += _find_outside(args, (*CASE_FLAGS, *routine.flags))
     args.backends = [routine.aliases.get(name, name) for name in args.backends]
     unknown = [name for name in args.backends if name not in routine.backends]
     if unknown:
@@ -142,6 +149,12 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     if problems:
         raise Misuse("\n".join(dict.fromkeys(problems)))
     return routine, args
+
+
+def _find_outside(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
+    """Return a line for each number that is outside the range of its flag."""
+    given = [(flag, getattr(args, flag.name)) for flag in flags]
+    return [why for flag, value in given if value is not None and (why := flag.why_not(value)) is not None]
 
 
 def read_names(argv: Sequence[str]) -> argparse.Namespace:
@@ -175,19 +188,10 @@ def print_help(argv: Sequence[str]) -> None:
 
 def _add_session_flags(parser: Parser) -> None:
     group = parser.add_argument_group("session", "of the whole call")
-    group.add_argument("--testlist", metavar="FILE", help="a case a line; other flags given here hold for every line")
-    group.add_argument("--output_path", metavar="FILE", help="CSV, a row for each case and backend; .jsonl: JSON lines")
-    compact = "in the end, leave the columns that no row fills out of the CSV"
-    group.add_argument("--no_empty_columns", action="store_true", help=compact)
-    group.add_argument("--json_path", metavar="FILE", help="JSON lines with everything that was measured")
-    group.add_argument("--save_trace_set", metavar="DIR", help="keep the cases as a trace set that `run` can replay")
-    group.add_argument("--resume", action="store_true", help="with --save_trace_set: leave out what it records already")
-    group.add_argument("--retry_timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
+    for flag in SESSION_FLAGS:
+        _add_flag(group, flag)
     group.add_argument("--devices", nargs="+", action=NameList, default=(), metavar="NAME", help="0, cuda:1, cpu, …")
     add_sandbox(group, default="auto")
-    group.add_argument("--jit_jobs", type=whole_number, metavar="N", help=JIT_HELP)
-    limit = "seconds for a backend of a case"
-    group.add_argument("--timeout", type=finite_number, default=300, metavar="S", help=limit)
     add_log_level(group, "--log_level")
 
 
@@ -216,5 +220,7 @@ def _add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
         return
     shown = flag.help if flag.default in (None, "") else f"{flag.help} (default: {flag.default})"
     shown += "; required" if flag.required else ""
-    extra: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.kind[0].upper()}
-    group.add_argument(*spellings, type=KINDS[flag.kind], default=flag.default, help=shown.replace("%", "%%"), **extra)
+    extra: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.kind.upper()}
+    group.add_argument(
+        *spellings, type=KINDS.get(flag.kind, str), default=flag.default, help=shown.replace("%", "%%"), **extra
+    )

@@ -79,10 +79,9 @@ def run_session(argv: Sequence[str]) -> int:
         results.begin()
         if session.no_empty_columns:
             stack.callback(files.drop_empty_columns)
-        kept = [one for one in requests if one.backends or session.save_trace_set]
+        kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
         for request in kept:
-            if request.material is not None:
-                write_material(root, request.material)
+            write_material(root, request.made)
         if session.save_trace_set:
             write_tolerances(root, kept)
         reason = "it was not run"
@@ -114,9 +113,7 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
         ConfigError: the file that is there cannot be used.
         DataSetError: it cannot be written.
     """
-    own = {
-        name_of(one): one.case.check.settings() for one in requests if one.case is not None and one.material is not None
-    }
+    own = {one.definition: one.case.check.settings() for one in requests if one.case is not None}
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -125,12 +122,6 @@ def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
             write_whole(path, TOLERANCES_HEAD + text, root=root)
     except OSError as error:
         raise DataSetError(f"{path}: cannot be written: {error}") from error
-
-
-def name_of(request: Request) -> str:
-    """Return the name of the definition of a case that can run."""
-    assert request.material is not None  # it can
-    return request.material.definition.name
 
 
 class Results:
@@ -200,7 +191,7 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
         if request.backends:
             args = request.args
             settings = (args.random_seed, args.use_cuda_events, args.no_cuda_graph)
-            case = settings, name_of(request)
+            case = settings, request.definition
             seen[case] = seen.get(case, 0) + 1
             groups.setdefault((settings, seen[case]), []).append(request)
     return list(groups.values())
@@ -209,7 +200,7 @@ def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
 def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
     config = make_config(group, session)
     trace_set = make_trace_set(group, root, is_resumed=session.resume, needs_samples=config.keep_samples)
-    by_name = {name_of(request): request for request in group}
+    by_name = {request.definition: request for request in group}
 
     def fail(definition: str, solution: str | None, reason: str) -> None:
         request = by_name[definition]
@@ -249,8 +240,7 @@ def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, ne
     made = TraceSet(root=root, definitions={}, solutions={}, workloads={}, traces={})
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
     for request in group:
-        name, material = name_of(request), request.material
-        assert material is not None  # it can run
+        name, material = request.definition, request.made
         made.definitions[name] = material.definition
         made.solutions[name] = [material.solutions[backend] for backend in request.backends]
         made.workloads[name] = [Trace(definition=name, workload=material.workload)]
@@ -291,7 +281,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
         args, judged = request.args, request.case.check.settings()
         if not args.refcheck or args.allow_output_mismatch:
             judged["extra"][MEASURE_REJECTED] = True
-        sections[name_of(request)] = {**judged, "warmup_runs": args.dry_run_iters, "iterations": args.num_iters}
+        sections[request.definition] = {**judged, "warmup_runs": args.dry_run_iters, "iterations": args.num_iters}
     first = group[0].args
     chosen: dict[str, Any] = {"devices": session.devices} if session.devices else {}
     chosen |= {"clock": "cuda_events"} if first.use_cuda_events else {}

@@ -28,8 +28,6 @@ from flashinfer_bench.routines.case.lift import ENTRY, lift, takes
 from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Routine, Tensor
 
 CALL: Final = "import flashinfer\n\n\ndef run({}):\n    return {}\n"
-AUTHORS: Final = {TORCH: "torch"}
-LIBRARY: Final = "flashinfer"
 ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
 """Namespace of the workloads' uuids: a uuid is made of it and of the definition's name."""
@@ -52,20 +50,21 @@ class Material:
 
 def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Material:
     """Return what the engine needs to run a case with these backends."""
-    reference = lift(f"{routine.family}_torch", case.reference, case.constants, list(case.inputs))
     blobs = {name: tensor.value for name, tensor in case.inputs.items() if isinstance(tensor.value, np.ndarray)}
-    name = _name(routine.name, case, reference, blobs)
-    definition = Definition.model_validate(
-        {
-            "name": name,
-            "op_type": case.op_type,
-            "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
-            "inputs": {key: _spec(tensor) for key, tensor in case.inputs.items()},
-            "outputs": {key: _spec(tensor) for key, tensor in case.outputs.items()},
-            "reference": reference,
-            "tags": [f"routine:{routine.name}"],
-        }
-    )
+    fields = {
+        "op_type": case.op_type,
+        "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
+        "inputs": {name: _spec(tensor) for name, tensor in case.inputs.items()},
+        "outputs": {name: _spec(tensor) for name, tensor in case.outputs.items()},
+        "reference": lift(f"{routine.family}_torch", case.reference, case.constants, list(case.inputs)),
+        "tags": [f"routine:{routine.name}"],
+    }
+    values: dict[str, Any] = {name: tensor.value for name, tensor in case.inputs.items()}
+    values |= {name: [list(value.shape), sha256(value.tobytes()).hexdigest()] for name, value in blobs.items()}
+    # Equal names mean equal cases.
+    label = NOT_PLAIN.sub("_", case.label).strip("_")
+    name = f"{routine.name}_{label}_{digest_of({**fields, 'values': values})[:8]}"
+    definition = Definition.model_validate({"name": name, **fields})
     identity = str(uuid.uuid5(NAMESPACE, name))
     path = str(layout.blob_path(Path(), op_type=case.op_type, definition=name, uuid=identity))
     inputs = {key: _source(key, tensor, path) for key, tensor in case.inputs.items()}
@@ -98,42 +97,16 @@ def write_material(root: Path, material: Material) -> None:
 
 
 def _put_workload(path: Path, line: Trace, root: Path) -> None:
-    """Append a workload, or replace the line that has its uuid. Other lines stay as they are."""
+    """Append a workload, in place of a line that has its uuid. Other lines stay as they are."""
     text = line.to_json()
     lines = [data.decode(errors="replace") for _, data, _ in read_lines(path)] if path.exists() else []
-    same = [index for index, one in enumerate(lines) if _uuid_in(one) == line.workload.uuid]
-    if not same:
+    kept = [one for one in lines if line.workload.uuid not in one]
+    if text in lines:
+        return
+    if len(kept) == len(lines):
         append_line(path, text, root=root)
-    elif [lines[index] for index in same] != [text]:
-        kept = [one for index, one in enumerate(lines) if index not in same[1:]]
-        kept[same[0]] = text
-        write_whole(path, "".join(f"{one}\n" for one in kept), root=root)
-
-
-def _uuid_in(line: str) -> object:
-    """Return the uuid of a line's workload; None where there is none, or the line cannot be read."""
-    try:
-        return json.loads(line)["workload"]["uuid"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-
-
-def _name(routine: str, case: Case, reference: str, blobs: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Name a definition so that equal names mean equal cases."""
-    content = {
-        "axes": dict(case.axes),
-        "inputs": {name: _identity(tensor) for name, tensor in case.inputs.items()},
-        "outputs": {name: _identity(tensor) for name, tensor in case.outputs.items()},
-        "reference": reference,
-        "blobs": {name: [list(value.shape), sha256(value.tobytes()).hexdigest()] for name, value in blobs.items()},
-    }
-    label = NOT_PLAIN.sub("_", case.label).strip("_")
-    return f"{routine}_{label}_{digest_of(content)[:8]}"
-
-
-def _identity(tensor: Tensor) -> list[Any]:
-    value = None if isinstance(tensor.value, np.ndarray) else tensor.value
-    return [tensor.dtype, tensor.shape, value]
+    else:
+        write_whole(path, "".join(f"{one}\n" for one in (*kept, text)), root=root)
 
 
 def _spec(tensor: Tensor) -> dict[str, Any]:
@@ -150,40 +123,34 @@ def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
 
 
 def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
-    is_dps, text = False, definition.reference
-    if backend != TORCH:
-        code = case.calls.get(backend) or Code(case.reference)
-        is_dps, text = _lift_call(routine, case, code, backend)
+    is_torch, outputs, code = backend == TORCH, [], case.calls.get(backend) or Code(case.reference)
+    if is_torch:
+        text = definition.reference
+    elif code.expression:
+        text = CALL.format(", ".join(case.inputs), code.expression)
+    else:
+        file, constants = f"{routine.family}_flashinfer", {**case.constants, "BACKEND": backend, **code.constants}
+        if takes(file, code.function) & {*case.outputs}:  # it writes into given outputs
+            outputs = list(case.outputs)
+        text = lift(file, code.function, constants, [*case.inputs, *outputs])
     # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
-    mark = "" if backend == TORCH else f"_{sha256(text.encode()).hexdigest()[:8]}"
+    mark = "" if is_torch else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
         {
             "name": f"{definition.name}__{backend.replace('-', '_')}{mark}",
             "definition": definition.name,
-            "author": AUTHORS.get(backend, LIBRARY),
+            "author": "torch" if is_torch else "flashinfer",
             "description": f"backend {backend} of routine {routine.name}",
             "sources": [{"path": ENTRY_FILE, "content": text}],
             "spec": {
                 "language": "python",
-                "target_hardware": ["cpu", "cuda"] if backend == TORCH else ["cuda"],
+                "target_hardware": ["cpu", "cuda"] if is_torch else ["cuda"],
                 "entry_point": f"{ENTRY_FILE}::{ENTRY}",
-                "dependencies": [] if backend == TORCH else ["flashinfer-python"],
-                "destination_passing_style": is_dps,
+                "dependencies": [] if is_torch else ["flashinfer-python"],
+                "destination_passing_style": bool(outputs),
             },
         }
     )
-
-
-def _lift_call(routine: Routine, case: Case, code: Code, backend: str) -> tuple[bool, str]:
-    """Return whether a backend's code writes into given outputs, as one does that names them, and its source."""
-    if code.expression:
-        return False, CALL.format(", ".join(case.inputs), code.expression)
-    constants = {**case.constants, "BACKEND": backend, **code.constants}
-    names = [*case.inputs, *case.outputs]
-    file = f"{routine.family}_flashinfer"
-    if takes(file, code.function) & {*case.outputs}:
-        return True, lift(file, code.function, constants, names)
-    return False, lift(file, code.function, constants, list(case.inputs))
 
 
 def describe_case(case: Case, reference: str) -> list[str]:

@@ -15,7 +15,7 @@ from flashinfer_bench.roofline.cost import Cost
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Kind = Literal["int", "float", "text", "switch"]
+Kind = Literal["int", "float", "text", "file", "switch"]
 TORCH: Final = "torch"
 """The backend that every routine has: its reference."""
 DTYPES: Final = {

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -143,88 +144,103 @@ def make_layers(
     """
     h, i = sizes
     made = {}
-    for number, (rows, columns, shape) in enumerate(
-        ((2 * i, h, f"{2 * i} hidden_size"), (h, i, f"hidden_size {inner}"))
-    ):
-        name, scale = f"gemm{number + 1}_weights", (rows, columns // 16)
-        made[name] = Tensor(
-            {"nvfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind), f"{experts} {shape}"
-        )
+    dtype = {"nvfp4": "float4_e2m1", "fp8_block_scale": "float8_e4m3fn"}.get(kind, kind)
+    for layer, rows, columns, shape in (1, 2 * i, h, f"{2 * i} hidden_size"), (2, h, i, f"hidden_size {inner}"):
+        name, scales = f"gemm{layer}_weights", (rows, columns // 16)
+        made[name] = Tensor(dtype, f"{experts} {shape}")
         if kind == "nvfp4":
-            scale = (round_up(rows, 128), round_up(columns // 16, 4)) if is_tiled else scale
-            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {scale[0]} {scale[1]}")
+            tall, wide = (round_up(rows, 128), round_up(columns // 16, 4)) if is_tiled else scales
+            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"{experts} {tall} {wide}")
         elif kind == "fp8_block_scale":
             made[f"{name}_scale"] = Tensor("float32", f"{experts} {rows // 128} {columns // 128}")
         if factors:
-            made[f"fc{number + 1}_global"] = factors[number]
+            made[f"fc{layer}_global"] = factors[layer - 1]
     return made
 
 
-def make_routed(args: Namespace) -> Case:
-    """Make a case of a kernel of trtllm, which routes tokens itself; the name says how it is quantised.
+@dataclass(frozen=True)
+class Format:
+    """How a kernel of trtllm, which routes tokens itself, is quantised."""
 
-    The library's function and the reference have its name without `trtllm_` and `_moe`. With fp8 and one factor for
-    each expert, and with nvfp4, an expert has three more float32 factors.
+    weights: str
+    """A kind of `make_layers`."""
+    step: int
+    """What the hidden size and that between the products are multiples of."""
+    unit: Unit
+    token_bytes: float
+    """Bytes of an element of a token, with its share of the scales."""
+    weight_bytes: float
+    """Bytes of an element of a weight, with its share of the scales."""
+    factors: Callable[[int, int], tuple[float, float]] | None = None
+    """Factors of each expert for both products, by the hidden size and that between the products."""
+
+
+FORMATS: Final = {
+    "fp8_block_scale": Format("fp8_block_scale", 128, "fp8", 1 + 1 / 32, 1 + 4 / 128**2),
+    "fp8_per_tensor": Format("float8_e4m3fn", 1, "fp8", 1, 1, lambda h, i: (1 / math.sqrt(h), 1 / math.sqrt(i))),
+    "fp4_block_scale": Format(
+        "nvfp4", 64, "fp4", 9 / 16, 9 / 16, lambda *_: (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
+    ),
+}
+"""The function that calls the kernel, and its reference → the format."""
+
+
+def make_routed(args: Namespace, name: str) -> Case:
+    """Make a case of a kernel that routes tokens itself.
+
+    Args:
+        args: the flags.
+        name: a key of `FORMATS`.
     """
-    local, h, i = _check_routing(args), args.hidden_size, args.intermediate_size
-    kind = args.routine.removeprefix("trtllm_").removesuffix("_moe").removesuffix("_scale")
-    is_grouped, method = args.routing_method == "deepseek_v3", args.routing_method
-    weights, step = {"fp8_block": ("fp8_block_scale", 128), "fp4_block": ("nvfp4", 64)}.get(kind, ("float8_e4m3fn", 1))
-    many = f"--hidden_size and --intermediate_size must be multiples of {step}"
-    require(h % step == 0 and i % step == 0, many)
-    layers = make_layers(weights, "local_experts", "intermediate_size", (h, i))
-    factors = (
-        (1 / math.sqrt(h), 1 / math.sqrt(i))
-        if kind == "fp8_per_tensor"
-        else (1 / E2M1_DEVIATION**2, 1 / E2M1_DEVIATION)
+    form, h, i, experts, method = (
+        FORMATS[name],
+        args.hidden_size,
+        args.intermediate_size,
+        args.num_experts,
+        args.routing_method,
     )
-    first, second = (_each(local, factor) for factor in factors)
-    names = ("output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar")
+    local, is_grouped = _check_routing(args), method == "deepseek_v3"
+    whole_blocks = f"--hidden_size and --intermediate_size must be multiples of {form.step}"
+    require(h % form.step == 0 and i % form.step == 0, whole_blocks)
+    layers = make_layers(form.weights, "local_experts", "intermediate_size", (h, i))
     tokens = {"hidden_states": Tensor(layers["gemm1_weights"].dtype, "num_tokens hidden_size")}
-    if kind == "fp8_block":
+    if name == "fp8_block_scale":
         tokens["hidden_states_scale"] = Tensor("float32", f"{h // 128} num_tokens")
-    elif kind == "fp4_block":
+    elif name == "fp4_block_scale":
         tokens["hidden_states_scale"] = Tensor("float8_e4m3fn", f"num_tokens {h // 16}")
-        layers |= zip(names, (first, first, second), strict=True)
-    else:
-        gemm2 = layers.pop("gemm2_weights")
-        layers |= {names[0]: first, names[1]: first, "gemm2_weights": gemm2, names[2]: second}
-    token, weight = {"fp8_block": (1 + 1 / 32, 1 + 4 / 128**2), "fp4_block": (9 / 16, 9 / 16)}.get(kind, (1, 1))
-    unit: Unit = "fp4" if kind == "fp4_block" else "fp8"
-    share, scaling = args.top_k / args.num_experts, args.routed_scaling_factor
-    pairs, active = (
-        args.num_tokens * args.top_k * local / args.num_experts,
-        local * (1 - (1 - share) ** args.num_tokens),
-    )
-    biased = args.use_routing_bias and is_grouped  # the only kernel that reads it
-    read = args.num_tokens * args.num_experts * (4 if is_grouped else 2) + (2 * args.num_experts if biased else 0)
-    expert = 3 * h * i * weight + (0 if kind == "fp8_block" else 12)
-    scales_input = args.use_routing_scales_on_input and kind == "fp8_per_tensor"
+    expert_bytes = 3 * h * i * form.weight_bytes
+    if form.factors is not None:
+        first, second = (_each(local, factor) for factor in form.factors(h, i))
+        layers |= {"output1_scales_scalar": first, "output1_scales_gate_scalar": first, "output2_scales_scalar": second}
+        expert_bytes += 12
+    pairs = args.num_tokens * args.top_k * local / experts
+    active = local * (1 - (1 - args.top_k / experts) ** args.num_tokens)
+    # DeepSeek's routing takes float32 logits, the others bfloat16; it alone reads the bias.
+    routing_bytes = args.num_tokens * experts * (4 if is_grouped else 2)
+    routing_bytes += 2 * experts if args.use_routing_bias and is_grouped else 0
+    scaling = args.routed_scaling_factor
+    bias = small_floats(args, experts, BIAS if args.use_routing_bias else 0.0)
     library = {
         "METHOD": METHODS[method],
         "SCALING": scaling if method in ("deepseek_v3", "llama4") else None,
         "N_GROUP": args.n_group,
         "TOPK_GROUP": args.topk_group,
     }
-    refusal = _why_not_routed(args, unit)
+    groups = args.n_group and f"g{args.n_group}_{args.topk_group}"
+    refusal = _why_not_routed(args, name)
     return _case(
         args,
-        join(
-            method, args.n_group and f"g{args.n_group}_{args.topk_group}", local != args.num_experts and f"local{local}"
-        ),
+        join(method, groups, local != experts and f"local{local}"),
         local,
-        axes={"num_experts": args.num_experts, "intermediate_size": i},
+        axes={"num_experts": experts, "intermediate_size": i},
         inputs={
-            # DeepSeek's routing takes float32 logits, the others bfloat16.
             "routing_logits": Tensor("float32" if is_grouped else "bfloat16", "num_tokens num_experts"),
-            "routing_bias": Tensor(
-                "float32", "num_experts", small_floats(args, args.num_experts, BIAS if args.use_routing_bias else 0.0)
-            ),
+            "routing_bias": Tensor("float32", "num_experts", bias),
             **tokens,
             **layers,
         },
         outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
-        reference=kind if kind == "fp8_per_tensor" else f"{kind}_scale",
+        reference=name,
         constants={
             "TOP_K": args.top_k,
             "N_GROUP": args.n_group or 1,
@@ -232,27 +248,31 @@ def make_routed(args: Namespace) -> Case:
             "SCALING": scaling,
             "METHOD": method,
             "OFFSET": args.local_expert_offset,
-            "SCALES_INPUT": scales_input,
-            "EXPERTS": args.num_experts,
+            "SCALES_INPUT": args.use_routing_scales_on_input and name == "fp8_per_tensor",
+            "EXPERTS": experts,
             "INTERMEDIATE": i,
             "USES_BIAS": args.use_routing_bias,
             "SHUFFLES": args.use_shuffled_weight,
             "LAYOUT": args.weight_layout,
         },
-        calls={"trtllm": Code(kind if kind == "fp8_per_tensor" else f"{kind}_scale", library)},
-        cost=Cost(6 * pairs * h * i, read + args.num_tokens * (h * token + 2 * h) + active * expert, unit),
-        check=check_experts(unit, args.top_k, scaling if is_grouped else 1.0),
+        calls={"trtllm": Code(name, library)},
+        cost=Cost(
+            6 * pairs * h * i,
+            routing_bytes + args.num_tokens * h * (form.token_bytes + 2) + active * expert_bytes,
+            form.unit,
+        ),
+        check=check_experts(form.unit, args.top_k, scaling if is_grouped else 1.0),
         refusals={"trtllm": refusal} if refusal else {},
     )
 
 
-def _why_not_routed(args: Namespace, unit: Unit) -> str:
-    if unit == "fp4":
+def _why_not_routed(args: Namespace, name: str) -> str:
+    if name == "fp4_block_scale":
         return "--top_k above 8 is not supported" if args.top_k > 8 else ""
     if args.routing_method.startswith("renormalize") and args.top_k > 1:
         return "this routing takes --top_k 1 in fp8"
-    in_groups = args.routing_method == "deepseek_v3" and "block" in args.routine
-    is_too_large = args.top_k > 8 or (args.topk_group or 1) > 4
+    is_too_large = name == "fp8_block_scale" and (args.top_k > 8 or (args.topk_group or 1) > 4)
+    in_groups = args.routing_method == "deepseek_v3"
     return "deepseek_v3 takes --top_k up to 8 and --topk_group up to 4" if in_groups and is_too_large else ""
 
 
@@ -271,24 +291,26 @@ def make_cutlass(args: Namespace) -> Case:
     chosen, weights = choose_experts(args, args.num_tokens, args.num_experts, args.top_k)
     is_here = (chosen >= first) & (chosen < first + local)
     pairs, active = int(is_here.sum()), len(set(chosen[is_here].tolist()))
-    tokens, function, factors, scales = {"hidden_states": dtype}, f"cutlass_{variant}", [], {}
-    unit: Unit = "fp4"
-    width, token_width = 9 / 16, size_of(dtype)
-    if args.quantized_input:
-        tokens, function, token_width = {"hidden_states": "float4_e2m1"}, "cutlass_nvfp4_quantised", width
+    factors: list[Tensor] = []
+    scales: dict[str, Tensor] = {}
+    function, token, kind, out = f"cutlass_{variant}", dtype, dtype, "bfloat16"
+    unit: Unit = "fp16"
     if variant == "nvfp4":
-        token_deviation = E2M1_DEVIATION if args.quantized_input else 1.0
-        factors = [_each(local, 1 / (E2M1_DEVIATION * token_deviation)), _each(local, 1 / E2M1_DEVIATION)]
+        kind, unit = "nvfp4", "fp4"
+        deviation = E2M1_DEVIATION if args.quantized_input else 1.0
+        factors = [_each(local, 1 / (E2M1_DEVIATION * deviation)), _each(local, 1 / E2M1_DEVIATION)]
+        if args.quantized_input:
+            function, token = "cutlass_nvfp4_quantised", "float4_e2m1"
     elif variant == "fp8":
+        token, kind, unit = "float8_e4m3fn", "float8_e4m3fn", "fp8"
         one = Tensor("float32", "", floats([1.0]).reshape(()))
         scales = {"fc1_dequant": _each(local, 1 / math.sqrt(h)), "fc2_quant": one}
         scales |= {"fc2_dequant": _each(local, 1 / math.sqrt(i)), "fc1_input_dequant": one}
-        tokens, unit, width, token_width = {"hidden_states": "float8_e4m3fn"}, "fp8", 1.0, 1.0
     else:
-        unit, width = "fp16", size_of(dtype)
-    kind = variant if variant == "nvfp4" else dtype if variant == "base" else "float8_e4m3fn"
-    out = dtype if variant == "base" else "bfloat16"
-    inputs = {name: Tensor(kind, "num_tokens hidden_size") for name, kind in tokens.items()}
+        out = dtype
+    widths = {"nvfp4": 9 / 16, "float4_e2m1": 9 / 16}
+    width, token_width = (widths.get(name) or size_of(name) for name in (kind, token))
+    inputs = {"hidden_states": Tensor(token, "num_tokens hidden_size")}
     if args.quantized_input:
         shape = f"{round_up(args.num_tokens, 128)} {round_up(h // 16, 4)}"
         inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape)
@@ -316,10 +338,14 @@ def make_cutlass(args: Namespace) -> Case:
     )
 
 
-_routed = partial(Routine, "moe", FLAGS, make_routed, support={"trtllm": BLACKWELL})
+def _routed(kind: str, summary: str) -> Routine:
+    name = f"trtllm_{kind.removesuffix('_scale')}_scale_moe"
+    return Routine("moe", FLAGS, partial(make_routed, name=kind), name, summary, {"trtllm": BLACKWELL})
+
+
 ROUTINES: Final = (
-    _routed("trtllm_fp4_block_scale_moe", "nvfp4 experts and routing"),
-    _routed("trtllm_fp8_block_scale_moe", "fp8 experts, block scales, and routing"),
-    _routed("trtllm_fp8_per_tensor_scale_moe", "fp8 experts, one scale each, and routing"),
+    _routed("fp4_block_scale", "nvfp4 experts and routing"),
+    _routed("fp8_block_scale", "fp8 experts, block scales, and routing"),
+    _routed("fp8_per_tensor", "fp8 experts, one scale each, and routing"),
     Routine("moe", FLAGS, make_cutlass, "cutlass_fused_moe", "experts after the routing", {"cutlass": BLACKWELL}),
 )

@@ -59,7 +59,7 @@ MISUSE = [
     (f"{RMSNORM} --retry_timeouts", "give --resume too"),
     (f"{RMSNORM} --jit_jobs -1", "--jit_jobs -1: must be at least 0"),
     (f"{RMSNORM} --timeout 0", "--timeout 0: must be above 0 s"),
-    (f"{RMSNORM} --timeout 1e300", "must be at most 1000000 s"),
+    (f"{RMSNORM} --timeout 1e300", "must be above 0 s, and at most 1000000 s"),
     (f"{RMSNORM} --timeout nan", "--timeout: needs a finite number, not 'nan'"),
     ("--testlist /nowhere/list.txt", "/nowhere/list.txt: cannot be read"),
     ("--routine bmm_fp8 --m 4 --n 4 --k 4 --input_dtype int8", "--input_dtype int8: this routine takes fp8_e4m3"),
@@ -269,7 +269,7 @@ def test_outer_flags_hold_for_every_line_and_a_bad_line_costs_itself_alone(tmp_p
         4: [],
         5: ["No closing quotation"],
         6: ["--hidden_size -4: must be at least 1"],
-        7: ["--timeout 0: must be above 0 s"],
+        7: ["--timeout 0: must be above 0 s, and at most 1000000 s"],
         8: ["--rope_theta: needs a finite number, not 'nan'; see flashinfer-bench perf --help"],
         9: [unknown],
     }

@@ -160,7 +160,7 @@ def test_the_workloads_of_others_stay(tmp_path):
     old = own.replace("random", "zeros")
     for before, after in (
         *((text, text) for text in (mine + own, own + mine, own + "not json\n" + mine, own.rstrip())),
-        (mine + old + "not json\n" + own, mine + own + "not json\n"),
+        (mine + old + "not json\n", mine + "not json\n" + own),
         (mine, mine + own),
     ):
         path.write_text(before)
