@@ -17,13 +17,14 @@ from tests.routines.small import SMALL, VARIANTS
 
 
 def test_what_a_function_uses_comes_along_and_nothing_else():
-    source = lift("norm_torch", "rmsnorm", {"EPS": 0.5, "OF_OTHERS": 1}, ["weight", "x", "more"])
+    source, is_dps = lift("norm_torch", "rmsnorm", {"EPS": 0.5, "OF_OTHERS": 1}, ["weight", "x", "more"], ["out"])
+    assert not is_dps
     names = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     assert names == ["normalise", "run"]
     assert "EPS = 0.5" in source
     assert "def run(weight, x, more):" in source
     assert "SWIZZLED" not in source
-    assert "def to_tiles" in lift("norm_torch", "rmsnorm_fp4quant", {}, ["x", "weight", "global_scale"])
+    assert "def to_tiles" in lift("norm_torch", "rmsnorm_fp4quant", {}, ["x", "weight", "global_scale"])[0]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_attention_is_planned_in_setup_and_run_makes_the_call_alone(monkeypatch)
     monkeypatch.setitem(sys.modules, "flashinfer", library)
     module = {}
     names = ["q", "kv_cache", "block_tables", "kv_lens", "out"]
-    exec(lift("attention_flashinfer", "decode", {"WORKSPACE_BYTES": 1}, names), module)
+    exec(lift("attention_flashinfer", "decode", {"WORKSPACE_BYTES": 1}, names)[0], module)
     q, cache, out = torch.zeros(2, 4, 8), torch.zeros(4, 2, 16, 1, 8), torch.zeros(2, 4, 8)
     given = (q, cache, torch.zeros(2, 2, dtype=torch.int32), torch.tensor([3, 17]), out)
     for _ in range(2):

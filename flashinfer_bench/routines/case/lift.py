@@ -12,7 +12,7 @@ gives every case of that function another name.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +23,20 @@ ENTRY: Final = "run"
 SETUP: Final = "setup"
 
 
-def lift(file: str, function: str, constants: Mapping[str, Any], parameters: Sequence[str]) -> str:
+def lift(
+    file: str, function: str, constants: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str] = ()
+) -> tuple[str, bool]:
     """Return the source of a file that defines `run`, and `setup` where the function has one.
 
     Args:
         file: a module of `routines.code`, without its suffix.
         function: a top-level function of it.
         constants: values for its top-level constants; it need not have all of them.
-        parameters: the names of the inputs.
+        inputs: the names of the inputs.
+        outputs: the names of the outputs. A function that names one gets all of them after the inputs.
+
+    Returns:
+        The source, and whether the function writes into given outputs.
 
     Raises:
         ValueError: the module has no such function, or the function takes something else.
@@ -38,6 +44,8 @@ def lift(file: str, function: str, constants: Mapping[str, Any], parameters: Seq
     bodies = _top_level(file)
     if function not in bodies:
         raise ValueError(f"{file}.py has no {function}")
+    is_dps = not {*outputs}.isdisjoint(_taken(bodies[function]))
+    parameters = [*inputs, *(outputs if is_dps else ())]
     entries = {name: new for name, new in ((f"{function}_setup", SETUP), (function, ENTRY)) if name in bodies}
     wanted: set[str] = set()
     waiting = list(entries)
@@ -54,20 +62,18 @@ def lift(file: str, function: str, constants: Mapping[str, Any], parameters: Seq
         elif name in wanted - entries.keys():
             parts.append(f"{name} = {constants[name]!r}" if name in constants else ast.unparse(node))
     parts += [_as_entry(f"{file}.{name}", bodies[name], new, parameters) for name, new in entries.items()]
-    return "\n\n".join(["\n".join(imports), *parts]) + "\n"
+    return "\n\n".join(["\n".join(imports), *parts]) + "\n", is_dps
 
 
-def takes(file: str, function: str) -> set[str]:
-    """Return the names of the parameters of a function in a module of `routines.code`, those of `setup` apart."""
-    entry = _top_level(file)[function]
-    assert isinstance(entry, ast.FunctionDef)  # constants are in capitals
-    return {argument.arg for argument in entry.args.args}
+def _taken(function: ast.stmt) -> list[str]:
+    assert isinstance(function, ast.FunctionDef)  # constants are in capitals
+    return [argument.arg for argument in function.args.args]
 
 
 def _as_entry(place: str, function: ast.stmt, name: str, parameters: Sequence[str]) -> str:
     copy = ast.parse(ast.unparse(function)).body[0]
-    assert isinstance(copy, ast.FunctionDef)  # constants are in capitals
-    taken = [argument.arg for argument in copy.args.args]
+    assert isinstance(copy, ast.FunctionDef)  # it was one
+    taken = _taken(copy)
     if not set(taken) <= set(parameters):
         raise ValueError(f"{place} takes {', '.join(taken)}; there are {', '.join(parameters)}")
     copy.name, copy.args.args = name, [ast.arg(parameter) for parameter in parameters]

@@ -24,7 +24,7 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole, write_whole_bytes
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.routines.case.lift import ENTRY, lift, takes
+from flashinfer_bench.routines.case.lift import ENTRY, lift
 from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Routine, Tensor
 
 CALL: Final = "import flashinfer\n\n\ndef run({}):\n    return {}\n"
@@ -56,7 +56,7 @@ def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Mate
         "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
         "inputs": {name: _spec(tensor) for name, tensor in case.inputs.items()},
         "outputs": {name: _spec(tensor) for name, tensor in case.outputs.items()},
-        "reference": lift(f"{routine.family}_torch", case.reference, case.constants, list(case.inputs)),
+        "reference": lift(f"{routine.family}_torch", case.reference, case.constants, case.inputs)[0],
         "tags": [f"routine:{routine.name}"],
     }
     values: dict[str, Any] = {name: tensor.value for name, tensor in case.inputs.items()}
@@ -123,16 +123,14 @@ def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
 
 
 def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
-    is_torch, outputs, code = backend == TORCH, [], case.calls.get(backend) or Code(case.reference)
+    is_torch, is_dps, code = backend == TORCH, False, case.calls.get(backend) or Code(case.reference)
     if is_torch:
         text = definition.reference
     elif code.expression:
         text = CALL.format(", ".join(case.inputs), code.expression)
     else:
-        file, constants = f"{routine.family}_flashinfer", {**case.constants, "BACKEND": backend, **code.constants}
-        if takes(file, code.function) & {*case.outputs}:  # it writes into given outputs
-            outputs = list(case.outputs)
-        text = lift(file, code.function, constants, [*case.inputs, *outputs])
+        constants = {**case.constants, "BACKEND": backend, **code.constants}
+        text, is_dps = lift(f"{routine.family}_flashinfer", code.function, constants, case.inputs, case.outputs)
     # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
     mark = "" if is_torch else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
@@ -147,7 +145,7 @@ def _solution(routine: Routine, case: Case, definition: Definition, backend: str
                 "target_hardware": ["cpu", "cuda"] if is_torch else ["cuda"],
                 "entry_point": f"{ENTRY_FILE}::{ENTRY}",
                 "dependencies": [] if is_torch else ["flashinfer-python"],
-                "destination_passing_style": bool(outputs),
+                "destination_passing_style": is_dps,
             },
         }
     )

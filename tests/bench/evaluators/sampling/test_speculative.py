@@ -35,7 +35,7 @@ def make_job(rows=ROWS):
         },
         reference=lift(
             "sampling_torch", "chain_speculative_sampling", {}, ["draft_probs", "draft_token_ids", "target_probs"]
-        ),
+        )[0],
     )
     job = Judging(definition, make_workload(axes={}, inputs={}), num_trials=1)
     assert job.evaluator is SpeculativeEvaluator
