@@ -176,8 +176,10 @@ def execute(args: argparse.Namespace) -> int:
     texts = {"text": render_validation(validation), "json": validation.model_dump_json(indent=2) + "\n"}
     if "stdout" in outputs:
         write_out(texts["json" if args.format == "json" else "text"])
-    for output in REPORT_FILES.keys() & set(outputs):
-        file = Path(args.output_folder) / REPORT_FILES[output]
+    for output, name in REPORT_FILES.items():
+        if output not in outputs:
+            continue
+        file = Path(args.output_folder) / name
         find_output(file, args).write(texts[output])
         write_err(f"report: {file}")
     return FAILED if validation.errors else RAN
