@@ -17,20 +17,20 @@ from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
-from flashinfer_bench.bench.planning.resume import FULL, names_of
+from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.progress import describe_job
 from flashinfer_bench.cli.render import Column, count, format_duration, render_table, section, some, wrap_line
 from flashinfer_bench.cli.settings import Setting, format_value, resolved_settings, top_settings
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
-from flashinfer_bench.report.timing import read_burst, read_timing
+from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
 FORMAT_VERSION: Final = 1
@@ -317,9 +317,9 @@ def _describe_origins(outcome: RunOutcome) -> list[str]:
         total = count(sources[CACHED] + sources["measured"], "speed-up")
         told = f"baseline: cached for {sources[CACHED]} of {total}, by an earlier run on this GPU"
         lines.append(f"{told}; --fresh-baselines times every reference")
-    best = [row for row in best_by_workload(outcome.traces) if row.burst.assurance]
+    best = [row for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
     if best:
-        confirmed = sum(row.burst.assurance == FULL for row in best)
+        confirmed = sum(row.confirmed for row in best)
         lines.append(f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}")
     return lines
 
@@ -360,21 +360,19 @@ def _verdict(trace: Trace) -> dict[str, Any]:
     if evaluation is None:
         return names
     performance, correctness, interval = evaluation.performance, evaluation.correctness, read_interval(evaluation)
-    measurement = read_measurement(evaluation)
-    timed: dict[str, Any] = dict.fromkeys(("latency_ms", "reference_latency_ms", "timing_caveat", "timing", "burst"))
+    timed: dict[str, Any] = dict.fromkeys(("latency_ms", "reference_latency_ms", "timing_caveat", "timing"))
     if performance is not None:
         timed = {
             "latency_ms": performance.latency_ms,
             "reference_latency_ms": performance.reference_latency_ms or None,
             "timing_caveat": caveat_of(evaluation),
             "timing": asdict(read_timing([evaluation])),
-            "burst": asdict(read_burst(trace.workload.uuid, measurement)),
         }
     return {
         **names,
         "status": evaluation.status.value,
         "quick": evaluation.is_quick,
-        "confirmed": measurement.is_full,
+        "confirmed": read_measurement(evaluation).is_full,
         "reason": None if performance is not None else reason_of(evaluation),
         **timed,
         "interval95_ms": [interval.low_ms, interval.high_ms] if interval is not None else None,
