@@ -71,7 +71,7 @@ def parts_below(file: Path, roots: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
-    """Return an issue for each stored input that no run could use: an error, or a warning if a run would fetch it."""
+    """Return an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer."""
     blobs: dict[tuple[Path, str], Tensors | str] = {}
     issues = []
     for name, workload in jobs:
