@@ -61,16 +61,7 @@ class Bench:
     """A pool whose workers start as the given kinds, and what a script did with it."""
 
     def __init__(
-        self,
-        monkeypatch,
-        kinds="",
-        *,
-        room=1,
-        device="cpu",
-        sandboxed=True,
-        best=0,
-        is_resident=False,
-        sees_streams=False,
+        self, monkeypatch, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **hello
     ):
         self.made, self.heard, self.room, coming = [], [], room, iter(kinds.split())
 
@@ -83,7 +74,7 @@ class Bench:
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: self.room)
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed, is_resident=is_resident)
+        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed, **hello)
         self.pool.see_context(best)
         self.pool.sees_streams = sees_streams
 
@@ -131,7 +122,7 @@ SCRIPTS = [
     ("", RESIDENT | {"room": 3}, "expect one, take one, adopt three, take three", "one- new new new"),
     ("", RESIDENT | {"room": 3}, "expect one, take one, adopt two, take two", "one- new new two"),
     # a context has one connection, if it need not be fast, and streams are seen
-    ("", NARROW | {"room": 2}, "expect one python", "one' python"),
+    ("", NARROW | {"room": 2}, "expect one python", "one'? python?"),
     ("", NARROW, "take one, end_slow, take one", "one'- one"),
     # the worker of a reference rests on a GPU while solutions run
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
