@@ -13,7 +13,7 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import parse_reference
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
 
-MOST_FINDINGS: Final = 20
+MOST_FINDINGS: Final = 10
 """Findings of one workload that are reported."""
 
 Finding = tuple[tuple[str, ...], str]
