@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from heapq import nlargest, nsmallest
+from heapq import nlargest
+from itertools import islice
 from os.path import commonprefix
 from typing import Final
 
@@ -17,8 +18,8 @@ KEY_CUTOFF: Final = 0.8
 """The same for an unknown key. It is higher, since the key may be right."""
 LONGEST: Final = 100
 """Longer names, in characters, are near to none."""
-MOST_KNOWN: Final = 500
-"""Known names of a search, the nearest in length first."""
+MOST_KNOWN: Final = 2000
+"""Known names of a search."""
 COMPARED: Final = 8
 """Known names of a search that are compared in full: one comparison may take 20 ms."""
 
@@ -31,13 +32,13 @@ def nearest_name(name: str, known: Iterable[str], *, cutoff: float = NAME_CUTOFF
 
     def bound(candidate: str) -> tuple[float, int]:
         matcher.set_seq1(candidate.lower())
-        return matcher.quick_ratio(), len(commonprefix([candidate, name]))
+        return matcher.quick_ratio(), len(commonprefix([candidate, name]))  # noqa: RUF071 - a name is no path
 
     def similarity(candidate: str) -> float:
         matcher.set_seq1(candidate.lower())
         return matcher.ratio()
 
-    short = nsmallest(MOST_KNOWN, known, lambda candidate: abs(len(candidate) - len(name)))
+    short = [candidate for candidate in islice(known, MOST_KNOWN) if len(candidate) <= LONGEST]
     likely = [candidate for candidate in nlargest(COMPARED, short, bound) if bound(candidate)[0] >= cutoff]
     best = max(likely, key=similarity, default=None)
     return best if best is not None and similarity(best) >= cutoff else None
