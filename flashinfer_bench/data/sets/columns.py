@@ -88,10 +88,12 @@ def make_frame(trace_set: TraceSet, traces: Iterable[AnyTrace]) -> pandas.DataFr
     results = list_results(trace_set, traces, latest_only=False)
     columns = {}
     for column in COLUMNS:
-        values = library.Series([column.read(item) for item in results], dtype="object")
+        values, dtype = [column.read(item) for item in results], DTYPES_OF_FRAMES[column.kind]
         if column.kind == "time":
-            values = library.to_datetime(values, utc=True, errors="coerce", format="ISO8601")
-        columns[column.name] = values.astype(DTYPES_OF_FRAMES[column.kind])
+            times = library.Series(values, dtype="object")
+            columns[column.name] = library.to_datetime(times, utc=True, errors="coerce", format="ISO8601").astype(dtype)
+        else:
+            columns[column.name] = library.Series(values, dtype=dtype)
     return library.DataFrame(columns)
 
 
