@@ -67,7 +67,7 @@ COMMANDS: Final = {
     "convert": Command("flags.sets", "write a set of another layout in the standard one"),
     "repro": Command("flags.edit", "show why a verdict is what it is: its call in files"),
     "inspect": Command(
-        "flags.machine", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
+        "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),
     "doctor": Command("flags.machine", "tell what this machine can measure"),
     "completion": Command("flags.edit", "print a script that completes commands in a shell"),

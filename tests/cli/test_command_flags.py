@@ -1,7 +1,6 @@
 """The flags of commands, which import no engine: what they say of the engine holds."""
 
 import importlib
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -11,8 +10,6 @@ from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.flags import engine_words
 from flashinfer_bench.cli.sets.validate.validation import Check
 from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES
-from flashinfer_bench.examine.inspect import sanitizer, tools
-from flashinfer_bench.examine.inspect.ncu import NcuOptions
 from flashinfer_bench.report import decision, export, ranking
 from tests.cli.helps import ALL_COMMANDS, example_of
 
@@ -23,9 +20,6 @@ def test_what_the_help_tells_of_the_engine_is_what_the_engine_has():
     assert decision.THRESHOLD == engine_words.THRESHOLD
     assert export.EXPORT_FORMATS == engine_words.EXPORT_FORMATS
     assert ranking.GROUP_KEYS == engine_words.GROUP_KEYS
-    assert (tools.NCU, tools.SANITIZER) == (engine_words.NCU, engine_words.SANITIZER)
-    assert sanitizer.TYPES == engine_words.SANITIZER_TYPES
-    assert replace(NcuOptions(), set=engine_words.NCU_SET, timeout_s=engine_words.NCU_TIMEOUT_S) == NcuOptions()
     assert client.DEFAULT_URL == engine_words.DEFAULT_URL
 
 

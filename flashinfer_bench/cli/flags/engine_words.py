@@ -16,10 +16,5 @@ GROUP_KEYS: Final = ("author", "op_type", "hardware")
 """What `report --by` can put together in one row."""
 THRESHOLD: Final = 0.02
 """The smallest difference of interest of `compare`, `report diff` and `report history`, as a share."""
-SANITIZER_TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
-NCU: Final = "ncu"
-NCU_SET: Final = "detailed"
-NCU_TIMEOUT_S: Final = 300.0
-SANITIZER: Final = "compute-sanitizer"
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 """Where a server on this machine listens."""

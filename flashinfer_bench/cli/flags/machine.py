@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from flashinfer_bench.cli.flags.engine_words import NCU, NCU_SET, NCU_TIMEOUT_S, SANITIZER, SANITIZER_TYPES
-from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
+from flashinfer_bench.cli.parser import Parser, number, whole_number
 from flashinfer_bench.cli.shared_flags import (
     EXIT_CODES,
     PROGRAM,
@@ -15,13 +12,6 @@ from flashinfer_bench.cli.shared_flags import (
     add_sandbox,
     add_setting,
 )
-
-WALLS: Final = (
-    "The tool and the solution run in the walls of a worker. Open for them: a loopback and local sockets in a\n"
-    "network of their own, and the names of threads below /proc. What comes out is a lead and no verdict, since\n"
-    "a solution could forge it. An NVIDIA GPU is needed (docs/inspect.md)."
-)
-SANITIZER_TIMEOUT_S: Final = 300.0
 
 
 def declare_build(parser: Parser) -> None:
@@ -110,73 +100,3 @@ def declare_doctor(parser: Parser) -> None:
     add_sandbox(parser, default="auto")
     parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
     add_format(parser)
-
-
-def declare_inspect(parser: Parser) -> None:
-    """Add the help and the sub-commands."""
-    parser.describe(
-        "Look at one call of a solution with Nsight Compute or compute-sanitizer.",
-        example=f"{PROGRAM} inspect ncu --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload d01172",
-    )
-    commands = parser.add_commands()
-    _declare_ncu(commands.add_parser("ncu", help="profile its kernels with Nsight Compute"))
-    _declare_sanitizer(commands.add_parser("sanitizer", help="find bad memory accesses and races"))
-
-
-def _declare_ncu(parser: Parser) -> None:
-    parser.describe(
-        "Profile the kernels of one call: duration, achieved bandwidth, occupancy, use of tensor cores, why warps\n"
-        "wait; beside them the share of the roofline, where the cost of the workload is known.\n"
-        f"{WALLS}\n{EXIT_CODES}",
-        usage="%(prog)s --solution S --workload U [--local PATH] [flags]",
-        example=f"{PROGRAM} inspect ncu --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload d01172",
-        execute="machine.inspect:execute_ncu",
-    )
-    _add_subject(parser)
-    group = parser.add_argument_group("what is profiled")
-    group.add_argument("--set", default=NCU_SET, metavar="NAME", help="ncu's set of sections (default: detailed)")
-    sections = "further sections of ncu's"
-    group.add_argument("--sections", nargs="+", action=NameList, default=[], metavar="NAME", help=sections)
-    group.add_argument("--kernel-name", metavar="NAME", help="only these kernels, as ncu takes it: NAME, or regex:EXPR")
-    group.add_argument("--page", choices=("details", "raw"), default="details", help="what of the report is printed")
-    cold = "L2 before each kernel: flushed, or left as it is (default: %(default)s)"
-    group.add_argument("--l2-cache", choices=("cold", "warm"), default="cold", help=cold)
-    group.add_argument("--warmup-runs", type=whole_number, default=2, metavar="N", help="calls before (default: 2)")
-    group.add_argument("--ncu-path", default=NCU, metavar="PATH", help="the program (default: ncu)")
-    _add_how(parser, NCU_TIMEOUT_S)
-
-
-def _declare_sanitizer(parser: Parser) -> None:
-    parser.describe(
-        "Find accesses out of bounds (memcheck), races in shared memory (racecheck), reads of memory that nobody\n"
-        "wrote (initcheck) and wrong barriers (synccheck) in one call, with file and line.\n"
-        f"{WALLS}\n{EXIT_CODES} A finding is a failure.",
-        usage="%(prog)s --solution S --workload U [--local PATH] [flags]",
-        example=f"{PROGRAM} inspect sanitizer --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload d01172",
-        execute="machine.inspect:execute_sanitizer",
-    )
-    _add_subject(parser)
-    group = parser.add_argument_group("what is checked")
-    checks = f"of {', '.join(SANITIZER_TYPES)} (default: all)"
-    group.add_argument("--checks", nargs="+", action=NameList, default=[], metavar="NAME", help=checks)
-    path = "the program (default: compute-sanitizer)"
-    group.add_argument("--sanitizer-path", default=SANITIZER, metavar="PATH", help=path)
-    _add_how(parser, SANITIZER_TIMEOUT_S)
-
-
-def _add_subject(parser: Parser) -> None:
-    parser.add_argument("--solution", "--solutions", required=True, metavar="S", help="its name, or a JSON file")
-    text = "a uuid or a unique beginning of one, or a JSON file"
-    parser.add_argument("--workload", "--workloads", required=True, metavar="U", help=text)
-    parser.add_argument("--definition", "--definitions", metavar="D", help="its name (default: the solution's)")
-    add_local(parser)
-
-
-def _add_how(parser: Parser, limit_s: float) -> None:
-    group = parser.add_argument_group("how")
-    group.add_argument("--device", metavar="NAME", help="0, cuda:1, or a GPU's uuid (default: the first GPU)")
-    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the inputs (default: always the same)")
-    limit = f"seconds that the tool may take (default: {limit_s:g}; of compute-sanitizer for each check)"
-    group.add_argument("--timeout", type=number, default=limit_s, metavar="F", help=limit)
-    add_sandbox(group, default="auto")
-    add_format(group)
