@@ -23,13 +23,6 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from flashinfer_bench.examine.inspect.start import look, with_line_info
-from flashinfer_bench.examine.inspect.summary import (
-    render_findings,
-    render_profile,
-)
-from flashinfer_bench.examine.inspect.tools import NCU, SANITIZER, find_tool
-
 from benchmarks.hanging import HangWatch
 from flashinfer_bench import agents
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
