@@ -65,7 +65,7 @@ COMMANDS: Final = {
     "pack": Command("flags.sets", "make a solution file of a folder of sources"),
     "unpack": Command("flags.sets", "make a folder of sources of a solution file"),
     "convert": Command("flags.sets", "write a set of another layout in the standard one"),
-    "repro": Command("flags.edit", "show why a verdict is what it is: its call in files"),
+    "repro": Command("edit.repro", "show why a verdict is what it is: its call in files"),
     "inspect": Command(
         "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import LANGUAGES
 from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_names, add_settings
+from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local
 
 OP_TYPE: Final = "custom"
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -51,32 +51,6 @@ def _declare_definition(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="of the definition")
     parser.add_argument("--local", metavar="SET", required=True, help="the trace set's folder, there or not")
     parser.add_argument("--op-type", "--op-types", metavar="T", default=OP_TYPE, help="default: %(default)s")
-    add_format(parser)
-
-
-def declare_repro(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Show why a verdict is what it is: judge the job once more, the solution in its walls, and write the call\n"
-        "that decided: inputs, expected and got as safetensors, a map of what fails, and a script (repro.py) that\n"
-        "shows the failure with torch and safetensors alone. A recorded job gets the inputs that it had.\n"
-        "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
-        usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
-        example=f"{PROGRAM} repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
-        execute="edit.repro:execute",
-    )
-    what = "a recorded job; or a solution (its name, or a file) and a workload"
-    parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
-    add_local(parser)
-    parser.set_defaults(takes_sets=False)
-    parser.add_argument(
-        "--dump", metavar="DIR", help="a folder that is new or empty (default: repro-SOLUTION-WORKLOAD)"
-    )
-    add_names(parser, "--definitions", "the definition, where the solution does not tell it")
-    add_names(parser, "--devices", "where it is judged (default: the first device)")
-    parser.add_argument("--entry", metavar="NAME", help="of a source file: its entry function")
-    parser.add_argument("--language", metavar="L", help="of a source file: its language")
-    add_settings(parser)
     add_format(parser)
 
 
