@@ -69,7 +69,7 @@ COMMANDS: Final = {
     "inspect": Command(
         "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),
-    "doctor": Command("flags.machine", "tell what this machine can measure"),
+    "doctor": Command("machine.doctor", "tell what this machine can measure"),
     "completion": Command("flags.edit", "print a script that completes commands in a shell"),
     "serve": Command("flags.resident", "judge what clients submit over HTTP"),
     "submit": Command("flags.resident", "submit a solution to a server"),

@@ -9,7 +9,6 @@ from flashinfer_bench.cli.shared_flags import (
     add_format,
     add_local,
     add_names,
-    add_sandbox,
     add_setting,
 )
 
@@ -86,17 +85,3 @@ def declare_cache(parser: Parser) -> None:
     baselines.add_argument("--clear", action="store_true", help="remove them")
     for command in (show, clear, verify, baselines):
         add_format(command)
-
-
-def declare_doctor(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Tell what this machine can measure, by which method, and how far its times can be compared: "
-        "exit code 0 where it can, 1 where something is broken.",
-        example=f"{PROGRAM} doctor --device 0",
-        execute="machine.doctor:execute",
-    )
-    parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
-    add_sandbox(parser, default="auto")
-    parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
-    add_format(parser)

@@ -1,4 +1,4 @@
-"""From what was read and measured to findings: what works, what to know, what is broken and what to do. Pure."""
+"""Findings of what was read and measured: what works, what to know, what is broken and what to do. Pure."""
 
 from __future__ import annotations
 
