@@ -59,7 +59,7 @@ COMMANDS: Final = {
         "make tables of traces",
         ("summary", "best", "history", "diff", "visualize", "html", "export", "merge"),
     ),
-    "compare": Command("flags.compare", "say whether one solution is faster than another, and how sure that is"),
+    "compare": Command("compare", "say whether one solution is faster than another, and how sure that is"),
     "cache": Command("flags.machine", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("flags.machine", "compile solutions without running them"),
     "pack": Command("flags.sets", "make a solution file of a folder of sources"),

@@ -6,7 +6,7 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.drafts.draft import DraftHints
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.comparison import ComparedSides
+from flashinfer_bench.examine.compare.result import Comparison
 from flashinfer_bench.examine.compare.sides import find_sides, pair_up
 from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 
@@ -115,11 +115,11 @@ def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words,
 def test_the_command_tells_what_it_found_out_and_hands_it_to_the_measurement(root, mine, monkeypatch, capsys):
     handed = []
 
-    def note(_trace_set, pairings, _config, wanted, **_rest):
+    def note(_trace_set, pairings, _config, *, threshold, **_rest):
         handed.extend(pairings)
-        return ComparedSides((), wanted.threshold, "measured", "a CPU")
+        return Comparison((), threshold, "measured", "a CPU")
 
-    monkeypatch.setattr("flashinfer_bench.cli.compare.measure", note)
+    monkeypatch.setattr("flashinfer_bench.examine.compare.measuring.measure", note)
     main(["compare", str(mine), str(mine), "--local", str(root), "--definition", "twice"])
     assert f"{mine}: python, mine.py::run, of twice (as given)" in capsys.readouterr().err
     assert [one.definition for pairing in handed for one in (pairing.first, pairing.second)] == ["twice", "twice"]

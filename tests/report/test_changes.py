@@ -66,7 +66,7 @@ def test_a_change_is_decided_as_the_comparison_of_recorded_traces_is(latency):
     sides = [Contender("x", "run", (), (timed(ms),)) for ms in (1.0, latency)]
     compared = compare_recorded(*sides, 0.02)
     found = change([timed(1.0)], [timed(latency)])
-    assert found.decision == compared.decide(compared.rows[0].ratio)
+    assert found.decision == compared.rows[0].ratio.decide(compared.threshold)
     assert (found.ratio.low, found.ratio.high) == pytest.approx(compared.rows[0].ratio.interval)
 
 
