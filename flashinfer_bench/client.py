@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from urllib.parse import quote
 
 from flashinfer_bench.data import Definition, Solution, Trace, Workload
@@ -36,6 +36,7 @@ LONGEST_PAUSE_S: Final = 10.0
 """The pause before the next try doubles from the first to this, in seconds, with a random part."""
 COME_AGAIN: Final = frozenset({429, 503})
 """Statuses that ask to come again."""
+Confirm = Literal["if_best", "always", "never"]
 OVER: Final = frozenset({"completed", "failed", "cancelled"})
 MISSING: Final = "the client needs httpx: pip install 'flashinfer-bench[client]'"
 
@@ -133,6 +134,7 @@ class Client:
         *,
         priority: int = 0,
         key: str | None = None,
+        confirm: Confirm = "if_best",
     ) -> str:
         """Submit a solution, and return the id of its task.
 
@@ -141,8 +143,9 @@ class Client:
             workloads: uuids; left out, all of its definition.
             priority: higher ones are judged earlier among this submitter's tasks.
             key: the name of this submission: the same key again is the same task. Left out, a new one.
+            confirm: when a GPU judges it at full assurance: where it would be the best known, at once, or never.
         """
-        body: dict[str, Any] = {"solution": solution.to_dict(), "priority": priority}
+        body: dict[str, Any] = {"solution": solution.to_dict(), "priority": priority, "confirm": confirm}
         if workloads is not None:
             body["workload_uuids"] = list(workloads)
         if self._submitter is not None:
@@ -189,6 +192,7 @@ class Client:
         workloads: Iterable[str] | None = None,
         *,
         priority: int = 0,
+        confirm: Confirm = "if_best",
         timeout_s: float | None = None,
     ) -> list[Trace]:
         """Submit a solution, and return its traces when all are there.
@@ -197,7 +201,7 @@ class Client:
             ServerFault: a workload has no verdict.
             TimeoutError: the task is not over in time.
         """
-        report = self.wait(self.submit(solution, workloads, priority=priority), timeout_s)
+        report = self.wait(self.submit(solution, workloads, priority=priority, confirm=confirm), timeout_s)
         if report.status != "completed":
             raise ServerFault(f"task {report.task_id} {report.status}: {report.error or 'no reason was given'}")
         return list(report.traces)

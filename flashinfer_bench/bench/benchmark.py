@@ -11,15 +11,16 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.confirm import Winners
+from flashinfer_bench.bench.confirm import Winners, may_confirm
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, Notice, RunStarted
 from flashinfer_bench.bench.harness import Harness, Result, Submission
@@ -151,12 +152,14 @@ class Benchmark:
         return list(map(to_trace, plan.recorded))
 
     def reserve(self, plan: Plan) -> Plan:
-        """Return the plan of a resumed run without the jobs that other runs of the set judge now.
+        """Return the plan of a resumed run without what other runs of the set judge and confirm now.
 
-        The others are reserved for the next `run`, until it ends or `close` is called.
+        The rest is reserved for the next `run`, until it ends or `close` is called.
         """
         self._give_up_reserved()
-        self._reserved = Reservation((job, self.context.root_of(job.solution)) for job in plan.jobs)
+        done = plan.done if self._may_confirm() else ()
+        placed = [[(job, self.context.root_of(job.solution)) for job in jobs] for jobs in (plan.jobs, done)]
+        self._reserved = Reservation(*placed)
         taken = self._reserved.taken
         left_out = [
             Skip(job.definition.name, job.solution.name, None, f"process {taken[job.index]} judges it now")
@@ -164,7 +167,8 @@ class Benchmark:
             if job.index in taken
         ]
         left = plan.with_jobs(job for job in plan.jobs if job.index not in taken)
-        return replace(left, skips=(*plan.skips, *dict.fromkeys(left_out))) if taken else plan
+        elsewhere = frozenset(key for key in taken if not isinstance(key, int))
+        return replace(left, skips=(*plan.skips, *dict.fromkeys(left_out)), elsewhere=elsewhere)
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
@@ -186,31 +190,32 @@ class Benchmark:
             jobs = plan.jobs if winners is None else winners.begin()
             if not jobs:
                 return
+            judged = jobs if winners is None else (*jobs, *plan.done)
             harness = self._keep(None) or Harness(
                 self.context,
                 self._seeds.anew(),
                 make_rules(self.context, plan, keeps_sessions=self._keeps_sessions, repeats=self._repeat > 1),
-                needs_triton=any(job.solution.spec.language.value == "triton" for job in jobs),
+                needs_triton=any(job.solution.spec.language.value == "triton" for job in judged),
             )
             run = PlanRun(harness, jobs, self._repeat, is_saved=save_results, winners=winners)
             if save_results:
-                for job in {id(job.solution): job for job in jobs}.values():
+                for job in {id(job.solution): job for job in judged}.values():
                     harness.recorder.check(job.definition, job.solution)
             yield RunStarted(self.machine.devices, run.open)
             yield from map(Notice, tell_withheld(os.environ))
             run.begin()
+            told: dict[tuple[str, str | None, str], JobFinished] = {}
             while run.open:
-                for event in harness.step():
+                for event in chain(harness.step(), run.tell_changes(told)):
                     if isinstance(event, JobFinished):
                         if not save_results:
                             self._unsaved[id(event.trace)] = event.trace
                         self._trace_set.keep_traces([event.trace])
+                        if winners is not None:
+                            told[names_of(event.trace)] = event
                     elif isinstance(event, JobFaulted):
                         self.faults.append(event)
                     yield event
-                    if run.added:
-                        yield JobsAdded(run.added)
-                        run.added = 0
             if self._repeat > 1:
                 self.context.learn_spread(run.latencies())
             if self._keeps_sessions:
@@ -220,15 +225,18 @@ class Benchmark:
                 harness.release()
             self._give_up_reserved()
 
+    def _may_confirm(self) -> bool:
+        return may_confirm(self.config, self.context.machine) and self._repeat == 1 and not self._keeps_sessions
+
     def _open_winners(self, plan: Plan) -> Winners | None:
         """Return what confirms the best of each workload; None if nothing is confirmed."""
-        config = self.config
-        is_cheap = config.assurance == "standard" and not config.quick and self._repeat == 1
-        if not (config.confirm and is_cheap) or self.context.machine.kind == "cpu" or self._keeps_sessions:
+        if not self._may_confirm():
             return None
         names = {job.definition.name for job in (*plan.jobs, *plan.done)}
         kept = (trace for name in names for trace in kept_of(self._trace_set.traces.get(name, [])))
-        return Winners(plan.jobs, plan.done, in_order_of_time(kept))
+        hardware = [device.name for device in self.context.machine.devices]
+        recorded = in_order_of_time(kept)
+        return Winners(plan.jobs, plan.done, recorded, hardware=hardware, elsewhere=plan.elsewhere)
 
     def _keep(self, harness: Harness | None) -> Harness | None:
         """Keep the sessions of a harness for the next run, or until none comes for long; return those kept before."""
@@ -289,7 +297,7 @@ class Benchmark:
         if is_saved and self._trace_set.root is None:
             warnings.warn("the trace set lives in memory, so its traces are not written: give it a root", stacklevel=2)
             is_saved = False
-        with progress_bar(len(plan.jobs), wanted=progress) as show:
+        with progress_bar(wanted=progress) as show:
             for event in self.run(plan, save_results=is_saved):
                 if isinstance(event, JobFinished):
                     found[names_of(event.trace)] = event.trace
@@ -356,7 +364,7 @@ class PlanRun(Submission):
         self.open = len(jobs)
         """Jobs without a result."""
         self.added = 0
-        """Jobs that came to the run since somebody set this to 0."""
+        """Jobs that came to the run and were not told yet."""
         self._winners = winners
         self._begun: set[int] = set()
         self._found: defaultdict[int, list[Evaluation]] = defaultdict(list)
@@ -394,6 +402,23 @@ class PlanRun(Submission):
             self.open += len(jobs)
             self.added += len(jobs)
             self._harness.submit(self, jobs)
+
+    def tell_changes(self, told: Mapping[tuple[str, str | None, str], JobFinished]) -> Iterator[Event]:
+        """Yield which jobs were added, and verdicts that are taken back, which are saved before.
+
+        Args:
+            told: the latest verdict of each job.
+        """
+        voided = self._winners.voided if self._winners is not None else []
+        if self.added or voided:
+            yield JobsAdded(self.added + len(voided))
+        self.added = 0
+        while voided:
+            trace = voided.pop(0)
+            event = replace(told[names_of(trace)], trace=trace)
+            if self.is_saved:
+                self._harness.recorder.save(event.job, trace)
+            yield event
 
     def latencies(self) -> list[list[float]]:
         """Return the latencies of each job's workers."""

@@ -4,8 +4,8 @@
         task = engine.submit(solution)          # returns at once
         for trace in task.result(): ...
 
-`Engine`: `submit(solution, workloads=None, *, priority=0, submitter="", save_results=True, use_recorded=False)`,
-`state()`, `subscribe(callback)`, `close(drain=False)`.
+`Engine`: `submit(solution, workloads=None, *, priority=0, submitter="", save_results=True, use_recorded=False,
+confirm="if_best")`, `state()`, `subscribe(callback)`, `close(drain=False)`.
 `Task`: `id`, `state`, `traces`, `faults`, `result(timeout_s=None)`, `cancel()`, `add_done_callback(fn)`,
 `async for trace in task`, `await task`; `solution`, `definition`, `workloads`, `is_done`.
 Errors: `QueueFull`, `EngineClosed`, `TaskFailed`, `TaskCancelled` in `flashinfer_bench.errors`; a solution, definition
@@ -26,10 +26,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from flashinfer_bench.base.plain_values import to_number
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.confirm import BestKnown, Confirm, confirming, may_confirm
 from flashinfer_bench.bench.context import HarnessContext
 from flashinfer_bench.bench.engine_state import EngineLimits, EngineState, describe_device
 from flashinfer_bench.bench.events import Event
@@ -125,6 +126,7 @@ class Engine:
         submitter: str = "",
         save_results: bool = True,
         use_recorded: bool = False,
+        confirm: Confirm = "if_best",
     ) -> Task:
         """Take a solution to be judged; return its handle at once. Usable from any thread.
 
@@ -135,10 +137,13 @@ class Engine:
             submitter: who asks. Submitters of one priority get equal shares of the devices.
             save_results: append each trace to the set on disk before the task gets it.
             use_recorded: take traces that the set has of equal jobs, in place of judging them again.
+            confirm: on a GPU, judge the solution again at full assurance on each workload of which it would be the
+                best known ("if_best"), judge it so at once ("always"), or do neither ("never"). The settings of the
+                engine may leave out all confirmations (`confirm`, `quick`), or judge everything so (`assurance`).
 
         Raises:
-            ConfigError: there is no such solution, definition or workload, it cannot run on this machine, or the
-                priority is no whole number.
+            ConfigError: there is no such solution, definition or workload, it cannot run on this machine, the
+                priority is no whole number, or `confirm` is another word.
             DataSetError: results are to be saved, and the set has no folder, or its folder cannot be written safely.
             QueueFull: as much is open as `limits` allow.
             EngineClosed: the engine was closed.
@@ -146,17 +151,23 @@ class Engine:
         priority = to_number(priority)
         if not isinstance(priority, int):
             raise ConfigError(f"priority must be a whole number, not {priority!r}")
+        if confirm not in get_args(Confirm):
+            raise ConfigError(f"confirm must be one of {', '.join(get_args(Confirm))}, not {confirm!r}")
+        may = may_confirm(self.context.config, self.context.machine)
         found = self._jobs.find(solution)
         jobs = self._jobs.make_jobs(found, workloads)
+        if may and confirm == "always":
+            jobs = [confirming(job, job.index) for job in jobs]
         if save_results and jobs:
             self._harness.recorder.check(jobs[0].definition, found)
         task = Task(
             found,
             [job.workload.uuid for job in jobs],
             cancel=self._cancel,
-            on_trace=self._jobs.keep,
+            on_trace=self._note,
             lane=Lane(priority, submitter),
             is_saved=save_results,
+            confirms_best=may and confirm == "if_best",
         )
         recorded = self._jobs.find_recorded(jobs) if use_recorded else {}
         left = [job for job in jobs if job.workload.uuid not in recorded]
@@ -168,7 +179,7 @@ class Engine:
         task.add_done_callback(lambda one: self._tasks.pop(one.id, None))
         for job in jobs:
             if job.workload.uuid in recorded:
-                task.note(job, recorded[job.workload.uuid])
+                task.keep(recorded[job.workload.uuid])
         self._wake_up()
         return task
 
@@ -239,8 +250,8 @@ class Engine:
         return dict(Counter(task.lane.submitter for task in list(self._tasks.values()) if not task.is_done))
 
     def _cancel(self, task: Task) -> None:
-        self._harness.withdraw(task)
         task.end(TaskCancelled(f"task {task.id} was cancelled"))
+        self._harness.withdraw(task)
         self._wake_up()
 
     def _wake_up(self) -> None:
@@ -248,6 +259,16 @@ class Engine:
             self._wake.send(b".")
 
     # From here on: in the engine's thread.
+
+    def _note(self, task: Task, job: Job, trace: Trace) -> bool:
+        """Note a verdict; return whether its solution is judged again, since it would be the best."""
+        is_best = self._jobs.note(job, trace, is_saved=task.is_saved)
+        if not is_best or not task.confirms_best or job.assurance is not None:
+            return False
+        self._harness.submit(task, [confirming(job, job.index)])
+        if task.is_done:  # it was cancelled meanwhile
+            self._harness.withdraw(task)
+        return True
 
     def _drive(self) -> None:
         try:
@@ -321,6 +342,7 @@ class SolutionJobs:
         """By definition, as the set has them."""
         self._own: dict[tuple[str, str], str] = {}
         """The latest lines that the engine has recorded, the oldest first."""
+        self._best = BestKnown()
         self._lock = threading.RLock()
 
     def find(self, solution: Solution | str) -> Solution:
@@ -380,22 +402,25 @@ class SolutionJobs:
                 found[job.workload.uuid] = to_trace(recorded).model_copy(update={"solution": job.solution.name})
         return found
 
-    def keep(self, job: Job, trace: Trace) -> None:
-        """Note a trace that the engine has recorded."""
+    def note(self, job: Job, trace: Trace, *, is_saved: bool) -> bool:
+        """Note a verdict of the engine; return whether it makes its solution the best, unless that is confirmed."""
         mark = (job.workload.uuid, job.fingerprint["solution"])
         with self._lock:
-            self._own.pop(mark, None)
-            self._own[mark] = trace.to_json()
-            while len(self._own) > MOST_KEPT:
-                del self._own[next(iter(self._own))]
+            if is_saved:
+                self._own.pop(mark, None)
+                self._own[mark] = trace.to_json()
+                while len(self._own) > MOST_KEPT:
+                    del self._own[next(iter(self._own))]
+            return self._best.note(trace, mark[1])
 
     def _recorded_of(self, definition: str) -> Recorded:
         if definition not in self._recorded:
             known: Recorded = {}
             for trace in in_order_of_time(kept_of(self._context.trace_set.traces.get(definition, []))):
-                marks = read_fingerprint(trace.evaluation) if trace.evaluation is not None else None
-                if marks is not None and "solution" in marks:
+                marks = (read_fingerprint(trace.evaluation) if trace.evaluation is not None else None) or {}
+                if "solution" in marks:
                     known.setdefault((trace.workload.uuid, marks["solution"]), []).append(trace)
+                self._best.note(trace, marks.get("solution", trace.solution or ""))
             self._recorded[definition] = known
         return self._recorded[definition]
 
@@ -409,5 +434,7 @@ class SolutionJobs:
         kept, lacks = prepare(Selected(definition, (), workloads), trace_set, context.config, needs_solutions=False)
         if kept is None:
             raise ConfigError(f"{name}: {lacks[-1].reason}")
+        if may_confirm(context.config, context.machine):
+            self._recorded_of(name)  # before the first verdict comes
         evaluators = context.fingerprint_evaluators([definition], trace_set.definitions.values())
         return JobMaker(kept, context.config, context.machine, trace_set, evaluators)

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.data.solution import Solution
 
 TURN_S: Final = 1.0
 """Seconds of work in a batch of a resident engine, by estimate."""
@@ -104,7 +103,7 @@ class JobQueue:
         device: str = "",
         *,
         devices: int = 1,
-        is_ready: Callable[[Solution], bool] = lambda _solution: True,
+        is_ready: Callable[[Job], bool] = lambda _job: True,
         idle: int = 1,
     ) -> list[Job]:
         """Take the next batch for a device: jobs of one definition, none if nothing can be taken.
@@ -112,7 +111,7 @@ class JobQueue:
         Args:
             device: the device's name.
             devices: devices that share the work.
-            is_ready: whether a solution is built.
+            is_ready: whether a job may be taken: its solution is built, and the device is of its hardware.
             idle: devices that have nothing to do, this one among them; 0 if it asks ahead. Then it splits no solution.
         """
         lanes = [lane for lane, one in self._lanes.items() if one.groups]
@@ -120,10 +119,10 @@ class JobQueue:
             waiting = self._lanes[lane]
             groups: Iterable[list[Job]] = waiting.groups.values()
             if lane.in_order:
-                groups = itertools.takewhile(lambda group: is_ready(group[0].solution), groups)
+                groups = itertools.takewhile(lambda group: is_ready(group[0]), groups)
                 batch = _prefix([], groups, MOST_IN_ORDER)
             else:
-                batch = self._pack([group for group in groups if is_ready(group[0].solution)], device, devices, idle)
+                batch = self._pack([group for group in groups if is_ready(group[0])], device, devices, idle)
             if not batch:
                 continue
             self._level[lane.priority] = max(self._level[lane.priority], waiting.used_s)

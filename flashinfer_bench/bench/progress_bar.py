@@ -7,31 +7,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 @contextmanager
-def progress_bar(
-    jobs: int, *, wanted: bool | None = None, console: Console | None = None
-) -> Iterator[Callable[[Event], object]]:
+def progress_bar(*, wanted: bool | None = None, console: Console | None = None) -> Iterator[Callable[[Event], object]]:
     """Show a bar while the block runs; gives the function that has to be told each event.
 
     Args:
-        jobs: of the run; without any there is no bar.
         wanted: whether there is a bar at all; None for: in notebooks.
         console: where it is drawn; the usual one by default.
     """
-    if not jobs or not (is_notebook() if wanted is None else wanted):
+    if not (is_notebook() if wanted is None else wanted):
         yield lambda _event: None
         return
     from rich.progress import Progress  # takes a tenth of a second, and most runs show no bar
 
     with Progress(console=console) as bar:
-        task = bar.add_task("jobs", total=jobs)
-        yield lambda event: bar.advance(task, isinstance(event, (JobFinished, JobFaulted)))
+        task, total = bar.add_task("jobs", total=0, visible=False), 0
+
+        def show(event: Event) -> None:
+            nonlocal total
+            if isinstance(event, (RunStarted, JobsAdded)):
+                total += event.jobs
+                bar.update(task, total=total, visible=True)
+            bar.advance(task, isinstance(event, (JobFinished, JobFaulted)))
+
+        yield show
 
 
 def is_notebook() -> bool:

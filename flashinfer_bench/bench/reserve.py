@@ -2,9 +2,9 @@
 
 A run writes the digests of its jobs to a file in `.runs/` below the set's root, and holds the file's flock(2) until it
 ends. The kernel frees the lock of a run that is killed; the next run removes its file. A set that cannot be written to
-has no reservations.
+has no reservations. So that one run alone confirms the best of a workload, workloads are reserved, too.
 
-Format of a file: the run's process id, then a job's digest a line.
+Format of a file: the run's process id, then the digest of a job or a workload a line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Final
 
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_folder, try_lock
 from flashinfer_bench.base.files.writing import OpenFolder, open_folder
+from flashinfer_bench.bench.confirm import Scope, scope_of
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.data.digest import digest_of
 
 _log = logging.getLogger(__name__)
 FOLDER: Final = ".runs"
+Placed = tuple[Job, Path | None]
 
 
 class Reservation:
@@ -31,16 +33,19 @@ class Reservation:
 
     Args:
         jobs: what the run is to judge, each with the folder of its set; None for a set in memory.
+        done: recorded jobs, whose winners the run may confirm, as those of `jobs`.
     """
 
-    def __init__(self, jobs: Iterable[tuple[Job, Path | None]] = ()) -> None:
+    def __init__(self, jobs: Iterable[Placed] = (), done: Iterable[Placed] = ()) -> None:
         self._held = contextlib.ExitStack()
-        self.taken: dict[int, str] = {}
-        """Index of each job that another run has reserved → that run's process."""
-        wanted: defaultdict[Path, dict[str, int]] = defaultdict(dict)
-        for job, root in jobs:
-            if root is not None:
-                wanted[root][_digest(job)] = job.index
+        self.taken: dict[int | Scope, str] = {}
+        """Index of a job, or a workload, that another run has reserved → that run's process."""
+        wanted: defaultdict[Path, dict[str, int | Scope]] = defaultdict(dict)
+        judged = [(job, root) for job, root in jobs if root is not None]
+        for job, root in judged:
+            wanted[root][_digest(job)] = job.index
+        for root, scope in dict.fromkeys((root, scope_of(job)) for job, root in (*judged, *done) if root is not None):
+            wanted[root][digest_of(["best", *scope])[:32]] = scope
         for root, digests in wanted.items():
             try:
                 self._reserve(root, digests)
@@ -51,7 +56,7 @@ class Reservation:
         """Give the jobs up."""
         self._held.close()
 
-    def _reserve(self, root: Path, wanted: dict[str, int]) -> None:
+    def _reserve(self, root: Path, wanted: dict[str, int | Scope]) -> None:
         name = f"{os.getpid()}-{os.urandom(4).hex()}"
         folder = self._held.enter_context(open_folder(root / FOLDER, root))
 

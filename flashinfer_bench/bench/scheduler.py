@@ -30,7 +30,7 @@ from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
-from flashinfer_bench.data import Evaluation, Solution
+from flashinfer_bench.data import Evaluation
 from flashinfer_bench.errors import DeviceFault
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ class Scheduler:
         self._farm = orders.farm
         self._rules = rules
         self._queue = JobQueue(TURN_S) if rules.is_resident else JobQueue()
+        self._names: set[str] = {slot.device.name for slot in self.slots}
+        """Names of all devices that it has had."""
         self._known = KnownFailures()
         self._notices: list[Notice] = []
         self._last_words = "no device could be used"
@@ -163,10 +165,12 @@ class Scheduler:
         return bool(self._queue.remaining or any(slot.jobs for slot in self.slots))
 
     def add(self, jobs: list[Job], lane: Lane = Lane()) -> None:  # noqa: B008 - a constant
-        """Take further jobs. If no device is left, each is tried again; so is a solution that ran out of time."""
+        """Take further jobs. Where solutions keep coming, one that ran out of time is tried again; so is each device if
+        none is left.
+        """
         solutions = {job.solution_key: job.solution for job in jobs}
         before = self._farm.open_builds
-        for key in solutions:
+        for key in solutions if self._rules.is_resident else ():
             self._known.hung.forget(key)
         self._farm.add(solutions.values())
         self._farm.poll()
@@ -222,11 +226,16 @@ class Scheduler:
                 self.slots.append(DeviceSlot(device))
                 yield Notice(f"{device.label} ({device.name}) is used from now on")
         yield from self._open_sessions()
-        if self.has_open_jobs and not self._has_device and not self._places.expects_more:
-            while jobs := self._queue.take():
+        names = {slot.device.name for slot in self.slots if slot.given_up_at is None}
+        self._names |= names
+        is_less = not names or names < self._names
+        if is_less and self.has_open_jobs and not self._places.expects_more:
+            usable = {None, *names} if names else set[str | None]()
+            while jobs := self._queue.take(is_ready=lambda job: job.hardware not in usable):
                 for job in jobs:
                     yield self._fault(job, f"no device is left to run it: {self._last_words}")
-            return
+            if not names:
+                return
         for slot in self.slots:
             yield from self._keep_busy(slot)
         yield from self._listen(wake, limit_s)
@@ -304,8 +313,8 @@ class Scheduler:
         """
         waits = slot.device.kind == "cpu" and not self._rules.is_resident and bool(self._farm.open_builds)
 
-        def is_ready(solution: Solution) -> bool:
-            return not waits and self._farm.is_ready(solution)
+        def is_ready(job: Job) -> bool:
+            return not waits and job.hardware in (None, slot.device.name) and self._farm.is_ready(job.solution)
 
         while not slot.ahead:
             used = [other for other in self.slots if other.session is not None]

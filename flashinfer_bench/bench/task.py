@@ -32,9 +32,10 @@ class Task(Submission):
         solution: the solution.
         workloads: uuids, in the order of the definition's workloads.
         cancel: takes the task out of the engine.
-        on_trace: told of each trace that is saved.
+        on_trace: told of each trace; says whether another one will come in its place, of a confirmation.
         lane: who asks, and how urgently.
         is_saved: traces are saved before the task has them.
+        confirms_best: the solution is judged again on each workload of which it would be the best.
     """
 
     is_shared = True
@@ -45,19 +46,23 @@ class Task(Submission):
         workloads: Sequence[str],
         *,
         cancel: Callable[[Task], object],
-        on_trace: Callable[[Job, Trace], object] = lambda _job, _trace: None,
+        on_trace: Callable[[Task, Job, Trace], bool] = lambda *_: False,
         lane: Lane = Lane(),  # noqa: B008 - a constant
         is_saved: bool = True,
+        confirms_best: bool = False,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.solution = solution
         self.workloads = tuple(workloads)
         self.lane = lane
         self.is_saved = is_saved
+        self.confirms_best = confirms_best
         self._cancel = cancel
         self._on_trace = on_trace
         self._is_running = False
         self._traces: list[Trace] = []
+        self._held: dict[str, Trace] = {}
+        """Uuid of a workload → the verdict that is being confirmed."""
         self._faults: list[JobFaulted] = []
         self._end: Future[list[Trace]] = Future()
         self._listeners: list[Callable[[], object]] = []
@@ -159,16 +164,24 @@ class Task(Submission):
         return super().note_start(job)
 
     def note(self, job: Job, result: Trace | JobFaulted) -> None:
-        """Keep what one of its jobs came to; end with the last. The engine calls this."""
+        """Hear what one of its jobs came to. The engine calls this."""
         if self.is_done:
             return
+        uuid = job.workload.uuid
+        if isinstance(result, Trace) and self._on_trace(self, job, result):
+            self._held[uuid] = result
+        elif isinstance(result, JobFaulted):
+            self.keep(self._held.get(uuid, result))  # what could not be confirmed counts as it is
+        else:
+            self.keep(result)
+
+    def keep(self, result: Trace | JobFaulted) -> None:
+        """Keep what a workload came to; end with the last one. The engine calls this."""
         self._is_running = True
         if isinstance(result, JobFaulted):
             self._faults.append(result)
         else:
             self._traces.append(result)
-            if self.is_saved:
-                self._on_trace(job, result)
         for listener in list(self._listeners):
             listener()
         if len(self._traces) + len(self._faults) >= len(self.workloads):

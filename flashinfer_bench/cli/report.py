@@ -13,7 +13,7 @@ from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width, count
-from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
+from flashinfer_bench.cli.screen.verdicts import head_of, render_best, render_summary
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import Misuse
@@ -41,7 +41,7 @@ def execute_summary(args: argparse.Namespace) -> int:
     if args.format == "json":
         _write_json(rows)
     elif rows:
-        write_out(render_summary(rows, available_width(sys.stdout)))
+        write_out(head_of(row.standing for row in rows) + render_summary(rows, available_width(sys.stdout)))
     else:
         write_err(NO_TRACES)
     return 0
@@ -65,9 +65,9 @@ def execute_best(args: argparse.Namespace) -> int:
     if args.format == "json":
         _write_json(rows if rows is not None else definition_rows)
     elif rows:
-        write_out(render_best(rows, width))
+        write_out(head_of(row.standing for row in rows) + render_best(rows, width))
     elif definition_rows:
-        write_out(render_summary(definition_rows, width))
+        write_out(head_of(row.standing for row in definition_rows) + render_summary(definition_rows, width))
     else:
         write_err(NONE_PASSED if traces else NO_TRACES)
     return 0
@@ -86,7 +86,8 @@ def execute_visualize(args: argparse.Namespace) -> int:
     elif rows:
         width = available_width(sys.stdout)
         told = ", ".join(f"{number} {status}" for status, number in statuses.items())
-        write_out(f"{count(sum(statuses.values()), 'verdict')}: {told}\n\n{render_summary(rows, width)}")
+        head = head_of(row.standing for row in rows)
+        write_out(f"{count(sum(statuses.values()), 'verdict')}: {told}\n\n{head}{render_summary(rows, width)}")
         write_out(f"\n{render_best(best, width)}" if best else "")
     else:
         write_err(NO_TRACES)

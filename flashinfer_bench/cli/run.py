@@ -225,13 +225,14 @@ def _tell_result(args: argparse.Namespace, outcome: RunOutcome, trace_set: Trace
     else:
         write_out(render_outcome(outcome, available_width(sys.stdout)))
     if outcome.is_interrupted:
-        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
+        more = ", and winners to confirm" if outcome.to_confirm else ""
+        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left{more}")
     if not is_saved:
         write_err("nothing was saved (--no-save-results)")
         return
     for folder in trace_folders(outcome, trace_set):
         write_err(f"traces: {folder}")
-    if outcome.left:
+    if outcome.left or outcome.to_confirm:
         write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
 
 

@@ -38,6 +38,11 @@ HAS_PERFORMANCE: Final = frozenset({EvaluationStatus.PASSED})
 
 WAITS_INSIDE: Final = "waits_inside"
 """The flag of a measurement whose call waits for the GPU before it returns."""
+RAISED: Final = "claimed_ms"
+"""The key of a measurement whose latency was raised: what the worker had reported."""
+LEAST_REPORTED: Final = 0.9
+"""A latency is never the best if its worker reported less than this share of it: outside times of honest calls come
+within a tenth."""
 LEAST_LATENCY_MS: Final = 1e-6
 """A nanosecond: no call takes less."""
 MOST_LATENCY_MS: Final = 1e10
@@ -125,8 +130,8 @@ class Evaluation(DataModel):
 
     @property
     def may_be_best(self) -> bool:
-        """Whether it may be called the best: no quick look, and not `both_wait`."""
-        return not self.is_quick and not both_wait(self.extra)
+        """Whether it may be called the best: no quick look, not `both_wait`, and not `was_raised`."""
+        return not self.is_quick and not both_wait(self.extra) and not was_raised(self.extra, self.performance)
 
     @model_validator(mode="after")
     def _parts_fit_status(self) -> Evaluation:
@@ -145,6 +150,19 @@ def both_wait(extra: object) -> bool:
     records = [extra.get(name) for name in ("measurement", "baseline")] if isinstance(extra, Mapping) else [None]
     flags = [record.get("flags") if isinstance(record, Mapping) else None for record in records]
     return all(isinstance(one, Sequence) and WAITS_INSIDE in one for one in flags)
+
+
+def was_raised(extra: object, performance: Any) -> bool:
+    """Tell whether a worker reported far less than what was timed from outside, or the floor, allows.
+
+    Args:
+        extra: of an evaluation.
+        performance: the same; None if it has none.
+    """
+    record = extra.get("measurement") if isinstance(extra, Mapping) else None
+    claimed_ms = record.get(RAISED) if isinstance(record, Mapping) else None
+    is_number = isinstance(claimed_ms, int | float) and performance is not None
+    return is_number and claimed_ms < LEAST_REPORTED * performance.latency_ms
 
 
 def says_quick(run: object) -> bool:

@@ -7,8 +7,9 @@ record has had several forms. So nothing in it is trusted: a value of another fo
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import groupby
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -26,6 +27,13 @@ BOUNDS: Final = {
     "none": "nothing (indicative)",
 }
 """What may bound a latency, and the words for it."""
+CONFIRMED: Final = "confirmed"
+"""The standing of a result of full assurance, which may take first place."""
+NOT_CONFIRMED: Final = "not confirmed"
+"""The standing of any other result of a GPU, and of each trace that does not say how it was timed."""
+INDICATIVE: Final = "CPU: indicative"
+"""The standing of a result of a CPU, which is never confirmed."""
+Row = TypeVar("Row")
 
 
 class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +67,15 @@ class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
     def is_full(self) -> bool:
         """Whether the latency was bound at full assurance: a winner that is confirmed."""
         return self.assurance == "full"
+
+    @property
+    def standing(self) -> str:
+        """What the latency counts for in a ranking: `CONFIRMED`, `NOT_CONFIRMED`, `INDICATIVE`; empty for nothing."""
+        if not self.meaningful:
+            return ""
+        if self.is_full:
+            return CONFIRMED
+        return INDICATIVE if self.method == "wall" else NOT_CONFIRMED
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -133,6 +150,30 @@ class Measurement(BriefMeasurement, frozen=True, gc=False):
         if not self.median_ms or self.q25_ms is None or self.q75_ms is None:
             return 0.0
         return (self.q75_ms - self.q25_ms) / self.median_ms
+
+
+def join_standings(standings: Iterable[str]) -> str:
+    """Return the standing of a row that joins several results: the best of theirs; empty if there are none."""
+    found = set(standings)
+    return next((word for word in (CONFIRMED, NOT_CONFIRMED, INDICATIVE) if word in found), "")
+
+
+def lead_confirmed(
+    rows: Iterable[Row], contest: Callable[[Row], Hashable], standing: Callable[[Row], str]
+) -> list[Row]:
+    """Put the first confirmed row of each contest before its others, which keep their order.
+
+    Args:
+        rows: in order; those of one contest stand together.
+        contest: what rows have in common whose first place needs a confirmation, if one of them has it.
+        standing: the standing of a row.
+    """
+    found: list[Row] = []
+    for _, group in groupby(rows, contest):
+        items = list(group)
+        first = next((row for row in items if standing(row) == CONFIRMED), None)
+        found += sorted(items, key=lambda row: row is not first)
+    return found
 
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:

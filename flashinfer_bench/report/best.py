@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
+from operator import attrgetter
 from typing import Literal
 
 from flashinfer_bench.data import EvaluationStatus, Performance
-from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.measurement import CONFIRMED, lead_confirmed, read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.report.intervals import TimeInterval, latency_of, read_interval
@@ -49,6 +50,10 @@ class BestRow:
     """What bursts said of the latency."""
     contenders: int
     """Passing solutions that this one was picked from."""
+    standing: str
+    """What its time counts for, as of a measurement."""
+    confirmed: bool
+    """Whether it is of full assurance; if not, no solution of the workload on this hardware is."""
     interval: TimeInterval | None = None
     """What the latency of a re-run in a new worker lies in, in 95 of 100 cases."""
     ties: tuple[Tie, ...] = ()
@@ -72,7 +77,8 @@ def best_by_workload(traces: Iterable[AnyTrace], by: Merit = "latency") -> list[
 def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
     """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
 
-    By latency, the lowest median latency counts in place of the speed-up. A tie passes as many workloads, and over
+    By latency, the lowest median latency counts in place of the speed-up. Of those that pass as many workloads, one
+    with a confirmed result comes first if there is one. A tie passes as many workloads, and over
     those of both the intervals of the geometric means meet.
     """
     whole = [(trace, evaluation) for trace, evaluation in judged(traces) if evaluation.may_be_best]
@@ -83,9 +89,13 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
     times = _times(whole)
     best = []
     for rows in found.values():
-        ranked = sorted(rows, key=partial(_merit, by=by), reverse=True)
+        ordered = sorted(rows, key=partial(_merit, by=by), reverse=True)
+        ranked = lead_confirmed(ordered, lambda row: (row.timing_caveat is None, row.passed), attrgetter("standing"))
         tied = [row for row in ranked[1:] if _is_tie(ranked[0], row, times)]
-        ties = tuple(Tie(row.solution, row.latency_ms, row.speedup, row.interval_share) for row in tied)
+        ties = tuple(
+            Tie(row.solution, row.latency_ms, row.speedup, row.interval_share, row.standing, row.confirmed)
+            for row in tied
+        )
         best.append(replace(ranked[0], ties=ties))
     return best
 
@@ -93,7 +103,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
 def _winner(contestants: list[Contestant], by: Merit) -> BestRow:
     ranked = sorted(contestants, key=partial(_order, by=by))
     trace, evaluation, performance = ranked[0]
-    interval = read_interval(evaluation)
+    interval, standing = read_interval(evaluation), read_measurement(evaluation).standing
     return BestRow(
         definition=trace.definition,
         workload=trace.workload.uuid,
@@ -106,6 +116,8 @@ def _winner(contestants: list[Contestant], by: Merit) -> BestRow:
         timing=read_timing([evaluation]),
         burst=read_burst(trace.workload.uuid, read_measurement(evaluation)),
         contenders=len(contestants),
+        standing=standing,
+        confirmed=standing == CONFIRMED,
         interval=interval,
         ties=_ties(ranked) if interval is not None and caveat_of(evaluation) is None else (),
     )
@@ -119,7 +131,9 @@ def _ties(ranked: list[Contestant]) -> tuple[Tie, ...]:
         interval = read_interval(evaluation)
         if first is not None and interval is not None and caveat_of(evaluation) is None and first.meets(interval):
             half = interval.half_share if interval.kind else None
-            found.append(Tie(trace.solution or "", performance.latency_ms, measured_speedup(evaluation), half))
+            standing = read_measurement(evaluation).standing
+            times = (performance.latency_ms, measured_speedup(evaluation), half)
+            found.append(Tie(trace.solution or "", *times, standing, standing == CONFIRMED))
     return tuple(found)
 
 

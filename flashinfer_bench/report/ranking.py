@@ -2,7 +2,8 @@
 
 The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
 reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so authors are
-ranked by a figure that needs none: the share of the fastest latency that any solution of the set reached.
+ranked by a figure that needs none: the share of the fastest latency that any solution of the set reached. The
+fastest is a confirmed one if there is one, and first place needs a confirmed latency if any author has one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import geometric_mean
 from typing import Final, Literal
 
+from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.sets.scores import author_score_of, score_of
 from flashinfer_bench.report.results import MeanRatio, Result, mean_of
 
@@ -50,6 +53,9 @@ class AuthorRow:
     fastest_share: float | None
     """Mean over all definitions, of the mean over workloads, of the set's lowest latency over the author's: 1 is the
     fastest everywhere. What somebody passed and the author did not, counts 0. None where nobody passed anything."""
+    standing: str
+    """The best standing of its results."""
+    confirmed: bool
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ def rank_by_author(results: Sequence[Result], baseline_author: str | None = None
     for authors in groups.values():
         fastest = _Fastest.of(item for items in authors.values() for item in items)
         rows += [_author_row(items, baseline, fastest) for name, items in authors.items() if name != baseline_author]
-    return sorted(rows, key=lambda row: (row.hardware, -(row.fastest_share or 0.0), -(row.score or 0.0), row.author))
+    rows.sort(key=lambda row: (row.hardware, -(row.fastest_share or 0.0), -(row.score or 0.0), row.author))
+    return lead_confirmed(rows, attrgetter("hardware"), attrgetter("standing"))
 
 
 def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
@@ -113,12 +120,13 @@ def fast_shares(ratios: Sequence[float], of: int) -> tuple[float, ...]:
 
 
 def _lowest(results: Iterable[Result]) -> dict[_Place, float]:
-    lowest: dict[_Place, float] = {}
+    """Return the lowest latency of each place, a confirmed one if there is one."""
+    lowest: dict[_Place, tuple[bool, float]] = {}
     for item in results:
         if item.is_ranked and item.latency_ms is not None:
-            place = _place(item)
-            lowest[place] = min(item.latency_ms, lowest.get(place, item.latency_ms))
-    return lowest
+            place, found = _place(item), (item.standing != CONFIRMED, item.latency_ms)
+            lowest[place] = min(found, lowest.get(place, found))
+    return {place: latency for place, (_, latency) in lowest.items()}
 
 
 def _place(item: Result) -> _Place:
@@ -148,7 +156,8 @@ class _Fastest:
 
     def share_of(self, own: Sequence[Result]) -> float:
         """Return the mean share of a solution over the workloads of its definition; what it did not pass counts 0."""
-        shares = [self.latencies[_place(item)] / item.latency_ms for item in own if item.is_ranked and item.latency_ms]
+        ranked = [(_place(item), item.latency_ms) for item in own if item.is_ranked and item.latency_ms]
+        shares = [min(1.0, self.latencies[place] / latency) for place, latency in ranked]
         return sum(shares) / self.workloads[own[0].definition] if shares else 0.0
 
     def share_of_author(self, shares: Sequence[float]) -> float | None:
@@ -165,6 +174,7 @@ def _author_row(items: Sequence[Result], baseline: Mapping[_Place, float] | None
     compared = [(ratio, _half(item, baseline)) for item in flat if (ratio := _ratio(item, baseline)) is not None]
     ratios = [ratio for ratio, _ in compared]
     scores = [score for own in best if (score := _score(own, baseline)) is not None]
+    standing = join_standings(item.standing for item in items)
     return AuthorRow(
         author=items[0].author,
         hardware=items[0].hardware,
@@ -180,6 +190,8 @@ def _author_row(items: Sequence[Result], baseline: Mapping[_Place, float] | None
         fastest_share=fastest.share_of_author(
             [max(map(fastest.share_of, group.values())) for group in by_definition.values()]
         ),
+        standing=standing,
+        confirmed=standing == CONFIRMED,
     )
 
 

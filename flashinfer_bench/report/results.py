@@ -48,6 +48,8 @@ class Result:
     """Half the interval of the speed-up, as a logarithm, by the intervals of both times."""
     share: float | None
     """Share of the roofline."""
+    standing: str
+    """What its time counts for in a ranking, as of a measurement; empty if it is not ranked."""
     evaluation: AnyEvaluation
     trace: AnyTrace
     told: ToldTrace
@@ -108,6 +110,7 @@ def _result(judged: JudgedTrace) -> Result:
     interval = _interval(told.interval, latency, told.measurement.method)
     own = log_half_of(latency or 0.0, interval.low_ms, interval.high_ms) if interval is not None else None
     is_passed = evaluation.status is _PASSED
+    is_ranked = is_passed and latency is not None and not told.run.quick and told.measurement.meaningful
     return Result(
         definition=trace.definition,
         op_type=judged.op_type or "",
@@ -117,7 +120,7 @@ def _result(judged: JudgedTrace) -> Result:
         hardware=evaluation.environment.hardware,
         status=evaluation.status.value,
         is_passed=is_passed,
-        is_ranked=is_passed and latency is not None and not told.run.quick and told.measurement.meaningful,
+        is_ranked=is_ranked,
         latency_ms=latency,
         low_ms=interval.low_ms if interval is not None else None,
         high_ms=interval.high_ms if interval is not None else None,
@@ -125,6 +128,7 @@ def _result(judged: JudgedTrace) -> Result:
         log_half=own,
         speedup_log_half=join_halves([own, _reference_half(told, reference or 0.0)]),
         share=told.roofline.share,
+        standing=told.measurement.standing if is_ranked else "",
         evaluation=evaluation,
         trace=trace,
         told=told,

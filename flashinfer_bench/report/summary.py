@@ -6,12 +6,19 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
-from flashinfer_bench.data.measurement import BriefMeasurement, read_measurement
+from flashinfer_bench.data.measurement import (
+    CONFIRMED,
+    BriefMeasurement,
+    join_standings,
+    lead_confirmed,
+    read_measurement,
+)
 from flashinfer_bench.data.sets.latest import latest_by_key
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.intervals import latency_of
@@ -50,6 +57,9 @@ class Tie:
     speedup: float | None
     half_share: float | None
     """Half the interval of the latency, as a share of it; None where no trace tells it."""
+    standing: str
+    """As of the best one."""
+    confirmed: bool
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,10 @@ class SummaryRow:
     bursts: tuple[Burst, ...]
     """What bursts said of the latency on each of them; empty where nobody asked."""
     failures: tuple[FailureGroup, ...]
+    standing: str
+    """The best standing of its times; empty if none passed."""
+    confirmed: bool
+    """Whether one of them is of full assurance: first place needs it if any solution has it."""
     interval_share: float | None = None
     """Half the interval of a latency, as a share of it: median over the passed workloads whose trace tells it."""
     ties: tuple[Tie, ...] = ()
@@ -102,7 +116,7 @@ def summarise(
     rows = [_row(key, members, expected.get(key[:2], ()), with_bursts=with_bursts) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
     rows += [_row((*pair, ""), [], uuids) for pair, uuids in expected.items() if pair not in with_verdict]
-    return sorted(rows, key=_rank)
+    return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
 
 
 def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
@@ -126,6 +140,7 @@ def _row(
     passing = [(workload, evaluation) for workload, evaluation in members if evaluation.status is _PASSED]
     passed = [evaluation for _, evaluation in passing]
     told = [read_briefly_told(evaluation) for evaluation in passed]
+    standing = join_standings(item.measurement.standing for item in told)
     latencies = [latency for evaluation in passed if (latency := latency_of(evaluation)) is not None]
     speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
     return SummaryRow(
@@ -141,6 +156,8 @@ def _row(
             read_burst(workload, read_measurement(evaluation)) for workload, evaluation in passing if with_bursts
         ),
         failures=_failures(members),
+        standing=standing,
+        confirmed=standing == CONFIRMED,
         interval_share=_interval_share(item.measurement for item in told),
     )
 

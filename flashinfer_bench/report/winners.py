@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Final
 
+from flashinfer_bench.data.measurement import CONFIRMED
 from flashinfer_bench.report.best import BestRow
 from flashinfer_bench.report.ranking import GroupKey
 from flashinfer_bench.report.results import UNKNOWN_AUTHOR
@@ -29,6 +30,10 @@ class WinnersRow:
     """Geometric mean of their speed-ups over the reference."""
     leaders: tuple[tuple[str, int], ...]
     """Authors with the most of these best solutions, and how many."""
+    standings: Mapping[str, int]
+    """Standing of a best solution → number of workloads."""
+    confirmed: bool
+    """Whether any of them is confirmed."""
 
 
 def count_winners(
@@ -58,4 +63,7 @@ def _winners_row(group: str, items: Sequence[BestRow], of: int, authors: Mapping
     speedups = [row.speedup for row in items if row.speedup is not None and row.timing_caveat is None]
     leaders = Counter(authors.get(row.solution, UNKNOWN_AUTHOR) for row in items)
     mean = geometric_mean(speedups) if speedups else None
-    return WinnersRow(group, len(items), of, mean, tuple(leaders.most_common(MOST_LEADERS)))
+    standings = dict(Counter(row.standing for row in items))
+    return WinnersRow(
+        group, len(items), of, mean, tuple(leaders.most_common(MOST_LEADERS)), standings, CONFIRMED in standings
+    )

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.issue import LoadIssue
@@ -39,6 +40,13 @@ SUBMISSION_SCHEMA: Final = {
         "workload_uuids": {"type": "array", "items": {"type": "string"}, "description": "left out or null: all"},
         "priority": {"type": "integer", "default": 0},
         "submitter": {"type": "string", "description": "who asks; submitters get equal shares"},
+        "confirm": {
+            "type": "string",
+            "enum": list(get_args(Confirm)),
+            "default": "if_best",
+            "description": "when a GPU judges the solution at full assurance: where it would be the best known, at "
+            "once, or never",
+        },
     },
 }
 BATCH_SCHEMA: Final = {
@@ -63,11 +71,13 @@ class Submission:
     submitter: str
     key: str | None
     """What the client calls this submission."""
+    confirm: Confirm = "if_best"
 
     @property
     def digest(self) -> str:
         """Digest of all that is asked for."""
-        return digest_of([self.solution.to_dict(), self.workloads, self.priority])
+        asked = [self.solution.to_dict(), self.workloads, self.priority]
+        return digest_of(asked if self.confirm == "if_best" else [*asked, self.confirm])
 
 
 def parse_submission(
@@ -98,10 +108,12 @@ def parse_submission(
     priority = given.get("priority", 0)
     if type(priority) is not int or abs(priority) > HIGHEST_PRIORITY:
         raise Refusal(422, f"priority: a whole number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY} is expected")
+    confirm = given.get("confirm", "if_best")
+    if confirm not in get_args(Confirm):
+        raise Refusal(422, f"confirm: one of {', '.join(get_args(Confirm))} is expected")
     known = [line.workload.uuid for line in trace_set.workloads.get(definition.name, [])]
-    return Submission(
-        solution, _choose_workloads(given.get("workload_uuids"), known), priority, submitter or client, key
-    )
+    workloads = _choose_workloads(given.get("workload_uuids"), known)
+    return Submission(solution, workloads, priority, submitter or client, key, confirm)
 
 
 def parse_batch(body: bytes, limits: ServeLimits) -> tuple[list[str], float]:

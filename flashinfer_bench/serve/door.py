@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
+from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.data import Solution, Trace
 
 
@@ -37,6 +38,7 @@ class ServedEngine(Protocol):
         priority: int = 0,
         submitter: str = "",
         save_results: bool = True,
+        confirm: Confirm = "if_best",
     ) -> EngineTask:
         """Take a solution, without waiting for anything."""
 

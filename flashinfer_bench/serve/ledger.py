@@ -3,7 +3,7 @@
 A task is committed, and the disk has it (`synchronous=FULL`), before its client is told that it was accepted. One
 process holds a ledger; a second one is refused. All calls come from one thread.
 
-History of the format (`PRAGMA user_version`): 1, the first.
+History of the format (`PRAGMA user_version`): 1, the first; 2, tasks have `confirm`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import WriteRefused, open_folder
+from flashinfer_bench.bench.confirm import Confirm
 from flashinfer_bench.errors import DataSetError, Fault
 
 FILE: Final = "tasks.sqlite"
 OPEN: Final = "open"
 """The state of a task in the ledger that is not over: it waits or runs, or the process ended before it did."""
-VERSION: Final = 1
+VERSION: Final = 2
 COMPANIONS: Final = ("-journal", "-wal", "-shm")
 """Endings of the files that SQLite keeps beside a database."""
 SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
@@ -33,7 +34,8 @@ SCHEMA: Final = """
 CREATE TABLE tasks (
     id TEXT PRIMARY KEY, submitter TEXT NOT NULL, key TEXT, request TEXT NOT NULL, definition TEXT NOT NULL,
     solution_name TEXT NOT NULL, solution TEXT NOT NULL, workloads TEXT NOT NULL, priority INTEGER NOT NULL,
-    state TEXT NOT NULL, error TEXT, accepted_at REAL NOT NULL, ended_at REAL, UNIQUE (submitter, key));
+    state TEXT NOT NULL, error TEXT, accepted_at REAL NOT NULL, ended_at REAL, confirm TEXT NOT NULL DEFAULT 'if_best',
+    UNIQUE (submitter, key));
 CREATE INDEX tasks_by_state ON tasks (state);
 CREATE INDEX tasks_by_time ON tasks (accepted_at);
 CREATE TABLE verdicts (
@@ -42,7 +44,7 @@ CREATE TABLE verdicts (
 """
 COLUMNS: Final = (
     "id, submitter, key, request, definition, solution_name, solution, workloads, priority, state, error, accepted_at, "
-    "ended_at"
+    "ended_at, confirm"
 )
 BRIEF: Final = COLUMNS.replace(" solution,", " '' AS solution,")
 
@@ -70,6 +72,7 @@ class TaskRow:
     accepted_at: float
     """Seconds since 1970."""
     ended_at: float | None
+    confirm: Confirm = "if_best"
 
 
 class Ledger:
@@ -174,7 +177,9 @@ class Ledger:
         if version == 0:
             for statement in SCHEMA.split(";"):
                 execute(statement)
-            execute(f"PRAGMA user_version = {VERSION}")
+        if version == 1:
+            execute("ALTER TABLE tasks ADD COLUMN confirm TEXT NOT NULL DEFAULT 'if_best'")
+        execute(f"PRAGMA user_version = {VERSION}")
         execute("COMMIT")
 
     def _one(self, where: str, values: tuple[Any, ...]) -> TaskRow | None:
@@ -201,7 +206,7 @@ def _check_files(folder: Path) -> None:
 def _values(row: TaskRow) -> Iterable[Any]:
     return (
         *(row.id, row.submitter, row.key, row.request, row.definition, row.solution_name, row.solution),
-        *(json.dumps(row.workloads), row.priority, row.state, row.error, row.accepted_at, row.ended_at),
+        *(json.dumps(row.workloads), row.priority, row.state, row.error, row.accepted_at, row.ended_at, row.confirm),
     )
 
 

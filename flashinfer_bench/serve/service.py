@@ -249,7 +249,12 @@ class TaskService:
 
         def submit() -> Any:
             return self.engine.submit(
-                solution, live.missing, priority=row.priority, submitter=row.submitter, save_results=False
+                solution,
+                live.missing,
+                priority=row.priority,
+                submitter=row.submitter,
+                save_results=False,
+                confirm=row.confirm,
             )
 
         live.handle = await asyncio.get_running_loop().run_in_executor(self._submitting, submit)
@@ -361,6 +366,7 @@ def _make_row(asked: Submission, now: float) -> TaskRow:
         error=None,
         accepted_at=now,
         ended_at=None,
+        confirm=asked.confirm,
     )
 
 

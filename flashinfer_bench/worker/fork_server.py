@@ -3,8 +3,9 @@
 A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn": order}
 comes with the child's ends of three channels, in this order: the worker's socket, the pipe for what it prints, the
 supervisor's socket. The server sends no answer: the new supervisor and the new worker report to the session themselves.
-One whose workers precompile sends one byte when it is ready. When the session's end closes, the server ends every
-supervisor that it started, and then itself.
+It prepares what all workers need when it is told to ({"prepare": true}). A worker that is forked before that prepares
+itself, beside its context. One whose workers precompile prepares at once, and sends one byte when it is ready. When the
+session's end closes, the server ends every supervisor that it started, and then itself.
 
 It cannot be the server from which sessions are forked (`bench/runner/launcher.py`): that one outlives sessions and
 is trusted by all of them, and this one gives a session's own descriptors and imports to what it forks.
@@ -15,18 +16,18 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.base.wire import FrameReader, WireClosed
+from flashinfer_bench.base.wire import FrameReader, WireClosed, send_frame
 from flashinfer_bench.sandbox.process_tree import (
     adopt_orphans,
     await_children,
@@ -97,6 +98,12 @@ def start_fork_server(
     return ours
 
 
+def let_prepare(server: socket.socket) -> None:
+    """Have the server prepare what all of its workers need; those that were ordered before prepare themselves."""
+    with suppress(OSError):  # it is gone, which the next order will show
+        send_frame(server, {"prepare": True})
+
+
 def hear_ready(server: socket.socket) -> bool | None:
     """Tell whether a server whose workers precompile has said that it is ready: None so far, False if it is gone."""
     try:
@@ -136,29 +143,32 @@ def run_fork_server(sock: socket.socket, run_directory: Path | None, preparation
 
 
 def _serve_all(sock: socket.socket, preparation: Preparation, most_tasks: int) -> None:
-    """Fork a supervisor for each order. References' workers whose orders are there need nothing of Triton's."""
-    reader = FrameReader(sock)
-    is_prepared = False
+    """Fork a supervisor for each order; prepare when told to."""
+    reader, is_prepared = FrameReader(sock), False
+    if preparation.precompiles:
+        preparation.prepare()
+        gc.freeze()
+        sock.sendall(READY)
+        is_prepared = True
     while True:
-        is_there = bool(select.select([sock], [], [], 0)[0])
-        order = reader.read() if is_prepared or is_there else None
-        if not is_prepared and (order is None or not order["spawn"].get("is_reference")):
+        message = reader.read()
+        if "spawn" not in message:
             preparation.prepare()
             gc.freeze()  # workers do not walk what is here, nor write to its pages, when they collect garbage
-            if preparation.precompiles:
-                sock.sendall(READY)
             is_prepared = True
-        if order is not None:
-            _serve({"most_tasks": most_tasks, **order["spawn"]}, reader.take_fds(), sock)
+            continue
+        order = {"most_tasks": most_tasks, **message["spawn"]}
+        needs_nothing = is_prepared or order.get("is_reference")  # references launch no kernels of Triton's
+        _serve(order, reader.take_fds(), sock, (lambda: None) if needs_nothing else preparation.prepare)
 
 
-def _serve(order: dict[str, Any], fds: list[int], sock: socket.socket) -> None:
-    """Fork the supervisor of a worker; the channels stay open in it alone."""
+def _serve(order: dict[str, Any], fds: list[int], sock: socket.socket, prepare: Callable[[], object]) -> None:
+    """Fork the supervisor of a worker, which prepares itself; the channels stay open in it alone."""
     if fork() == 0:
         code = 1
         try:
             sock.close()
-            run_supervisor(order, fds, run_worker)
+            run_supervisor(order, fds, partial(run_worker, prepare=prepare))
             code = 0
         except BaseException:  # the process must end here, whatever happened
             sys.excepthook(*sys.exc_info())

@@ -9,6 +9,7 @@ import base64
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from flashinfer_bench.timing.clocks import (
     make_clock,
     see_operations,
 )
+from flashinfer_bench.timing.driver import make_context
 from flashinfer_bench.worker.arena import MappedArena, open_arena
 from flashinfer_bench.worker.calls import (
     TENSORS,
@@ -54,7 +56,12 @@ VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "
 """What a session may ask for, beside the end."""
 
 
-def run_worker(order: dict[str, Any], fds: Sequence[int], supervisor: socket.socket) -> None:
+def run_worker(
+    order: dict[str, Any],
+    fds: Sequence[int],
+    supervisor: socket.socket,
+    prepare: Callable[[], object] = lambda: None,
+) -> None:
     """Confine this process, serve the session, end the process.
 
     Or become the order's `program` in the same sandbox, or compile what its `precompile` tells.
@@ -63,6 +70,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], supervisor: socket.soc
         order: from the session.
         fds: its socket, and the pipe for what is printed.
         supervisor: is sent the descriptor by which filtered calls ask.
+        prepare: imports what the solution is to find; on a GPU the driver makes the context meanwhile.
     """
     try:
         confine(order, fds, supervisor)
@@ -74,9 +82,14 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], supervisor: socket.soc
             return
         device = torch.device(order["device"])
         if device.type == "cuda":
+            context = threading.Thread(target=make_context)
+            context.start()
+            prepare()
+            context.join()
             torch.zeros(1, device=device)
             torch.cuda.synchronize()
         else:
+            prepare()
             torch.set_num_threads(int(order["threads"]))
         timing = order["timing"]
         image = base64.b64decode(timing["image"]) if timing["image"] else None

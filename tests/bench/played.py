@@ -9,6 +9,7 @@ import time
 from typing import ClassVar
 
 from flashinfer_bench import BenchmarkConfig, Engine
+from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.runner import client
 from flashinfer_bench.bench.runner.client import SessionLost
 from tests.bench.small_runs import write_set
@@ -28,7 +29,7 @@ class PlayedSession:
     lost: ClassVar[list] = []
     """Solutions whose first job ends the session, once each."""
     evaluate: ClassVar = staticmethod(lambda job, name: {})
-    """Fields of the evaluation of a job and its solution's name."""
+    """Fields of the evaluation of a job and its solution's name; {"fault": fields}, or None: the session ends."""
     loss, chance = 0.0, random.Random(0)
     """Share of the jobs that end their session, and what decides it."""
 
@@ -77,10 +78,18 @@ class PlayedSession:
                     self._theirs.shutdown(socket.SHUT_RDWR)
                 return
             self.todo -= 1
+            found = self.evaluate(job, name)
+            if found is None:
+                with contextlib.suppress(OSError):
+                    self._theirs.shutdown(socket.SHUT_RDWR)
+                return
+            if "fault" in found:
+                self._say({"fault": {"job": job.index, "message": "", "retry": False, **found["fault"]}})
+                continue
             environment = {"hardware": getattr(self.hello, "hardware", ""), "libs": {}}
-            fields = {"environment": environment, **self.evaluate(job, name)}
-            evaluation = make_evaluation(**fields).model_dump(mode="json")
-            self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6}})
+            ran_out = found.pop("ran_out", None)
+            evaluation = make_evaluation(**{"environment": environment, **found}).model_dump(mode="json")
+            self._say({"verdict": {"job": job.index, "evaluation": evaluation, "seconds": 0.6, "ran_out": ran_out}})
 
     def _say(self, message):
         with contextlib.suppress(OSError):  # it was ended meanwhile
@@ -115,6 +124,12 @@ def play_engine(monkeypatch, folder, *, limits=None, **config):
     play(monkeypatch)
     config = BenchmarkConfig.default(devices=["cpu"], **config)
     return Engine(write_two(folder / "set"), config, cache=folder / "cache", limits=limits)
+
+
+def on_gpu(context, *names):
+    """Pretend that a run or an engine has GPUs of these names; call it before anything is judged."""
+    devices = [Device("cuda", at, name, f"GPU-{at}") for at, name in enumerate(names or ("test device",))]
+    context.machine = Machine(devices, context.machine.languages)
 
 
 def write_two(root):

@@ -72,7 +72,7 @@ def test_every_job_is_taken_once_in_batches_of_one_definition_whatever_is_built_
     queue, done = packing(jobs), []
     for lost, built in [*steps, *[(0, set(range(10)))] * (len(jobs) + 1)]:
         ready = {f"s{number}" for number in built}
-        batch = queue.take("a", devices=devices, is_ready=lambda solution, ready=ready: solution.name in ready)
+        batch = queue.take("a", devices=devices, is_ready=lambda job, ready=ready: job.solution.name in ready)
         assert {job.solution.name for job in batch} <= ready
         assert len({job.definition.name for job in batch}) <= 1
         kept = batch[: max(0, len(batch) - lost)]
@@ -120,7 +120,7 @@ def test_a_batch_has_whole_solutions_but_for_the_last(shapes, devices, idle, siz
 
 def test_a_device_stays_with_its_definition_and_takes_what_is_built_and_what_came_back():
     queue, ready = packing(make_jobs((2, 9), (2, 9))), {f"s{number}" for number in range(8)}
-    asked = {"devices": 2, "is_ready": lambda solution: solution.name in ready}
+    asked = {"devices": 2, "is_ready": lambda job: job.solution.name in ready}
     first, second = queue.take("a", **asked), queue.take("b", **asked)
     queue.give_back(first)
     again = queue.take("a", **asked)
@@ -139,7 +139,7 @@ def test_an_order_that_is_given_is_kept():
     queue.give_back(first[3:])
     assert [indices(queue.take()) for _ in range(3)] == [list(range(3, 19)), [19], [20, 21]]
     queue.add(jobs[:2], lane)
-    assert queue.take(is_ready=lambda solution: solution.name == "s1") == []
+    assert queue.take(is_ready=lambda job: job.solution.name == "s1") == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import JobFaulted, JobStarted
+from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, RunStarted
 from flashinfer_bench.bench.progress_bar import is_notebook, progress_bar
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
@@ -41,13 +41,18 @@ def test_a_set_is_shown_in_three_lines(tmp_path):
 
 def test_a_bar_is_drawn_in_notebooks_alone_unless_it_is_asked_for(tmp_path, monkeypatch, capsys):
     jobs, drawn = make_jobs(tmp_path / "set"), StringIO()
-    events = [JobStarted(jobs[0], CPU), finished(jobs[0]), JobFaulted(jobs[1], "no device")]
+    events = [RunStarted((CPU,), 2), JobStarted(jobs[0], CPU), finished(jobs[0]), JobFaulted(jobs[1], "no device")]
+    events += [JobsAdded(2)]
     console = Console(file=drawn, force_terminal=True, width=100)
     for asked in ({"wanted": True, "console": console}, {}):
-        with progress_bar(2, **asked) as tell:
+        with progress_bar(**asked) as tell:
             for event in events:
                 tell(event)
-    assert ("100%" in drawn.getvalue(), capsys.readouterr(), is_notebook()) == (True, ("", ""), False)
+    assert ("50%" in drawn.getvalue(), capsys.readouterr(), is_notebook()) == (
+        True,
+        ("", ""),
+        False,
+    )
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="k")))
     assert is_notebook()
 

@@ -15,6 +15,7 @@ REASON = "another subscriber of CUPTI is attached"
 
 def on(uuid, solution, *flags, method="cupti", fallback=None):
     record = {"method": method, "cache_state": "cold", "launch": "stream", "flags": list(flags)}
+    record["assurance"] = "full"
     record |= {"fallback": fallback} if fallback else {}
     return make_trace(workload=make_workload(uuid), solution=solution, extra={"measurement": record})
 

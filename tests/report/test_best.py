@@ -49,6 +49,13 @@ def test_what_waits_for_the_gpu_as_its_reference_does_is_never_the_best(solution
     assert [row.solution for row in best_by_definition(traces)] == best
 
 
+@pytest.mark.parametrize(("claimed_ms", "best"), [(0.5, "other"), (0.95, "raised")])
+def test_what_reported_far_less_than_the_outside_time_is_never_the_best(claimed_ms, best):
+    extra = {"measurement": {"claimed_ms": claimed_ms, "bound": "chain"}}
+    traces = [on("a", "raised", latency_ms=1.0, speedup=9.0, extra=extra), on("a", "other", latency_ms=2.0)]
+    assert best_by_workload(traces)[0].solution == best
+
+
 def test_hardware_is_never_compared():
     other = {"hardware": "other device", "libs": {}}
     traces = [on("a", "x", speedup=1.0), on("a", "y", speedup=3.0, environment=other)]
@@ -64,7 +71,7 @@ def test_the_definition_goes_to_the_solution_that_passes_the_most_workloads():
 
 def timed(name, latency_ms, *, speedup=2.0, half=0.01):
     bounds = [latency_ms * (1 - half), latency_ms * (1 + half)]
-    record = {"method": "cupti", "interval95_ms": bounds, "interval": "workers"}
+    record = {"method": "cupti", "interval95_ms": bounds, "interval": "workers", "assurance": "full"}
     return on("a", name, latency_ms=latency_ms, speedup=speedup, extra={"measurement": record})
 
 

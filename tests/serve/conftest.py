@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.serve.ledger import Ledger
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
@@ -23,17 +24,18 @@ class Site:
         self.stopped = 0
 
     @asynccontextmanager
-    async def serve(self, *, limits=None, token=None, drains=True, **engine_parts):
-        """Start a server; without `drains` it ends as if it was killed."""
+    async def serve(self, *, limits=None, token=None, drains=True, engine=None, **engine_parts):
+        """Start a server, of a small engine unless one is given; without `drains` it ends as if it was killed."""
         import httpx
 
         from flashinfer_bench.serve.app import make_app
         from flashinfer_bench.serve.gate import Admission
 
         before = asyncio.all_tasks()
-        engine = SmallEngine(self.root, **engine_parts)
-        records = TaskRecords(Ledger(self.root / ".serve"), engine.trace_set, self.root)
-        service = TaskService(engine, engine.trace_set, records, limits or ServeLimits())
+        engine = engine or SmallEngine(self.root, **engine_parts)
+        trace_set = TraceSet.from_path(self.root)
+        records = TaskRecords(Ledger(self.root / ".serve"), trace_set, self.root)
+        service = TaskService(engine, trace_set, records, limits or ServeLimits())
         metrics = Metrics(engine)
         await service.start()
 

@@ -62,12 +62,12 @@ class SmallEngine:
         self.changed = asyncio.Event()
         self.lock = threading.Lock()
 
-    def submit(self, solution, workloads=None, *, priority=0, submitter="", save_results=True):
+    def submit(self, solution, workloads=None, *, priority=0, submitter="", save_results=True, confirm="if_best"):
         assert not save_results
         if len(self.submitted) >= self.room:
             raise QueueFull("the queue is full")
         task = SmallTask(self, solution, list(workloads))
-        self.submitted.append(SimpleNamespace(task=task, priority=priority, submitter=submitter))
+        self.submitted.append(SimpleNamespace(task=task, priority=priority, submitter=submitter, confirm=confirm))
         return task
 
     def judge(self, solution, uuid):

@@ -69,7 +69,14 @@ def run_submit(tmp_path, make_client, **given):
     file = tmp_path / "kernel.json"
     file.write_text(make_solution("kernel").to_json())
     usual = {"solution": str(file), "server": "http://server", "token_file": None, "priority": 0, "submitter": None}
-    usual |= {"no_wait": False, "require_passed": False, "json": False, "quiet": False, "workloads": ["w0"]}
+    usual |= {
+        "confirm": "if_best",
+        "no_wait": False,
+        "require_passed": False,
+        "json": False,
+        "quiet": False,
+        "workloads": ["w0"],
+    }
     return submit.execute(Namespace(**{**usual, **given}), make_client=make_client)
 
 

@@ -151,6 +151,7 @@ def with_sources(**sources):
         ({**submission(), "workload_uuids": ["w9"]}, 404, "no workload 'w9'"),
         ({**submission(), "priority": 1.5}, 422, "priority"),
         ({**submission(), "priority": True}, 422, "priority"),
+        ({**submission(), "confirm": "maybe"}, 422, "confirm: one of if_best, always, never is expected"),
         ({**submission(), "submitter": ""}, 422, "submitter"),
         ({**submission(), "submitter": "x" * 201}, 422, "submitter"),
         ({"solution": {**submission()["solution"], "definition": "doubl"}}, 404, "did you mean 'double'"),

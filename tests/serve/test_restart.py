@@ -7,8 +7,12 @@ from collections import Counter
 
 import pytest
 
+from flashinfer_bench import BenchmarkConfig, Engine
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.serve.ledger import Ledger
+from tests.bench.played import PlayedSession, on_gpu, play
 from tests.serve.conftest import submission
 from tests.serve.test_tasks import run, submit
 
@@ -81,6 +85,52 @@ def test_a_task_whose_every_line_is_there_is_completed_without_the_engine(site):
             assert client.engine.submitted == []
 
     run(talk())
+
+
+def test_what_waits_for_its_confirmation_is_judged_again_and_recorded_once(site, monkeypatch, tmp_path):
+    """The file has the verdict that counts: that of the confirmation."""
+    by_level = {None: "standard", "full": "full"}
+
+    def make_engine():
+        play(
+            monkeypatch,
+            evaluate=staticmethod(lambda job, _: {"extra": {"measurement": {"assurance": by_level[job.assurance]}}}),
+        )
+        engine = Engine(TraceSet.from_path(site.root), BenchmarkConfig.default(devices=["cpu"]), cache=tmp_path / "c")
+        on_gpu(engine.context)
+        return engine
+
+    async def talk():
+        engine = make_engine()
+        PlayedSession.gate.set()
+        engine.subscribe(lambda event: PlayedSession.gate.clear() if isinstance(event, JobFinished) else None)
+        async with site.serve(drains=False, engine=engine) as client:
+            task = (await submit(client, workload_uuids=["w1"]))["task_id"]
+            while len(PlayedSession.judged) < 2:
+                await asyncio.sleep(0.01)
+            assert (await client.get(f"/tasks/{task}")).json()["status"] == "running"
+        assert site.lines() == []
+        PlayedSession.gate.set()
+        await asyncio.to_thread(engine.close)
+        engine = make_engine()
+        PlayedSession.gate.set()
+        async with site.serve(engine=engine) as client:
+            (trace,) = (await client.get(f"/tasks/{task}?timeout=10")).json()["traces"]
+            assert trace["evaluation"]["extra"]["measurement"]["assurance"] == "full"
+        await asyncio.to_thread(engine.close)
+        assert verdicts(site) == {(task, "w1"): 1}
+
+    run(talk())
+
+
+def test_the_ledger_of_an_earlier_version_is_read(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger._database.execute("ALTER TABLE tasks DROP COLUMN confirm")
+    ledger._database.execute("PRAGMA user_version = 1")
+    values = ("t", "me", None, "r", "double", "k", "{}", "[]", 0, "open", None, 1.0, None)
+    ledger._database.execute(f"INSERT INTO tasks VALUES ({', '.join('?' * len(values))})", values)
+    ledger.close()
+    assert [(row.id, row.confirm) for row in Ledger(tmp_path).open_tasks()] == [("t", "if_best")]
 
 
 def test_a_drain_gives_back_what_waits(site):

@@ -80,13 +80,13 @@ def test_a_key_that_comes_again_is_the_same_task(site):
     run(talk())
 
 
-def test_submitter_and_priority_reach_the_engine(site):
+def test_submitter_priority_and_confirm_reach_the_engine(site):
     async def talk():
         async with site.serve() as client:
-            await submit(client, submitter="a", priority=3)
+            await submit(client, submitter="a", priority=3, confirm="always")
             await submit(client)
-            found = [(item.submitter, item.priority) for item in client.engine.submitted]
-            assert found == [("a", 3), ("127.0.0.1", 0)]
+            found = [(item.submitter, item.priority, item.confirm) for item in client.engine.submitted]
+            assert found == [("a", 3, "always"), ("127.0.0.1", 0, "if_best")]
             listed = (await client.get("/tasks", params={"submitter": "a"})).json()["tasks"]
             assert [(task["submitter"], task["priority"], "traces" in task) for task in listed] == [("a", 3, False)]
             assert len((await client.get("/tasks")).json()["tasks"]) == 2

@@ -21,6 +21,8 @@ from flashinfer_bench.errors import WorkloadFault
 
 INFINITE_ERRORS: Final = dict.fromkeys(("max_absolute_error", "max_relative_error"), math.inf)
 """Errors of values that cannot be compared."""
+UNWRITTEN: Final = "unwritten"
+"""Rule: every element of an output is written, also those that are NaN by right."""
 
 
 def decide(problem: str | None, correctness: Correctness, integrity: Mapping[str, Any] | None = None) -> Verdict:
@@ -77,7 +79,8 @@ def check_form(
                 f"output {name!r} was not written: {count} of {output.numel()} elements, which are nan by right, hold "
                 "what lay there before the call; write nan there"
             )
-            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**INFINITE_ERRORS))
+            integrity = {"rule": UNWRITTEN, "evidence": {"output": name, "elements": count}}
+            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, Correctness(**INFINITE_ERRORS), integrity)
     return outputs
 
 

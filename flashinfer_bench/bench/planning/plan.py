@@ -68,12 +68,18 @@ class Job:
     """What decides the verdict, as digests; it is recorded with the verdict."""
     assurance: Literal["standard", "full"] | None = None
     """The assurance at which a winner is confirmed; None for the run's."""
+    hardware: str | None = None
+    """Name of the devices that may judge it: a winner is confirmed on the hardware that it won on. None for any."""
 
     @cached_property
     def solution_key(self) -> str:
-        """What tells its solution from all others: the name is not enough, since two submitters may use one."""
+        """What one worker may serve: the solution, and the level at which a winner is confirmed.
+
+        The name is not enough, since two submitters may use one.
+        """
         digest = self.fingerprint.get("solution")
-        return self.solution.name if digest is None else f"{self.solution.name}@{digest}"
+        key = self.solution.name if digest is None else f"{self.solution.name}@{digest}"
+        return key if self.assurance is None else f"{key} {self.assurance} {self.hardware or ''}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ class Plan:
     """Reason → recorded jobs that are in the plan for it: "solution changed", "timed out"."""
     plug_in_keys: frozenset[str] = frozenset()
     """Keys of `extra` that evaluators from outside declare: these are not misspelt."""
+    elsewhere: frozenset[tuple[str, str]] = frozenset()
+    """Workloads (definition, uuid) whose best another run confirms."""
 
     @property
     def resumed(self) -> int:

@@ -70,6 +70,10 @@ def declare_submit(parser: Parser) -> None:
     add_names(parser, "--workloads", "only these workloads, by their uuids")
     parser.add_argument("--priority", type=whole_number, default=0, metavar="N", help="higher ones are judged earlier")
     parser.add_argument("--submitter", metavar="NAME", help="who asks; submitters get equal shares of the server")
+    words = "judge it at full assurance on a GPU: where it would be the best known, at once, or never"
+    parser.add_argument(
+        "--confirm", choices=("if_best", "always", "never"), default="if_best", help=f"{words} (default: %(default)s)"
+    )
     parser.add_argument("--no-wait", action="store_true", help="print the id of the task, and do not wait")
     parser.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")

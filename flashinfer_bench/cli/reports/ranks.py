@@ -19,7 +19,9 @@ from flashinfer_bench.cli.screen.tables import (
     render_table,
     wrap_line,
 )
+from flashinfer_bench.cli.screen.verdicts import head_of, standing_mark, standing_notes
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.measurement import CONFIRMED
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.best import best_by_workload
@@ -76,7 +78,7 @@ def render_authors(rows: Sequence[AuthorRow], baseline_author: str | None, width
     """Lay out a row for each author; some columns are left out where the width is too small."""
     wide = [
         (Column("Author"), [to_one_line(row.author) for row in rows]),
-        (Column("Of fastest", True), [format_share(row.fastest_share) for row in rows]),
+        (Column("Of fastest", True), [format_share(row.fastest_share) + standing_mark(row) for row in rows]),
         (Column("Score", True), [format_speedup(row.score) for row in rows]),
         (Column("Speed-up", True), [format_mean(row.speedup) for row in rows]),
         (Column("Wins", True), [format_share(row.win_rate) for row in rows]),
@@ -86,8 +88,9 @@ def render_authors(rows: Sequence[AuthorRow], baseline_author: str | None, width
         (Column("Hardware"), [to_one_line(row.hardware) for row in rows]),
     ]
     against = "the reference" if baseline_author is None else f"solutions of {to_one_line(baseline_author)}"
-    notes = [f"score, speed-up, wins, fast_p: against {against}", *AUTHOR_NOTES]
-    return _render(wide, width) + "\n" + "".join(f"{wrap_line(note, width)}\n" for note in notes)
+    notes = [f"score, speed-up, wins, fast_p: against {against}", *AUTHOR_NOTES, *standing_notes(rows)]
+    below = "".join(f"{wrap_line(note, width)}\n" for note in notes)
+    return f"{head_of(row.standing for row in rows)}{_render(wide, width)}\n{below}"
 
 
 def render_groups(rows: Sequence[GroupRow], heading: str, width: int) -> str:
@@ -106,17 +109,23 @@ def render_groups(rows: Sequence[GroupRow], heading: str, width: int) -> str:
 
 def render_winners(rows: Sequence[WinnersRow], heading: str, width: int) -> str:
     """Lay out how many workloads each group has the best solution of."""
-    headings = [Column(heading), Column("Best on", True), Column("Speed-up", True), Column("Leading authors")]
+    headings = [Column(heading), Column("Best on", True), Column("Confirmed", True), Column("Speed-up", True)]
+    headings.append(Column("Leading authors"))
     cells = [
         [
             to_one_line(row.group) or ABSENT,
             f"{row.workloads}/{row.of}",
+            str(row.standings.get(CONFIRMED, 0)),
             format_speedup(row.speedup),
             ", ".join(f"{to_one_line(author)} {times}" for author, times in row.leaders),
         ]
         for row in rows
     ]
-    return render_table(headings, cells, width)
+    head = head_of(standing for row in rows for standing in row.standings)
+    if head:
+        del headings[2]
+        cells = [[*line[:2], *line[3:]] for line in cells]
+    return head + render_table(headings, cells, width)
 
 
 def format_mean(mean: MeanRatio | None) -> str:

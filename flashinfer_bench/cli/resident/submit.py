@@ -33,14 +33,15 @@ def execute(args: argparse.Namespace, *, make_client: ClientFactory = Client) ->
     with open_client(args, make_client, submitter=args.submitter) as client:
         solution = load_json_file(Solution, args.solution)
         started = time.monotonic()
-        task = client.submit(solution, getattr(args, "workloads", None), priority=args.priority)
+        workloads = getattr(args, "workloads", None)
+        task = client.submit(solution, workloads, priority=args.priority, confirm=args.confirm)
         if args.no_wait:
             write_out(json.dumps({"task_id": task}) + "\n" if args.json else f"{task}\n")
             return 0
         report = _wait(client, task, quiet=args.quiet)
         if report is None:
             return INTERRUPTED
-        outcome = _make_outcome(client, report, solution, getattr(args, "workloads", None))
+        outcome = _make_outcome(client, report, solution, workloads)
         outcome.seconds = time.monotonic() - started
     if args.json:
         document = {**outcome_document(outcome, []), "task_id": task, "server": client.url, "error": report.error}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.bench.planning.resume import FULL, names_of
@@ -46,32 +46,50 @@ class RunOutcome:
     confirmed: int = 0
     """Recorded verdicts that a confirmation has replaced."""
     faults: list[JobFaulted] = field(default_factory=list)
+    unconfirmed: list[JobFaulted] = field(default_factory=list)
+    """Confirmations that ended without a verdict; the one before counts on."""
+    open: int = 0
+    """Jobs of the run that have not ended, confirmations included."""
     errors: list[str] = field(default_factory=list)
     """What is broken in what was asked for, a line each."""
     devices: tuple[Device, ...] = ()
     seconds: float = 0.0
     is_interrupted: bool = False
+    _at: dict[tuple[str, str | None, str], int] = field(default_factory=dict)
+    """Names of a job → its position in `finished`."""
 
     def observe(self, event: Event) -> None:
         """Keep what the result needs of an event."""
         if isinstance(event, RunStarted):
             self.devices = event.devices
+        if isinstance(event, (RunStarted, JobsAdded)):
+            self.open += event.jobs
         elif isinstance(event, JobFinished):
+            self.open -= 1
             self._finish(event)
         elif isinstance(event, JobFaulted):
-            self.faults.append(event)
+            self.open -= 1
+            self._fault(event)
 
     def _finish(self, event: JobFinished) -> None:
         """Keep a verdict; that of a confirmation takes the place of the one before."""
         names = names_of(event.trace)
-        at = next((at for at, one in enumerate(self.finished) if names_of(one.trace) == names), None)
-        if at is not None:
-            self.finished[at] = event
+        if names in self._at:
+            self.finished[self._at[names]] = event
             return
+        self._at[names] = len(self.finished)
         self.finished.append(event)
-        left = [trace for trace in self.resumed if names_of(trace) != names]
-        self.confirmed += len(self.resumed) - len(left)
-        self.resumed = left
+        if event.job.assurance is not None:
+            left = [trace for trace in self.resumed if names_of(trace) != names]
+            self.confirmed += len(self.resumed) - len(left)
+            self.resumed = left
+
+    def _fault(self, event: JobFaulted) -> None:
+        """Keep a fault; that of a confirmation leaves the verdict before as it is."""
+        job = event.job
+        names = job.definition.name, job.solution.name, job.workload.uuid
+        is_judged = names in self._at or any(names_of(trace) == names for trace in self.resumed)
+        (self.unconfirmed if job.assurance is not None and is_judged else self.faults).append(event)
 
     @property
     def traces(self) -> list[Trace]:
@@ -92,6 +110,11 @@ class RunOutcome:
     def left(self) -> int:
         """Jobs of the plan without a verdict."""
         return len(self.plan.jobs) + self.confirmed - len(self.finished)
+
+    @property
+    def to_confirm(self) -> int:
+        """Confirmations that have begun, or are to, and have not ended."""
+        return max(0, self.open - (self.left - len(self.faults)))
 
     @property
     def is_broken(self) -> bool:
@@ -139,6 +162,7 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
     parts = [render_summary(rows, width)] if rows else []
     parts += _describe_faults("No verdict (nothing that a solution did)", outcome.faulted, width)
     parts += _describe_faults("Left out (--resume judges them)", outcome.left_out, width)
+    parts += _describe_faults("Not confirmed (--resume tries again)", outcome.unconfirmed, width)
     skips = [wrap_line(line, width) for line in describe_skips(outcome.plan.skips)]
     parts += ["\n".join([*skips, ""])] if skips else []
     blind = [wrap_line(f"warning: {output}", width) for output in find_blind(outcome.traces)]
@@ -162,6 +186,7 @@ def outcome_document(outcome: RunOutcome, files: Iterable[Path]) -> dict[str, An
         "resumed": [_trace_document(trace) for trace in outcome.resumed],
         "faults": [{**_names(event.job), "message": event.message} for event in outcome.faulted],
         "left_out": [{**_names(event.job), "message": event.message} for event in outcome.left_out],
+        "not_confirmed": [{**_names(event.job), "message": event.message} for event in outcome.unconfirmed],
         "skipped": skip_documents(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
@@ -273,6 +298,7 @@ def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "status": evaluation.status.value,
         "quick": evaluation.is_quick,
+        "confirmed": read_measurement(evaluation).is_full,
         "reason": None if performance is not None else reason_of(evaluation),
         "latency_ms": performance.latency_ms if performance is not None else None,
         "interval95_ms": [interval.low_ms, interval.high_ms] if interval is not None else None,

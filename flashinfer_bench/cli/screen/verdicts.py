@@ -19,8 +19,10 @@ from flashinfer_bench.cli.screen.tables import (
     shorten_uuid,
     wrap_line,
 )
+from flashinfer_bench.data.measurement import INDICATIVE, NOT_CONFIRMED
 from flashinfer_bench.report.best import BestRow
-from flashinfer_bench.report.summary import FailureGroup, SummaryRow
+from flashinfer_bench.report.ranking import AuthorRow
+from flashinfer_bench.report.summary import FailureGroup, SummaryRow, Tie
 from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
@@ -29,8 +31,12 @@ TIE_MARK: Final = "="
 MOST_TIES: Final = 4
 """Lines below a row for solutions that tie with it; JSON has all of them."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
+DAGGER: Final = "†"
+"""Marks a result of a GPU that is not confirmed."""
+STANDING_NOTE: Final = f"{DAGGER} {NOT_CONFIRMED}: not judged at full assurance; a confirmed result comes before it"
 SHOWN_UUIDS: Final = 3
 Cell = TypeVar("Cell")
+HasStanding = SummaryRow | BestRow | Tie | AuthorRow
 
 
 def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
@@ -46,7 +52,7 @@ def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
     headings, cells = _with_flags(rows, headings, cells)
     table = _by_definition(*_with_ties(rows, headings, cells), width)
     notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    notes += [*_tie_notes(rows), *_timing_notes(rows), *_caveats(rows)]
+    notes += [*_tie_notes(rows), *standing_notes(rows), *_timing_notes(rows), *_caveats(rows)]
     texts = [table, *_render_failures(rows, width), "".join(f"{wrap_line(note, width)}\n" for note in notes)]
     return "\n".join(filter(None, texts))
 
@@ -69,8 +75,23 @@ def render_best(rows: Sequence[BestRow], width: int) -> str:
         cells = [[*line, row.hardware] for line, row in zip(cells, rows, strict=True)]
     headings, cells = _with_flags(rows, headings, cells)
     table = _by_definition(*_with_ties(rows, headings, cells), width)
-    notes = (*_tie_notes(rows), *_timing_notes(rows), *_caveats(rows))
+    notes = (*_tie_notes(rows), *standing_notes(rows), *_timing_notes(rows), *_caveats(rows))
     return "\n".join(filter(None, [table, "".join(f"{wrap_line(note, width)}\n" for note in notes)]))
+
+
+def head_of(standings: Iterable[str]) -> str:
+    """Return what stands above a table of a set that only CPUs judged; empty for any other."""
+    return f"{INDICATIVE}\n\n" if set(standings) - {""} == {INDICATIVE} else ""
+
+
+def standing_mark(row: HasStanding) -> str:
+    """Return what stands behind a figure that is not confirmed."""
+    return DAGGER if row.standing == NOT_CONFIRMED else ""
+
+
+def standing_notes(rows: Iterable[HasStanding]) -> list[str]:
+    """Return the footnote of that mark, if a row has it."""
+    return [STANDING_NOTE] if any(map(standing_mark, rows)) else []
 
 
 def describe_failure(group: FailureGroup, judged: int) -> str:
@@ -115,6 +136,7 @@ def _summary_cells(row: SummaryRow) -> list[str]:
 def _timing_cells(latency_ms: float | None, speedup: float | None, row: SummaryRow | BestRow) -> list[str]:
     mark = "" if row.timing_caveat is None else TIMING_MARK
     latency, times = format_latency(latency_ms) + _half_interval(row), format_speedup(speedup)
+    latency += standing_mark(row) if latency != ABSENT else ""
     return [text if text == ABSENT else f"{text}{mark}" for text in (latency, times)]
 
 
@@ -177,7 +199,7 @@ def _with_ties(
             other = [""] * len(headings)
             other[places["Solution"]] = f"{TIE_MARK} {tie.solution}"
             half = "" if tie.half_share is None else format_half(tie.half_share)
-            other[places["Latency"]] = format_latency(tie.latency_ms) + half
+            other[places["Latency"]] = format_latency(tie.latency_ms) + half + standing_mark(tie)
             other[places["Speed-up"]] = format_speedup(tie.speedup)
             lines.append(other)
         if len(shown) < len(row.ties):

@@ -235,6 +235,12 @@ COLUMNS: Final[tuple[ExportColumn, ...]] = (
         "what bounds the latency: `samples`, `chain`, `batch`, `floor` or `none`",
         _named("bound"),
     ),
+    ExportColumn(
+        "confirmed",
+        "truth",
+        "whether the verdict is of full assurance: if any of a workload is, no other takes first place",
+        _timed(_measured("is_full")),
+    ),
 )
 
 

@@ -1,18 +1,19 @@
 """Scores over a whole set: how much faster a solution, or the best ones of an author, are than a baseline author's.
 
 The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. Of each, the lowest
-latency of a trace that passed counts, and only workloads that the baseline passed. All traces count, not only the
-latest: a solution with any failed trace scores 0, until its traces are moved aside. Quick looks (`--quick`) count for
-nothing. `report/ranking.py` makes its scores with the same two functions, of the latest verdicts.
+latency of a trace that passed counts, confirmed ones first, and only workloads that the baseline passed. All traces
+count, not only the latest: a solution with any failed trace scores 0, until its traces are moved aside. Quick looks
+(`--quick`) count for nothing. `report/ranking.py` makes its scores with the same two functions, of the latest verdicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed, read_measurement
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.best import time_of
 from flashinfer_bench.data.solution import Solution
@@ -37,6 +38,13 @@ class SpeedupMetrics:
     """Share of the traces that passed."""
     win_rate: float = 0.0
     """Share of the workloads on which it was faster than the baseline."""
+    standing: str = field(default="", compare=False)
+    """The best standing of its latencies; first place needs a confirmed one if any author has one."""
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether a latency is of full assurance."""
+        return self.standing == CONFIRMED
 
 
 Ranking = list[tuple[str, SpeedupMetrics]]
@@ -78,7 +86,8 @@ def rank_authors(trace_set: TraceSet, baseline_author: str, chosen: SetFilter) -
     authors = dict.fromkeys(item.author for name in names for item in trace_set.solutions.get(name, []))
     authors.pop(baseline_author, None)
     ranking = [(author, score_author(trace_set, author, baseline_author, chosen)) for author in authors]
-    return sorted(ranking, key=lambda entry: entry[1].avg_speedup, reverse=True)
+    ordered = sorted(ranking, key=lambda entry: entry[1].avg_speedup, reverse=True)
+    return lead_confirmed(ordered, lambda _: None, lambda entry: entry[1].standing)
 
 
 def score_author(trace_set: TraceSet, author: str, baseline_author: str, chosen: SetFilter) -> SpeedupMetrics:
@@ -123,6 +132,8 @@ class _Score:
     """One for each workload that both passed."""
     passed: int
     failed: int
+    standing: str
+    """The best of its latencies."""
 
     @property
     def avg_speedup(self) -> float:
@@ -133,8 +144,9 @@ class _Score:
         own, theirs = (_traces_of(trace_set, item) for item in (solution, baseline))
         mine, base = _lowest_latencies(own), _lowest_latencies(theirs)
         passed = sum(trace.is_successful() for trace in own)
-        speedups = [base[place] / mine[place] for place in base if mine.get(place)]
-        return cls(speedups, passed, len(own) - passed)
+        speedups = [base[place][1] / mine[place][1] for place in base if place in mine]
+        standing = join_standings(mine[place][2] for place in base if place in mine)
+        return cls(speedups, passed, len(own) - passed, standing)
 
 
 def _sum_up(scores: Sequence[_Score]) -> SpeedupMetrics:
@@ -148,6 +160,7 @@ def _sum_up(scores: Sequence[_Score]) -> SpeedupMetrics:
         workloads=len(speedups),
         success_rate=sum(score.passed for score in scores) / traces,
         win_rate=sum(speedup > 1 for speedup in speedups) / len(speedups) if speedups else 0.0,
+        standing=join_standings(score.standing for score in scores),
     )
 
 
@@ -167,12 +180,17 @@ def _traces_of(trace_set: TraceSet, solution: Solution) -> list[AnyTrace]:
     ]
 
 
-def _lowest_latencies(traces: Sequence[AnyTrace]) -> dict[tuple[str, str], float]:
-    """Return the lowest latency of each workload that was passed, by its uuid and the hardware."""
-    lowest: dict[tuple[str, str], float] = {}
+def _lowest_latencies(traces: Sequence[AnyTrace]) -> dict[tuple[str, str], tuple[bool, float, str]]:
+    """Return for uuid and hardware of each passed workload its lowest latency, by a confirmed trace if there is one.
+
+    A value says whether it is not confirmed, the latency in ms, and its standing.
+    """
+    lowest: dict[tuple[str, str], tuple[bool, float, str]] = {}
     for trace in traces:
         evaluation, latency = trace.evaluation, time_of(trace)
         if evaluation is not None and latency is not None and trace.is_successful():
             place = (trace.workload.uuid, evaluation.environment.hardware)
-            lowest[place] = min(latency, lowest.get(place, latency))
+            standing = read_measurement(evaluation).standing
+            found = (standing != CONFIRMED, latency, standing)
+            lowest[place] = min(found, lowest.get(place, found))
     return lowest

@@ -22,12 +22,14 @@ from pydantic_core import SchemaValidator, core_schema, from_json
 from flashinfer_bench.data.evaluation import (
     HAS_CORRECTNESS,
     HAS_PERFORMANCE,
+    RAISED,
     WAITS_INSIDE,
     Environment,
     Evaluation,
     EvaluationStatus,
     both_wait,
     says_quick,
+    was_raised,
 )
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.store.json_text import DEEPEST
@@ -101,7 +103,10 @@ class EvaluationLine(msgspec.Struct, gc=False):
     @property
     def may_be_best(self) -> bool:
         """As `Evaluation.may_be_best`."""
-        return not self.is_quick and (WAITS_INSIDE.encode() not in self.line or not both_wait(self.extra))
+        if self.is_quick or not any(word.encode() in self.line for word in (WAITS_INSIDE, RAISED)):
+            return not self.is_quick
+        extra = self.extra
+        return not both_wait(extra) and not was_raised(extra, self.performance)
 
 
 class TraceLine(msgspec.Struct, gc=False):

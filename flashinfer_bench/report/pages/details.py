@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.definition import AxisConst, AxisExpr, TensorSpec
-from flashinfer_bench.data.measurement import BOUNDS
+from flashinfer_bench.data.measurement import BOUNDS, INDICATIVE
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.report.pages.highlight import colour
 from flashinfer_bench.report.pages.texts import block_of, id_of, line_of
@@ -49,6 +49,7 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
         "text": _text_of(definition),
         "axes": [line_of(axis) for axis in axes],
         "hardware": [line_of(item) for item in hardware],
+        "cpu": cpus_of(results),
         "peaks": [_peak_of(item) for item in hardware],
         "workloads": [
             _workload_entry(definition, workload, axes, trace_set.blob_root(name, uuid) or root)
@@ -56,6 +57,14 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
         ],
         "series": _series(results, order, hardware),
     }
+
+
+def cpus_of(results: Sequence[Result]) -> list[str]:
+    """Return the hardware all of whose ranked results are of a CPU."""
+    standings: defaultdict[str, set[str]] = defaultdict(set)
+    for result in results:
+        standings[line_of(result.hardware)].add(result.standing)
+    return [hardware for hardware, found in standings.items() if found - {""} == {INDICATIVE}]
 
 
 def describe_solution(solution: Solution | None, name: str, results: Sequence[Result]) -> dict[str, Any]:
@@ -145,11 +154,11 @@ def _series(results: Sequence[Result], order: Mapping[str, int], hardware: Seque
 
 
 def _point(item: Result, order: Mapping[str, int]) -> list[Any]:
-    """Return workload, verdict, latency with its interval, speed-up, share of the roofline, and whether it counts."""
+    """Return workload, verdict, latency with its interval, speed-up, share of the roofline, rank and standing."""
     numbers = [item.latency_ms, item.low_ms, item.high_ms, item.speedup, item.share]
     if not item.told.measurement.meaningful:
         numbers = [None] * len(numbers)
-    return [order[item.workload], item.status, *map(short, numbers), int(item.is_ranked)]
+    return [order[item.workload], item.status, *map(short, numbers), int(item.is_ranked), item.standing]
 
 
 def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
@@ -165,6 +174,7 @@ def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "trials": short(result.told.interval.trials),
         "median ms": short(measured.median_ms),
         "quartiles ms": _pair(measured.q25_ms, measured.q75_ms),
+        "standing": result.standing,
         "assurance": measured.assurance,
         "bound by": BOUNDS.get(measured.bound, measured.bound),
         "outside ms": short(measured.outside_ms),

@@ -23,10 +23,11 @@ from flashinfer_bench import __version__
 from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.measurement import join_standings
 from flashinfer_bench.data.store.jsonl import write_whole, write_whole_bytes
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.report.pages.details import describe_definition, describe_solution, short
+from flashinfer_bench.report.pages.details import cpus_of, describe_definition, describe_solution, short
 from flashinfer_bench.report.pages.texts import id_of, line_of, to_script
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, share_of
 from flashinfer_bench.report.results import MeanRatio, Result, list_results, mean_of
@@ -116,6 +117,7 @@ def _overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: s
         "flags": [[line_of(flag), MEANINGS.get(flag, "")] for flag in sorted(flags)],
         "p": list(FAST_P),
         "baseline": line_of(baseline_author) if baseline_author is not None else "",
+        "cpu": cpus_of(results),
         "ranking": [_rounded(asdict(row)) for row in rank_by_author(results, baseline_author)],
     }
 
@@ -144,6 +146,7 @@ def _solution_entry(items: Sequence[Result]) -> list[Any]:
         short(share_of(item.share for item in items if item.is_ranked)),
         max(set(failed), key=failed.count) if failed else "",
         int(any(item.told.run.quick for item in items)),
+        join_standings(item.standing for item in items),
     ]
 
 

@@ -27,6 +27,7 @@ UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"
 
 
 def on(uuid, solution="fast", **parts):
+    parts.setdefault("extra", {"measurement": {"assurance": "full"}})
     return make_trace(workload=make_workload(uuid), solution=solution, **parts)
 
 

@@ -258,8 +258,9 @@ class DeviceSession:
         """Judge one job, and say what became of it."""
         job = block.open_job(order)
         self._printed = ["", ""]
-        if self._serves != (mark := mark_worker(job.solution, order)) and order.assurance is not None:
-            self._pool.discard()  # a winner is confirmed in a fresh worker
+        mark, digest = mark_worker(job.solution, order), job.solution.digest
+        if self._serves != mark and (order.assurance is not None or self._serves.startswith(digest)):
+            self._pool.discard()  # a winner is confirmed in a worker of its own
         self._serves = mark
         known = block.find_fault(job)
         if known is not None:

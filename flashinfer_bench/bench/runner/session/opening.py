@@ -32,7 +32,7 @@ from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
 from flashinfer_bench.data import Definition
 from flashinfer_bench.timing.driver import make_context
-from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
+from flashinfer_bench.worker.fork_server import Preparation, let_prepare, start_fork_server
 
 JUDGE: Final = "flashinfer_bench.bench.runner.session.main"
 """The module that goes on from here: `serve`."""
@@ -148,8 +148,13 @@ def open_session(fd: int) -> Iterator[OpenedSession]:
         pool.precompiling = precompiling
         orders = Orders(host, reader)
         orders.look()
+        prepares_beside = hello.device == "cuda" and bool(spare_cores())
+        if not prepares_beside:
+            let_prepare(template)
         if orders.ahead is not None:
             pool.expect(list_first_files(hello, orders.ahead))
+        if prepares_beside:
+            let_prepare(template)
         yield OpenedSession(hello, host, orders, pool, readout, context)
 
 

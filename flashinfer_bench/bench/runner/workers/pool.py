@@ -112,7 +112,7 @@ class Made:
 
 
 class WorkerPool:
-    """Hands out workers of one device; a context manager that ends them all.
+    """Hands out workers of one device; a context manager that begins to end them all. Their server waits for it.
 
     Args:
         server: the fork server's socket.
@@ -167,7 +167,6 @@ class WorkerPool:
         self.end_reference()
         for warm in list(self._warm):
             self._drop(warm)
-        self.finish_ending()
         self._server.close()
         self.end_precompiling()
 

@@ -65,9 +65,15 @@ const fibReport = (() => {
     return el("span", null, text, told ? el("small", { class: "range" }, told) : null);
   }
 
+  const [CONFIRMED, NOT_CONFIRMED] = ["confirmed", "not confirmed"];
+  // A caption: what only CPUs judged is indicative.
+  const captionOf = (data, hardware, text) => ((data.cpu || []).includes(hardware) ? `CPU: indicative. ${text}` : text);
+  const unconfirmed = (standing) => (standing === NOT_CONFIRMED ? el("small", { class: "range" }, standing) : null);
+
   // What a row of tables says below its count: why solutions failed, or why those that passed have no time.
-  function remark(passed, latency, failure, quick) {
-    const told = failure || (quick ? "quick look" : passed && latency === null ? "no time that counts" : "");
+  function remark(passed, latency, failure, quick, standing) {
+    const mark = standing === NOT_CONFIRMED ? standing : "";
+    const told = [failure || (quick ? "quick look" : passed && latency === null ? "no time that counts" : ""), mark].filter(Boolean).join(", ");
     return told ? el("small", { class: "range" }, name(told)) : null;
   }
 
@@ -75,5 +81,5 @@ const fibReport = (() => {
     return el("span", { class: `status ${word === "PASSED" ? "good" : "bad"}` }, word);
   }
 
-  return { keep, load, kept, el, name, link, more, time, tick, digits, times, percent, range, withRange, remark, status };
+  return { keep, load, kept, el, name, link, more, time, tick, digits, times, percent, range, withRange, remark, status, captionOf, unconfirmed, CONFIRMED };
 })();

@@ -1,8 +1,8 @@
 // The overview, the leaderboard, and the search over both.
 "use strict";
 fibReport.overview = (() => {
-  const { el, link, name, time, times, percent, withRange, remark, table, digits } = fibReport;
-  const ROW = { id: 0, name: 1, did: 2, definition: 3, author: 4, hardware: 5, passed: 6, judged: 7, latency: 8, speedup: 9, low: 10, high: 11, share: 12, failure: 13, quick: 14 };
+  const { el, link, name, time, times, percent, withRange, remark, table, digits, captionOf, unconfirmed } = fibReport;
+  const ROW = { id: 0, name: 1, did: 2, definition: 3, author: 4, hardware: 5, passed: 6, judged: 7, latency: 8, speedup: 9, low: 10, high: 11, share: 12, failure: 13, quick: 14, standing: 15 };
   const distinct = (rows, place) => [...new Set(rows.map((row) => row[place]))].sort();
 
   function select(label, options, chosen, onchange) {
@@ -37,7 +37,7 @@ fibReport.overview = (() => {
         };
       })];
     const judged = new Set(rows.map((row) => row[ROW.did]));
-    return table({ caption: `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}`, columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
+    return table({ caption: captionOf(data, hardware, `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}`), columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
   }
 
   function solutions(rows) {
@@ -49,7 +49,7 @@ fibReport.overview = (() => {
         { label: "Definition", kind: "wide tight", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
         { label: "Solution", kind: "tight", value: (row) => row[ROW.name], cell: (row) => [link(`#/solution/${row[ROW.id]}`, row[ROW.name]), row[ROW.name].includes(row[ROW.definition]) ? null : el("small", { class: "range narrow" }, "for ", name(row[ROW.definition])), several ? el("small", { class: "range" }, "on ", name(row[ROW.hardware])) : null] },
         { label: "Author", kind: "wide", value: (row) => row[ROW.author], cell: (row) => name(row[ROW.author]) },
-        { label: "Passed", number: true, down: true, value: (row) => row[ROW.passed] / row[ROW.judged], cell: (row) => el("span", { class: row[ROW.passed] === row[ROW.judged] ? "good" : "bad" }, `${row[ROW.passed]}/${row[ROW.judged]}`, remark(row[ROW.passed], row[ROW.latency], row[ROW.failure], row[ROW.quick])) },
+        { label: "Passed", number: true, down: true, value: (row) => row[ROW.passed] / row[ROW.judged], cell: (row) => el("span", { class: row[ROW.passed] === row[ROW.judged] ? "good" : "bad" }, `${row[ROW.passed]}/${row[ROW.judged]}`, remark(row[ROW.passed], row[ROW.latency], row[ROW.failure], row[ROW.quick], row[ROW.standing])) },
         { label: "Latency", number: true, hint: "median over the passed workloads", value: (row) => row[ROW.latency], cell: (row) => time(row[ROW.latency]) },
         { label: "Speed-up", number: true, down: true, hint: "geometric mean over the passed workloads, with its 95 % interval", value: (row) => row[ROW.speedup], cell: (row) => withRange(times(row[ROW.speedup]), row[ROW.low], row[ROW.high], times) },
         { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row[ROW.share], cell: (row) => percent(row[ROW.share]) },
@@ -96,7 +96,7 @@ fibReport.overview = (() => {
     const number = (label, hint, value, cell) => ({ label, hint, number: true, down: true, value, cell });
     const pick = el("select", { id: "hardware", onchange: () => go(`#/leaderboard?${new URLSearchParams({ hw: pick.value })}`) }, hardware.map((item) => el("option", { value: item, selected: item === chosen }, item)));
     const columns = [
-      { label: "Author", value: (row) => row.author, cell: (row) => link(`#/?${new URLSearchParams({ author: row.author })}`, row.author) },
+      { label: "Author", value: (row) => row.author, cell: (row) => [link(`#/?${new URLSearchParams({ author: row.author })}`, row.author), unconfirmed(row.standing)] },
       number("Share of fastest", "mean over all definitions, of the mean over workloads, of the lowest latency of anybody over the author's; 0 for what the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
       number("Score", "mean over definitions of the mean speed-up of the best solution; 0 where it failed a workload", (row) => row.score, (row) => times(row.score)),
       number("Speed-up", "geometric mean over the compared workloads, with its 95 % interval", (row) => row.speedup && row.speedup.value, (row) => (row.speedup ? withRange(times(row.speedup.value), row.speedup.low, row.speedup.high, times) : "–")),
@@ -107,10 +107,10 @@ fibReport.overview = (() => {
     ];
     return [
       el("h1", null, "Leaderboard"),
-      el("p", null, "Authors are ranked by their share of the fastest: of each workload the lowest latency of anybody over the author's, and 0 where the author did not pass. No baseline can inflate it. Score, speed-up, win rate and fast_p are against ", name(against), ": where that is slow, they are high."),
+      el("p", null, "Authors are ranked by their share of the fastest: of each workload the lowest latency of anybody over the author's, and 0 where the author did not pass. First place needs a confirmed result if there is one. No baseline can inflate it. Score, speed-up, win rate and fast_p are against ", name(against), ": where that is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       table({
-        caption: `Authors on ${chosen}`, rows, sort: { column: 1, down: true }, empty: "No whole verdict is there; quick looks are not ranked.", columns,
+        caption: captionOf(data, chosen, `Authors on ${chosen}`), rows, empty: "No whole verdict is there; quick looks are not ranked.", columns,
       }),
       rows.length ? fibReport.more(false, "What the columns mean", el("dl", null, columns.filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
       untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,

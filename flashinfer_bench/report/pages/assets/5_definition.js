@@ -1,8 +1,8 @@
 // The page of a definition.
 "use strict";
 fibReport.definition = (() => {
-  const { el, link, name, time, times, percent, withRange, remark, table, digits } = fibReport;
-  const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7 };
+  const { el, link, name, time, times, percent, withRange, remark, table, digits, captionOf, unconfirmed, CONFIRMED } = fibReport;
+  const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7, standing: 8 };
 
   function code(pieces, label) {
     return el("pre", { tabindex: "0", role: "region", "aria-label": label }, el("code", null, pieces.map(([kind, text]) => (kind ? el("span", { class: `t-${kind}` }, text) : text))));
@@ -29,7 +29,8 @@ fibReport.definition = (() => {
       best.set(row[0], list);
     }
     return [...best].map(([workload, list]) => {
-      list.sort((one, two) => one.row[POINT.latency] - two.row[POINT.latency]);
+      const waits = ({ row }) => row[POINT.standing] !== CONFIRMED;
+      list.sort((one, two) => waits(one) - waits(two) || one.row[POINT.latency] - two.row[POINT.latency]);
       const [first] = list;
       const ties = list.slice(1).filter(({ row }) => row[POINT.low] !== null && first.row[POINT.high] !== null && row[POINT.low] <= first.row[POINT.high]);
       return { workload, first, ties, of: list.length };
@@ -56,7 +57,7 @@ fibReport.definition = (() => {
       all.length ? el("form", { class: "filters" }, data.hardware.length > 1 ? pick("Hardware", "hw", data.hardware, chosen) : null, data.axes.length > 1 ? pick("Axis", "axis", data.axes, data.axes[axisIndex]) : null) : null,
       el("h2", null, "Solutions"),
       table({
-        caption: `Solutions on ${chosen || "no hardware"}`, rows: ordered, empty: "There is no verdict on this definition yet.",
+        caption: captionOf(data, chosen, `Solutions on ${chosen || "no hardware"}`), rows: ordered, empty: "There is no verdict on this definition yet.",
         columns: [
           { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (item) => fibReport.compare.box(item.id, item.name) },
           { label: "Chart", kind: "control wide", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
@@ -75,7 +76,7 @@ fibReport.definition = (() => {
         caption: "The fastest passing solution of each workload", rows: bestOf(data, all), empty: "No whole verdict passed; quick looks are not ranked.",
         columns: [
           { label: "Workload", value: (row) => data.workloads[row.workload][1][0], cell: (row) => workload(row.workload) },
-          { label: "Fastest", value: (row) => row.first.item.name, cell: (row) => link(`#/solution/${row.first.item.id}`, row.first.item.name) },
+          { label: "Fastest", value: (row) => row.first.item.name, cell: (row) => [link(`#/solution/${row.first.item.id}`, row.first.item.name), unconfirmed(row.first.row[POINT.standing])] },
           { label: "Latency", number: true, value: (row) => row.first.row[2], cell: (row) => withRange(time(row.first.row[2]), row.first.row[3], row.first.row[4], time) },
           { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => times(row.first.row[5]) },
           { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row.first.row[6], cell: (row) => percent(row.first.row[6]) },
