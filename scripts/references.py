@@ -43,12 +43,12 @@ def render_commands() -> str:
         "Trace sets may stand without `--local`. Flags that take names are also taken without their `s`. Names are\n"
         "separated by spaces or commas. Exit codes: 0 ran, 1 the run failed, 2 misuse, 130 interrupted.\n"
     ]
-    for word, command in COMMANDS.items():
+    for word in COMMANDS:
         if word == PERF:
             parts.append(_render_perf())
             continue
-        parser = _child(make_parser([word]), word)
-        parsers = [_child(parser, name) for name in command.children] if command.children else [parser]
+        parser = make_parser([word]).children()[word]
+        parsers = list(parser.children().values()) or [parser]
         parts += [_render_command(one) for one in parsers]
     return "\n".join(parts)
 
@@ -77,13 +77,6 @@ def _list_names(module: str) -> Iterator[tuple[str, Any]]:
     for name in getattr(imported, "__all__", own):
         if not name.startswith("_"):
             yield name, getattr(imported, name)
-
-
-def _child(parser: argparse.ArgumentParser, word: str) -> Parser:
-    actions = parser._actions  # argparse has no public way to its sub-parsers
-    choices = next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))
-    found: Parser = choices[word]
-    return found
 
 
 def _render_command(parser: Parser) -> str:

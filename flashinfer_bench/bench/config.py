@@ -96,9 +96,9 @@ class BenchmarkConfig(EvalSettings):
     model_config = ConfigDict(frozen=False)
 
     rtol: PositiveNumber = 1e-2
-    """As in `EvalSettings`, but not 0."""
+    """Relative tolerance of an element, above 0."""
     atol: PositiveNumber = 1e-2
-    """As in `EvalSettings`, but not 0."""
+    """Absolute tolerance of an element, above 0."""
 
     use_isolated_runner: bool = False
     """A new worker process for each workload instead of one for each solution."""

@@ -97,7 +97,7 @@ Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra), EmptyIfNon
 class StrictModel(BaseModel):
     """A frozen model that refuses unknown keys and names the nearest known one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.parser import NameList, Parser, iterations, number, share, whole_number
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.shared_flags import (
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.parser import (
     EXIT_CODES,
-    ITERATIONS_HELP,
     PROGRAM,
+    NameList,
+    Parser,
     add_local,
     add_names,
     add_sandbox,
-    add_setting,
+    number,
+    share,
 )
+from flashinfer_bench.cli.settings import add_setting
 from flashinfer_bench.errors import Fault, Misuse
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def declare_compare(parser: Parser) -> None:
     how.add_argument("--workloads", "--workload", nargs="+", action=NameList, metavar="UUID", help=text)
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
     how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
-    add_setting(how, "--iterations", iterations, ITERATIONS_HELP)
-    add_setting(how, "--num-trials", whole_number, "trials of a block, each with inputs of its own (default: 1)")
+    add_setting(how, "iterations")
+    add_setting(how, "num_trials", "trials of a block, each with inputs of its own (default: 1)")
     add_sandbox(how, default=argparse.SUPPRESS)
     text = "a FILE.py, FILE.cu or FILE.cpp, or a folder of sources: what is not said is found out"
     drafts = parser.add_argument_group("sources that you edit", text)
@@ -79,9 +79,8 @@ def declare_compare(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Compare, and print the result."""
-    from flashinfer_bench.cli.given.drafts import read_hints, tell_draft
-    from flashinfer_bench.cli.given.outputs import find_output
-    from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
+    from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
+    from flashinfer_bench.cli.drafts import describe_draft, read_hints
     from flashinfer_bench.data.store.layout import DEFINITIONS
     from flashinfer_bench.examine.compare.recorded import compare_recorded
     from flashinfer_bench.examine.compare.sides import find_sides
@@ -93,7 +92,7 @@ def execute(args: argparse.Namespace) -> int:
     is_set_first = (Path(first) / DEFINITIONS).is_dir() and not Path(second).exists()
     if is_set_first and args.local and not Path(args.local[0]).exists():
         raise Misuse(f"{first} is a set: name it behind the two sides: {second} {args.local[0]} {first}")
-    named = open_trace_set(args) if is_set_named(args, os.environ) else None
+    named = open_trace_set(args) if is_set_named(args) else None
     if args.junit:
         find_output(args.junit, args)  # refuses links in a set, before anything is measured
     sides = find_sides((first, second), named, read_hints(args))
@@ -102,7 +101,7 @@ def execute(args: argparse.Namespace) -> int:
         _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
     for draft in drafts:
         if named is not None:  # without a set there is no draft
-            tell_draft(draft, named, is_quiet=args.quiet)
+            describe_draft(draft, named, is_quiet=args.quiet)
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     if args.recorded:
         _refuse(args, MEASURING, "with --recorded nothing is measured")
@@ -123,7 +122,7 @@ def _refuse(args: argparse.Namespace, flags: tuple[str, ...], why: str) -> None:
 def _measure(
     args: argparse.Namespace, first: Contender, second: Contender, threshold: float, named: TraceSet | None
 ) -> Comparison:
-    from flashinfer_bench.cli.given.settings import naming_flags, read_config
+    from flashinfer_bench.cli.settings import naming_flags, read_config
     from flashinfer_bench.examine.compare import measuring
     from flashinfer_bench.examine.compare.sides import pair_up
 
@@ -143,8 +142,8 @@ def _measure(
 
 
 def _write(args: argparse.Namespace, comparison: Comparison, slower: list[str]) -> None:
-    from flashinfer_bench.cli.given.outputs import find_output
-    from flashinfer_bench.cli.screen.tables import available_width
+    from flashinfer_bench.cli.args import find_output
+    from flashinfer_bench.cli.render import available_width
     from flashinfer_bench.data.store.jsonl import write_whole
 
     sides = (args.first, args.second)
@@ -155,7 +154,7 @@ def _write(args: argparse.Namespace, comparison: Comparison, slower: list[str]) 
         except OSError as error:
             raise Fault(f"{args.junit} cannot be written: {error.strerror}") from error
     if args.format == "json":
-        write_out(json.dumps(comparison.document(sides, slower), indent=2, allow_nan=False) + "\n")
+        write_json(comparison.document(sides, slower))
     elif args.format == "md":
         write_out(comparison.markdown(sides, slower))
     else:
@@ -166,7 +165,7 @@ def _write(args: argparse.Namespace, comparison: Comparison, slower: list[str]) 
 
 def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
     """Lay the comparison out as a table with notes."""
-    from flashinfer_bench.cli.screen import tables
+    from flashinfer_bench.cli import render as tables
     from flashinfer_bench.report.decision import UNKNOWN
 
     titles = ("Workload", "A", "B", "B/A", "B is")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.config_sources import DEFAULT_ORIGIN
-from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
-from flashinfer_bench.bench.planning.selection import check_names
-from flashinfer_bench.bench.runner.lookup import look_up_evaluators
-from flashinfer_bench.bench.tolerances import own_tolerance
-from flashinfer_bench.cli.given.choice import describe_unknown
-from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.given.settings import (
+from flashinfer_bench.cli.args import describe_unknown, is_set_named, open_trace_set
+from flashinfer_bench.cli.output import write_json, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local
+from flashinfer_bench.cli.render import Column, Row, available_width, count, render_table
+from flashinfer_bench.cli.settings import (
     Setting,
+    add_selection,
+    add_settings,
     format_value,
     naming_flags,
     read_config,
@@ -25,21 +21,45 @@ from flashinfer_bench.cli.given.settings import (
     section_settings,
     top_settings,
 )
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.screen.tables import Column, Row, available_width, count, render_table
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.config import BenchmarkConfig
+
 Groups = dict[str, list[Setting]]
+
+
+def declare_config(parser: Parser) -> None:
+    """Add the help and the sub-command."""
+    example = f"{PROGRAM} config show --definition gemm_n128_k4096 --local flashinfer-trace"
+    parser.describe("Show settings.", example=example)
+    show = parser.add_commands().add_parser("show", help="show every setting and where it comes from")
+    show.describe(
+        "Show every setting with its origin; with --definition, those that this definition runs with.",
+        usage="%(prog)s [--definition NAME --local PATH] [flags]",
+        example=f"{example} --rtol 0.001",
+        execute=execute,
+    )
+    show.add_argument("--definition", metavar="NAME", help="resolve the settings of this definition")
+    add_local(show)
+    add_selection(show)
+    add_settings(show)
+    add_format(show)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print the settings."""
     groups, by_workload = _groups(args, read_config(args))
     if args.format == "json":
-        write_out(json.dumps(_document(args.definition, groups, by_workload), indent=2) + "\n")
-    else:
-        write_out(_text({**groups, **_join_workloads(by_workload)}, available_width(sys.stdout)))
+        write_json(_document(args.definition, groups, by_workload))
+        return 0
+    rows: list[Row] = []
+    for heading, settings in {**groups, **_join_workloads(by_workload)}.items():
+        rows += [heading] if heading else []
+        indent = "  " if heading else ""
+        rows += [[f"{indent}{setting.name}", format_value(setting.value), setting.origin] for setting in settings]
+    write_out(render_table([Column("Setting"), Column("Value"), Column("From")], rows, available_width(sys.stdout)))
     return 0
 
 
@@ -49,9 +69,11 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, 
     Where a set is named, check that it has what the configuration names.
     """
     if args.definition is None and not args.local:
-        return {"": top_settings(config), **dict(section_settings(config))}, {}
-    if not is_set_named(args, os.environ):
+        return {"": top_settings(config), **dict(section_settings(config, {}))}, {}
+    if not is_set_named(args):
         raise Misuse("--definition needs the trace set that has it: give --local PATH")
+    from flashinfer_bench.bench.planning.selection import check_names
+
     trace_set = open_trace_set(args)
     config = config.for_set(trace_set)
     with naming_flags(args):
@@ -59,7 +81,9 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, 
     if args.definition is None:
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
         return {"": top_settings(config), **dict(section_settings(config, op_types))}, {}
-    definition = _find(trace_set, args.definition)
+    if args.definition not in trace_set.definitions:
+        raise ConfigError(describe_unknown("definition", args.definition, trace_set.definitions, "--definition"))
+    definition = trace_set.definitions[args.definition]
     own = [*resolved_settings(config.resolve_eval_config(definition)), *_declared_settings(config, definition)]
     settled = {setting.name for setting in own}
     general = [setting for setting in top_settings(config) if setting.name not in settled]
@@ -68,7 +92,10 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, 
 
 
 def _declared_settings(config: BenchmarkConfig, definition: Definition) -> list[Setting]:
-    """Return what an evaluator from outside declares and nothing gives. Only where there are such is it asked."""
+    """Return what an evaluator from outside declares and nothing gives. Only if there are such is it asked."""
+    from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
+    from flashinfer_bench.bench.runner.lookup import look_up_evaluators
+
     plug_ins = list_plug_ins(config.evaluator_modules)
     if not plug_ins:
         return []
@@ -76,16 +103,16 @@ def _declared_settings(config: BenchmarkConfig, definition: Definition) -> list[
     found.check([definition], config)
     choice, given = found.choices[definition.name], config.resolve_eval_config(definition).extra
     return [
-        Setting(
-            f"extra.{key}", parameter.default, f"{choice.name}'s default" if parameter.has_default else DEFAULT_ORIGIN
-        )
-        for key, parameter in (choice.parameters or {}).items()
+        Setting(f"extra.{key}", one.default, f"{choice.name}'s default" if one.has_default else "default")
+        for key, one in (choice.parameters or {}).items()
         if key not in given
     ]
 
 
 def _workload_settings(trace_set: TraceSet, config: BenchmarkConfig, definition: Definition) -> Groups:
     """Return the settings that workloads state in their lines, by uuid, with what they come to."""
+    from flashinfer_bench.bench.tolerances import own_tolerance
+
     found: Groups = {}
     for line in trace_set.workloads.get(definition.name, []):
         tolerance = own_tolerance(trace_set, definition.name, line.workload)
@@ -107,35 +134,12 @@ def _join_workloads(by_workload: Groups) -> Groups:
     return joined
 
 
-def _find(trace_set: TraceSet, name: str) -> Definition:
-    if name not in trace_set.definitions:
-        raise ConfigError(describe_unknown("--definition", "definition", name, trace_set.definitions))
-    return trace_set.definitions[name]
-
-
-def _text(groups: Groups, width: int) -> str:
-    rows: list[Row] = []
-    for heading, settings in groups.items():
-        rows += [heading] if heading else []
-        indent = "  " if heading else ""
-        rows += [[f"{indent}{setting.name}", format_value(setting.value), setting.origin] for setting in settings]
-    return render_table([Column("Setting"), Column("Value"), Column("From")], rows, width)
-
-
 def _document(definition: str | None, groups: Groups, by_workload: Groups) -> dict[str, Any]:
     told, workloads = (
-        {
-            heading or "settings": {
-                setting.name: {"value": setting.value, "origin": setting.origin} for setting in settings
-            }
-            for heading, settings in some.items()
-        }
-        for some in (groups, by_workload)
+        {heading: {one.name: {"value": one.value, "origin": one.origin} for one in items} for heading, items in it}
+        for it in (groups.items(), by_workload.items())
     )
     if definition is None:
-        return {"definition": None, "settings": told.pop("settings"), "sections": told}
-    return {
-        "definition": definition,
-        "settings": {name: item for group in told.values() for name, item in group.items()},
-        "workloads": workloads,
-    }
+        return {"definition": None, "settings": told.pop(""), "sections": told}
+    settings = {name: item for group in told.values() for name, item in group.items()}
+    return {"definition": definition, "settings": settings, "workloads": workloads}

@@ -1,8 +1,7 @@
 """Runs one command: parse what was typed, call the command, and turn its errors into lines and an exit code.
 
-Only the flags of the command that was typed are imported: `declare_<word>(parser)` in a file of `flags/` names the
-function to call, `execute(args) -> int`. The module of that function is imported when it is called: neither the help
-nor a misspelt flag waits for it. `args.argv` is what was typed.
+Only the module of the command that was typed is imported. It declares its flags in `declare_<word>(parser)`, and
+imports the engine when it is called: the help waits for nothing. `args.argv` is what was typed.
 """
 
 from __future__ import annotations
@@ -16,74 +15,57 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Final
 
 from flashinfer_bench import __version__
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments
-from flashinfer_bench.cli.screen.log_level import start_log
-from flashinfer_bench.cli.screen.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.output import open_streams, start_log, write_err, write_problems
+from flashinfer_bench.cli.parser import PROGRAM, Parser, describe_unknown_arguments
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 
 _log = logging.getLogger(__name__)
 
 RUN: Final = "run"
+PERF: Final = "perf"
+"""The command that parses its own arguments, because its flags depend on the routine."""
 NOTHING_RUNS: Final = {"-h", "--help", "--dry-run", "--watch"}
 """Arguments with which no session is started, or only by a thread that has to start its own process for it."""
 ELSEWHERE: Final = re.compile(r"--cluster\b")
 """A flag with which sessions are started on other machines."""
-PERF: Final = "perf"
-"""The command that parses its own arguments, because its flags depend on the routine."""
-
-
-class Command(NamedTuple):
-    """What the list of commands tells of a command."""
-
-    module: str
-    """The module in this package that declares it."""
-    help: str
-    children: tuple[str, ...] = ()
-    """Its sub-commands."""
-
-
+COMPLETING: Final = "_ARGCOMPLETE"
+"""Is set in the environment when a shell asks what may follow."""
 COMMANDS: Final = {
-    RUN: Command("flags.run", "judge and time solutions"),
-    "list": Command("flags.sets", "list definitions, solutions or workloads of a trace set"),
-    "new": Command("flags.edit", "write a skeleton to begin with", ("solution", "definition")),
-    "validate": Command("flags.sets", "show everything wrong with a trace set"),
-    "validate-render": Command("flags.sets", "show a report of validate"),
-    "config": Command("flags.config_show", "show settings", ("show",)),
-    "report": Command(
-        "flags.report",
-        "make tables of traces",
-        ("summary", "best", "history", "diff", "visualize", "html", "export", "merge"),
-    ),
-    "compare": Command("compare", "say whether one solution is faster than another, and how sure that is"),
-    "cache": Command("flags.machine", "look after what is built", ("show", "clear", "verify", "baselines")),
-    "build": Command("flags.machine", "compile solutions without running them"),
-    "pack": Command("flags.sets", "make a solution file of a folder of sources"),
-    "unpack": Command("flags.sets", "make a folder of sources of a solution file"),
-    "convert": Command("flags.sets", "write a set of another layout in the standard one"),
-    "repro": Command("edit.repro", "show why a verdict is what it is: its call in files"),
-    "inspect": Command(
-        "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
-    ),
-    "doctor": Command("machine.doctor", "tell what this machine can measure"),
-    "completion": Command("flags.edit", "print a script that completes commands in a shell"),
-    "serve": Command("flags.resident", "judge what clients submit over HTTP"),
-    "submit": Command("flags.resident", "submit a solution to a server"),
-    "top": Command("flags.resident", "show what a server is doing"),
-    PERF: Command("perf.command", "time FlashInfer's kernels"),
+    RUN: ("run", "judge and time solutions"),
+    "list": ("sets.list", "list definitions, solutions or workloads of a trace set"),
+    "new": ("edit.new", "write a skeleton to begin with"),
+    "validate": ("sets.validate.command", "show everything wrong with a trace set"),
+    "validate-render": ("sets.validate.command", "show a report of validate"),
+    "config": ("config_show", "show settings"),
+    "report": ("report", "make tables of traces"),
+    "compare": ("compare", "say whether one solution is faster than another, and how sure that is"),
+    "cache": ("machine.cache", "look after what is built"),
+    "build": ("machine.build", "compile solutions without running them"),
+    "pack": ("sets.pack", "make a solution file of a folder of sources"),
+    "unpack": ("sets.pack", "make a folder of sources of a solution file"),
+    "convert": ("sets.convert", "write a set of another layout in the standard one"),
+    "repro": ("edit.repro", "show why a verdict is what it is: its call in files"),
+    "inspect": ("machine.inspect", "look at one call of a solution with ncu or compute-sanitizer"),
+    "doctor": ("machine.doctor", "tell what this machine can measure"),
+    "completion": ("completion", "print a script that completes commands in a shell"),
+    "serve": ("flags.resident", "judge what clients submit over HTTP"),
+    "submit": ("flags.resident", "submit a solution to a server"),
+    "top": ("flags.resident", "show what a server is doing"),
+    PERF: ("perf.command", "time FlashInfer's kernels"),
 }
-"""The first word of each command, in the order of the help."""
+"""First word of each command, in the order of the help → its module below this package, and its line of the help."""
 
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    open_closed_streams()
-    tolerate_narrow_encodings()
+    open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if COMPLETING in os.environ:
+        complete()
     if not arguments:
         make_parser(arguments).print_help(sys.stderr)
         return Misuse.exit_code
@@ -112,17 +94,16 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         Misuse: the command or a flag is unknown, or a value cannot be used.
     """
-    check_command(argv, {word: command.children for word, command in COMMANDS.items()})
     if argv[0] == PERF:
-        return argparse.Namespace(execute=_import_command(PERF).execute, argv=list(argv))
-    parser = make_parser(argv)
-    args, rest = parser.parse_known_args(argv)
+        return argparse.Namespace(execute=import_command(PERF).execute, argv=list(argv))
+    args, rest = make_parser(argv).parse_known_args(argv)
     if rest and getattr(args, "takes_sets", False) and not any(argument.startswith("-") for argument in rest):
         args.local, rest = [*(args.local or []), *rest], []
     if rest:
-        raise Misuse("\n".join(describe_unknown_arguments(rest, getattr(args, "parser", parser))))
+        raise Misuse("\n".join(describe_unknown_arguments(rest, args.parser)))
     if not hasattr(args, "execute"):
-        raise Misuse(f"no command; known: {', '.join(COMMANDS)}")
+        word = args.parser.prog.partition(" ")[2]
+        raise Misuse(f"{word} needs a command: {' or '.join(args.parser.children())}")
     args.argv = list(argv)
     return args
 
@@ -137,11 +118,27 @@ def make_parser(argv: Sequence[str]) -> Parser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_commands()
     typed = next((argument for argument in argv if not argument.startswith("-")), None)
-    for word, command in COMMANDS.items():
-        added = commands.add_parser(word, help=command.help, add_help=word != PERF)
+    for word, (_, text) in COMMANDS.items():
+        added = commands.add_parser(word, help=text, add_help=word != PERF)
         if word == typed and word != PERF:
-            getattr(_import_command(word), f"declare_{word.replace('-', '_')}")(added)
+            getattr(import_command(word), f"declare_{word.replace('-', '_')}")(added)
     return parser
+
+
+def complete() -> None:
+    """Tell a shell what may follow the line that it has; this ends the process."""
+    import argcomplete
+
+    words = os.environ.get("COMP_LINE", "").split()[1:]
+    parser = make_parser(words)
+    if words[:1] == [PERF]:
+        import_command(PERF).declare_perf(parser.children()[PERF])  # it usually parses its own
+    argcomplete.autocomplete(parser)
+
+
+def import_command(word: str) -> ModuleType:
+    """Import the module of a command."""
+    return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word][0]}")
 
 
 def _start_ahead(argv: Sequence[str]) -> None:
@@ -165,10 +162,6 @@ def _has_no_folder() -> bool:
     except FileNotFoundError:
         return True
     return False
-
-
-def _import_command(word: str) -> ModuleType:
-    return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word].module}")
 
 
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:

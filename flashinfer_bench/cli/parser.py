@@ -1,6 +1,7 @@
-"""An argument parser whose errors are one clear line each, with the nearest known word.
+"""The argument parser of all commands, the kinds of values, and the flags that several commands share.
 
-`entry` lists the commands. A command's own file declares its flags.
+A wrong argument is one line with the nearest known word: the parser raises Misuse. A command's file declares its own
+flags; those that override the configuration are made of its fields (`settings.py`). `entry.py` lists the commands.
 """
 
 from __future__ import annotations
@@ -9,14 +10,28 @@ import argparse
 import difflib
 import importlib
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from flashinfer_bench.cli.screen.log_level import add_log_level
-from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.output import LEVELS, USUAL_LEVEL, write_out
 from flashinfer_bench.errors import Misuse
 
+PROGRAM: Final = "flashinfer-bench"
+EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
+LOCAL_HELP: Final = "a trace set's folder, also without the flag; may be repeated (default: $FIB_DATASET_PATH)"
+NAMED: Final = {
+    "definitions": "only these definitions",
+    "op_types": "only these op types",
+    "solutions": "only these solutions",
+    "authors": "only solutions of these authors",
+    "workloads": "only these workloads: uuids, or unique beginnings of uuids",
+    "devices": "only these devices: 0, cuda:1, a GPU's uuid, or cpu",
+}
+"""Names that a flag takes, as `--definitions`. Each flag is also taken without its `s`."""
 SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", re.ASCII)
 MOST_SHARE: Final = 10.0
 """A share of a flag is at most 1000 %."""
@@ -26,7 +41,11 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises Misuse with one line instead of printing the usage."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(formatter_class=_wide_help, allow_abbrev=False, **kwargs)
+        super().__init__(
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=34),
+            allow_abbrev=False,
+            **kwargs,
+        )
 
     def describe(
         self,
@@ -34,24 +53,33 @@ class Parser(argparse.ArgumentParser):
         *,
         usage: str | None = None,
         example: str = "",
-        execute: str | None = None,
+        execute: Callable[[argparse.Namespace], int] | str | None = None,
     ) -> None:
-        """Set what the help tells, and the function that the command calls: `module:function` below `cli`."""
+        """Set the texts of the help, and the function that the command calls."""
         self.description = description
         self.usage = usage
+        self.set_defaults(parser=self)
         self.epilog = f"example:\n  {example}" if example else None
         if execute is not None:
-            self.set_defaults(execute=CommandFunction(execute), parser=self)
+            self.set_defaults(execute=_import(execute) if isinstance(execute, str) else execute)
             add_log_level(self)
 
     def add_commands(self) -> argparse._SubParsersAction[Parser]:
         """Give the parser sub-commands, and return the object to add them to."""
         return self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
 
+    def children(self) -> dict[str, Parser]:
+        """Return the sub-commands by name."""
+        found = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return next((dict(action.choices) for action in found), {})
+
+    def flags(self) -> list[str]:
+        """List the long flags of this parser."""
+        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
-        text = message.removeprefix("argument ")
-        raise Misuse(f"{text}; see {self.prog} --help")
+        raise Misuse(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:
         """Print the help. A reader that goes away is no error."""
@@ -60,22 +88,24 @@ class Parser(argparse.ArgumentParser):
         else:
             super().print_help(file)
 
-    def flags(self) -> list[str]:
-        """List the long flags of this parser."""
-        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the nearest command for one that is unknown."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            what = " ".join([*self.prog.split()[1:], "command"])
+            near = _nearest(value, list(action.choices), cutoff=0.6)
+            raise Misuse(f"unknown {what} {value}; " + hint_of(near, f"known: {', '.join(action.choices)}"))
+        super()._check_value(action, value)
 
 
-class CommandFunction:
-    """The function of a command. Its module, which imports what the command needs, is imported by the call."""
+def _import(place: str) -> Callable[[argparse.Namespace], int]:
+    """Return a function that imports the module of a command when it is called. `place` is `module:function`."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def __call__(self, args: argparse.Namespace) -> int:
-        """Import the module, and call its function."""
-        module, _, name = self.place.partition(":")
+    def call(args: argparse.Namespace) -> int:
+        module, _, name = place.partition(":")
         code: int = getattr(importlib.import_module(f"{__package__}.{module}"), name)(args)
         return code
+
+    return call
 
 
 class NameList(argparse.Action):
@@ -104,16 +134,6 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(f"needs a whole number, not {text!r}") from None
 
 
-def iterations(text: str) -> int | str:
-    """Parse the value of `--iterations`: a whole number, or "auto"."""
-    if text == "auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a whole number or 'auto', not {text!r}") from None
-
-
 def number(text: str) -> float:
     """Parse the value of a flag that measures, a finite number. A whole number becomes an int."""
     try:
@@ -134,43 +154,65 @@ def share(text: str) -> float:
     return value
 
 
-def _wide_help(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34)
+def add_log_level(parser: argparse._ActionsContainer, *spellings: str) -> None:
+    """Add the flag of the log's level, under further spellings, too."""
+
+    def level(text: str) -> str:
+        if text.upper() not in LEVELS:
+            raise argparse.ArgumentTypeError(f"{text!r} is no level; known: {', '.join(LEVELS)}")
+        return text.upper()
+
+    text = f"log from this level on: {', '.join(LEVELS)}; DEBUG shows tracebacks, too (default: {USUAL_LEVEL})"
+    parser.add_argument("--log-level", *spellings, type=level, default=USUAL_LEVEL, metavar="LEVEL", help=text)
 
 
-def check_command(argv: Sequence[str], commands: Mapping[str, Sequence[str]]) -> None:
-    """Raise Misuse for an unknown or incomplete command, before its flags are parsed.
-
-    Args:
-        argv: what was typed.
-        commands: each command with its sub-commands.
-    """
-    words = _leading_words(argv)
-    if not words:
-        return
-    _check_word(words[0], commands, "command")
-    children = commands[words[0]]
-    if children and len(words) > 1:
-        _check_word(words[1], children, f"{words[0]} command")
-    elif children and not {"-h", "--help"} & set(argv):
-        raise Misuse(f"{words[0]} needs a command: {' or '.join(children)}")
+def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("--local",)) -> None:
+    """Add the flag that names trace sets. Their folders may also stand without it, as arguments."""
+    parser.add_argument(*flags, action="append", metavar="PATH", help=text)
+    parser.set_defaults(takes_sets=True)
 
 
-def _leading_words(argv: Sequence[str]) -> list[str]:
-    words: list[str] = []
-    for argument in argv:
-        if argument.startswith("-"):
-            break
-        words.append(argument)
-    return words
+def add_format(parser: argparse._ActionsContainer, *others: str) -> None:
+    """Add the flag that chooses between a table, JSON and other formats."""
+    text = "what goes to stdout (default: %(default)s)"
+    parser.add_argument("--format", choices=("table", "json", *others), default="table", help=text)
 
 
-def _check_word(word: str, known: Iterable[str], what: str) -> None:
-    names = list(known)
-    if word not in names:
-        near = _nearest(word, names, cutoff=0.6)
-        hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
-        raise Misuse(f"unknown {what} {word}; {hint}")
+def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
+    """Add the flag that says how far solutions are confined."""
+    text = "how far solutions are confined: all of it or no run, what this machine gives, not (default: auto)"
+    parser.add_argument("--sandbox", choices=("strict", "auto", "off"), default=default, help=text)
+
+
+def add_names(parser: argparse._ActionsContainer, flag: str, text: str = "", **more: Any) -> None:
+    """Add a flag that takes names. The parsed arguments lack it where it was not given."""
+    kind = flag[2:].replace("-", "_")
+    flags = [flag, flag.removesuffix("s")] if kind in NAMED else [flag]
+    free = [one for one in flags if one not in parser._option_string_actions]
+    given = {"nargs": "+", "metavar": "NAME", "default": argparse.SUPPRESS, "help": text or NAMED[kind], **more}
+    action = parser.add_argument(*free, action=NameList, **given)
+    action.completer = lambda **_: sorted(complete_names(kind))  # type: ignore[attr-defined]
+
+
+def add_filters(parser: argparse._ActionsContainer, *others: str) -> None:
+    """Add the flags that choose definitions and solutions by name, and others of `NAMED`."""
+    for kind in ("definitions", "op-types", "solutions", "authors", *others):
+        add_names(parser, f"--{kind}")
+
+
+def complete_names(kind: str) -> Iterator[str]:
+    """Yield the names of a kind in the sets of the line that a shell completes, by the paths of their files."""
+    words = [*os.environ.get("COMP_LINE", "").split(), os.environ.get("FIB_DATASET_PATH", "")]
+    for root in (Path(word).expanduser() for word in words if word):
+        if kind == "workloads":
+            for file in root.glob("workloads/**/*.jsonl"):
+                yield from re.findall(r'"uuid": *"([^"]+)"', file.read_text("utf-8", "replace"))
+            continue
+        files = list(root.glob("definitions/**/*.json" if kind in ("definitions", "op_types") else "solutions/*/**/*"))
+        if kind in ("definitions", "solutions"):
+            yield from (file.stem for file in files if file.suffix == ".json")
+        elif kind in ("op_types", "authors"):
+            yield from (file.relative_to(root).parts[1] for file in files)
 
 
 def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]:
@@ -178,16 +220,26 @@ def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]
     flags = [argument.split("=", 1)[0] for argument in rest if argument.startswith("-")]
     if not flags:
         return [f"unexpected argument {rest[0]}; see {parser.prog} --help"]
-    return [_describe_unknown_flag(flag, parser) for flag in flags]
-
-
-def _describe_unknown_flag(flag: str, parser: Parser) -> str:
-    wanted = "--" + flag.lstrip("-").replace("_", "-").lower()
     # The flags of `perf` have underscores, those of other commands have dashes.
     spellings = {f"--{known[2:].replace('_', '-')}": known for known in parser.flags()}
-    near = _nearest(wanted, list(spellings), cutoff=0.7)
-    hint = f"did you mean {spellings[near]}?" if near else f"see {parser.prog} --help"
-    return f"unknown flag {flag}; {hint}"
+    lines = []
+    for flag in flags:
+        near = _nearest("--" + flag.lstrip("-").replace("_", "-").lower(), list(spellings), cutoff=0.7)
+        lines.append(f"unknown flag {flag}; " + hint_of(near and spellings[near], f"see {parser.prog} --help"))
+    return lines
+
+
+def typed_program(script: str, interpreter: str) -> list[str]:
+    """Return how this program was started: by its name, by its path, or as a module."""
+    path = Path(script)
+    if path.name == "__main__.py":
+        return [interpreter, "-m", "flashinfer_bench"]
+    return [PROGRAM] if path.name != PROGRAM or shutil.which(PROGRAM) == str(path.absolute()) else [script]
+
+
+def hint_of(near: str | None, otherwise: str) -> str:
+    """Return the end of a line about an unknown word."""
+    return f"did you mean {near}?" if near else otherwise
 
 
 def _nearest(word: str, known: Sequence[str], *, cutoff: float) -> str | None:

@@ -13,7 +13,7 @@ from flashinfer_bench.bench.confirm import MOST_CONFIRMED, Standing, Winners, ne
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobsAdded
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.cli.screen.outcome import RunOutcome, render_outcome
+from flashinfer_bench.cli.outcome import RunOutcome, render_outcome
 from flashinfer_bench.data import TraceSet
 from tests.bench.played import PlayedSession, play
 from tests.bench.small_runs import QUICKLY, write_set

@@ -1,5 +1,7 @@
 """A run without processes: an engine that plays prepared events, jobs to play with, and a small set on disk."""
 
+from unittest.mock import patch
+
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
@@ -36,6 +38,12 @@ def finished(job, **parts):
     return JobFinished(job, trace, CPU, 0.5)
 
 
+def run_with(make_engine, args):
+    """Call `run` with another engine."""
+    with patch("flashinfer_bench.bench.benchmark.Benchmark", make_engine):
+        return args.execute(args)
+
+
 class FakeEngine:
     """Plans like the real engine and gives each job the verdict that `verdict_of` says.
 
@@ -45,7 +53,7 @@ class FakeEngine:
 
     machine = MACHINE
 
-    def __init__(self, trace_set, config, verdict_of=lambda job: {}):
+    def __init__(self, trace_set, config, verdict_of=lambda job: {}, *, keeps_sessions=False):
         self.trace_set = trace_set
         self.config = config
         self.verdict_of = verdict_of

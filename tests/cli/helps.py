@@ -2,11 +2,14 @@
 
 import pytest
 
-from flashinfer_bench.cli.entry import COMMANDS, PERF
+from flashinfer_bench.cli.entry import COMMANDS, PERF, make_parser
 from flashinfer_bench.cli.main import cli as main
 
 ALL_COMMANDS = [
-    f"{word} {child}".strip() for word, item in COMMANDS.items() if word != PERF for child in item.children or ("",)
+    f"{word} {child}".strip()
+    for word in COMMANDS
+    if word != PERF
+    for child in make_parser([word]).children()[word].children() or ("",)
 ]
 """Every command with its sub-command, apart from `perf`."""
 

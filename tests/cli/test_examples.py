@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.cli.entry import COMMANDS, parse_command_line
+from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.machine.build import choose_solutions
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
@@ -54,7 +54,7 @@ def test_the_examples_of_unpack_and_pack_work_as_printed(tmp_path, capsys):
     assert main(example_of("pack", capsys)) == 0
 
 
-@pytest.mark.parametrize("name", [name for name, item in COMMANDS.items() if item.children])
+@pytest.mark.parametrize("name", ["new", "config", "report", "cache", "inspect"])
 def test_the_help_of_a_command_with_commands_has_an_example_too(name, capsys):
     example = example_of(name, capsys)
     assert parse_command_line(example).parser.prog.startswith(f"flashinfer-bench {name} ")

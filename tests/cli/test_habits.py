@@ -2,13 +2,14 @@
 
 import csv
 import json
+import os
 import subprocess
+import sys
 
 import pytest
 
-from flashinfer_bench.cli.edit.completion import list_words
-from flashinfer_bench.cli.entry import COMMANDS
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
 from flashinfer_bench.errors import Misuse
@@ -17,22 +18,38 @@ from tests.cli.fake_engine import write_small_set
 from tests.kit import make_trace, make_workload
 
 
-def test_words_of_every_command_are_known():
-    words = list_words()
-    assert set(COMMANDS) <= set(words)
-    assert {"--solutions", "--watch", "--strict"} <= set(words["run"])
-    assert "--by" in words["report best"]
+def complete(line, tmp_path):
+    """Return what a shell would offer behind a line that somebody has typed."""
+    variables = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "COMP_LINE": line}
+    variables |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n", "COMP_TYPE": "9"}
+    command = [sys.executable, "-m", "flashinfer_bench"]
+    subprocess.run(command, env=os.environ | variables, check=True, cwd=tmp_path, timeout=60)
+    return {word.strip() for word in (tmp_path / "offered").read_text().split("\n")}
 
 
-def test_bash_completes(capsys):
-    assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    ask = "COMP_WORDS=(flashinfer-bench report best --b); COMP_CWORD=3; _flashinfer_bench; echo ${COMPREPLY[@]}"
-    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["--by"]
-    for shell in ("zsh", "fish"):
-        assert main(["completion", shell]) == 0
-        assert "--watch" in capsys.readouterr().out.replace("-l watch", "--watch")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("rep", {"report", "repro"}),
+        ("report best --b", {"--by"}),
+        ("run set --definitions ", {"double"}),
+        ("run set --solutions o", {"other"}),
+        ("run --local set --workloads w", {"w0", "w1"}),
+        ("list set --op-type t", {"test"}),
+        ("list set --author a", {"alice"}),
+        ("run --sandbox s", {"strict"}),
+        ("perf --routine gemm_f", {"gemm_fp8_nt_groupwise"}),
+    ],
+)
+def test_a_shell_is_offered_commands_flags_and_names(line, offered, tmp_path):
+    write_small_set(tmp_path / "set")
+    assert offered <= complete(f"{PROGRAM} {line}", tmp_path)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_the_program(shell, capsys):
+    assert main(["completion", shell]) == 0
+    assert PROGRAM in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 
 from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.run import execute
-from tests.cli.fake_engine import FakeEngine
+from tests.cli.fake_engine import FakeEngine, run_with
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 DEFINITION, WORKLOADS = "definitions/test/scaled.json", "workloads/test/scaled.jsonl"
@@ -192,7 +191,7 @@ def outcomes(good, tmp_path, capfd):
         change(root)
         checked = main(["validate", str(root)])
         args = parse_command_line(["run", str(root), *flags])
-        ran = call(lambda: execute(args, make_engine=FakeEngine))
+        ran = call(lambda: run_with(FakeEngine, args))
         out, err = capfd.readouterr()
         assert "Traceback" not in out + err
         return checked, ran, out, err

@@ -9,10 +9,10 @@ import pytest
 
 from flashinfer_bench.bench.events import JobFaulted
 from flashinfer_bench.cli.entry import call, parse_command_line
-from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
-from flashinfer_bench.cli.run import execute
+from flashinfer_bench.cli.parser import typed_program
+from flashinfer_bench.cli.run import resume_command
 from flashinfer_bench.errors import DeviceFault
-from tests.cli.fake_engine import FakeEngine, finished, make_jobs, write_small_set
+from tests.cli.fake_engine import FakeEngine, finished, make_jobs, run_with, write_small_set
 
 FAILED = {"status": "RUNTIME_ERROR", "log": "boom"}
 
@@ -26,12 +26,12 @@ def run(tmp_path, capfd, monkeypatch):
     def start(*flags, verdict_of=lambda job: {}, local=root):
         engines = []
 
-        def make_engine(trace_set, config):
+        def make_engine(trace_set, config, **_):
             engines.append(FakeEngine(trace_set, config, verdict_of))
             return engines[-1]
 
         args = parse_command_line(["run", "--local", str(local), *flags])
-        code = call(lambda: execute(args, make_engine=make_engine))
+        code = call(lambda: run_with(make_engine, args))
         out, err = capfd.readouterr()
         return code, out, err, engines[-1] if engines else None
 
@@ -41,7 +41,7 @@ def run(tmp_path, capfd, monkeypatch):
 def test_a_run_prints_the_table_to_stdout_and_progress_to_stderr(run):
     code, out, err, engine = run()
     assert code == 0
-    assert "double      other             2/2  1.00 ms     2.00x" in out.splitlines()
+    assert "double      other             2/2  1.00 ms†     2.00x" in out.splitlines()
     assert re.search(r"4 jobs in \d+:\d\d: 4 PASSED", out)
     assert "[4/4] double / other / w1 on cpu: PASSED" in err
     assert engine.is_ended
@@ -135,7 +135,7 @@ def test_an_interrupt_between_two_events_closes_the_generator(run, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashinfer_bench.cli.screen.progress.PlainProgress.show", interrupt)
+    monkeypatch.setattr("flashinfer_bench.cli.progress.RunProgress.show", interrupt)
     code, _, _, engine = run()
     assert code == 130
     assert engine.is_ended
@@ -292,5 +292,6 @@ def test_the_resume_command_is_what_was_typed():
         ("/site-packages/flashinfer_bench/__main__.py", ["py", "-m", "flashinfer_bench"]),
     ],
 )
-def test_the_program_is_named_as_it_was_started(script, program):
-    assert typed_program(script, "py", find=lambda name: "/bin/flashinfer-bench") == program
+def test_the_program_is_named_as_it_was_started(script, program, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/flashinfer-bench")
+    assert typed_program(script, "py") == program

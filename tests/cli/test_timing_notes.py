@@ -3,8 +3,8 @@
 import json
 
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.screen.tables import UNLIMITED
-from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
+from flashinfer_bench.cli.render import UNLIMITED
+from flashinfer_bench.cli.verdicts import render_best, render_summary
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
 from tests.cli.fake_engine import write_small_set

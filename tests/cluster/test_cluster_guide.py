@@ -7,8 +7,8 @@ import pytest
 
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.cli.entry import parse_command_line
-from flashinfer_bench.cli.given.settings import read_config
 from flashinfer_bench.cli.main import cli
+from flashinfer_bench.cli.settings import read_config
 from tests.conftest import CHECKOUT
 
 GUIDE = (CHECKOUT / "docs" / "cluster.md").read_text()

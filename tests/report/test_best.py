@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
+from flashinfer_bench.cli.verdicts import render_best, render_summary
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from tests.kit import make_evaluation, make_trace, make_workload
 

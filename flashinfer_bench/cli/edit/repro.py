@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_names, add_settings
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, add_names
+from flashinfer_bench.cli.settings import add_settings
 from flashinfer_bench.errors import DataSetError, Misuse
 
 if TYPE_CHECKING:
@@ -49,11 +48,9 @@ def execute(args: argparse.Namespace) -> int:
     from flashinfer_bench.bench.benchmark import Benchmark
     from flashinfer_bench.bench.planning.plan import describe_nothing
     from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-    from flashinfer_bench.cli.given.drafts import take_drafts
-    from flashinfer_bench.cli.given.outputs import find_output
-    from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed
-    from flashinfer_bench.cli.given.sets import open_trace_set
-    from flashinfer_bench.cli.given.settings import naming_flags, read_config
+    from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set
+    from flashinfer_bench.cli.drafts import take_drafts
+    from flashinfer_bench.cli.settings import naming_flags, read_config
     from flashinfer_bench.data.sets.told import tell
     from flashinfer_bench.data.store.layout import path_part
     from flashinfer_bench.examine.repro.start import reproduce
@@ -65,9 +62,9 @@ def execute(args: argparse.Namespace) -> int:
         take_drafts(args, trace_set)
     config = read_config(args).for_set(trace_set)
     with naming_flags(args):
-        engine = Benchmark(trace_set, choose_replayed(config, recorded) if recorded else config)
+        engine = Benchmark(trace_set, choose_recorded(config, recorded) if recorded else config)
         plan = engine.plan()
-    plan = keep_replayed(plan, recorded) if recorded else plan
+    plan = keep_recorded(plan, recorded) if recorded else plan
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]
@@ -95,20 +92,19 @@ def _read_recorded(args: argparse.Namespace) -> list[Trace]:
     Raises:
         Misuse: neither is.
     """
-    from flashinfer_bench.cli.given.replay import read_replay
-    from flashinfer_bench.cli.given.sets import is_set_named
+    from flashinfer_bench.cli.args import read_recorded
     from flashinfer_bench.data.store.layout import TRACES
 
     if len(args.what) == 2:
         return []
     if len(args.what) != 1 or ".jsonl" not in args.what[0]:
         raise Misuse(f"give a recorded job (TRACE.jsonl[:LINE]), or SOLUTION WORKLOAD; see {PROGRAM} repro --help")
-    traces = read_replay(args.what[0])
+    traces = read_recorded(args.what[0])
     wrong = [trace for trace in traces if trace.evaluation is not None and not trace.is_successful()]
     chosen = (wrong or traces)[-1]
     if len(traces) > 1:
         write_err(f"of {len(traces)} verdicts: the last wrong one, {chosen.solution} on {chosen.workload.uuid}")
-    if not is_set_named(args, {}):
+    if not args.local:
         roots = [folder.parent for folder in Path(args.what[0]).absolute().parents if folder.name == TRACES]
         args.local = [str(roots[0])] if roots else args.local
     return [chosen]
@@ -140,7 +136,7 @@ def _tell(args: argparse.Namespace, folder: Path, evaluation: Evaluation, job: J
             "folder": str(folder),
             "files": sorted(str(file) for file in folder.rglob("*") if file.is_file()),
         }
-        write_out(json.dumps(document, indent=2) + "\n")
+        write_json(document)
         return
     note = "it is right this time, so what is written shows no failure" if status == "PASSED" else ""
     text = "\n".join(filter(None, [f"{' / '.join(names)}: {status}", evaluation.log.strip(), "", found, note]))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.cli.args import open_trace_set
+from flashinfer_bench.cli.drafts import list_draft_paths
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.given.drafts import list_draft_paths
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.screen.output import write_err, write_problems
+from flashinfer_bench.cli.output import write_err, write_problems
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.manifest import is_passed_over
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE, workloads_path

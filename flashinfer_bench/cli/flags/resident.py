@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flashinfer_bench.cli.flags.engine_words import DEFAULT_URL
-from flashinfer_bench.cli.parser import Parser, number, whole_number
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_local, add_names, add_settings
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_local, add_names, number, whole_number
+from flashinfer_bench.cli.settings import add_settings
 from flashinfer_bench.serve.limits import ServeLimits
 
 

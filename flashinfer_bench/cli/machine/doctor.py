@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_sandbox
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_sandbox
 
 if TYPE_CHECKING:
     from flashinfer_bench.examine.doctor.visit import Report
@@ -36,7 +34,7 @@ def declare_doctor(parser: Parser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
     from flashinfer_bench.bench.machine import discover_devices
-    from flashinfer_bench.cli.screen.tables import available_width
+    from flashinfer_bench.cli.render import available_width
     from flashinfer_bench.examine.doctor import visit
 
     device = discover_devices(None if args.device is None else [args.device])[0]
@@ -48,7 +46,7 @@ def execute(args: argparse.Namespace) -> int:
         tell=lambda line: write_err(f"{line} …"),
     )
     if args.format == "json":
-        write_out(json.dumps(report.document(), indent=2) + "\n")
+        write_json(report.document())
     else:
         write_out(render_report(report, available_width(sys.stdout)))
     return report.exit_code
@@ -56,7 +54,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def render_report(report: Report, width: int) -> str:
     """Lay out the machine, the findings, what to do, and a summary."""
-    from flashinfer_bench.cli.screen.tables import Column, render_table, wrap_line
+    from flashinfer_bench.cli.render import Column, render_table, wrap_line
 
     facts = {title: text for title, text in describe_machine(report).items() if text}
     machine = render_table([Column("Machine"), Column("")], list(facts.items()), width)

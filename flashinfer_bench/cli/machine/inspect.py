@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_sandbox
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.parser import (
+    EXIT_CODES,
+    PROGRAM,
+    NameList,
+    Parser,
+    add_format,
+    add_local,
+    add_sandbox,
+    number,
+    whole_number,
+)
 from flashinfer_bench.errors import Misuse
 
 if TYPE_CHECKING:
@@ -131,7 +139,7 @@ def execute_sanitizer(args: argparse.Namespace) -> int:
 
 
 def _look(args: argparse.Namespace, plan: ToolPlan) -> tuple[InspectTarget, Device, Inspected]:
-    from flashinfer_bench.cli.given.sets import open_trace_set
+    from flashinfer_bench.cli.args import open_trace_set
     from flashinfer_bench.examine.inspect import look, target
 
     device = target.find_gpu(args.device)
@@ -140,4 +148,7 @@ def _look(args: argparse.Namespace, plan: ToolPlan) -> tuple[InspectTarget, Devi
 
 
 def _write(args: argparse.Namespace, document: Mapping[str, Any], text: str) -> None:
-    write_out(json.dumps(document, indent=2) + "\n" if args.format == "json" else text)
+    if args.format == "json":
+        write_json(document)
+    else:
+        write_out(text)

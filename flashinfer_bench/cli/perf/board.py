@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.rows import PerfRow, make_failed, make_skipped
 from flashinfer_bench.cli.perf.text import introduce, report
-from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.routines.case.support import Platform
 
 WHOLE_CASE: Final = ""

@@ -18,7 +18,7 @@ from typing import Final
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.host import usable_memory
-from flashinfer_bench.cli.given.typed_command import typed_program
+from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.perf.flags import (
     check_outer,
     find_renamed,

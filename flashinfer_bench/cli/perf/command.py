@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-from flashinfer_bench.cli.perf.flags import PROGRAM, USAGE, print_help
+from flashinfer_bench.cli.perf.flags import PROGRAM, USAGE, declare_perf, print_help
 from flashinfer_bench.errors import Misuse
+
+__all__ = ["declare_perf", "execute"]
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.base.files.writing import open_to_replace
-from flashinfer_bench.cli.given.outputs import Output, find_output
+from flashinfer_bench.cli.args import Output, find_output
+from flashinfer_bench.cli.output import write_err, write_problems
 from flashinfer_bench.cli.perf.rows import PerfRow
-from flashinfer_bench.cli.screen.output import write_err, write_problems
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.resolved import resolve_backend

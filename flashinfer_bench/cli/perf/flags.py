@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from flashinfer_bench.cli.parser import NameList, Parser, describe_unknown_arguments, number, whole_number
-from flashinfer_bench.cli.screen.log_level import add_log_level
-from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.shared_flags import add_sandbox
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.parser import (
+    NameList,
+    Parser,
+    add_log_level,
+    add_sandbox,
+    describe_unknown_arguments,
+    number,
+    whole_number,
+)
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.spec import Flag, Routine
 from flashinfer_bench.routines.table import ROUTINES, find_routine
@@ -67,6 +73,14 @@ def make_case_parser(routine: Routine | None) -> Parser:
     parser = Parser(prog=PROGRAM, add_help=False)
     _add_case_flags(parser, routine)
     return parser
+
+
+def declare_perf(parser: Parser) -> None:
+    """Add all flags that no routine of its own has, for a shell that completes them, and names of routines."""
+    _add_session_flags(parser)
+    _add_case_flags(parser, None)
+    action = next(one for one in parser._actions if "--routine" in one.option_strings)
+    action.completer = lambda **_: list(ROUTINES)  # type: ignore[attr-defined]
 
 
 def check_outer(rest: Sequence[str]) -> None:

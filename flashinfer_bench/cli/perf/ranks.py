@@ -10,11 +10,11 @@ import importlib
 from statistics import median, pstdev
 from typing import Any, Final
 
+from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.rows import PerfRow, RowTiming
 from flashinfer_bench.cli.perf.text import introduce, perf_line
-from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work
 

@@ -22,6 +22,7 @@ from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
+from flashinfer_bench.cli.output import one_interrupt, write_err
 from flashinfer_bench.cli.perf.ahead import AheadCall, AheadSite, compile_ahead, list_calls, usual_parallel
 from flashinfer_bench.cli.perf.board import Board
 from flashinfer_bench.cli.perf.cases import Request, in_groups, read_requests
@@ -30,11 +31,8 @@ from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import run_ranks
 from flashinfer_bench.cli.perf.rows import make_failed, make_row
 from flashinfer_bench.cli.perf.saved import write_tolerances
-from flashinfer_bench.cli.screen.heartbeat import Heartbeat
-from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.output import write_err
-from flashinfer_bench.cli.screen.progress import describe_devices
-from flashinfer_bench.cli.screen.tables import count, format_duration
+from flashinfer_bench.cli.progress import RunProgress
+from flashinfer_bench.cli.render import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, Misuse
@@ -163,9 +161,9 @@ def _run_group(
             board.put(request, make_failed(request, backend, skip.reason, board.place))
     events: Iterator[Event] = engine.run(plan, save_results=session.save_trace_set is not None)
     try:
-        with Heartbeat(describe_devices) as heartbeat:
+        with RunProgress(beats_only=True) as progress:
             for event in events:
-                heartbeat.observe(event)
+                progress.show(event)
                 _take(board, by_name, event)
     finally:
         if isinstance(events, Generator):

@@ -11,12 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.flags.report import CHANGE_MARK
-from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.reports.ranks import format_mean
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import (
+from flashinfer_bench.cli.args import choose_traces, open_trace_set
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import (
     Column,
     Row,
     available_width,
@@ -27,6 +24,7 @@ from flashinfer_bench.cli.screen.tables import (
     shorten_uuid,
     wrap_line,
 )
+from flashinfer_bench.cli.reports.ranks import format_mean
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import parse_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace
@@ -44,6 +42,8 @@ from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
 from flashinfer_bench.report.results import Result, list_results
 from flashinfer_bench.report.verdict import to_one_line
 
+CHANGE_MARK: Final = ">"
+"""Marks an epoch whose times differ from those before."""
 SPARED: Final = ("Sources", "Passed")
 """Columns of a history that are left out where there is no room; JSON has them."""
 NOTE: Final = "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.base.files.writing import open_to_replace
+from flashinfer_bench.cli.args import choose_traces, find_output, open_trace_set
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.export import EXPORT_FORMATS, ExportFormat, make_parquet, write_export
 

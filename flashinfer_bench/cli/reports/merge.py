@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from flashinfer_bench.bench.tolerances import merge_tolerances
+from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing, named_folders
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.new_sets.merging import merge_sets
@@ -20,7 +18,7 @@ from flashinfer_bench.errors import DataSetError
 
 def execute_merge(args: argparse.Namespace) -> int:
     """Write the sets as one; return 1 if something of them could not be read."""
-    parts = [TraceSet.from_path(folder) for folder in named_folders(args, os.environ)]
+    parts = [TraceSet.from_path(folder) for folder in named_folders(args)]
     errors = [issue for part in parts for issue in part.issues if issue.severity == "error"]
     for line in describe_issues(errors):
         write_err(line)

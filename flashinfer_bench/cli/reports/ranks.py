@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import (
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.render import (
     ABSENT,
     Column,
     available_width,
@@ -19,7 +19,7 @@ from flashinfer_bench.cli.screen.tables import (
     render_table,
     wrap_line,
 )
-from flashinfer_bench.cli.screen.verdicts import head_of, standing_mark, standing_notes
+from flashinfer_bench.cli.verdicts import head_of, standing_mark, standing_notes
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.measurement import CONFIRMED
 from flashinfer_bench.data.store.trace_lines import AnyTrace

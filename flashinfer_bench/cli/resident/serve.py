@@ -8,10 +8,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
 
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.given.tolerances import describe_tolerances
-from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.args import open_trace_set
+from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.serve.limits import ServeLimits

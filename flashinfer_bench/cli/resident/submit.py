@@ -14,11 +14,10 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
+from flashinfer_bench.cli.outcome import RunOutcome, outcome_document, render_outcome
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
+from flashinfer_bench.cli.render import available_width
 from flashinfer_bench.cli.resident.server_flags import open_client
-from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import available_width
 from flashinfer_bench.client import Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
@@ -44,7 +43,7 @@ def execute(args: argparse.Namespace, *, make_client: ClientFactory = Client) ->
         outcome = _make_outcome(client, report, solution, workloads)
         outcome.seconds = time.monotonic() - started
     if args.json:
-        document = {**outcome_document(outcome, []), "task_id": task, "server": client.url, "error": report.error}
+        document = {**outcome_document(outcome, None), "task_id": task, "server": client.url, "error": report.error}
         write_out(json.dumps(document, indent=2, allow_nan=False) + "\n")
     else:
         write_out(render_outcome(outcome, available_width(sys.stdout)))

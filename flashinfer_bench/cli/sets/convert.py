@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import describe_issues, has_nothing
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.new_sets.conversion import Conversion, convert_set
 from flashinfer_bench.data.store.new_sets.set_writer import WrittenSet
@@ -20,6 +20,21 @@ SHOWN_FILES: Final = 5
 """Files that are passed over are named up to this many."""
 INCOMPLETE: Final = 1
 """Exit code where something of the source is not in the output."""
+
+
+def declare_convert(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Write a trace set in the standard layout: one saved by another engine, a problem's folder, a folder of\n"
+        "problems, or definitions dumped from a library. What cannot be carried over is told; nothing in SRC changes.\n"
+        "Exit codes: 0 all of it was written, 1 something is missing, 2 misuse.",
+        usage="%(prog)s SRC --output DIR [flags]",
+        example=f"{PROGRAM} convert problems/ --output my-set",
+        execute=execute,
+    )
+    parser.add_argument("source", metavar="SRC", help="the folder to read")
+    parser.add_argument("--output", metavar="DIR", required=True, help="where to write: a folder that is new or empty")
+    add_format(parser)
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.args import find_output, open_trace_set
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.names import did_you_mean
@@ -18,6 +18,46 @@ from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.pack import pack_folder, unpack_solution
 from flashinfer_bench.errors import DataSetError, Fault
+
+MANIFEST: Final = """a manifest, solution.yaml in the folder:
+  name: my_rmsnorm
+  definition: rmsnorm_h4096
+  author: me
+  language: cuda                       # python, triton, tilelang, cpp or cuda
+  target_hardware: [NVIDIA H200]
+  entry_point: main.cu::run
+  destination_passing_style: true
+  binding: tvm-ffi                     # or torch; cpp and cuda only"""
+
+
+def declare_pack(parser: Parser) -> None:
+    """Add the help and the flags of `pack`."""
+    parser.describe(
+        "Make a solution file of a folder of sources with a manifest. The entry point is looked up in the\n"
+        "sources; with --local the arguments of one in Python are held against the definition.\n"
+        f"{EXIT_CODES}\n\n{MANIFEST}",
+        usage="%(prog)s DIR [-o FILE] [--local PATH] [flags]",
+        example=f"{PROGRAM} pack my_rmsnorm/ -o my_rmsnorm.json --local flashinfer-trace",
+        execute=execute_pack,
+    )
+    parser.add_argument("folder", metavar="DIR", help="a folder with sources and solution.yaml (or solution.json)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write (default: NAME.json here)")
+    add_local(parser, "a trace set's folder with the definition; may be repeated")
+    add_format(parser)
+
+
+def declare_unpack(parser: Parser) -> None:
+    """Add the help and the flags of `unpack`."""
+    parser.describe(
+        "Write the sources of a solution file into a new folder, with a manifest from which `pack` makes\n"
+        f"the same solution again. {EXIT_CODES}",
+        usage="%(prog)s FILE [-d DIR] [flags]",
+        example=f"{PROGRAM} unpack my_rmsnorm.json -d my_rmsnorm/",
+        execute=execute_unpack,
+    )
+    parser.add_argument("file", metavar="FILE", help="the solution file")
+    parser.add_argument("-d", "--directory", metavar="DIR", help="a folder that is new or empty (default: NAME here)")
+    add_format(parser)
 
 
 def execute_pack(args: argparse.Namespace) -> int:

@@ -9,9 +9,8 @@ import pytest
 from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
 from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.run import execute
 from flashinfer_bench.data import TraceSet
-from tests.cli.fake_engine import FakeEngine, write_small_set
+from tests.cli.fake_engine import FakeEngine, run_with, write_small_set
 from tests.kit import DOUBLE
 
 
@@ -25,12 +24,12 @@ def root(tmp_path, monkeypatch):
 def run(*argv, verdict_of=lambda job: {}):
     engines = []
 
-    def make_engine(trace_set, config):
+    def make_engine(trace_set, config, **_):
         engines.append(FakeEngine(trace_set, config, verdict_of))
         return engines[-1]
 
     args = parse_command_line(["run", *argv])
-    return call(lambda: execute(args, make_engine=make_engine)), engines
+    return call(lambda: run_with(make_engine, args)), engines
 
 
 def test_one_command_judges_a_file_and_keeps_its_source(root, tmp_path, capsys):

@@ -6,12 +6,11 @@ import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.planning.plan import make_plan
+from flashinfer_bench.cli.args import choose_recorded, keep_recorded, read_recorded
 from flashinfer_bench.cli.entry import call, parse_command_line
-from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
-from flashinfer_bench.cli.run import execute
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError, Misuse
-from tests.cli.fake_engine import MACHINE, FakeEngine, write_small_set
+from tests.cli.fake_engine import MACHINE, FakeEngine, run_with, write_small_set
 from tests.kit import make_trace, make_workload
 
 
@@ -29,15 +28,15 @@ def names(traces):
 
 
 def test_a_file_names_its_verdicts_and_a_line_its_own(file):
-    assert names(read_replay(str(file))) == [("double_python", "w0"), ("other", "w1")]
-    assert names(read_replay(f"{file}:3")) == [("other", "w1")]
+    assert names(read_recorded(str(file))) == [("double_python", "w0"), ("other", "w1")]
+    assert names(read_recorded(f"{file}:3")) == [("other", "w1")]
 
 
 def test_a_file_may_have_a_colon_in_its_name(file):
     odd = file.with_name("traces:3")
     file.rename(odd)
-    assert len(read_replay(str(odd))) == 2
-    assert names(read_replay(f"{odd}:1")) == [("double_python", "w0")]
+    assert len(read_recorded(str(odd))) == 2
+    assert names(read_recorded(f"{odd}:1")) == [("double_python", "w0")]
 
 
 @pytest.mark.parametrize(
@@ -50,20 +49,20 @@ def test_a_file_may_have_a_colon_in_its_name(file):
 )
 def test_a_line_without_a_verdict_is_refused(file, line, said):
     with pytest.raises(Misuse, match=said):
-        read_replay(f"{file}{line}")
+        read_recorded(f"{file}{line}")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(DataSetError, match=r"none\.jsonl"):
-        read_replay(str(tmp_path / "none.jsonl"))
+        read_recorded(str(tmp_path / "none.jsonl"))
 
 
 def test_the_jobs_that_are_recorded_are_planned_and_no_others(file, tmp_path):
     trace_set = TraceSet.from_path(write_small_set(tmp_path / "set"))
-    traces = read_replay(str(file))
-    plan = make_plan(trace_set, choose_replayed(BenchmarkConfig(), traces), MACHINE)
+    traces = read_recorded(str(file))
+    plan = make_plan(trace_set, choose_recorded(BenchmarkConfig(), traces), MACHINE)
     assert len(plan.jobs) == 4
-    kept = keep_replayed(plan, traces)
+    kept = keep_recorded(plan, traces)
     assert [(job.solution.name, job.workload.uuid) for job in kept.jobs] == [("double_python", "w0"), ("other", "w1")]
     assert [job.index for job in kept.jobs] == [0, 1]
 
@@ -77,12 +76,12 @@ def run(tmp_path, capfd, monkeypatch):
     def start(*flags):
         engines = []
 
-        def make_engine(trace_set, config):
+        def make_engine(trace_set, config, **_):
             engines.append(FakeEngine(trace_set, config))
             return engines[-1]
 
         args = parse_command_line(["run", "--local", str(root), *flags])
-        code = call(lambda: execute(args, make_engine=make_engine))
+        code = call(lambda: run_with(make_engine, args))
         return code, capfd.readouterr().err, engines[-1] if engines else None
 
     return start

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli.given.sets import describe_issues
+from flashinfer_bench.cli.args import describe_issues
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import LoadIssue
 from tests.cli.fake_engine import write_small_set

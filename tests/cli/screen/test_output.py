@@ -3,7 +3,7 @@
 import io
 from pathlib import Path
 
-from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
+from flashinfer_bench.cli.output import write_err, write_out, write_problems
 from flashinfer_bench.data.issue import LoadIssue
 
 HOSTILE = "f\x1b]0;title\x07\x1b[2J\u202e\r"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flashinfer_bench.cli.given.data_errors import find_parameter_issues
-from flashinfer_bench.cli.given.sets import find_entry_issues
 from flashinfer_bench.cli.sets.validate.file_checks import find_constraint_issues
 from flashinfer_bench.data import TraceSet, names
+from flashinfer_bench.data.check import find_entry_issues, find_reference_issues
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 
@@ -62,7 +61,7 @@ def load_three_definitions(root, **parts):
 def test_parameters_of_references_that_are_no_inputs(tmp_path, asked):
     parameters = ", ".join(f"p{i}=0" for i in range(30))
     loaded = load_three_definitions(tmp_path, reference=f"def run(x, {parameters}):\n    return x\n")
-    issues = list(find_parameter_issues(loaded, loaded.definitions.values()))
+    issues = list(find_reference_issues(loaded, loaded.definitions.values()))
     assert (len(issues), len(asked)) == (90, 40)
     assert sum("did you mean 'n'?" in issue.reason for issue in issues) == 40
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashinfer_bench.cli.given.choice import choose_definitions
+from flashinfer_bench.cli.args import choose_definitions
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.store.layout import path_part

@@ -6,31 +6,66 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
 from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.cli.args import find_output, has_nothing, load_trace_set
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.flags.sets import REPORT_FILES
-from flashinfer_bench.cli.given.outputs import find_output
-from flashinfer_bench.cli.given.sets import has_nothing, load_trace_set
-from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, add_names
 from flashinfer_bench.cli.sets.validate.chosen import Chosen, choose
 from flashinfer_bench.cli.sets.validate.coverage import find_coverage
-from flashinfer_bench.cli.sets.validate.file_checks import check_files
-from flashinfer_bench.cli.sets.validate.judging import JudgedSet, judge_baselines, judge_references
 from flashinfer_bench.cli.sets.validate.text import render_validation
-from flashinfer_bench.cli.sets.validate.validation import Check, Validation, to_text
+from flashinfer_bench.cli.sets.validate.validation import Check, Validation, read_validation, to_text
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Misuse
 
+if TYPE_CHECKING:
+    from flashinfer_bench.cli.sets.validate.judging import JudgedSet
+
 CHECKS: Final[tuple[Check, ...]] = get_args(Check)
 FILE_CHECKS: Final[tuple[Check, ...]] = CHECKS[:5]
 """Those that run no code of the set."""
 OUTPUTS: Final = ("stdout", "json", "text")
+REPORT_FILES: Final = {"json": "report.json", "text": "report.txt"}
+"""Output → its file in the output folder."""
+BASELINE_AUTHOR: Final = "baseline"
 
 Word = TypeVar("Word", bound=str)
+
+
+def declare_validate(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Show every error and warning of a trace set: file, line, field, reason; and what it does not cover.\n"
+        "Exit codes: 0 no errors, 1 errors, 2 misuse.",
+        example=f"{PROGRAM} validate --local flashinfer-trace",
+        execute=execute,
+    )
+    add_local(parser, flags=("--local", "--dataset"))
+    add_names(parser, "--checks", f"of {', '.join(CHECKS)} (default: the first five)")
+    add_names(parser, "--definitions", "only these definitions")
+    add_names(parser, "--op-types", "only these op types")
+    parser.add_argument("--disable-gpu", action="store_true", help="baseline and benchmark judge on the CPU")
+    author = "whose solutions benchmark judges (default: %(default)s)"
+    parser.add_argument("--baseline-author", metavar="NAME", default=BASELINE_AUTHOR, help=author)
+    add_names(parser, "--outputs", "of stdout, json, text (default: stdout; with a folder all)")
+    files = " and ".join(REPORT_FILES.values())
+    parser.add_argument("--output-folder", metavar="DIR", help=f"where {files} are written")
+    add_format(parser)
+
+
+def declare_validate_render(parser: Parser) -> None:
+    """Add the help and the arguments of the command."""
+    parser.describe(
+        "Show a report that `validate --outputs json` wrote, as the text that it would print.\n"
+        "Exit codes are those of validate: 1 where the report has errors.",
+        example=f"{PROGRAM} validate-render report.json",
+        execute=execute_render,
+    )
+    parser.add_argument("report", metavar="REPORT", help="the report.json")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -50,7 +85,16 @@ def execute(args: argparse.Namespace) -> int:
     return FAILED if validation.errors else RAN
 
 
+def execute_render(args: argparse.Namespace) -> int:
+    """Print a report that `validate` wrote; return 1 if it has errors."""
+    validation = read_validation(Path(args.report))
+    write_out(render_validation(validation))
+    return FAILED if validation.errors else RAN
+
+
 def _validate(trace_set: TraceSet, chosen: Chosen, checks: list[Check], args: argparse.Namespace) -> Validation:
+    from flashinfer_bench.cli.sets.validate.judging import judge_baselines, judge_references  # the engine
+
     part = chosen.trace_set
     judged = []
     if "baseline" in checks:
@@ -63,6 +107,8 @@ def _validate(trace_set: TraceSet, chosen: Chosen, checks: list[Check], args: ar
 def _gather(
     trace_set: TraceSet, chosen: Chosen, checks: list[Check], judged: Sequence[JudgedSet], author: str
 ) -> Validation:
+    from flashinfer_bench.cli.sets.validate.file_checks import check_files
+
     part = chosen.trace_set
     jobs = [job for one in judged for job in one.jobs]
     return Validation(

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes, find_strange_names
-from flashinfer_bench.cli.given.blob_issues import find_blob_issues
-from flashinfer_bench.cli.given.data_errors import find_parameter_issues
-from flashinfer_bench.cli.given.sets import find_entry_issues
-from flashinfer_bench.cli.given.stored_inputs import find_input_issues
-from flashinfer_bench.cli.given.tolerances import find_tolerance_issues
 from flashinfer_bench.cli.sets.validate.chosen import Chosen
 from flashinfer_bench.cli.sets.validate.validation import Check, CheckedIssue
+from flashinfer_bench.cli.settings import find_tolerance_issues
 from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.check import find_entry_issues, find_input_issues, find_reference_issues
 from flashinfer_bench.data.evaluation import as_time
 from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.store import layout
@@ -144,17 +141,17 @@ def _some(names: list[str]) -> str:
 
 
 def _find_workload_issues(trace_set: TraceSet) -> list[LoadIssue]:
-    lines = [line for group in trace_set.workloads.values() for line in group]
-    return [*find_blob_issues(trace_set), *find_input_issues(trace_set, lines), *find_axis_issues(trace_set)]
+    jobs = [(name, line.workload) for name, group in trace_set.workloads.items() for line in group]
+    return [*find_input_issues(trace_set, jobs), *find_axis_issues(trace_set)]
 
 
 _FURTHER: Final[Mapping[Check, Callable[[TraceSet], list[LoadIssue]]]] = {
     "definition": lambda trace_set: [
-        *find_parameter_issues(trace_set, trace_set.definitions.values()),
+        *find_reference_issues(trace_set, trace_set.definitions.values()),
         *find_constraint_issues(trace_set),
     ],
     "workload": _find_workload_issues,
-    "solution": find_entry_issues,
+    "solution": lambda trace_set: list(find_entry_issues(trace_set)),
     "trace": lambda trace_set: list(find_trace_issues(trace_set)),
 }
 """Check → what it looks for beside the issues of loading."""

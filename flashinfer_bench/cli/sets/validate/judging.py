@@ -17,8 +17,8 @@ from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.cli.screen.output import write_err
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.cli.sets.validate.validation import NO_VERDICT, PASSED, Check, CheckedIssue, TriedJob
 from flashinfer_bench.data import (
     BuildSpec,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.cli.given.sets import describe_issues
-from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.args import describe_issues
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.cli.sets.validate.validation import Validation
 
 SHOWN_NAMES: Final = 3

@@ -1,0 +1,104 @@
+"""Solutions that a command names by a path: they join the set in memory, and its files where results are saved."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashinfer_bench.cli.args import Output, is_wildcard
+from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data.entry import check_entry
+from flashinfer_bench.data.store.drafts.draft import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
+from flashinfer_bench.data.store.layout import solution_path
+from flashinfer_bench.errors import DataSetError, Misuse
+
+
+def list_draft_paths(args: argparse.Namespace) -> list[Path]:
+    """Return what `--solutions` names by a path."""
+    return [Path(name) for name in getattr(args, "solutions", ()) if is_draft_path(name)]
+
+
+def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
+    """Put the sources that a command names into the set, in memory, and their names in the place of their paths.
+
+    Raises:
+        Misuse: a flag for such sources was given without one.
+        DataSetError: one cannot be read or understood, or has the name of another solution.
+    """
+    named = getattr(args, "solutions", ())
+    paths = [
+        name for name in named if is_draft_path(name) and (Path(name).exists() or trace_set.get_solution(name) is None)
+    ]
+    given = [f"--{name}" for name in ("entry", "language") if getattr(args, name) is not None]
+    if given and len(paths) != 1:
+        raise Misuse(f"{' and '.join(given)}: say it of one source file or folder: --solution FILE")
+    drafts: dict[str, Draft] = {}
+    for text in dict.fromkeys(paths):
+        draft = drafts[text] = read_draft(Path(text), trace_set.definitions, read_hints(args))
+        mine = draft.solution
+        _refuse_name_of_another(draft, trace_set.get_solution(mine.name))
+        describe_draft(draft, trace_set, is_quiet=getattr(args, "quiet", False))
+        others = [item for item in trace_set.solutions.get(mine.definition, []) if item.name != mine.name]
+        trace_set.solutions[mine.definition] = [*others, mine]
+        file = trace_set.definition_files.get(mine.definition)
+        homes = [root for root in trace_set.roots if file is not None and file.is_relative_to(root)]
+        home = max(homes, key=lambda root: len(root.parts), default=trace_set.root)
+        if home is not None:
+            trace_set.solution_roots.setdefault(mine.name, home)
+    if drafts:
+        args.solutions = [drafts[name].solution.name if name in drafts else name for name in named]
+    return list(drafts.values())
+
+
+def read_hints(args: argparse.Namespace) -> DraftHints:
+    """Return what the flags of a command say of a source."""
+    definitions, authors = (
+        [name for name in getattr(args, flag, ()) if not is_wildcard(name)] for flag in ("definitions", "authors")
+    )
+    return DraftHints(
+        definition=definitions[0] if len(definitions) == 1 else None,
+        entry=args.entry,
+        language=args.language,
+        author=authors[0] if len(authors) == 1 else AUTHOR,
+    )
+
+
+def describe_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
+    """Print what was found out of a source, unless that is not wanted, and why its entry function cannot work."""
+    for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
+        write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")
+    if not is_quiet:
+        write_err(draft.found)
+
+
+def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
+    """Write the solution of a source to the set that its traces go to, and return the file."""
+    solution = draft.solution
+    root = trace_set.solution_roots[solution.name]
+    definition = trace_set.definitions[solution.definition]
+    file = trace_set.solution_files.get(solution.name) or solution_path(
+        root,
+        author=solution.author,
+        op_type=definition.op_type,
+        definition=definition.name,
+        solution=solution.name,
+    )
+    home = next((one for one in trace_set.roots if file.is_relative_to(one)), root)
+    Output(file, home).write(solution.to_json(indent=2) + "\n", "; --no-save-results writes nothing")
+    trace_set.solution_files[solution.name] = file
+    return file
+
+
+def _refuse_name_of_another(draft: Draft, there: Solution | None) -> None:
+    """Refuse a source that would take the place of somebody else's solution."""
+    mine = draft.solution
+    if there is None or there == mine:
+        return
+    if (there.author, there.definition) != (mine.author, mine.definition):
+        whose = f"author {there.author}, of {there.definition}"
+        raise DataSetError(f"{draft.path}: the set has another solution {mine.name!r} ({whose}); rename the file")
+    if not draft.is_packed and not is_kept_draft(there):
+        raise DataSetError(
+            f"{draft.path}: the set has a solution {mine.name!r} that was not made of such a file; rename the file"
+        )

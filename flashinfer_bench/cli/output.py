@@ -1,0 +1,133 @@
+"""The two streams of the command line, its log, and Ctrl-C. Results go to stdout, everything else to stderr.
+
+A reader that goes away (`| head`) is no error, nor is a stream that was closed before the start (`>&-`). If stderr
+cannot be written, the work goes on without it. If stdout cannot be written, that is a fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, TextIO
+
+from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.errors import Fault
+
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+USUAL_LEVEL: Final = "WARNING"
+HANDLER: Final = "flashinfer-bench command line"
+"""The name of the log's handler; a caller of `cli()` who has one of its own keeps it alone."""
+
+
+def write_out(text: str) -> None:
+    """Write a result to stdout; on a terminal control characters in it are shown as escapes.
+
+    Raises:
+        Fault: it cannot be written, as on a full disk.
+    """
+    reason = _write(sys.stdout, _show_lines(text) if sys.stdout.isatty() else text)
+    if reason is not None:
+        raise Fault(f"stdout cannot be written: {reason}")
+
+
+def write_json(document: object) -> None:
+    """Write a result to stdout as JSON."""
+    write_out(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def write_err(*lines: str) -> None:
+    """Write lines to stderr; control characters in them are shown as escapes."""
+    for line in lines:
+        _write(sys.stderr, _show_lines(line) + "\n")
+
+
+def write_problems(message: str) -> None:
+    """Write each line of a message as an error of its own. An indented line belongs to the line above."""
+    for line in message.split("\n"):
+        if line.strip():
+            write_err(line if line[0].isspace() else f"error: {line}")
+
+
+def open_streams() -> None:
+    """Open streams that were closed before the start on os.devnull. Else the next opened file would become stdout.
+
+    A character that the terminal cannot show is written as a question mark.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def start_log(argv: Sequence[str]) -> None:
+    """Send the package's log to stderr, from the level that `--log-level` names; a wrong level is reported later."""
+    named = [level.upper() for level in re.findall(r"--log[-_]level[ =](\w+)", " ".join(argv))]
+    logger = logging.getLogger("flashinfer_bench")
+    logger.setLevel(named[-1] if named and named[-1] in LEVELS else USUAL_LEVEL)
+    # An earlier command of this process has left one, and stderr may be another stream since.
+    logger.handlers = [handler for handler in logger.handlers if handler.name != HANDLER]
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.set_name(HANDLER)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+@contextlib.contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first Ctrl-C or SIGTERM only: a second one cannot cut the clean-up short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_stopping = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+        nonlocal is_stopping
+        if is_stopping:
+            # Not through sys.stderr: the signal may have interrupted a write to it.
+            os.write(2, b"stopping: waiting for the processes of this run to end\n")
+            return
+        is_stopping = True
+        raise KeyboardInterrupt
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, on_signal) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_lines(text: str) -> str:
+    """Return text that steers no terminal, in its lines."""
+    return "\n".join(map(to_printable, text.split("\n")))
+
+
+def _write(stream: TextIO, text: str) -> str | None:
+    """Write and flush. Return the reason of a failure, but None where only the reader has gone away."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        # What is still buffered would raise again when Python closes the stream.
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.suppress(OSError):
+            os.dup2(nowhere.fileno(), stream.fileno())
+        return None if isinstance(error, BrokenPipeError) else error.strerror or str(error)
+    return None

@@ -1,0 +1,145 @@
+"""Text of tables and numbers. A command decides what its table shows; the tables of verdicts are in `verdicts.py`.
+
+Tables are laid out here and not by rich, whose table takes a second for 3,000 rows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final, TextIO
+
+from flashinfer_bench.base.printable import to_printable
+
+ABSENT: Final = "\u2013"
+"""The cell of a number that is missing."""
+UNLIMITED: Final = 100_000
+"""Width of a file or a pipe, in characters: nothing is folded there."""
+NARROWEST: Final = 40
+NARROWEST_COLUMN: Final = 8
+GAP: Final = "  "
+UUID_SHOWN: Final = 8
+LARGEST_HALF: Final = 0.995
+"""Half an interval from here on rounds to 100 %: then the time says little more than that there is one."""
+SHOWN_NAMES: Final = 3
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    heading: str
+    is_number: bool = False
+
+
+Row = Sequence[str] | str
+"""The cells of a row, or a line of its own across all columns."""
+
+
+def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> str:
+    """Lay rows out. Names fold where the width is too small, numbers never do."""
+    cells: list[Row] = [row if isinstance(row, str) else list(map(to_printable, row)) for row in rows]
+    widths = _natural_widths(columns, cells)
+    names = [index for index, column in enumerate(columns) if not column.is_number]
+    while names and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        widest = max(names, key=lambda index: widths[index])
+        if widths[widest] <= NARROWEST_COLUMN:
+            break
+        widths[widest] -= 1
+
+    def lay_out(row: Sequence[str]) -> list[str]:
+        folded = zip_longest(*(_fold(*item) for item in zip(row, widths, strict=True)), fillvalue="")
+        return [GAP.join(_pad(*item) for item in zip(columns, parts, widths, strict=True)).rstrip() for parts in folded]
+
+    lines = [*lay_out([column.heading for column in columns]), "─" * (sum(widths) + len(GAP) * (len(widths) - 1))]
+    for row in cells:
+        lines += textwrap.wrap(to_printable(row), width) if isinstance(row, str) else lay_out(row)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def natural_width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
+    """Return the width that a table needs to show everything unfolded."""
+    return sum(_natural_widths(columns, rows)) + len(GAP) * (len(columns) - 1)
+
+
+def available_width(stream: TextIO) -> int:
+    """Return the width to lay out for: $COLUMNS, or the terminal's width. A pipe or a file has no limit."""
+    if os.environ.get("COLUMNS", "").isdigit() or stream.isatty():
+        return max(NARROWEST, shutil.get_terminal_size().columns)
+    return UNLIMITED
+
+
+def wrap_line(text: str, width: int, indent: int = 0) -> str:
+    """Wrap one long line, its continuation indented further."""
+    first, rest = " " * indent, " " * (indent + 2)
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def section(lines: Sequence[str], width: int) -> list[str]:
+    """Return wrapped lines as one part of a text, or no part where there are none."""
+    return ["".join(f"{wrap_line(line, width)}\n" for line in lines)] if lines else []
+
+
+def format_latency(latency_ms: float | None) -> str:
+    """Return milliseconds with three significant digits."""
+    if latency_ms is None:
+        return ABSENT
+    return f"{latency_ms:.0f} ms" if latency_ms >= 99.95 else f"{latency_ms:#.3g} ms"
+
+
+def format_half(share: float) -> str:
+    """Return half an interval as it stands behind its time."""
+    return f" ±{100 * share:.2g}%" if share < LARGEST_HALF else " ±100% or more"
+
+
+def format_speedup(speedup: float | None) -> str:
+    """Return how many times as fast as the reference."""
+    if speedup is None:
+        return ABSENT
+    if speedup >= 100:
+        return f"{speedup:.0f}x"
+    return f"{speedup:.2f}x" if speedup >= 0.1 else f"{speedup:.2g}x"
+
+
+def format_duration(seconds: float) -> str:
+    """Return minutes and seconds, with hours where there are any."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 job", "3 jobs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def some(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
+    """Return the first names of a list, and how many others it has."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"
+
+
+def shorten_uuid(uuid: str) -> str:
+    """Return the beginning of a uuid; other names stay whole."""
+    head, dash, _ = uuid.partition("-")
+    is_hex = len(head) >= UUID_SHOWN and all(char in "0123456789abcdef" for char in head.lower())
+    return head[:UUID_SHOWN] if is_hex and (dash or len(head) == 32) else uuid
+
+
+def _natural_widths(columns: Sequence[Column], rows: Sequence[Row]) -> list[int]:
+    listed = [[column.heading for column in columns], *(row for row in rows if not isinstance(row, str))]
+    return [max(map(len, cells)) for cells in zip(*listed, strict=True)]
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """Break a name into lines. Later lines are indented further."""
+    indent = " " * min(len(text) - len(text.lstrip()) + 2, width // 2)
+    return [text] if len(text) <= width else textwrap.wrap(text, width, subsequent_indent=indent)
+
+
+def _pad(column: Column, text: str, width: int) -> str:
+    return text.rjust(width) if column.is_number else text.ljust(width)
