@@ -17,20 +17,20 @@ from flashinfer_bench.bench.evaluator_record import find_misspelt_extras
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobsAdded, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import Job, Plan, Skip
-from flashinfer_bench.bench.planning.resume import FULL, names_of
+from flashinfer_bench.bench.planning.resume import names_of
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.progress import describe_job
 from flashinfer_bench.cli.render import Column, count, format_duration, render_table, section, some, wrap_line
 from flashinfer_bench.cli.settings import Setting, format_value, resolved_settings, top_settings
 from flashinfer_bench.cli.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.measurement import CONFIRMED, NOT_CONFIRMED, read_measurement
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
-from flashinfer_bench.report.timing import read_burst, read_timing
+from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
 FORMAT_VERSION: Final = 1
@@ -54,7 +54,9 @@ class RunOutcome:
     confirmed: int = 0
     """Recorded verdicts that a confirmation has replaced."""
     faults: list[JobFaulted] = field(default_factory=list)
-    """Jobs without a verdict. A confirmation without one is not among them: the verdict before counts on."""
+    """Jobs without a verdict."""
+    unconfirmed: list[JobFaulted] = field(default_factory=list)
+    """Confirmations that ended without a verdict; the one before counts on."""
     open: int = 0
     """Jobs of the run that have not ended, confirmations included."""
     errors: list[str] = field(default_factory=list)
@@ -82,8 +84,7 @@ class RunOutcome:
             job = event.job
             names = job.definition.name, job.solution.name, job.workload.uuid
             is_judged = names in self.judged or any(names_of(trace) == names for trace in self.resumed)
-            if job.assurance is None or not is_judged:
-                self.faults.append(event)
+            (self.unconfirmed if job.assurance is not None and is_judged else self.faults).append(event)
 
     @property
     def finished(self) -> list[JobFinished]:
@@ -216,6 +217,7 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
             *([render_summary(rows, width)] if rows else []),
             *_faults("No verdict (nothing that a solution did)", outcome.faulted(left_out=False), width),
             *_faults("Left out (--resume judges them)", outcome.faulted(left_out=True), width),
+            *_faults("Not confirmed (--resume tries again)", outcome.unconfirmed, width),
             *section(describe_skips(outcome.plan.skips), width),
             *section([f"warning: {output}" for output in find_blind(outcome.traces)], width),
             *section(_describe_origins(outcome), width),
@@ -252,6 +254,7 @@ def outcome_document(outcome: RunOutcome, trace_set: TraceSet | None) -> dict[st
         "resumed": list(map(_verdict, outcome.resumed)),
         "faults": list(map(_fault, outcome.faulted(left_out=False))),
         "left_out": list(map(_fault, outcome.faulted(left_out=True))),
+        "not_confirmed": list(map(_fault, outcome.unconfirmed)),
         "skipped": _skips(outcome.plan.skips),
         "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
@@ -314,9 +317,9 @@ def _describe_origins(outcome: RunOutcome) -> list[str]:
         total = count(sources[CACHED] + sources["measured"], "speed-up")
         told = f"baseline: cached for {sources[CACHED]} of {total}, by an earlier run on this GPU"
         lines.append(f"{told}; --fresh-baselines times every reference")
-    best = [row for row in best_by_workload(outcome.traces) if row.burst.assurance]
+    best = [row for row in best_by_workload(outcome.traces) if row.standing in (CONFIRMED, NOT_CONFIRMED)]
     if best:
-        confirmed = sum(row.burst.assurance == FULL for row in best)
+        confirmed = sum(row.confirmed for row in best)
         lines.append(f"the best is confirmed at full assurance on {confirmed} of {count(len(best), 'workload')}")
     return lines
 
@@ -357,21 +360,19 @@ def _verdict(trace: Trace) -> dict[str, Any]:
     if evaluation is None:
         return names
     performance, correctness, interval = evaluation.performance, evaluation.correctness, read_interval(evaluation)
-    measurement = read_measurement(evaluation)
-    timed: dict[str, Any] = dict.fromkeys(("latency_ms", "reference_latency_ms", "timing_caveat", "timing", "burst"))
+    timed: dict[str, Any] = dict.fromkeys(("latency_ms", "reference_latency_ms", "timing_caveat", "timing"))
     if performance is not None:
         timed = {
             "latency_ms": performance.latency_ms,
             "reference_latency_ms": performance.reference_latency_ms or None,
             "timing_caveat": caveat_of(evaluation),
             "timing": asdict(read_timing([evaluation])),
-            "burst": asdict(read_burst(trace.workload.uuid, measurement)),
         }
     return {
         **names,
         "status": evaluation.status.value,
         "quick": evaluation.is_quick,
-        "confirmed": measurement.is_full,
+        "confirmed": read_measurement(evaluation).is_full,
         "reason": None if performance is not None else reason_of(evaluation),
         **timed,
         "interval95_ms": [interval.low_ms, interval.high_ms] if interval is not None else None,

@@ -167,7 +167,7 @@ def execute_summary(args: argparse.Namespace) -> int:
     traces = choose_traces(trace_set, args)
     if args.by in GROUP_KEYS:
         return show_groups(args, trace_set, traces)
-    rows = summarise(traces, _expected(trace_set, traces), with_bursts=args.format == "json")
+    rows = summarise(traces, _expected(trace_set, traces))
     if args.format == "json":
         _write_json(rows)
     elif rows:
@@ -207,7 +207,7 @@ def execute_visualize(args: argparse.Namespace) -> int:
     """Print the counts of verdicts, one row a solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    rows = summarise(traces, _expected(trace_set, traces), with_bursts=args.format == "json")
+    rows = summarise(traces, _expected(trace_set, traces))
     best = best_by_workload(traces)
     statuses = count_statuses(traces)
     if args.format == "json":

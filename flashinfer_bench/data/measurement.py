@@ -34,10 +34,11 @@ NOT_CONFIRMED: Final = "not confirmed"
 INDICATIVE: Final = "CPU: indicative"
 """The standing of a result of a CPU, which is never confirmed."""
 Row = TypeVar("Row")
+Record = TypeVar("Record", bound=msgspec.Struct)
 
 
-class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
-    """What tables of solutions read of a record: a big set has 100,000, and who reads less of each is done earlier."""
+class Measurement(msgspec.Struct, frozen=True, gc=False):
+    """What a measurement's record says; an empty text, an empty list or None where it does not say."""
 
     method: str = ""
     """The clock: "cupti", "cuda_events" or "wall"."""
@@ -62,6 +63,39 @@ class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
     interval: str = ""
     """"workers": from several workers; "one worker, widened": by the spread between workers. Empty in older traces,
     whose interval is of one worker's readings alone."""
+    samples: Number | None = None
+    """Number of readings."""
+    trials: Number | None = None
+    late: Number | None = None
+    """Number of readings that hold the host's time."""
+    median_ms: Number | None = None
+    q25_ms: Number | None = None
+    q75_ms: Number | None = None
+    std_ms: Number | None = None
+    min_ms: Number | None = None
+    max_ms: Number | None = None
+    latency_ms: Number | None = None
+    """What an older form has instead of `median_ms`."""
+    kernel_ms: Number | None = None
+    """Time of `run` alone, where the solution has a `setup`; the latency has both."""
+    setup_ms: Number | None = None
+    """Time of `setup`."""
+    outside_ms: Number | None = None
+    """Mean wall time of one call on a CPU, by the requests that made it; it bounds nothing (`bound` is "none")."""
+    why_unconfirmed: str = ""
+    """Why what was timed from outside does not settle the latency."""
+    confirmed: bool | None = None
+    """What an older form has beside `bound`, or in its place: whether the latency was settled."""
+    burst_ms: Number | None = None
+    """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
+    relay_ms: Number | None = None
+    """What one call cost in a relay, timed from outside; None where none was run."""
+    not_confirmed: str = ""
+    """What an older form has instead of `why_unconfirmed`."""
+    trials_ms: list[Number] = []
+    """Median of each trial."""
+    samples_ns: list[Number | list[Number]] = []
+    """Every reading, in two older forms; the present form is a table, which no report reads."""
 
     @property
     def is_full(self) -> bool:
@@ -83,49 +117,6 @@ class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
         if len(self.interval95_ms) != 2 or not 0 <= self.interval95_ms[0] <= self.interval95_ms[1]:
             return None
         return self.interval95_ms[0], self.interval95_ms[1]
-
-
-class Measurement(BriefMeasurement, frozen=True, gc=False):
-    """What a measurement's record says; an empty text, an empty list or None where it does not say."""
-
-    samples: Number | None = None
-    """Number of readings."""
-    precision: Number | None = None
-    """Share of its time to which the call was to be known after all trials."""
-    precision_reached: Number | None = None
-    """Share to which it is known, by the interval of the mean of all trials; None where too few readings tell."""
-    workers_ms: list[Number] = []
-    """The latency of each worker, where there were several."""
-    late: Number | None = None
-    """Number of readings that hold the host's time."""
-    median_ms: Number | None = None
-    q25_ms: Number | None = None
-    q75_ms: Number | None = None
-    std_ms: Number | None = None
-    latency_ms: Number | None = None
-    """What an older form has instead of `median_ms`."""
-    kernel_ms: Number | None = None
-    """Time of `run` alone, where the solution has a `setup`; the latency has both."""
-    setup_ms: Number | None = None
-    """Time of `setup`."""
-    outside_ms: Number | None = None
-    """Mean wall time of one call on a CPU, by the requests that made it; it bounds nothing (`bound` is "none")."""
-    why_unconfirmed: str = ""
-    """Why what was timed from outside does not settle the latency."""
-    confirmed: bool | None = None
-    """What an older form has beside `bound`, or in its place: whether the latency was settled."""
-    burst_ms: Number | None = None
-    """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
-    burst_resolution_ms: Number | None = None
-    """What a burst cannot tell from nothing, for one call."""
-    relay_ms: Number | None = None
-    """What one call cost in a relay, timed from outside; None where none was run."""
-    not_confirmed: str = ""
-    """What an older form has instead of `why_unconfirmed`."""
-    trials_ms: list[Number] = []
-    """Median of each trial."""
-    samples_ns: list[Number | list[Number]] = []
-    """Every reading, in two older forms; the present form is a table, which no report reads."""
 
     @property
     def is_confirmed(self) -> bool | None:
@@ -179,26 +170,20 @@ def lead_confirmed(
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return how the solution was timed; all of it "not given" where the trace has no record."""
     found = decode_measurement(evaluation, _RECORD)
-    return parse_measurement(evaluation.extra) if found is None else found
+    return read_leniently((evaluation.extra or {}).get("measurement"), Measurement) if found is None else found
 
 
-def parse_measurement(extra: Mapping[str, Any] | None) -> Measurement:
-    """Return how the solution was timed, by the `extra` of its evaluation."""
-    record = (extra or {}).get("measurement")
-    fields = {name: record[name] for name in _TYPES if name in record} if isinstance(record, Mapping) else {}
-    try:
-        return msgspec.convert(fields, Measurement)
-    except msgspec.ValidationError:
-        return msgspec.convert({name: value for name, value in fields.items() if _fits(name, value)}, Measurement)
-
-
-def _fits(name: str, value: object) -> bool:
-    try:
-        msgspec.convert(value, _TYPES[name])
-    except msgspec.ValidationError:
-        return False
-    return True
+def read_leniently(value: Any, kind: type[Record]) -> Record:
+    """Make a record of a value of any form: each entry is read alone, and one of another form counts as not given."""
+    kept: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind) if isinstance(value, Mapping) else ():
+        if field.name in value:
+            try:
+                kept[field.name] = msgspec.convert(value[field.name], field.type)
+            except (msgspec.ValidationError, ValueError):
+                if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+                    kept[field.name] = read_leniently(value[field.name], field.type)
+    return kind(**kept)
 
 
 _RECORD: Final = msgspec.json.Decoder(Measurement)
-_TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Measurement)}

@@ -15,10 +15,10 @@ from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.sets import scores, writing
 from flashinfer_bench.data.sets.best import find_best, is_within, passed_of
-from flashinfer_bench.data.sets.frame import make_frame
+from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.merging import is_settled, merge_definitions, merge_solutions, merge_workloads
-from flashinfer_bench.data.sets.scores import Ranking, SetFilter, SpeedupMetrics
+from flashinfer_bench.data.sets.scores import Ranking, SpeedupMetrics
 from flashinfer_bench.data.sets.summary import TraceSetSummary, count_set
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
@@ -205,7 +205,7 @@ class TraceSet:
         Raises:
             ConfigError: pandas is not installed.
         """
-        return make_frame(self)
+        return make_frame(self, [trace for part in self.traces.values() for trace in kept_of(part)])
 
     def get_solution(self, name: str) -> Solution | None:
         """Return the solution of that name, or None."""
@@ -276,9 +276,9 @@ class TraceSet:
             ValueError: something else than the default ranking is asked for, and it cannot be made. The default one is
                 made when it is looked at.
         """
-        chosen = SetFilter(op_type, definition_name)
-        found = TraceSetSummary(count_set(self), lambda: scores.rank_authors(self, baseline_author, chosen))
-        if chosen != SetFilter() or baseline_author != BASELINE:
+        asked = (baseline_author, op_type, definition_name)
+        found = TraceSetSummary(count_set(self), lambda: scores.rank_authors(self, *asked))
+        if asked != (BASELINE, None, None):
             _ = found.rankings
         return found
 
@@ -290,7 +290,7 @@ class TraceSet:
         Raises:
             ValueError: the baseline author has no solution, or several, of a definition that counts.
         """
-        return scores.rank_authors(self, baseline_author, SetFilter(op_type, definition_name))
+        return scores.rank_authors(self, baseline_author, op_type, definition_name)
 
     def get_author_score(
         self,
@@ -304,7 +304,8 @@ class TraceSet:
         Raises:
             ValueError: the author has no solution that counts, or the baseline author not exactly one.
         """
-        return scores.score_author(self, author, baseline_author, SetFilter(op_type, definition_name))
+        names = scores.choose_definitions(self, op_type, definition_name)
+        return scores.score_author(self, author, baseline_author, names)
 
     def get_solution_score(self, name: str, baseline_author: str = BASELINE) -> SpeedupMetrics:
         """Score one solution against the baseline author's solution of its definition.

@@ -7,27 +7,24 @@ inside where the reference's do, too: the host's time decides these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import log
 from operator import attrgetter
 from typing import Literal
 
-from flashinfer_bench.data import EvaluationStatus, Performance
-from flashinfer_bench.data.measurement import CONFIRMED, lead_confirmed, read_measurement
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
-from flashinfer_bench.report.decision import join_halves, log_half_of
-from flashinfer_bench.report.intervals import TimeInterval, latency_of, read_interval
-from flashinfer_bench.report.summary import SummaryRow, Tie, measured_speedup, summarise
-from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
-from flashinfer_bench.report.verdict import caveat_of, judged
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.measurement import CONFIRMED, lead_confirmed
+from flashinfer_bench.data.sets.results import Result, group, list_results
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.report.decision import join_halves
+from flashinfer_bench.report.intervals import TimeInterval, half_of, interval_of
+from flashinfer_bench.report.summary import SummaryRow, Tie, summarise_results
+from flashinfer_bench.report.timing import Timing, count_timing
+from flashinfer_bench.report.verdict import caveat_in
 
 Merit = Literal["latency", "speedup"]
 """What the best is best by."""
-Contestant = tuple[AnyTrace, AnyEvaluation, Performance | PerformanceLine]
-_Times = dict[tuple[str, str, str], dict[str, tuple[float, float]]]
-"""Definition, solution and hardware → workload → logarithm of the latency, and half its interval."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,12 @@ class BestRow:
     """The fastest passing trace of one workload on one kind of hardware."""
 
     definition: str
+    op_type: str
     workload: str
     axes: Mapping[str, int]
     hardware: str
     solution: str
+    author: str
     latency_ms: float
     speedup: float | None
     """Over the reference; None when the reference was not measured."""
@@ -46,126 +45,101 @@ class BestRow:
     """Why the latency means nothing; None when it means something."""
     timing: Timing
     """How it was timed."""
-    burst: Burst
-    """What bursts said of the latency."""
     contenders: int
     """Passing solutions that this one was picked from."""
     standing: str
     """What its time counts for, as of a measurement."""
     confirmed: bool
     """Whether it is of full assurance; if not, no solution of the workload on this hardware is."""
-    interval: TimeInterval | None = None
-    """What the latency of a re-run in a new worker lies in, in 95 of 100 cases."""
+    interval: TimeInterval | None
+    """The latency of a re-run in a new worker lies in it in 95 of 100 cases."""
     ties: tuple[Tie, ...] = ()
     """Other solutions whose interval meets this one's: which is faster cannot be told. The fastest first."""
 
 
-def best_by_workload(traces: Iterable[AnyTrace], by: Merit = "latency") -> list[BestRow]:
+def best_by_workload(
+    traces: Iterable[AnyTrace], by: Merit = "latency", trace_set: TraceSet | None = None
+) -> list[BestRow]:
     """Pick the best passing trace of each workload: meaningful timings first, confirmed ones first among these."""
-    contests: dict[tuple[str, str, str], list[Contestant]] = {}
-    for trace, evaluation in judged(traces):
-        if not evaluation.may_be_best:
-            continue
-        is_timed = evaluation.performance is not None and latency_of(evaluation) is not None
-        if evaluation.status is EvaluationStatus.PASSED and evaluation.performance is not None and is_timed:
-            key = (trace.definition, evaluation.environment.hardware, trace.workload.uuid)
-            contests.setdefault(key, []).append((trace, evaluation, evaluation.performance))
+    found = [item for item in list_results(trace_set, traces) if item.is_passed and item.evaluation.may_be_best]
+    timed = [item for item in found if item.latency_ms is not None]
+    contests = group(timed, attrgetter("definition", "hardware", "workload"))
     ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
-    return [_winner(contestants, by) for _, contestants in ordered]
+    return [_winner(sorted(items, key=lambda item: _order(item, by))) for _, items in ordered]
 
 
 def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
     """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
 
     By latency, the lowest median latency counts in place of the speed-up. Of those that pass as many workloads, one
-    with a confirmed result comes first if there is one. A tie passes as many workloads, and over
-    those of both the intervals of the geometric means meet.
+    with a confirmed result comes first if there is one. A tie passes as many workloads, and over those of both the
+    intervals of the geometric means meet.
     """
-    whole = [(trace, evaluation) for trace, evaluation in judged(traces) if evaluation.may_be_best]
-    found: dict[tuple[str, str], list[SummaryRow]] = {}
-    for row in summarise(trace for trace, _ in whole):
-        if row.passed and row.latency_ms is not None:
-            found.setdefault((row.definition, row.hardware), []).append(row)
-    times = _times(whole)
+    results = [item for item in list_results(None, traces) if item.evaluation.may_be_best]
+    timed = [row for row in summarise_results(results) if row.passed and row.latency_ms is not None]
+    passed = group((item for item in results if item.is_passed), attrgetter("definition", "solution", "hardware"))
     best = []
-    for rows in found.values():
-        ordered = sorted(rows, key=partial(_merit, by=by), reverse=True)
-        ranked = lead_confirmed(ordered, lambda row: (row.timing_caveat is None, row.passed), attrgetter("standing"))
-        tied = [row for row in ranked[1:] if _is_tie(ranked[0], row, times)]
+    for rows in group(timed, attrgetter("definition", "hardware")).values():
+        ordered = sorted(rows, key=lambda row: _merit(row, by), reverse=True)
+        first, *others = lead_confirmed(
+            ordered, lambda row: (row.timing_caveat is None, row.passed), attrgetter("standing")
+        )
         ties = tuple(
             Tie(row.solution, row.latency_ms, row.speedup, row.interval_share, row.standing, row.confirmed)
-            for row in tied
+            for row in others
+            if row.passed == first.passed
+            and not (first.timing_caveat or row.timing_caveat)
+            and _meet(*(passed[one.definition, one.solution, one.hardware] for one in (first, row)))
         )
-        best.append(replace(ranked[0], ties=ties))
+        best.append(replace(first, ties=ties))
     return best
 
 
-def _winner(contestants: list[Contestant], by: Merit) -> BestRow:
-    ranked = sorted(contestants, key=partial(_order, by=by))
-    trace, evaluation, performance = ranked[0]
-    interval, standing = read_interval(evaluation), read_measurement(evaluation).standing
+def _winner(ranked: Sequence[Result]) -> BestRow:
+    first = ranked[0]
+    interval, caveat = interval_of(first.latency_ms, first.measurement), caveat_in(first.measurement)
+    ties = []
+    for item in ranked[1:] if caveat is None else ():
+        other = interval_of(item.latency_ms, item.measurement)
+        if interval is not None and other is not None and item.measurement.meaningful and interval.meets(other):
+            half = other.half_share if other.kind else None
+            ties.append(
+                Tie(item.solution, item.latency_ms, item.speedup, half, item.standing, item.standing == CONFIRMED)
+            )
     return BestRow(
-        definition=trace.definition,
-        workload=trace.workload.uuid,
-        axes=dict(trace.workload.axes),
-        hardware=evaluation.environment.hardware,
-        solution=trace.solution or "",
-        latency_ms=performance.latency_ms,
-        speedup=measured_speedup(evaluation),
-        timing_caveat=caveat_of(evaluation),
-        timing=read_timing([evaluation]),
-        burst=read_burst(trace.workload.uuid, read_measurement(evaluation)),
-        contenders=len(contestants),
-        standing=standing,
-        confirmed=standing == CONFIRMED,
+        definition=first.definition,
+        op_type=first.op_type,
+        workload=first.workload,
+        axes=dict(first.trace.workload.axes),
+        hardware=first.hardware,
+        solution=first.solution,
+        author=first.author,
+        latency_ms=first.latency_ms or 0.0,
+        speedup=first.speedup,
+        timing_caveat=caveat,
+        timing=count_timing([first.told]),
+        contenders=len(ranked),
+        standing=first.standing,
+        confirmed=first.standing == CONFIRMED,
         interval=interval,
-        ties=_ties(ranked) if interval is not None and caveat_of(evaluation) is None else (),
+        ties=tuple(ties),
     )
 
 
-def _ties(ranked: list[Contestant]) -> tuple[Tie, ...]:
-    """Return the other solutions whose interval meets the winner's."""
-    first = read_interval(ranked[0][1])
-    found = []
-    for trace, evaluation, performance in ranked[1:]:
-        interval = read_interval(evaluation)
-        if first is not None and interval is not None and caveat_of(evaluation) is None and first.meets(interval):
-            half = interval.half_share if interval.kind else None
-            standing = read_measurement(evaluation).standing
-            times = (performance.latency_ms, measured_speedup(evaluation), half)
-            found.append(Tie(trace.solution or "", *times, standing, standing == CONFIRMED))
-    return tuple(found)
+def _meet(first: Sequence[Result], other: Sequence[Result]) -> bool:
+    """Say whether the intervals of two geometric means of latencies meet, over the workloads of both."""
+    sides = [{item.workload: (item.latency_ms, half_of(item)) for item in side} for side in (first, other)]
+    shared = [(sides[0][uuid], two) for uuid, two in sides[1].items() if uuid in sides[0]]
+    known = [(one, two) for one, two in shared if one[1] is not None and two[1] is not None]
+    apart = abs(sum(log(one[0] or 0.0) - log(two[0] or 0.0) for one, two in known))
+    halves = [join_halves([half for _, half in side]) or 0.0 for side in zip(*known, strict=True)]
+    return bool(known) and apart <= sum(halves)
 
 
-def _times(whole: Iterable[tuple[AnyTrace, AnyEvaluation]]) -> _Times:
-    """Return the logarithm of each solution's latency on each workload, with half its interval."""
-    times: _Times = {}
-    for trace, evaluation in whole:
-        interval = read_interval(evaluation)
-        latency = latency_of(evaluation) or 0.0
-        half = log_half_of(latency, interval.low_ms, interval.high_ms) if interval is not None else None
-        if half is not None and evaluation.status is EvaluationStatus.PASSED:
-            key = (trace.definition, trace.solution or "", evaluation.environment.hardware)
-            times.setdefault(key, {})[trace.workload.uuid] = (log(latency), half)
-    return times
-
-
-def _is_tie(first: SummaryRow, other: SummaryRow, times: _Times) -> bool:
-    """Say whether the intervals of two geometric means meet, over the workloads of both."""
-    if other.passed != first.passed or first.timing_caveat is not None or other.timing_caveat is not None:
-        return False
-    mine, theirs = (times.get((row.definition, row.solution, row.hardware), {}) for row in (first, other))
-    shared = [(mine[uuid], theirs[uuid]) for uuid in mine if uuid in theirs]
-    apart = abs(sum(one[0] - two[0] for one, two in shared))
-    halves = [join_halves([half for _, half in side]) or 0.0 for side in zip(*shared, strict=True)]
-    return bool(shared) and apart <= sum(halves)
-
-
-def _order(contestant: Contestant, by: Merit) -> tuple[bool, bool, float, float]:
-    _, evaluation, performance = contestant
-    speedup = -(measured_speedup(evaluation) or 0.0)
-    merits = (performance.latency_ms, speedup) if by == "latency" else (speedup, performance.latency_ms)
-    return (caveat_of(evaluation) is not None, not read_measurement(evaluation).is_full, *merits)
+def _order(item: Result, by: Merit) -> tuple[bool, bool, float, float]:
+    latency, speedup = item.latency_ms or 0.0, -(item.speedup or 0.0)
+    merits = (latency, speedup) if by == "latency" else (speedup, latency)
+    return (not item.measurement.meaningful, item.standing != CONFIRMED, *merits)
 
 
 def _merit(row: SummaryRow, by: Merit) -> tuple[bool, int, float, float]:

@@ -6,21 +6,23 @@ such as a busy machine on that day, no decision knows either.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log
+from operator import attrgetter
 from typing import Final
 
 from flashinfer_bench.data.sets.latest import parse_time
+from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.report.comparable import find_difference, marks_of
-from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide
-from flashinfer_bench.report.results import MeanRatio, Result, mean_of, ratio_of
+from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide, join_halves
+from flashinfer_bench.report.intervals import MeanRatio, half_of, mean_of
 
 GONE, NEW = "gone", "new"
 VERDICT: Final = "verdict"
 DIGEST_SHOWN: Final = 8
 """Digits of a digest that tell it from others."""
+_job = attrgetter("definition", "solution", "workload", "hardware")
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,15 @@ class Epoch:
 
 def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
     """Return a change for each job of either set, by definition, solution and workload."""
-    before, after = ({_key(item): item for item in part} for part in (old, new))
-    return [_change(before.get(key), after.get(key), threshold) for key in sorted({*before, *after})]
+    before, after = ({_job(item): item for item in part} for part in (old, new))
+    found = []
+    for job in sorted({*before, *after}):
+        one, two = before.get(job), after.get(job)
+        decision, reason, ratio = _decide_change(one, two, threshold)
+        old_status, new_status = (item.status if item is not None else "" for item in (one, two))
+        old_ms, new_ms = (item.latency_ms if item is not None else None for item in (one, two))
+        found.append(Change(*job, decision, reason, old_status, new_status, old_ms, new_ms, ratio))
+    return found
 
 
 def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list[Epoch]:
@@ -78,20 +87,13 @@ def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list
         results: all of a definition, repeated ones too.
         threshold: the smallest difference of interest.
     """
-    groups: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        groups[result.solution, result.hardware].append(result)
     epochs: list[Epoch] = []
-    for _, items in sorted(groups.items()):
+    for _, items in sorted(group(results, attrgetter("solution", "hardware")).items()):
         previous: list[Result] = []
         for current in _split(sorted(items, key=_moment)):
             epochs.append(_epoch(current, previous, threshold))
             previous = current
     return epochs
-
-
-def _key(item: Result) -> tuple[str, str, str, str]:
-    return (item.definition, item.solution, item.workload, item.hardware)
 
 
 def _moment(item: Result) -> float:
@@ -104,32 +106,12 @@ def _split(ordered: Iterable[Result]) -> Iterator[list[Result]]:
     current: list[Result] = []
     for item in ordered:
         is_again = any(item.workload == other.workload for other in current)
-        if current and (is_again or _conditions(item) != _conditions(current[0])):
+        if current and (is_again or _differences(current[0], item)):
             yield current
             current = []
         current.append(item)
     if current:
         yield current
-
-
-def _conditions(item: Result) -> tuple[str, tuple[tuple[str, str], ...]]:
-    return (item.told.run.fingerprint.solution, tuple(sorted(item.evaluation.environment.libs.items())))
-
-
-def _change(old: Result | None, new: Result | None, threshold: float) -> Change:
-    either = new or old
-    assert either is not None  # a key is of one of both
-    decision, reason, ratio = _decide_change(old, new, threshold)
-    return Change(
-        *_key(either),
-        decision=decision,
-        reason=reason,
-        old_status=old.status if old is not None else "",
-        new_status=new.status if new is not None else "",
-        old_ms=old.latency_ms if old is not None else None,
-        new_ms=new.latency_ms if new is not None else None,
-        ratio=ratio,
-    )
 
 
 def _decide_change(old: Result | None, new: Result | None, threshold: float) -> tuple[str, str, MeanRatio | None]:
@@ -144,7 +126,8 @@ def _decide_change(old: Result | None, new: Result | None, threshold: float) -> 
         return UNKNOWN, problem, None
     ratio = _ratio([(old, new)])
     decision = _decide(ratio, threshold)
-    return decision, _why_unknown(ratio) if decision == UNKNOWN else "", ratio
+    why = "an interval reaches to 0" if ratio is None or ratio.low is None else "the interval is too wide"
+    return decision, why if decision == UNKNOWN else "", ratio
 
 
 def _not_comparable(old: Result, new: Result) -> str:
@@ -156,16 +139,11 @@ def _not_comparable(old: Result, new: Result) -> str:
     return "" if difference is None else f"{difference.kind}: {difference.first} then, {difference.second} now"
 
 
-def _why_unknown(ratio: MeanRatio | None) -> str:
-    if ratio is None or ratio.low is None:
-        return "an interval reaches to 0"
-    return "the interval is too wide"
-
-
-def _ratio(pairs: Sequence[tuple[Result, Result]]) -> MeanRatio | None:
+def _ratio(pairs: Iterable[tuple[Result, Result]]) -> MeanRatio | None:
     """Return the geometric mean of new over old times, with its interval."""
-    found = [ratio for pair in pairs if (ratio := ratio_of(*pair)) is not None]
-    return mean_of([ratio for ratio, _ in found], [half for _, half in found])
+    timed = [(old, new) for old, new in pairs if old.latency_ms and new.latency_ms]
+    ratios = [(new.latency_ms or 0.0) / (old.latency_ms or 1.0) for old, new in timed]
+    return mean_of(ratios, [join_halves(list(map(half_of, pair))) for pair in timed])
 
 
 def _decide(ratio: MeanRatio | None, threshold: float) -> str:
@@ -176,11 +154,10 @@ def _decide(ratio: MeanRatio | None, threshold: float) -> str:
 
 def _epoch(current: Sequence[Result], previous: Sequence[Result], threshold: float) -> Epoch:
     first = current[0]
-    before, now = ({item.workload: item for item in part} for part in (previous, current))
-    shared = [(before[uuid], item) for uuid, item in now.items() if uuid in before]
-    comparable = [pair for pair in shared if all(item.is_passed for item in pair) and not _not_comparable(*pair)]
-    ratio = _ratio(comparable)
-    latency = mean_of([item.latency_ms for item in now.values() if item.is_passed and item.latency_ms], [None])
+    before = {item.workload: item for item in previous}
+    shared = [(before[item.workload], item) for item in current if item.workload in before and item.is_passed]
+    ratio = _ratio(pair for pair in shared if pair[0].is_passed and not _not_comparable(*pair))
+    latency = mean_of([item.latency_ms for item in current if item.is_passed and item.latency_ms], [None])
     return Epoch(
         solution=first.solution,
         hardware=first.hardware,
@@ -196,12 +173,12 @@ def _epoch(current: Sequence[Result], previous: Sequence[Result], threshold: flo
 
 
 def _differences(old: Result, new: Result) -> tuple[str, ...]:
+    """Say what differs in the conditions of two results: the sources, and versions of libraries."""
     before, after = (item.evaluation.environment.libs for item in (old, new))
-    names = sorted({*before, *after})
-    told = [
+    is_other = old.told.run.fingerprint.solution != new.told.run.fingerprint.solution
+    versions = [
         f"{name} {before.get(name, '-')} -> {after.get(name, '-')}"
-        for name in names
+        for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
     ]
-    is_other = old.told.run.fingerprint.solution != new.told.run.fingerprint.solution
-    return (*(["sources"] if is_other else []), *told)
+    return (*(["sources"] if is_other else []), *versions)

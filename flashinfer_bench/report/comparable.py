@@ -36,16 +36,10 @@ class Difference(NamedTuple):
 
 def marks_of(told: ToldTrace, hardware: str) -> dict[str, str]:
     """Return what two times have to have in common; a mark is left out where the trace does not say."""
-    known = told.run.fingerprint
-    marks = {
-        "hardware": hardware,
-        "cache state": told.measurement.cache_state,
-        "method": told.measurement.method,
-        "protocol": known.protocol,
-        "sandbox": known.sandbox,
-        "timing": known.timing or (USUAL if known.protocol or known.sandbox or known.solution else ""),
-    }
-    return {key: to_one_line(str(mark)) for key, mark in marks.items() if mark}
+    known, record = told.run.fingerprint, told.measurement
+    usual = USUAL if known.protocol or known.sandbox or known.solution else ""
+    marks = (hardware, record.cache_state, record.method, known.protocol, known.sandbox, known.timing or usual)
+    return {key: to_one_line(str(mark)) for key, mark in zip(KINDS, marks, strict=True) if mark}
 
 
 def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> Difference | None:

@@ -8,8 +8,14 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
-from flashinfer_bench.data.sets.columns import COLUMNS, list_judged, make_row
-from flashinfer_bench.data.sets.frame import DTYPES_OF_FRAMES, import_export_library, make_frame
+from flashinfer_bench.data.sets.columns import (
+    COLUMNS,
+    DTYPES_OF_FRAMES,
+    import_export_library,
+    make_frame,
+    make_row,
+)
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 
 if TYPE_CHECKING:
@@ -23,8 +29,17 @@ NOT_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 def write_export(target: TextIO, form: ExportFormat, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> int:
     """Write rows as CSV or JSON lines, one by one, and return their number."""
-    rows = map(make_row, list_judged(trace_set, traces))
-    return _write_csv(target, rows) if form == "csv" else _write_lines(target, rows)
+    results = list_results(trace_set, traces, latest_only=False)
+    writer = csv.writer(target, lineterminator="\n")
+    if form == "csv":
+        writer.writerow([column.name for column in COLUMNS])
+    for row in map(make_row, results):
+        if form == "csv":
+            writer.writerow(map(_cell, row.values()))
+        else:
+            told = {name: _json_value(value) for name, value in row.items()}
+            target.write(json.dumps(told, separators=(",", ":"), allow_nan=False) + "\n")
+    return len(results)
 
 
 def make_parquet(trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes, int]:
@@ -42,31 +57,11 @@ def make_parquet(trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes
 
 def render_columns() -> str:
     """Return the reference of the columns as a Markdown table."""
-    lines = ["| column | type | dtype in pandas | meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| `{column.name}` | {column.kind} | `{DTYPES_OF_FRAMES[column.kind]}` | {column.meaning} |"
+    head = "| column | type | dtype in pandas | meaning |\n|---|---|---|---|\n"
+    return head + "".join(
+        f"| `{column.name}` | {column.kind} | `{DTYPES_OF_FRAMES[column.kind]}` | {column.meaning} |\n"
         for column in COLUMNS
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _write_csv(target: TextIO, rows: Iterable[dict[str, Any]]) -> int:
-    writer = csv.writer(target, lineterminator="\n")
-    writer.writerow([column.name for column in COLUMNS])
-    count = 0
-    for row in rows:
-        writer.writerow([_cell(value) for value in row.values()])
-        count += 1
-    return count
-
-
-def _write_lines(target: TextIO, rows: Iterable[dict[str, Any]]) -> int:
-    count = 0
-    for row in rows:
-        told = {name: _json_value(value) for name, value in row.items()}
-        target.write(json.dumps(told, separators=(",", ":"), allow_nan=False) + "\n")
-        count += 1
-    return count
+    )
 
 
 def _cell(value: Any) -> Any:

@@ -6,16 +6,22 @@ between workers of its kind of device.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from flashinfer_bench.data.evaluation import as_time
-from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.data.sets.results import Result
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
+from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
 
 GPU_CLOCKS: Final = ("cupti", "cuda_events")
 """Clocks that time a GPU."""
+LARGEST_LOG: Final = 700.0
+"""Above it no float has the exponential."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,16 @@ class TimeInterval:
         return self.low_ms <= other.high_ms and other.low_ms <= self.high_ms
 
 
+@dataclass(frozen=True)
+class MeanRatio:
+    """A geometric mean of ratios."""
+
+    value: float
+    low: float | None
+    """Bounds of its 95 % interval; None where a ratio has none."""
+    high: float | None
+
+
 def latency_of(evaluation: AnyEvaluation) -> float | None:
     """Return the latency of a verdict in ms; None where it has none, or one that no call has."""
     return as_time(evaluation.performance.latency_ms) if evaluation.performance is not None else None
@@ -45,23 +61,53 @@ def latency_of(evaluation: AnyEvaluation) -> float | None:
 
 def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:
     """Return the interval of a verdict's latency; None where it has no latency."""
-    latency = latency_of(evaluation)
-    if latency is None:
-        return None
-    record = read_measurement(evaluation)
-    return interval_of(latency, record.bounds, record.interval, record.method)
+    return interval_of(latency_of(evaluation), read_measurement(evaluation))
 
 
-def interval_of(latency_ms: float, bounds: tuple[float, float] | None, kind: str, method: str) -> TimeInterval:
-    """Return the interval of a time.
+def interval_of(latency_ms: float | None, record: Measurement, clock: str = "") -> TimeInterval | None:
+    """Return the interval of a time; None where there is no time.
 
     Args:
-        latency_ms: the time; above 0.
-        bounds: those that the trace tells; None where it tells none.
-        kind: what they hold for; empty where the trace does not say, so that they are of one worker's readings.
-        method: the clock.
+        latency_ms: the time.
+        record: how it was measured.
+        clock: the method, if another record has it.
     """
-    if bounds is None or not kind:
-        device = "cuda" if method in GPU_CLOCKS else "cpu"
-        return TimeInterval(*widened_interval(latency_ms, bounds, default_spread(device)), "")
-    return TimeInterval(*bounds, kind)
+    if latency_ms is None:
+        return None
+    if record.bounds is not None and record.interval:
+        return TimeInterval(*record.bounds, record.interval)
+    device = "cuda" if (clock or record.method) in GPU_CLOCKS else "cpu"
+    return TimeInterval(*widened_interval(latency_ms, record.bounds, default_spread(device)), "")
+
+
+def half_of(result: Result) -> float | None:
+    """Return half the interval of a latency, as a logarithm; None where there is no latency."""
+    return _half(result.latency_ms, interval_of(result.latency_ms, result.measurement))
+
+
+def speedup_half_of(result: Result) -> float | None:
+    """Return half the interval of a speed-up, as a logarithm, by the intervals of both times."""
+    reference = interval_of(result.reference_ms, result.told.baseline, result.measurement.method)
+    return join_halves([half_of(result), _half(result.reference_ms, reference)])
+
+
+def _half(time_ms: float | None, interval: TimeInterval | None) -> float | None:
+    return log_half_of(time_ms, interval.low_ms, interval.high_ms) if time_ms and interval is not None else None
+
+
+def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> MeanRatio | None:
+    """Return the geometric mean of ratios with its interval; None where there is no ratio.
+
+    Args:
+        ratios: those that are not above 0 are left out.
+        log_halves: half the interval of each, as a logarithm.
+    """
+    usable = [math.log(ratio) for ratio in ratios if ratio > 0]
+    if not usable:
+        return None
+    centre = math.fsum(usable) / len(usable)
+    half = join_halves(log_halves) if len(log_halves) == len(usable) else None
+    if half is None:
+        return MeanRatio(math.exp(centre), None, None)
+    reach = half / len(usable)
+    return MeanRatio(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, LARGEST_LOG)))

@@ -2,29 +2,36 @@
 
 The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
 reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so authors are
-ranked by a figure that needs none: the share of the fastest latency that any solution of the set reached. The
-fastest is a confirmed one if there is one, and first place needs a confirmed latency if any author has one.
+ranked by a figure that needs none: the share of the fastest latency that any solution of the set reached. The fastest
+is a confirmed one if there is one, and first place needs a confirmed latency if any author has one.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Final, Literal
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
+from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.data.sets.scores import author_score_of, score_of
-from flashinfer_bench.report.results import MeanRatio, Result, mean_of
+from flashinfer_bench.report.best import BestRow
+from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
 
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
 FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 """The p of fast_p: the share of workloads that were passed with a ratio above p."""
+MOST_LEADERS: Final = 3
+"""Authors that a row of winners names."""
 _Place = tuple[str, str, str]
 """Definition, workload and hardware."""
+_Baseline = Mapping[_Place, float] | None
+"""The latencies that ratios are over; None for those of the reference."""
+_place = attrgetter("definition", "workload", "hardware")
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class AuthorRow:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """All results of one author, op type or kind of hardware."""
+    """All results of one op type or kind of hardware."""
 
     group: str
     definitions: int
@@ -74,7 +81,26 @@ class GroupRow:
     roofline_share: float | None
 
 
-def rank_by_author(results: Sequence[Result], baseline_author: str | None = None) -> list[AuthorRow]:
+@dataclass(frozen=True)
+class WinnersRow:
+    """The best solutions of one author's, one op type's or one kind of hardware's workloads."""
+
+    group: str
+    workloads: int
+    """Workloads whose best solution is of this group."""
+    of: int
+    """All workloads that any solution passed."""
+    speedup: float | None
+    """Geometric mean of their speed-ups over the reference."""
+    leaders: tuple[tuple[str, int], ...]
+    """Authors with the most of these best solutions, and how many."""
+    standings: Mapping[str, int]
+    """Standing of a best solution → number of workloads."""
+    confirmed: bool
+    """Whether any of them is confirmed."""
+
+
+def rank_by_author(results: Iterable[Result], baseline_author: str | None = None) -> list[AuthorRow]:
     """Return a row for each author and kind of hardware, by hardware, then the highest share of the fastest first.
 
     Args:
@@ -85,31 +111,61 @@ def rank_by_author(results: Sequence[Result], baseline_author: str | None = None
         ValueError: the baseline author has no result.
     """
     kept = [item for item in results if not item.told.run.quick]
-    if baseline_author is not None and all(item.author != baseline_author for item in kept):
-        known = ", ".join(sorted({item.author for item in kept})) or "none"
+    authors = group(kept, attrgetter("author"))
+    if baseline_author is not None and baseline_author not in authors:
+        known = ", ".join(sorted(authors)) or "none"
         raise ValueError(f"baseline author {baseline_author!r} has no verdict to compare with; authors: {known}")
-    baseline = None if baseline_author is None else _lowest(item for item in kept if item.author == baseline_author)
-    groups: defaultdict[str, defaultdict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
-    for item in kept:
-        groups[item.hardware][item.author].append(item)
-    rows = []
-    for authors in groups.values():
-        fastest = _Fastest.of(item for items in authors.values() for item in items)
-        rows += [_author_row(items, baseline, fastest) for name, items in authors.items() if name != baseline_author]
+    baseline = None if baseline_author is None else _lowest(authors[baseline_author])
+    fastest = _lowest(kept)
+    rows = [
+        _author_row(author, hardware, items, baseline, fastest)
+        for (author, hardware), items in group(kept, attrgetter("author", "hardware")).items()
+        if author != baseline_author
+    ]
     rows.sort(key=lambda row: (row.hardware, -(row.fastest_share or 0.0), -(row.score or 0.0), row.author))
     return lead_confirmed(rows, attrgetter("hardware"), attrgetter("standing"))
 
 
 def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
-    """Return a row for each author, op type or kind of hardware, in the order of names."""
-    groups: defaultdict[str, list[Result]] = defaultdict(list)
-    for item in results:
-        groups[getattr(item, key)].append(item)
-    return [_group_row(name, items) for name, items in sorted(groups.items())]
+    """Return a row for each op type or kind of hardware, in the order of names."""
+    groups = group(results, attrgetter(key))
+    rows = []
+    for name, items in sorted(groups.items()):
+        ratios = [ratio for item in items if (ratio := _ratio(item, None)) is not None]
+        row = GroupRow(
+            group=name,
+            definitions=len({item.definition for item in items}),
+            solutions=len({(item.definition, item.solution) for item in items}),
+            passed=sum(item.is_passed for item in items),
+            judged=len(items),
+            speedup=mean_of(ratios, _halves(items, None)),
+            fast_p=fast_shares(ratios, len(items)),
+            roofline_share=roofline_share_of(items),
+        )
+        rows.append(row)
+    return rows
 
 
-def share_of(shares: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the shares that are known."""
+def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
+    """Return a row for each author, op type or kind of hardware, the one with the most workloads first.
+
+    Args:
+        rows: the best solution of each workload.
+        key: what a row is of.
+    """
+    found = []
+    for name, items in group(rows, attrgetter(key)).items():
+        speedups = [row.speedup for row in items if row.speedup is not None and row.timing_caveat is None]
+        leaders = Counter(row.author for row in items).most_common(MOST_LEADERS)
+        standings = dict(Counter(row.standing for row in items))
+        mean = geometric_mean(speedups) if speedups else None
+        found.append(WinnersRow(name, len(items), len(rows), mean, tuple(leaders), standings, CONFIRMED in standings))
+    return sorted(found, key=lambda row: (-row.workloads, row.group))
+
+
+def roofline_share_of(results: Iterable[Result]) -> float | None:
+    """Return the geometric mean of the known shares of the roofline, of results that are ranked."""
+    shares = [item.told.roofline.share for item in results if item.is_ranked]
     known = [share for share in shares if share is not None and share > 0]
     return geometric_mean(known) if known else None
 
@@ -129,11 +185,7 @@ def _lowest(results: Iterable[Result]) -> dict[_Place, float]:
     return {place: latency for place, (_, latency) in lowest.items()}
 
 
-def _place(item: Result) -> _Place:
-    return (item.definition, item.workload, item.hardware)
-
-
-def _ratio(item: Result, baseline: Mapping[_Place, float] | None) -> float | None:
+def _ratio(item: Result, baseline: _Baseline) -> float | None:
     """Return baseline / latency; None where one is missing, or the time means nothing."""
     if not item.is_ranked or item.latency_ms is None:
         return None
@@ -141,88 +193,56 @@ def _ratio(item: Result, baseline: Mapping[_Place, float] | None) -> float | Non
     return against / item.latency_ms if against else None
 
 
-@dataclass(frozen=True)
-class _Fastest:
-    """What the fastest solutions of one kind of hardware reached, whoever wrote them."""
-
-    latencies: Mapping[_Place, float]
-    workloads: Mapping[str, int]
-    """Of each definition that somebody passed a workload of, how many somebody passed."""
-
-    @classmethod
-    def of(cls, results: Iterable[Result]) -> _Fastest:
-        latencies = _lowest(results)
-        return cls(latencies, Counter(definition for definition, _, _ in latencies))
-
-    def share_of(self, own: Sequence[Result]) -> float:
-        """Return the mean share of a solution over the workloads of its definition; what it did not pass counts 0."""
-        ranked = [(_place(item), item.latency_ms) for item in own if item.is_ranked and item.latency_ms]
-        shares = [min(1.0, self.latencies[place] / latency) for place, latency in ranked]
-        return sum(shares) / self.workloads[own[0].definition] if shares else 0.0
-
-    def share_of_author(self, shares: Sequence[float]) -> float | None:
-        """Return the mean over all definitions that anybody passed; those that the author did not, count 0."""
-        return sum(shares) / len(self.workloads) if self.workloads else None
+def _halves(items: Iterable[Result], baseline: _Baseline) -> list[float | None]:
+    """Return half the intervals of the ratios, as logarithms; the lowest of several baselines has none."""
+    compared = [item for item in items if _ratio(item, baseline) is not None]
+    return [speedup_half_of(item) if baseline is None else None for item in compared]
 
 
-def _author_row(items: Sequence[Result], baseline: Mapping[_Place, float] | None, fastest: _Fastest) -> AuthorRow:
-    by_definition: defaultdict[str, defaultdict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
-    for item in items:
-        by_definition[item.definition][item.solution].append(item)
-    best = [max(group.values(), key=lambda own: _merit(own, baseline)) for group in by_definition.values()]
+def _author_row(
+    author: str, hardware: str, items: Sequence[Result], baseline: _Baseline, fastest: Mapping[_Place, float]
+) -> AuthorRow:
+    solutions = group(items, attrgetter("definition", "solution"))
+    definitions = group(solutions.values(), lambda own: own[0].definition).values()
+    best = [max(own, key=lambda one: _merit(one, baseline)) for own in definitions]
     flat = [item for own in best for item in own]
-    compared = [(ratio, _half(item, baseline)) for item in flat if (ratio := _ratio(item, baseline)) is not None]
-    ratios = [ratio for ratio, _ in compared]
+    ratios = [ratio for item in flat if (ratio := _ratio(item, baseline)) is not None]
     scores = [score for own in best if (score := _score(own, baseline)) is not None]
+    workloads = Counter(definition for definition, _, place in fastest if place == hardware)
+    shares = [max(_fastest_share(one, fastest, workloads) for one in own) for own in definitions]
     standing = join_standings(item.standing for item in items)
     return AuthorRow(
-        author=items[0].author,
-        hardware=items[0].hardware,
+        author=author,
+        hardware=hardware,
         score=author_score_of(scores) if scores else None,
         definitions=len(best),
         workloads=len(flat),
         passed=sum(item.is_passed for item in flat),
         compared=len(ratios),
-        speedup=mean_of(ratios, [half for _, half in compared]),
-        win_rate=sum(ratio > 1 for ratio in ratios) / len(ratios) if ratios else None,
+        speedup=mean_of(ratios, _halves(flat, baseline)),
+        win_rate=fmean(ratio > 1 for ratio in ratios) if ratios else None,
         fast_p=fast_shares(ratios, len(flat)),
-        roofline_share=share_of(item.share for item in flat if item.is_ranked),
-        fastest_share=fastest.share_of_author(
-            [max(map(fastest.share_of, group.values())) for group in by_definition.values()]
-        ),
+        roofline_share=roofline_share_of(flat),
+        fastest_share=sum(shares) / len(workloads) if workloads else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
     )
 
 
-def _score(own: Sequence[Result], baseline: Mapping[_Place, float] | None) -> float | None:
+def _fastest_share(own: Sequence[Result], fastest: Mapping[_Place, float], workloads: Mapping[str, int]) -> float:
+    """Return the mean share of a solution over the workloads of its definition; what it did not pass counts 0."""
+    shares = [min(1.0, fastest[_place(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms]
+    return sum(shares) / workloads[own[0].definition] if shares else 0.0
+
+
+def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
     """Return the score of a solution; None where nothing failed and the baseline has no time for any workload."""
     ratios = [ratio for item in own if (ratio := _ratio(item, baseline)) is not None]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None
 
 
-def _half(item: Result, baseline: Mapping[_Place, float] | None) -> float | None:
-    """Return half the interval of a ratio, as a logarithm; the lowest of several baselines has none."""
-    return item.speedup_log_half if baseline is None else None
-
-
-def _merit(own: Sequence[Result], baseline: Mapping[_Place, float] | None) -> tuple[float, int, float]:
+def _merit(own: Sequence[Result], baseline: _Baseline) -> tuple[float, int, float]:
     passed = sum(item.is_passed for item in own)
     latencies = [item.latency_ms for item in own if item.latency_ms is not None]
     return (_score(own, baseline) or 0.0, passed, -geometric_mean(latencies) if latencies else 0.0)
-
-
-def _group_row(name: str, items: Sequence[Result]) -> GroupRow:
-    compared = [item for item in items if item.is_ranked and item.speedup is not None]
-    ratios = [item.speedup or 0.0 for item in compared]
-    return GroupRow(
-        group=name,
-        definitions=len({item.definition for item in items}),
-        solutions=len({(item.definition, item.solution) for item in items}),
-        passed=sum(item.is_passed for item in items),
-        judged=len(items),
-        speedup=mean_of(ratios, [item.speedup_log_half for item in compared]),
-        fast_p=fast_shares(ratios, len(items)),
-        roofline_share=share_of(item.share for item in items if item.is_ranked),
-    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import geometric_mean, median
@@ -12,26 +12,18 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
-from flashinfer_bench.data.measurement import (
-    CONFIRMED,
-    BriefMeasurement,
-    join_standings,
-    lead_confirmed,
-    read_measurement,
-)
-from flashinfer_bench.data.sets.latest import latest_by_key
+from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
+from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.results import Result, group, list_results
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.intervals import latency_of
-from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_briefly_told, read_burst
-from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
+from flashinfer_bench.report.timing import QUICK, Timing, count_timing
+from flashinfer_bench.report.verdict import caveat_in, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
-_PASSED: Final = EvaluationStatus.PASSED  # a look at a member of an Enum takes ten times as long
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
-Member = tuple[str, AnyEvaluation]
-"""A workload's uuid, and the verdict on it."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +73,6 @@ class SummaryRow:
     """Why the latency of some workload means nothing; None when all mean something."""
     timing: Timing
     """How the passed workloads were timed."""
-    bursts: tuple[Burst, ...]
-    """What bursts said of the latency on each of them; empty where nobody asked."""
     failures: tuple[FailureGroup, ...]
     standing: str
     """The best standing of its times; empty if none passed."""
@@ -94,37 +84,35 @@ class SummaryRow:
     """Of the best of a definition: which solution is faster cannot be told. The best first."""
 
 
-@collector_paused()
 def summarise(
-    traces: Iterable[AnyTrace],
-    expected: Mapping[PairKey, Collection[str]] | None = None,
-    *,
-    with_bursts: bool = True,
+    traces: Iterable[AnyTrace], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
     """Make the rows, ordered by definition, then from the most useful solution to the least; quick looks come last.
 
     Args:
         traces: verdicts in the order in which they were recorded. The last one of a job counts.
         expected: the workloads that each pair should have a verdict for, by uuid; pairs without any get a row too.
-        with_bursts: say what bursts said, which no table shows.
     """
+    return summarise_results(list_results(None, traces), expected)
+
+
+@collector_paused()
+def summarise_results(
+    results: Iterable[Result], expected: Mapping[PairKey, Collection[str]] | None = None
+) -> list[SummaryRow]:
+    """Make the rows of `summarise` of results that count."""
     expected = expected or {}
-    grouped: defaultdict[tuple[str, str, str], list[Member]] = defaultdict(list)
-    for (definition, solution, workload, hardware), trace in latest_by_key(traces).items():
-        if trace.evaluation is not None:
-            grouped[definition, solution or "", hardware].append((workload, trace.evaluation))
-    rows = [_row(key, members, expected.get(key[:2], ()), with_bursts=with_bursts) for key, members in grouped.items()]
-    with_verdict = {key[:2] for key in grouped}
-    rows += [_row((*pair, ""), [], uuids) for pair, uuids in expected.items() if pair not in with_verdict]
+    groups: dict[tuple[str, str, str], list[Result]] = group(results, attrgetter("definition", "solution", "hardware"))
+    rows = [_row(key, items, expected.get(key[:2], ())) for key, items in groups.items()]
+    judged = {key[:2] for key in groups}
+    rows += [_row((*pair, ""), [], uuids) for pair, uuids in expected.items() if pair not in judged]
     return lead_confirmed(sorted(rows, key=_rank), lambda row: _rank(row)[:5], attrgetter("standing"))
 
 
 def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
     """Count verdicts by status, in the order in which the statuses are declared."""
-    counts = dict.fromkeys((status.value for status in EvaluationStatus), 0)
-    for _, evaluation in judged(traces):
-        counts[evaluation.status.value] += 1
-    return {status: count for status, count in counts.items() if count}
+    counts = Counter(trace.evaluation.status for trace in find_latest(traces) if trace.evaluation is not None)
+    return {status.value: counts[status] for status in EvaluationStatus if counts[status]}
 
 
 def measured_speedup(evaluation: AnyEvaluation) -> float | None:
@@ -134,54 +122,38 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     return reference / latency if reference is not None and latency is not None else None
 
 
-def _row(
-    key: tuple[str, str, str], members: list[Member], expected: Collection[str], *, with_bursts: bool = True
-) -> SummaryRow:
-    passing = [(workload, evaluation) for workload, evaluation in members if evaluation.status is _PASSED]
-    passed = [evaluation for _, evaluation in passing]
-    told = [read_briefly_told(evaluation) for evaluation in passed]
-    standing = join_standings(item.measurement.standing for item in told)
-    latencies = [latency for evaluation in passed if (latency := latency_of(evaluation)) is not None]
-    speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
+def _row(key: tuple[str, str, str], items: Sequence[Result], expected: Collection[str]) -> SummaryRow:
+    passed = [item for item in items if item.is_passed]
+    records = [item.measurement for item in passed]
+    latencies = [latency for item in passed if (latency := item.latency_ms) is not None]
+    speedups = [speedup for item in passed if (speedup := item.speedup) is not None]
+    bounds = [record.bounds for record in records if record.interval]
+    shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high + low > 0]
+    standing = join_standings(record.standing for record in records)
     return SummaryRow(
         *key,
         passed=len(passed),
-        judged=len(members),
-        pending=len(set(expected).difference(workload for workload, _ in members)),
+        judged=len(items),
+        pending=len(set(expected).difference(item.workload for item in items)),
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if speedups else None,
-        timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),
-        timing=count_timing(told),
-        bursts=tuple(
-            read_burst(workload, read_measurement(evaluation)) for workload, evaluation in passing if with_bursts
-        ),
-        failures=_failures(members),
+        timing_caveat=next(filter(None, map(caveat_in, records)), None),
+        timing=count_timing([item.told for item in passed]),
+        failures=_failures([item for item in items if not item.is_passed]),
         standing=standing,
         confirmed=standing == CONFIRMED,
-        interval_share=_interval_share(item.measurement for item in told),
+        interval_share=median(shares) if shares else None,
     )
 
 
-def _interval_share(measurements: Iterable[BriefMeasurement]) -> float | None:
-    """Return the median of half the intervals that hold for another worker, as shares of their middles."""
-    bounds = [one.bounds for one in measurements if one.interval]
-    shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high + low > 0]
-    return median(shares) if shares else None
-
-
-def _failures(members: list[Member]) -> tuple[FailureGroup, ...]:
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for workload, evaluation in members:
-        if evaluation.status is not _PASSED:
-            reason = reason_of(evaluation)
-            alike = (evaluation.status.value, NUMBER.sub("#", reason))
-            groups.setdefault(alike, []).append((reason, workload))
-    return tuple(_failure_group(status, found) for (status, _), found in groups.items())
-
-
-def _failure_group(status: str, found: list[tuple[str, str]]) -> FailureGroup:
-    reasons = [reason for reason, _ in found]
-    return FailureGroup(status, reasons[0], tuple(uuid for _, uuid in found), is_exact=len(set(reasons)) == 1)
+def _failures(failed: Iterable[Result]) -> tuple[FailureGroup, ...]:
+    told = [(item.status, reason_of(item.evaluation), item.workload) for item in failed]
+    groups = group(told, lambda one: (one[0], NUMBER.sub("#", one[1])))
+    found = []
+    for alike in groups.values():
+        statuses, reasons, uuids = zip(*alike, strict=True)
+        found.append(FailureGroup(statuses[0], reasons[0], uuids, is_exact=len(set(reasons)) == 1))
+    return tuple(found)
 
 
 def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, str]:

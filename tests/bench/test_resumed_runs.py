@@ -6,7 +6,7 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.report.verdict import judged
+from flashinfer_bench.data.sets.latest import find_latest
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
@@ -24,7 +24,7 @@ def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(tmp_path
     found = TraceSet.from_path(tmp_path)
     assert len(found.traces["double"]) == 3
     assert found.get_best_trace("double") is None
-    assert [item.status.value for _, item in judged(found.traces["double"])] == ["INCORRECT_NUMERICAL"]
+    assert [item.evaluation.status.value for item in find_latest(found.traces["double"])] == ["INCORRECT_NUMERICAL"]
     assert open_benchmark(tmp_path).plan(resume=True).jobs == ()
 
 

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 import pytest
 
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.report.verdict import judged
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 
@@ -55,7 +55,7 @@ def test_the_last_trace_of_a_solution_and_workload_counts():
 def test_the_time_of_a_trace_says_which_is_the_last_not_its_file(older):
     new, old = make_trace(speedup=2.0), make_trace(speedup=9.0, timestamp=older)
     assert _set_of(new, old).get_best_trace("double") == new
-    assert [trace for trace, _ in judged([new, old])] == [new]
+    assert find_latest([new, old]) == [new]
 
 
 def test_traces_of_different_hardware_all_count_as_in_reports():

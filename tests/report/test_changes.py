@@ -5,111 +5,112 @@ import json
 import pytest
 
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import Contender
 from flashinfer_bench.report.changes import find_changes, find_epochs
-from flashinfer_bench.report.results import list_results
 from tests.cli.fake_engine import write_small_set
-from tests.kit import make_evaluation, make_trace, make_workload
+from tests.report.made import on
 
 
-def timed(latency, uuid="w0", *, spread=0.002, digest="a", day=1, libs=None, **record):
-    measurement = {"method": "cupti", "interval95_ms": [latency * (1 - spread), latency * (1 + spread)], **record}
-    return make_trace(
-        workload=make_workload(uuid),
-        evaluation=make_evaluation(
-            latency_ms=latency,
-            timestamp=f"2026-01-{day:02}T00:00:00Z",
-            environment={"hardware": "test device", "libs": libs or {"driver": "1"}},
-            extra={"measurement": measurement, "run": {"fingerprint": {"solution": digest}}},
-        ),
+def timed(latency, uuid="w0", *, half=0.002, digest="a", day=1, driver="1", sandbox="", quick=False, **record):
+    return on(
+        uuid,
+        "double_python",
+        latency,
+        half=half,
+        record={"method": "cupti", **record},
+        timestamp=f"2026-01-{day:02}T00:00:00Z",
+        environment={"hardware": "GPU", "libs": {"driver": driver}},
+        run={"fingerprint": {"solution": digest, "sandbox": sandbox}, "quick": quick},
     )
 
 
-def results(*traces, latest_only=True):
-    return list_results(TraceSet(), traces, latest_only=latest_only)
+def changes(old, new):
+    return find_changes(list_results(None, old), list_results(None, new))
 
 
-def change(old, new):
-    (found,) = find_changes(results(*old), results(*new))
-    return found
+def epochs(*traces):
+    return find_epochs(list_results(None, traces, latest_only=False))
 
 
-def test_times_that_changed_have_a_decision():
-    assert change([timed(1.0)], [timed(1.0)]).decision == "same"
-    assert change([timed(1.0)], [timed(1.1)]).decision == "slower"
-    assert change([timed(1.0)], [timed(0.5)]).decision == "faster"
-    wide = change([timed(1.0)], [timed(1.1, spread=0.5)])
-    assert (wide.decision, wide.reason) == ("cannot tell yet", "the interval is too wide")
+FAILED = on("w0", "double_python", status="TIMEOUT", log="late")
+CHANGES = {
+    "same": (timed(1.0), timed(1.0), "same", ""),
+    "slower": (timed(1.0), timed(1.1), "slower", ""),
+    "faster": (timed(1.0), timed(0.5), "faster", ""),
+    "wide": (timed(1.0), timed(1.1, half=0.5), "cannot tell yet", "the interval is too wide"),
+    "reaches to 0": (timed(1.0), timed(1.1, half=1.0), "cannot tell yet", "an interval reaches to 0"),
+    "other caches": (
+        timed(1.0, cache_state="cold"),
+        timed(9.0, cache_state="warm"),
+        "cannot tell yet",
+        "another state of the caches: cold then, warm now",
+    ),
+    "other walls": (
+        timed(1.0, sandbox="walls"),
+        timed(2.0, sandbox="none"),
+        "cannot tell yet",
+        "other walls: walls then, none now",
+    ),
+    "quick": (
+        timed(1.0, quick=True),
+        timed(2.0),
+        "cannot tell yet",
+        "the old time is of a quick look, or means nothing",
+    ),
+    "verdict": (timed(1.0), FAILED, "verdict", ""),
+    "both failed": (FAILED, FAILED, "same", ""),
+    "new": (None, FAILED, "new", ""),
+    "gone": (timed(1.0), None, "gone", ""),
+}
 
 
-def test_times_that_came_about_otherwise_are_not_compared():
-    found = change([timed(1.0, cache_state="cold")], [timed(9.0, cache_state="warm")])
-    assert (found.decision, found.reason) == ("cannot tell yet", "another state of the caches: cold then, warm now")
-    assert found.ratio is None
-
-
-def test_other_walls_or_another_protocol_are_no_change_of_a_time():
-    old = timed(1.0)
-    old.evaluation.extra["run"]["fingerprint"]["sandbox"] = "walls"
-    new = timed(2.0)
-    new.evaluation.extra["run"]["fingerprint"]["sandbox"] = "none"
-    found = change([old], [new])
-    assert (found.decision, found.reason) == ("cannot tell yet", "other walls: walls then, none now")
-    _, second = find_epochs(results(old, new, latest_only=False))
-    assert (second.decision, second.ratio) == ("cannot tell yet", None)
+@pytest.mark.parametrize(("old", "new", "decision", "reason"), CHANGES.values(), ids=CHANGES)
+def test_a_job_of_two_sets_has_a_decision(old, new, decision, reason):
+    (found,) = changes(*([side] if side is not None else [] for side in (old, new)))
+    assert (found.decision, found.reason) == (decision, reason)
+    assert (found.ratio is None) == (
+        decision not in ("same", "faster", "slower") or old is FAILED
+    ) or "interval" in reason
 
 
 @pytest.mark.parametrize("latency", [1.0, 1.015, 1.03, 0.9])
 def test_a_change_is_decided_as_the_comparison_of_recorded_traces_is(latency):
     sides = [Contender("x", "run", (), (timed(ms),)) for ms in (1.0, latency)]
     compared = compare_recorded(*sides, 0.02)
-    found = change([timed(1.0)], [timed(latency)])
+    (found,) = changes([timed(1.0)], [timed(latency)])
     assert found.decision == compared.rows[0].ratio.decide(compared.threshold)
     assert (found.ratio.low, found.ratio.high) == pytest.approx(compared.rows[0].ratio.interval)
 
 
-def test_verdicts_that_changed_come_and_go():
-    failed = make_trace(status="TIMEOUT", log="late")
-    assert change([timed(1.0)], [failed]).decision == "verdict"
-    assert change([failed], [failed]).decision == "same"
-    assert change([], [failed]).decision == "new"
-    assert change([timed(1.0)], []).decision == "gone"
-
-
-def test_a_new_driver_begins_an_epoch_and_its_effect_is_decided():
+def test_a_new_driver_other_sources_and_a_second_run_begin_epochs():
     runs = [timed(ms, uuid) for uuid, ms in (("w0", 1.0), ("w1", 2.0))]
-    runs += [timed(ms, uuid, day=2, libs={"driver": "2"}) for uuid, ms in (("w0", 0.8), ("w1", 1.6))]
-    first, second = find_epochs(results(*runs, latest_only=False))
+    runs += [timed(ms, uuid, day=2, driver="2") for uuid, ms in (("w0", 0.8), ("w1", 1.6))]
+    first, second = epochs(*runs)
     assert (first.verdicts, first.decision, first.changed) == (2, "", ())
-    assert (second.decision, second.changed) == ("faster", ("driver 1 -> 2",))
-    assert second.ratio.value == pytest.approx(0.8)
-
-
-def test_other_sources_and_a_second_run_begin_epochs():
-    runs = [timed(1.0), timed(1.0, day=2, digest="b"), timed(1.2, day=3, digest="b")]
-    epochs = find_epochs(results(*runs, latest_only=False))
-    assert [(epoch.changed, epoch.decision) for epoch in epochs] == [((), ""), (("sources",), "same"), ((), "slower")]
+    assert (second.decision, second.changed, second.ratio.value) == ("faster", ("driver 1 -> 2",), pytest.approx(0.8))
+    found = epochs(timed(1.0), timed(1.0, day=2, digest="b"), timed(1.2, day=3, digest="b"))
+    assert [(epoch.changed, epoch.decision) for epoch in found] == [((), ""), (("sources",), "same"), ((), "slower")]
+    _, second = epochs(timed(1.0, sandbox="walls"), timed(2.0, day=2, sandbox="none"))
+    assert (second.decision, second.ratio) == ("cannot tell yet", None)
 
 
 def test_the_commands_tell_changes(tmp_path, capsys, monkeypatch):
     old = write_small_set(tmp_path / "old", traces=[timed(1.0)])
     new = write_small_set(tmp_path / "new", traces=[timed(1.0), timed(2.0, day=2)])
-    assert main(["report", "diff", str(old), str(new)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("1 job: 1 slower")
-    assert main(["report", "diff", str(old), str(old), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"] == {"same": 1}
-    history = ["report", "history", "--definition", "double", "--local", str(new)]
-    assert main(history) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "double_python"
-    assert [line.split()[0] for line in lines[3:5]] == ["2026-01-01", ">"]
+
+    def told(*words, code=0):
+        assert main(["report", *map(str, words)]) == code
+        return capsys.readouterr().out
+
+    history = ["history", "--definition", "double", "--local", new]
+    assert told("diff", old, new).startswith("1 job: 1 slower")
+    assert json.loads(told("diff", old, old, "--format", "json"))["counts"] == {"same": 1}
+    lines = told(*history).splitlines()
+    assert [lines[2], *(line.split()[0] for line in lines[3:5])] == ["double_python", "2026-01-01", ">"]
+    assert len(json.loads(told(*history, "--format", "json"))["rows"]) == 2
+    told(*history, "--threshold", "3", code=2)  # 3 %, or 300 %
+    told(*history, "--threshold", "3%")
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(history) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-    assert main([*history, "--format", "json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
-    assert main([*history, "--threshold", "3"]) == 2  # 3 %, or 300 %
-    assert main([*history, "--threshold", "3%"]) == 0
+    assert max(map(len, told(*history).splitlines())) <= 80

@@ -8,8 +8,8 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets import frame
-from flashinfer_bench.data.sets.columns import COLUMNS, list_judged, make_row
+from flashinfer_bench.data.sets.columns import COLUMNS, DTYPES_OF_FRAMES, import_export_library, make_row
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.report.export import render_columns, write_export
 from tests.conftest import CHECKOUT
@@ -48,7 +48,7 @@ def small(tmp_path):
 
 
 def rows_of(trace_set):
-    return [make_row(judged) for judged in list_judged(trace_set)]
+    return [make_row(item) for item in list_results(trace_set, trace_set.traces["double"], latest_only=False)]
 
 
 def test_a_row_has_the_figures_of_its_trace(small):
@@ -100,7 +100,7 @@ def test_the_frame_has_the_right_dtypes(small):
     pytest.importorskip("pandas", reason="the extra `export` brings pandas")
     table = small.to_dataframe()
     assert {name: str(dtype) for name, dtype in table.dtypes.items()} == {
-        column.name: frame.DTYPES_OF_FRAMES[column.kind] for column in COLUMNS
+        column.name: DTYPES_OF_FRAMES[column.kind] for column in COLUMNS
     }
     assert table["speedup"].mean() == 4.0
     assert table["timestamp"].dt.year.tolist() == [2025] * 3
@@ -124,7 +124,7 @@ def test_csv_loads_with_the_dtypes_that_are_asked_for(small):
     text = io.StringIO(newline="")
     write_export(text, "csv", small, small.traces["double"])
     text.seek(0)
-    asked = {column.name: frame.DTYPES_OF_FRAMES[column.kind] for column in COLUMNS if column.kind != "time"}
+    asked = {column.name: DTYPES_OF_FRAMES[column.kind] for column in COLUMNS if column.kind != "time"}
     table = pandas.read_csv(text, keep_default_na=False, na_values=[""], dtype=asked)
     assert {name: str(table[name].dtype) for name in asked} == asked
     made = small.to_dataframe().replace("", None)  # CSV does not tell an empty text from an absent one
@@ -133,7 +133,7 @@ def test_csv_loads_with_the_dtypes_that_are_asked_for(small):
 
 def test_without_pandas_the_error_names_the_extra(small):
     with pytest.raises(ConfigError, match=r"flashinfer-bench\[export\]"):
-        frame.import_export_library("no_such_library")
+        import_export_library("no_such_library")
 
 
 def test_a_folder_gets_a_file_and_stdout_takes_no_parquet(small, tmp_path, capsys):

@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +21,14 @@ from flashinfer_bench.cli.render import (
     available_width,
     count,
     format_latency,
-    natural_width,
     render_table,
     shorten_uuid,
     wrap_line,
 )
-from flashinfer_bench.cli.reports.ranks import format_mean
+from flashinfer_bench.cli.reports.ranks import fit_table, format_mean
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import parse_time
+from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.report.changes import (
@@ -39,11 +41,12 @@ from flashinfer_bench.report.changes import (
     find_epochs,
 )
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
-from flashinfer_bench.report.results import Result, list_results
 from flashinfer_bench.report.verdict import to_one_line
 
 CHANGE_MARK: Final = ">"
 """Marks an epoch whose times differ from those before."""
+HISTORY: Final = ("", "Since (UTC)", "Sources", "Passed", "Latency", "Over before", "Decision", "Changed")
+DIFF: Final = ("Definition", "Solution", "Workload", "Decision", "Old", "New", "Ratio", "Why")
 SPARED: Final = ("Sources", "Passed")
 """Columns of a history that are left out where there is no room; JSON has them."""
 NOTE: Final = "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"
@@ -81,20 +84,13 @@ def execute_diff(args: argparse.Namespace) -> int:
 
 def render_history(epochs: Sequence[Epoch], width: int) -> str:
     """Lay out a line for each solution, on each kind of hardware if there are several, and below it its epochs."""
-    headings = [Column(""), Column("Since (UTC)"), Column("Sources"), Column("Passed", True)]
-    headings += [Column("Latency", True), Column("Over before", True), Column("Decision"), Column("Changed")]
+    columns = [Column(text, text in ("Passed", "Latency", "Over before")) for text in HISTORY]
     is_several = len({epoch.hardware for epoch in epochs}) > 1
     rows: list[Row] = []
-    owner: tuple[str, str] | None = None
-    for epoch in epochs:
-        if owner != (owner := (epoch.solution, epoch.hardware)):
-            rows.append(f"{epoch.solution} on {epoch.hardware}" if is_several else epoch.solution)
-        rows.append(_history_cells(epoch))
-    spared = [] if any(epoch.changed for epoch in epochs) else ["Changed"]
-    for heading in (*spared, *SPARED):
-        if heading in spared or natural_width(headings, rows) > width:
-            headings, rows = _without(heading, headings, rows)
-    return f"{render_table(headings, rows, width)}\n{wrap_line(NOTE, width)}\n"
+    for (solution, hardware), items in groupby(epochs, attrgetter("solution", "hardware")):
+        rows.append(f"{solution} on {hardware}" if is_several else solution)
+        rows += map(_history_cells, items)
+    return f"{fit_table(columns, rows, SPARED, width)}\n{wrap_line(NOTE, width)}\n"
 
 
 def _history_cells(epoch: Epoch) -> list[str]:
@@ -111,12 +107,6 @@ def _history_cells(epoch: Epoch) -> list[str]:
     ]
 
 
-def _without(heading: str, headings: list[Column], rows: list[Row]) -> tuple[list[Column], list[Row]]:
-    place = [column.heading for column in headings].index(heading)
-    kept: list[Row] = [row if isinstance(row, str) else [*row[:place], *row[place + 1 :]] for row in rows]
-    return [*headings[:place], *headings[place + 1 :]], kept
-
-
 def render_diff(changes: Sequence[Change], counts: Counter[str], width: int) -> str:
     """Lay out how many jobs have each decision, then a row for each of `changes`."""
     order = (VERDICT, SLOWER, FASTER, SAME, UNKNOWN, NEW, GONE)
@@ -124,8 +114,7 @@ def render_diff(changes: Sequence[Change], counts: Counter[str], width: int) -> 
     head = f"{count(counts.total(), 'job')}: {told}\n"
     if not changes:
         return head
-    headings = [Column(text) for text in ("Definition", "Solution", "Workload", "Decision")]
-    headings += [Column("Old", True), Column("New", True), Column("Ratio", True), Column("Why")]
+    headings = [Column(text, text in ("Old", "New", "Ratio")) for text in DIFF]
     rows = [
         [
             change.definition,

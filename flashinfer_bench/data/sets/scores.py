@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed, read_measurement
+from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.sets.best import time_of
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 
 if TYPE_CHECKING:
@@ -61,52 +60,48 @@ def author_score_of(scores: Sequence[float]) -> float:
     return fmean(scores) if scores else 0.0
 
 
-@dataclass(frozen=True)
-class SetFilter:
-    """Which definitions count; None: all."""
-
-    op_type: str | None = None
-    definition_name: str | None = None
-
-    def choose(self, trace_set: TraceSet) -> list[str]:
-        """Return the names of the definitions that count; raise ValueError where there is none of that name."""
-        names = trace_set.definitions
-        if self.definition_name is not None and self.definition_name not in names:
-            raise ValueError(f"no definition {self.definition_name!r}{did_you_mean(self.definition_name, names)}")
-        return [
-            name
-            for name, definition in names.items()
-            if self.definition_name in (None, name) and self.op_type in (None, definition.op_type)
-        ]
-
-
-def rank_authors(trace_set: TraceSet, baseline_author: str, chosen: SetFilter) -> Ranking:
-    """Return every other author of a solution that counts with their score, the highest first."""
-    names = chosen.choose(trace_set)
+def rank_authors(
+    trace_set: TraceSet, baseline_author: str, op_type: str | None = None, definition: str | None = None
+) -> Ranking:
+    """Return every other author of a solution of the chosen definitions with their score, the highest first."""
+    names = choose_definitions(trace_set, op_type, definition)
     authors = dict.fromkeys(item.author for name in names for item in trace_set.solutions.get(name, []))
     authors.pop(baseline_author, None)
-    ranking = [(author, score_author(trace_set, author, baseline_author, chosen)) for author in authors]
+    ranking = [(author, score_author(trace_set, author, baseline_author, names)) for author in authors]
     ordered = sorted(ranking, key=lambda entry: entry[1].avg_speedup, reverse=True)
     return lead_confirmed(ordered, lambda _: None, lambda entry: entry[1].standing)
 
 
-def score_author(trace_set: TraceSet, author: str, baseline_author: str, chosen: SetFilter) -> SpeedupMetrics:
+def choose_definitions(trace_set: TraceSet, op_type: str | None, definition: str | None) -> list[str]:
+    """Return the names of the definitions that count.
+
+    Raises:
+        ValueError: there is no definition of that name.
+    """
+    names = trace_set.definitions
+    if definition is not None and definition not in names:
+        raise ValueError(f"no definition {definition!r}{did_you_mean(definition, names)}")
+    return [name for name, found in names.items() if definition in (None, name) and op_type in (None, found.op_type)]
+
+
+def score_author(trace_set: TraceSet, author: str, baseline_author: str, names: Sequence[str]) -> SpeedupMetrics:
     """Score an author: of each definition the best solution.
 
     Raises:
-        ValueError: the author has no solution of a definition that counts, or the baseline author not exactly one.
+        ValueError: the author has no solution of these definitions, or the baseline author not exactly one.
     """
     best = []
-    for name in chosen.choose(trace_set):
-        own = [item for item in trace_set.solutions.get(name, []) if item.author == author]
-        if own:
-            baseline = _baseline_of(trace_set, name, baseline_author)
-            scores = [_Score.of(trace_set, item, baseline) for item in own]
-            best.append(max(scores, key=lambda score: (score.avg_speedup, score.passed)))
+    for name in names:
+        scores = [
+            _score(trace_set, item, _baseline_of(trace_set, name, baseline_author))
+            for item in trace_set.solutions.get(name, [])
+            if item.author == author
+        ]
+        best += [max(scores, key=lambda score: (score.avg_speedup, score.passed))] if scores else []
     if not best:
         known = {item.author for group in trace_set.solutions.values() for item in group}
         raise ValueError(f"author {author!r} has no solution of the chosen definitions{did_you_mean(author, known)}")
-    return _sum_up([score for score in best if score.passed + score.failed])
+    return _sum_up(best)
 
 
 def score_solution(trace_set: TraceSet, name: str, baseline_author: str) -> SpeedupMetrics:
@@ -119,15 +114,13 @@ def score_solution(trace_set: TraceSet, name: str, baseline_author: str) -> Spee
     if solution is None:
         known = [item.name for group in trace_set.solutions.values() for item in group]
         raise ValueError(f"no solution {name!r}{did_you_mean(name, known)}")
-    baseline = _baseline_of(trace_set, solution.definition, baseline_author)
-    score = _Score.of(trace_set, solution, baseline)
-    return _sum_up([score] if score.passed + score.failed else [])
+    return _sum_up([_score(trace_set, solution, _baseline_of(trace_set, solution.definition, baseline_author))])
 
 
-@dataclass(frozen=True)
-class _Score:
+class _Score(NamedTuple):
     """One solution against the baseline."""
 
+    avg_speedup: float
     speedups: Sequence[float]
     """One for each workload that both passed."""
     passed: int
@@ -135,30 +128,26 @@ class _Score:
     standing: str
     """The best of its latencies."""
 
-    @property
-    def avg_speedup(self) -> float:
-        return score_of(self.speedups, self.failed)
 
-    @classmethod
-    def of(cls, trace_set: TraceSet, solution: Solution, baseline: Solution) -> _Score:
-        own, theirs = (_traces_of(trace_set, item) for item in (solution, baseline))
-        mine, base = _lowest_latencies(own), _lowest_latencies(theirs)
-        passed = sum(trace.is_successful() for trace in own)
-        speedups = [base[place][1] / mine[place][1] for place in base if place in mine]
-        standing = join_standings(mine[place][2] for place in base if place in mine)
-        return cls(speedups, passed, len(own) - passed, standing)
+def _score(trace_set: TraceSet, solution: Solution, baseline: Solution) -> _Score:
+    (mine, passed, failed), (base, *_) = (_lowest(trace_set, item) for item in (solution, baseline))
+    shared = [(base[place][1], mine[place]) for place in base if place in mine]
+    speedups = [reference / latency for reference, (_, latency, _) in shared]
+    standing = join_standings(found for _, (*_, found) in shared)
+    return _Score(score_of(speedups, failed), speedups, passed, failed, standing)
 
 
-def _sum_up(scores: Sequence[_Score]) -> SpeedupMetrics:
+def _sum_up(best: Sequence[_Score]) -> SpeedupMetrics:
+    scores = [score for score in best if score.passed + score.failed]
     if not scores:
         return SpeedupMetrics()
-    traces = sum(score.passed + score.failed for score in scores)
     speedups = [speedup for score in scores for speedup in score.speedups]
+    passed = sum(score.passed for score in scores)
     return SpeedupMetrics(
         avg_speedup=author_score_of([score.avg_speedup for score in scores]),
         definitions=len(scores),
         workloads=len(speedups),
-        success_rate=sum(score.passed for score in scores) / traces,
+        success_rate=passed / (passed + sum(score.failed for score in scores)),
         win_rate=sum(speedup > 1 for speedup in speedups) / len(speedups) if speedups else 0.0,
         standing=join_standings(score.standing for score in scores),
     )
@@ -172,25 +161,19 @@ def _baseline_of(trace_set: TraceSet, definition: str, author: str) -> Solution:
     return found[0]
 
 
-def _traces_of(trace_set: TraceSet, solution: Solution) -> list[AnyTrace]:
-    return [
-        trace
-        for trace in kept_of(trace_set.traces.get(solution.definition, []))
-        if trace.solution == solution.name and trace.evaluation is not None and not trace.evaluation.is_quick
-    ]
+def _lowest(trace_set: TraceSet, solution: Solution) -> tuple[dict[tuple[str, str], tuple[bool, float, str]], int, int]:
+    """Return the lowest latencies of a solution, and how many of its traces passed and failed.
 
-
-def _lowest_latencies(traces: Sequence[AnyTrace]) -> dict[tuple[str, str], tuple[bool, float, str]]:
-    """Return for uuid and hardware of each passed workload its lowest latency, by a confirmed trace if there is one.
-
-    A value says whether it is not confirmed, the latency in ms, and its standing.
+    A latency stands under the workload's uuid and the hardware, after whether it is not confirmed and before its
+    standing: a confirmed one is the lowest if there is one.
     """
+    kept = [one for one in kept_of(trace_set.traces.get(solution.definition, [])) if one.solution == solution.name]
+    results = [item for item in list_results(None, kept, latest_only=False) if not item.told.run.quick]
     lowest: dict[tuple[str, str], tuple[bool, float, str]] = {}
-    for trace in traces:
-        evaluation, latency = trace.evaluation, time_of(trace)
-        if evaluation is not None and latency is not None and trace.is_successful():
-            place = (trace.workload.uuid, evaluation.environment.hardware)
-            standing = read_measurement(evaluation).standing
-            found = (standing != CONFIRMED, latency, standing)
+    for item in results:
+        latency, standing = item.latency_ms, item.measurement.standing
+        if item.is_passed and latency is not None:
+            place, found = (item.workload, item.hardware), (standing != CONFIRMED, latency, standing)
             lowest[place] = min(found, lowest.get(place, found))
-    return lowest
+    passed = sum(item.is_passed for item in results)
+    return lowest, passed, len(results) - passed

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from flashinfer_bench.data.sets.best import is_quick, time_of
-from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.sets.scores import Ranking
 from flashinfer_bench.data.store.trace_list import kept_of
 
@@ -22,23 +20,12 @@ class TraceSetSummary(dict[str, Any]):
     def __init__(self, counts: Mapping[str, Any], rank: Callable[[], Ranking]) -> None:
         super().__init__(counts)
         self._rank = rank
-
-    @property
-    def total(self) -> int:
+        self.total: int = counts["total"]
         """Latest verdicts."""
-        return int(self["total"])
+        self.passed: int = counts["passed"]
+        self.failed: int = counts["failed"]
 
     @property
-    def passed(self) -> int:
-        """Those that passed."""
-        return int(self["passed"])
-
-    @property
-    def failed(self) -> int:
-        """Those that did not."""
-        return int(self["failed"])
-
-    @cached_property
     def rankings(self) -> Ranking:
         """Authors with their scores, the highest first; also under the key "rankings".
 
@@ -55,27 +42,25 @@ class TraceSetSummary(dict[str, Any]):
 
 def count_set(trace_set: TraceSet) -> dict[str, Any]:
     """Count what is in the set, and its latest traces by status, definition, solution, author and op type."""
-    latest = [trace for traces in trace_set.traces.values() for trace in find_latest(kept_of(traces))]
-    passed = [trace for trace in latest if trace.is_successful()]
-    authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
-    op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
-    latencies = [time for trace in passed if not is_quick(trace) and (time := time_of(trace)) is not None]
+    results = list_results(trace_set, [trace for part in trace_set.traces.values() for trace in kept_of(part)])
+    passed = [item for item in results if item.is_passed]
+    latencies = [item.latency_ms for item in passed if not item.told.run.quick and item.latency_ms is not None]
     return {
         "definitions": len(trace_set.definitions),
         "solutions": sum(map(len, trace_set.solutions.values())),
         "workloads": sum(map(len, trace_set.workloads.values())),
         "traces": sum(map(len, trace_set.traces.values())),
-        "total": len(latest),
+        "total": len(results),
         "passed": len(passed),
-        "failed": len(latest) - len(passed),
+        "failed": len(results) - len(passed),
         "min_latency_ms": min(latencies, default=None),
         "max_latency_ms": max(latencies, default=None),
         "avg_latency_ms": sum(latencies) / len(latencies) if latencies else None,
-        "by_status": _count(trace.evaluation.status.value for trace in latest if trace.evaluation),
-        "by_definition": _count(trace.definition for trace in latest),
-        "by_solution": _count(trace.solution or "" for trace in latest),
-        "by_author": _count(authors.get(trace.solution or "", "unknown") for trace in latest),
-        "by_op_type": _count(op_types.get(trace.definition, "unknown") for trace in latest),
+        "by_status": _count(item.status for item in results),
+        "by_definition": _count(item.definition for item in results),
+        "by_solution": _count(item.solution for item in results),
+        "by_author": _count(item.author for item in results),
+        "by_op_type": _count(item.op_type or "unknown" for item in results),
     }
 
 

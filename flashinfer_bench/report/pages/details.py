@@ -1,36 +1,77 @@
-"""The data of a definition's page and of a solution's page."""
+"""The data of the overview, of a definition's page and of a solution's page, before texts are cleaned."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.definition import AxisConst, AxisExpr, TensorSpec
-from flashinfer_bench.data.measurement import BOUNDS, INDICATIVE
+from flashinfer_bench.data.measurement import BOUNDS, INDICATIVE, join_standings
+from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.report.intervals import interval_of, mean_of, speedup_half_of
 from flashinfer_bench.report.pages.highlight import colour
-from flashinfer_bench.report.pages.texts import block_of, id_of, line_of
-from flashinfer_bench.report.results import Result
-from flashinfer_bench.report.timing import read_told
+from flashinfer_bench.report.pages.texts import DIGITS, block_of, id_of
+from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of
+from flashinfer_bench.report.timing import MEANINGS, marks_of_run
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload
 
-DIGITS: Final = 6
-"""Numbers in data have this many significant digits."""
 MOST_CHIPS: Final = 40
 """A page lists this many flags, libraries or facts of one verdict."""
 
 
-def short(value: float | None) -> float | None:
-    """Return a number with few digits; None for what JSON has no number for."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.{DIGITS}g}")
+def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
+    """Return what the first page and the leaderboard show."""
+    definitions = []
+    for name in dict.fromkeys([*trace_set.definitions, *map(attrgetter("definition"), results)]):
+        known = trace_set.definitions.get(name)
+        workloads = len(trace_set.workloads.get(name, []))
+        definitions.append([id_of(name), name, known.op_type if known is not None else "", workloads])
+    flags = {flag for result in results for flag in result.measurement.flags} | set(MEANINGS)
+    solutions = group(results, attrgetter("definition", "solution", "hardware")).values()
+    return {
+        "definitions": definitions,
+        "solutions": list(map(_solution_entry, solutions)),
+        "flags": [[flag, MEANINGS.get(flag, "")] for flag in sorted(flags)],
+        "p": FAST_P,
+        "baseline": baseline_author or "",
+        "cpu": _cpus_of(results),
+        "ranking": [asdict(row) for row in rank_by_author(results, baseline_author)],
+    }
+
+
+def _solution_entry(items: Sequence[Result]) -> list[Any]:
+    """Return what tables show of a solution on one kind of hardware; `ROW` in 4_overview.js names the places."""
+    first = items[0]
+    ranked = [item for item in items if item.is_ranked and item.speedup is not None]
+    mean = mean_of([item.speedup or 0.0 for item in ranked], list(map(speedup_half_of, ranked)))
+    timed = [item.latency_ms for item in items if item.measurement.meaningful]
+    latencies = [latency for latency in timed if latency is not None]
+    failed = [item.status for item in items if not item.is_passed]
+    return [
+        *(id_of(first.definition, first.solution), first.solution, id_of(first.definition)),
+        *(first.definition, first.author, first.hardware),
+        *(sum(item.is_passed for item in items), len(items)),
+        median(latencies) if latencies else None,
+        *((mean.value, mean.low, mean.high) if mean is not None else (None, None, None)),
+        roofline_share_of(items),
+        max(set(failed), key=failed.count) if failed else "",
+        int(any(item.told.run.quick for item in items)),
+        join_standings(item.standing for item in items),
+    ]
+
+
+def _cpus_of(results: Iterable[Result]) -> list[str]:
+    """Return the hardware all of whose ranked results are of a CPU."""
+    groups = group(results, attrgetter("hardware"))
+    return [name for name, items in groups.items() if {item.standing for item in items} - {""} == {INDICATIVE}]
 
 
 def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result]) -> dict[str, Any]:
@@ -41,37 +82,84 @@ def describe_definition(trace_set: TraceSet, name: str, results: Sequence[Result
         workloads.setdefault(result.workload, result.trace.workload)
     axes = _axis_names(definition, list(workloads.values()))
     hardware = list(dict.fromkeys(result.hardware for result in results))
-    root = trace_set.root or Path()
     order = {uuid: index for index, uuid in enumerate(workloads)}
+    rows = []
+    for uuid, workload in workloads.items():
+        root = trace_set.blob_root(name, uuid) or trace_set.root or Path()
+        cost = cost_of_workload(definition, workload, root) if definition is not None else None
+        known = (cost.flops, cost.bytes, cost.unit) if cost is not None else (None, None, "")
+        rows.append([uuid, [workload.axes.get(axis) for axis in axes], *known])
+    peaks = [find_peak(item) for item in hardware]
     return {
         "id": id_of(name),
-        "name": line_of(name),
-        "text": _text_of(definition),
-        "axes": [line_of(axis) for axis in axes],
-        "hardware": [line_of(item) for item in hardware],
-        "cpu": cpus_of(results),
-        "peaks": [_peak_of(item) for item in hardware],
-        "workloads": [
-            _workload_entry(definition, workload, axes, trace_set.blob_root(name, uuid) or root)
-            for uuid, workload in workloads.items()
+        "name": name,
+        "text": _text_of(definition) if definition is not None else {"missing": True},
+        "axes": axes,
+        "hardware": hardware,
+        "cpu": _cpus_of(results),
+        "peaks": [peak and {"name": peak.label, "tflops": dict(peak.tflops), "tb": peak.tb_per_sec} for peak in peaks],
+        "workloads": rows,
+        "series": [
+            {
+                "id": id_of(name, solution),
+                "name": solution,
+                "author": items[0].author,
+                "h": hardware.index(place),
+                "rows": [
+                    [order[item.workload], item.status, *_numbers(item), int(item.is_ranked), item.standing]
+                    for item in items
+                ],
+            }
+            for (solution, place), items in group(results, attrgetter("solution", "hardware")).items()
         ],
-        "series": _series(results, order, hardware),
     }
 
 
-def cpus_of(results: Sequence[Result]) -> list[str]:
-    """Return the hardware all of whose ranked results are of a CPU."""
-    standings: defaultdict[str, set[str]] = defaultdict(set)
-    for result in results:
-        standings[line_of(result.hardware)].add(result.standing)
-    return [hardware for hardware, found in standings.items() if found - {""} == {INDICATIVE}]
+def _text_of(definition: Definition) -> dict[str, Any]:
+    axes = []
+    for name, axis in definition.axes.items():
+        size = axis.value if isinstance(axis, AxisConst) else axis.expression if isinstance(axis, AxisExpr) else ""
+        axes.append([name, axis.type, str(size), axis.description or ""])
+    return {
+        "op_type": definition.op_type,
+        "description": block_of(definition.description),
+        "tags": definition.tags,
+        "axes": axes,
+        "inputs": _tensors(definition.inputs),
+        "outputs": _tensors(definition.outputs),
+        "constraints": definition.constraints,
+        "reference": colour("reference.py", definition.reference),
+    }
 
 
-def describe_solution(solution: Solution | None, name: str, results: Sequence[Result]) -> dict[str, Any]:
+def _tensors(specs: dict[str, TensorSpec]) -> list[list[str]]:
+    return [
+        [name, "scalar" if spec.shape is None else f"[{', '.join(spec.shape)}]", spec.dtype, spec.description or ""]
+        for name, spec in specs.items()
+    ]
+
+
+def _axis_names(definition: Definition | None, workloads: Sequence[Workload]) -> list[str]:
+    """Return the axes that workloads give, the one with the most sizes first: latency is drawn over it."""
+    names = list(dict.fromkeys(name for workload in workloads for name in workload.axes))
+    known = definition.var_axes if definition is not None else names
+    kept = [name for name in names if name in known] or names
+    return sorted(kept, key=lambda name: -len({workload.axes.get(name) for workload in workloads}))
+
+
+def describe_solution(solution: Solution | None, results: Sequence[Result]) -> dict[str, Any]:
     """Return the data of a solution's page. The set need not have the solution."""
+    first = results[0]
     logs: dict[str, int] = {}
-    verdicts = [_verdict(result, logs) for result in results]
-    text: dict[str, Any] = {"name": line_of(name), "verdicts": verdicts, "logs": [block_of(log) for log in logs]}
+    text: dict[str, Any] = {
+        "id": id_of(first.definition, first.solution),
+        "name": first.solution,
+        "definition": first.definition,
+        "d": id_of(first.definition),
+        "author": first.author,
+        "verdicts": [_verdict(result, logs) for result in results],
+        "logs": list(map(block_of, logs)),
+    }
     if solution is None:
         return {**text, "missing": True, "sources": []}
     spec = solution.spec
@@ -86,133 +174,64 @@ def describe_solution(solution: Solution | None, name: str, results: Sequence[Re
     return {
         **text,
         "description": block_of(solution.description),
-        "facts": [[key, line_of(value)] for key, value in facts.items() if value],
-        "sources": [[line_of(item.path), colour(item.path, item.content)] for item in solution.sources],
+        "facts": [[key, value] for key, value in facts.items() if value],
+        "sources": [[item.path, colour(item.path, item.content)] for item in solution.sources],
     }
 
 
-def _text_of(definition: Definition | None) -> dict[str, Any]:
-    if definition is None:
-        return {"missing": True}
-    return {
-        "op_type": line_of(definition.op_type),
-        "description": block_of(definition.description),
-        "tags": [line_of(tag) for tag in definition.tags],
-        "axes": [[line_of(name), *_axis(axis)] for name, axis in definition.axes.items()],
-        "inputs": [_tensor(name, spec) for name, spec in definition.inputs.items()],
-        "outputs": [_tensor(name, spec) for name, spec in definition.outputs.items()],
-        "constraints": [line_of(item) for item in definition.constraints],
-        "reference": colour("reference.py", definition.reference),
-    }
-
-
-def _axis(axis: Any) -> list[str]:
-    size = str(axis.value) if isinstance(axis, AxisConst) else ""
-    size = line_of(axis.expression) if isinstance(axis, AxisExpr) else size
-    return [axis.type, size, line_of(axis.description or "")]
-
-
-def _tensor(name: str, spec: TensorSpec) -> list[str]:
-    shape = "scalar" if spec.shape is None else f"[{', '.join(spec.shape)}]"
-    return [line_of(name), line_of(shape), spec.dtype, line_of(spec.description or "")]
-
-
-def _axis_names(definition: Definition | None, workloads: Sequence[Workload]) -> list[str]:
-    """Return the axes that workloads give, the one with the most sizes first: latency is drawn over it."""
-    names = list(dict.fromkeys(name for workload in workloads for name in workload.axes))
-    known = definition.var_axes if definition is not None else names
-    kept = [name for name in names if name in known] or names
-    return sorted(kept, key=lambda name: -len({workload.axes.get(name) for workload in workloads}))
-
-
-def _workload_entry(definition: Definition | None, workload: Workload, axes: Sequence[str], root: Path) -> list[Any]:
-    """Return uuid, axes, FLOPs, bytes and unit of a workload."""
-    cost = cost_of_workload(definition, workload, root) if definition is not None else None
-    known = [short(cost.flops), short(cost.bytes), cost.unit] if cost is not None else [None, None, ""]
-    return [line_of(workload.uuid), [workload.axes.get(name) for name in axes], *known]
-
-
-def _peak_of(hardware: str) -> dict[str, Any] | None:
-    peak = find_peak(hardware)
-    return None if peak is None else {"name": peak.label, "tflops": dict(peak.tflops), "tb": peak.tb_per_sec}
-
-
-def _series(results: Sequence[Result], order: Mapping[str, int], hardware: Sequence[str]) -> list[dict[str, Any]]:
-    groups: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        groups[result.solution, result.hardware].append(result)
-    return [
-        {
-            "id": id_of(items[0].definition, name),
-            "name": line_of(name),
-            "author": line_of(items[0].author),
-            "h": hardware.index(place),
-            "rows": [_point(item, order) for item in items],
-        }
-        for (name, place), items in groups.items()
-    ]
-
-
-def _point(item: Result, order: Mapping[str, int]) -> list[Any]:
-    """Return workload, verdict, latency with its interval, speed-up, share of the roofline, rank and standing."""
-    numbers = [item.latency_ms, item.low_ms, item.high_ms, item.speedup, item.share]
-    if not item.told.measurement.meaningful:
-        numbers = [None] * len(numbers)
-    return [order[item.workload], item.status, *map(short, numbers), int(item.is_ranked), item.standing]
+def _numbers(item: Result) -> list[float | None]:
+    """Return latency, its interval, speed-up and share of the roofline; nothing if the time means nothing."""
+    interval = interval_of(item.latency_ms, item.measurement)
+    bounds = (interval.low_ms, interval.high_ms) if interval is not None else (None, None)
+    numbers = [item.latency_ms, *bounds, item.speedup, item.told.roofline.share]
+    return numbers if item.measurement.meaningful else [None] * len(numbers)
 
 
 def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
-    evaluation, measured = result.evaluation, result.told.measurement
-    told = read_told(evaluation)
-    numbers = ("latency_ms", "low_ms", "high_ms", "reference_ms", "speedup", "share")
+    evaluation, measured, run = result.evaluation, result.measurement, result.told.run
+    correctness = evaluation.correctness
+    quartiles = [f"{bound:.{DIGITS}g}" for bound in (measured.q25_ms, measured.q75_ms) if bound is not None]
     details = {
         "clock": measured.method,
         "caches": measured.cache_state,
         "launch": measured.launch,
         "fall-back": measured.fallback,
-        "readings": short(measured.samples),
-        "trials": short(result.told.interval.trials),
-        "median ms": short(measured.median_ms),
-        "quartiles ms": _pair(measured.q25_ms, measured.q75_ms),
+        "readings": measured.samples,
+        "trials": measured.trials,
+        "median ms": measured.median_ms,
+        "quartiles ms": " to ".join(quartiles) if len(quartiles) == 2 else "",
         "standing": result.standing,
         "assurance": measured.assurance,
         "bound by": BOUNDS.get(measured.bound, measured.bound),
-        "outside ms": short(measured.outside_ms),
-        "gated chain ms": short(measured.relay_ms),
-        "batch ms": short(measured.burst_ms),
+        "outside ms": measured.outside_ms,
+        "gated chain ms": measured.relay_ms,
+        "batch ms": measured.burst_ms,
         "unconfirmed": measured.why_not,
-        "setup ms": short(measured.setup_ms),
+        "setup ms": measured.setup_ms,
         "evaluator": result.told.evaluator,
-        "seed": None if result.told.run.seed is None else str(result.told.run.seed),
+        "seed": run.seed,
+        "largest absolute error": correctness.max_absolute_error if correctness is not None else None,
+        "largest relative error": correctness.max_relative_error if correctness is not None else None,
     }
-    correctness = evaluation.correctness
-    if correctness is not None:
-        details["largest absolute error"] = _number(correctness.max_absolute_error)
-        details["largest relative error"] = _number(correctness.max_relative_error)
+    latency, low, high, speedup, share = _numbers(result)
+    reference = result.reference_ms if measured.meaningful else None
     libraries = list(evaluation.environment.libs.items())[:MOST_CHIPS]
+    flags = [*measured.flags, *marks_of_run(run)][:MOST_CHIPS]
     return {
-        "w": line_of(result.workload),
-        "axes": line_of(", ".join(f"{name}={size}" for name, size in result.trace.workload.axes.items())),
-        "hardware": line_of(result.hardware),
+        "w": result.workload,
+        "axes": ", ".join(f"{name}={size}" for name, size in result.trace.workload.axes.items()),
+        "hardware": result.hardware,
         "status": result.status,
-        "reason": (caveat_in(measured) or "") if result.is_passed else line_of(reason_of(evaluation)),
-        "when": line_of(evaluation.timestamp),
+        "reason": (caveat_in(measured) or "") if result.is_passed else reason_of(evaluation),
+        "when": evaluation.timestamp,
         "ranked": int(result.is_ranked),
-        "n": [short(getattr(result, name)) if measured.meaningful else None for name in numbers],
-        "flags": [line_of(flag) for flag in (*measured.flags, *told.marks)][:MOST_CHIPS] if result.is_passed else [],
-        "details": [[key, _told(value)] for key, value in details.items() if value is not None and value != ""],
-        "libs": line_of(", ".join(f"{name} {version}" for name, version in libraries)),
+        "n": [latency, low, high, reference, speedup, share],
+        "flags": flags if result.is_passed else [],
+        "details": [[key, _fact(value)] for key, value in details.items() if value is not None and value != ""],
+        "libs": ", ".join(f"{name} {version}" for name, version in libraries),
         "log": logs.setdefault(evaluation.log, len(logs)) if evaluation.log else -1,
     }
 
 
-def _told(value: object) -> str:
-    return line_of(value) if isinstance(value, str) else str(value)
-
-
-def _pair(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{low:.{DIGITS}g} to {high:.{DIGITS}g}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.{DIGITS}g}"
+def _fact(value: object) -> str:
+    return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)

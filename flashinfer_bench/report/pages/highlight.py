@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Final
 
 from pygments.lexer import Lexer
-from pygments.lexers import CppLexer, CudaLexer, PythonLexer, TextLexer
+from pygments.lexers import CppLexer, CudaLexer, PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String, _TokenType
 
-from flashinfer_bench.report.pages.texts import block_of
+from flashinfer_bench.report.pages.texts import Shown, block_of
 
 MOST_COLOURED: Final = 40_000
 """A longer source has no colours: lexers are slow on strange texts."""
@@ -26,30 +27,19 @@ KINDS: Final = (
 """Token and its kind; the first that holds the token counts."""
 LEXERS: Final[dict[str, type[Lexer]]] = {
     "py": PythonLexer,
-    "cu": CudaLexer,
-    "cuh": CudaLexer,
-    "cpp": CppLexer,
-    "cc": CppLexer,
-    "h": CppLexer,
-    "hpp": CppLexer,
+    **dict.fromkeys(("cu", "cuh"), CudaLexer),
+    **dict.fromkeys(("cpp", "cc", "h", "hpp"), CppLexer),
 }
-Piece = list[str]
 
 
-def colour(path: str, source: str) -> list[Piece]:
+def colour(path: str, source: str) -> list[list[str]]:
     """Return the pieces of a source; together they are its text as `block_of` shows it."""
-    text = block_of(source)
-    lexer = LEXERS.get(path.rpartition(".")[2].lower(), TextLexer)
-    if lexer is TextLexer or len(text) > MOST_COLOURED:
+    text, lexer = block_of(source), LEXERS.get(path.rpartition(".")[2].lower())
+    if lexer is None or len(text) > MOST_COLOURED:
         return [["", text]]
-    pieces: list[Piece] = []
-    for token, part in lexer(stripnl=False, ensurenl=False).get_tokens(text):
-        kind = _kind(token)
-        if pieces and pieces[-1][0] == kind:
-            pieces[-1][1] += part
-        else:
-            pieces.append([kind, part])
-    return pieces
+    tokens = lexer(stripnl=False, ensurenl=False).get_tokens(text)
+    pieces = groupby(((_kind(token), part) for token, part in tokens), lambda item: item[0])
+    return [[kind, Shown("".join(part for _, part in items))] for kind, items in pieces]
 
 
 def _kind(token: _TokenType) -> str:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
-from flashinfer_bench.report.verdict import REASON_LIMIT, to_one_line
+from flashinfer_bench.report.verdict import to_one_line
 
 MOST_TEXT: Final = 64_000
 """A description, log or source shows this many characters; the trace set has the rest."""
 ID_DIGITS: Final = 16
 """A page's identity has this many hexadecimal digits."""
+DIGITS: Final = 6
+"""Numbers in data have this many significant digits."""
+line_of = lru_cache(1 << 14)(to_one_line)
+"""Returns a name or a reason as one line; verdicts repeat names, devices and versions."""
+
+
+class Shown(str):
+    """A text of several lines that is fit to be shown as it is."""
 
 
 def id_of(*names: str) -> str:
@@ -23,34 +32,32 @@ def id_of(*names: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:ID_DIGITS]
 
 
-def line_of(text: object) -> str:
-    """Return a name or a reason as one line."""
-    told = str(text)
-    return _line_of(told) if len(told) <= REASON_LIMIT else to_one_line(told)
-
-
-@lru_cache(1 << 14)
-def _line_of(text: str) -> str:
-    """Remember short ones: verdicts repeat names, devices and versions."""
-    return to_one_line(text)
-
-
-def block_of(text: str | None) -> str:
+def block_of(text: str | None) -> Shown:
     """Return a text of several lines: cut with a note, and steering characters as escapes."""
-    if not text:
-        return ""
-    shown = text[:MOST_TEXT]
+    shown = (text or "")[:MOST_TEXT]
     lines = shown if shown.isprintable() else "".join(map(_shown, shown))
-    cut = len(text) - len(shown)
-    return f"{lines}\n… cut: {cut:,} more characters" if cut else lines
+    cut = len(text or "") - len(shown)
+    return Shown(f"{lines}\n… cut: {cut:,} more characters" if cut else lines)
+
+
+def clean(value: Any) -> Any:
+    """Return data as pages have it: each text in one line unless it is `Shown`, and numbers with few digits."""
+    if isinstance(value, str):
+        return str(value) if isinstance(value, Shown) else line_of(value)
+    if isinstance(value, dict):
+        return {key: clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return value
 
 
 def to_script(key: str, data: Any) -> str:
     """Return a script that holds data under a key: ASCII alone, and nothing in it can end a script or a string."""
-    text = msgspec.json.encode(data).decode()
-    literal = (
-        json.dumps(text, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    )
+    literal = json.dumps(msgspec.json.encode(data).decode(), ensure_ascii=True)
+    for sign in "<>&":
+        literal = literal.replace(sign, f"\\u{ord(sign):04x}")
     return f"fibReport.keep({json.dumps(key)}, {literal});\n"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from flashinfer_bench.data.store.trace_lines import TraceLine, read_trace_line
 from flashinfer_bench.data.store.trace_list import TraceList, kept_of
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
-from flashinfer_bench.report.timing import count_timing, read_briefly_told, read_told
+from flashinfer_bench.report.timing import read_timing
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 RUN = {
@@ -104,18 +103,15 @@ def test_what_is_read_of_extra_is_the_same_of_a_line_and_of_a_model(extra):
     (line,) = _lines(trace).as_kept()
     assert line.evaluation.extra == extra
     assert line.evaluation.is_quick == trace.evaluation.is_quick
-    for read in (read_measurement, read_told, read_fingerprint, tell):
+    for read in (read_measurement, read_fingerprint, tell):
         assert read(line.evaluation) == read(trace.evaluation)
-    for read in (read_told, read_briefly_told):
-        assert count_timing([read(line.evaluation)]) == count_timing([read_told(trace.evaluation)])
+    assert read_timing([line.evaluation]) == read_timing([trace.evaluation])
     assert _decisions([line]) == _decisions([trace])
 
 
 def test_tables_and_plans_of_lines_are_those_of_models():
     lines = _lines()
     assert summarise(lines.as_kept(), {("double", "old"): ["w"]}) == summarise(TRACES, {("double", "old"): ["w"]})
-    brief = summarise(lines.as_kept(), with_bursts=False)
-    assert brief == summarise(TRACES, with_bursts=False) == [replace(row, bursts=()) for row in summarise(TRACES)]
     assert best_by_workload(lines.as_kept()) == best_by_workload(TRACES)
     assert _decisions(lines.as_kept()) == _decisions(TRACES)
 

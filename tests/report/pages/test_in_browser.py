@@ -10,7 +10,7 @@ import pytest
 from flashinfer_bench.report.pages.texts import id_of
 from tests.conftest import CHECKOUT
 from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, write_pages
-from tests.report.test_decision import CASES
+from tests.report.test_words import CASES
 
 AXE = os.environ.get("AXE_CORE", str(CHECKOUT / "node_modules" / "axe-core" / "axe.min.js"))
 DOUBLE, FAST, SLOW = id_of("double"), id_of("double", "fast"), id_of("double", "slow")
