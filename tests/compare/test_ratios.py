@@ -10,7 +10,6 @@ from flashinfer_bench.examine.compare.ratios import (
     LOOKS,
     Ratio,
     join_ratios,
-    ratio_of_intervals,
     ratio_of_pairs,
 )
 from flashinfer_bench.timing.statistics import student_quantile
@@ -67,11 +66,6 @@ def test_the_geometric_mean_of_two_workloads_is_known_better_than_each():
     assert both.log_half < one.log_half
     assert both.freedom == pytest.approx(2 * one.freedom)
     assert both.pairs == 12
-
-
-def test_recorded_intervals_add_up_as_squares():
-    ratio = ratio_of_intervals((1.0, exp(-0.03), exp(0.03)), (2.0, 2 * exp(-0.04), 2 * exp(0.04)))
-    assert (ratio.ratio, ratio.log_half) == (pytest.approx(2.0), pytest.approx(0.05))
 
 
 def simulate(true: float, spread: float, threshold: float, *, count: int) -> list[tuple[str, bool]]:

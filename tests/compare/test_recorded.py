@@ -58,6 +58,7 @@ def test_two_solutions_are_compared_on_each_workload_and_over_all(write_set):
     assert [row.ratio.ratio for row in found.rows] == pytest.approx([1.1, 1.0])
     assert decisions(found) == ["slower", "same"]
     assert found.overall.ratio == pytest.approx(1.1**0.5)
+    assert found.rows[0].ratio.log_half == pytest.approx(0.01 * 2**0.5, rel=0.02)  # errors add up as squares
     assert found.slower_than(0.05) == ["w0"]
     assert found.slower_than(0.03) == ["w0", "over all"]
 

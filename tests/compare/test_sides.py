@@ -90,7 +90,7 @@ def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
         lines.append(make_trace(solution="mine", workload=make_workload(uuid), evaluation=judged))
     write_trace_set(root, traces=lines)
     found = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1]
-    assert [trace.workload.uuid for trace in found.traces] == ["w1"]
+    assert [one.workload for one in found.results] == ["w1"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from math import ceil, exp, log, sqrt
 from statistics import fmean, variance
 from typing import Final
 
-from flashinfer_bench.report.decision import Decision, decide, join_halves, log_half_of
+from flashinfer_bench.report.decision import Decision, decide, join_halves
 from flashinfer_bench.timing.statistics import student_quantile
 
 LOOKS: Final = (4, 6, 9, 13, 19, 28, 42, 63, 94)
@@ -126,13 +126,3 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
     total = sum(parts)
     freedom = total**2 / sum(part**2 / one.freedom for part, one in zip(parts, ratios, strict=True))
     return Ratio(mean, student_quantile(level_at(most), freedom) * sqrt(total), sqrt(total), freedom, pairs)
-
-
-def ratio_of_intervals(first: tuple[float, float, float], second: tuple[float, float, float]) -> Ratio:
-    """Return the ratio of two recorded latencies, each with its 95 % interval; their errors add up as squares.
-
-    Args:
-        first: latency, lower and upper bound of A, in any unit.
-        second: those of B, in the same unit.
-    """
-    return Ratio(log(second[0] / first[0]), join_halves([log_half_of(*one) for one in (first, second)]))

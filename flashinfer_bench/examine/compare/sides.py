@@ -15,9 +15,7 @@ from typing import Literal
 from flashinfer_bench.data import Solution, Trace, TraceSet, load_json_file, load_jsonl_file
 from flashinfer_bench.data.manifest import MANIFEST_NAMES
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.sets.best import passed_of
-from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.sets.told import tell
+from flashinfer_bench.data.sets.results import Result, list_results
 from flashinfer_bench.data.store.drafts.draft import SOURCE_SUFFIXES, Draft, DraftHints, read_draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
 from flashinfer_bench.data.store.pack import pack_folder
@@ -25,7 +23,6 @@ from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.report.intervals import latency_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Contender:
     kind: Literal["solution", "author", "set", "run"]
     solutions: tuple[Solution, ...] = ()
     """Empty for a run."""
-    traces: tuple[AnyTrace, ...] = ()
+    results: tuple[Result, ...] = ()
     """Its recorded verdicts, the latest of each job."""
     trace_set: TraceSet | None = field(default=None, compare=False)
     """Of a set."""
@@ -111,17 +108,17 @@ def find_contender(word: str, trace_set: TraceSet | None, hints: DraftHints | No
         if trace_set is None:
             raise DataSetError(f"{word}: its definition is looked up in a trace set, and none was named: --local PATH")
         draft = read_draft(path, trace_set.definitions, hints)
-        found = _of_solutions(word, [draft.solution], trace_set)
-        digest = draft.solution.digest()
-        return replace(found, draft=draft, traces=tuple(one for one in found.traces if _judged_digest(one) == digest))
+        found, digest = _of_solutions(word, [draft.solution], trace_set), draft.solution.digest()
+        same = tuple(one for one in found.results if one.told.run.fingerprint.solution == digest)
+        return replace(found, draft=draft, results=same)
     if path.is_dir() and not any((path / name).exists() for name in MANIFEST_NAMES):
         opened = TraceSet.from_path(path)
         solutions = tuple(one for listed in opened.solutions.values() for one in listed)
-        return Contender(word, "set", solutions, _latest(_all_traces(opened)), opened)
+        return Contender(word, "set", solutions, tuple(list_results(opened, _all_traces(opened))), opened)
     if path.is_dir():
         return _of_solutions(word, [pack_folder(path).solution], trace_set)
     if path.is_file() and path.suffix == ".jsonl":
-        return Contender(word, "run", (), _latest(load_jsonl_file(Trace, path)))
+        return Contender(word, "run", (), tuple(list_results(None, load_jsonl_file(Trace, path))))
     if path.is_file():
         return _of_solutions(word, [load_json_file(Solution, path)], trace_set)
     if trace_set is None:
@@ -147,20 +144,11 @@ def _is_draft(path: Path) -> bool:
 def _of_solutions(word: str, solutions: list[Solution], trace_set: TraceSet | None) -> Contender:
     names = {solution.name for solution in solutions}
     recorded = [] if trace_set is None else [one for one in _all_traces(trace_set) if one.solution in names]
-    return Contender(word, "solution", tuple(solutions), _latest(recorded))
+    return Contender(word, "solution", tuple(solutions), tuple(list_results(trace_set, recorded)))
 
 
 def _all_traces(trace_set: TraceSet) -> Iterable[AnyTrace]:
     return (trace for traces in trace_set.traces.values() for trace in kept_of(traces))
-
-
-def _latest(traces: Iterable[AnyTrace]) -> tuple[AnyTrace, ...]:
-    return tuple(trace for trace in find_latest(traces) if trace.evaluation is not None)
-
-
-def _judged_digest(trace: AnyTrace) -> str:
-    """Return the digest of the solution that was judged; empty if the trace does not say."""
-    return tell(trace.evaluation).run.fingerprint.solution if trace.evaluation is not None else ""
 
 
 def choose_workloads(words: Sequence[str] | None, known: Collection[str]) -> frozenset[str]:
@@ -222,9 +210,9 @@ def _choose(side: Contender, solutions: list[Solution]) -> Solution:
     if len(solutions) == 1:
         return solutions[0]
     times: dict[str, list[float]] = defaultdict(list)
-    for trace in passed_of(side.traces):
-        if trace.evaluation is not None:
-            times[trace.solution or ""].append(latency_of(trace.evaluation) or 0.0)
+    for one in side.results:
+        if one.is_passed:
+            times[one.solution].append(one.latency_ms or 0.0)
     if not any(times[one.name] for one in solutions):
         names = ", ".join(one.name for one in solutions)
         raise DataSetError(
