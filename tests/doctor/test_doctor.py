@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from math import log
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +15,14 @@ from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cli.machine.doctor import render_report
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.examine.compare.ratios import Ratio
+from flashinfer_bench.examine.compare.result import Comparison, Row
 from flashinfer_bench.examine.doctor import findings as of
 from flashinfer_bench.examine.doctor import readings as probing
 from flashinfer_bench.examine.doctor import self_check, visit
 from flashinfer_bench.examine.doctor.machine import GpuAtRest, MachineState, read_machine
 from flashinfer_bench.examine.doctor.readings import CacheCheck, ProbeFailed, Rates, Readings
-from flashinfer_bench.examine.doctor.self_check import Agreement, TwinTimes
 from flashinfer_bench.timing.nvml import GpuState
-from tests.kit import make_evaluation, make_workload
 
 GPU = Device("cuda", 0, "NVIDIA H200", "GPU-test-of-the-doctor", (9, 0))
 CPU = Device("cpu", 0, "test device", "cpu")
@@ -58,9 +59,11 @@ def readings(**parts):
     return replace(found, **parts)
 
 
-def agreement(*ratios, spread=0.01, problems=()):
-    twins = [TwinTimes("one_kernel", 64, 0.003, ratio, spread) for ratio in ratios]
-    return Agreement(tuple(twins), tuple(problems))
+def agreement(*ratios, problem=""):
+    """Twins with these ratios, or a row that has none."""
+    rows = [Row("known_good", "size_1", ratio=Ratio(log(ratio), 0.001, pairs=4)) for ratio in ratios]
+    rows += [Row("known_good", "size_1", problem=problem)] if problem else []
+    return Comparison(tuple(rows), 0.02, "measured", "test device")
 
 
 HOT = replace(AT_REST, slowed_by=("hw_thermal",))
@@ -136,7 +139,7 @@ FINDINGS = {
     "nearly": (of.find_agreement(agreement(1.03, 1.0), on_gpu=True), "note", "smaller differences", "quiet"),
     "differ": (of.find_agreement(agreement(1.0, 0.95), on_gpu=True), "broken", "cannot be compared", "quiet"),
     "rough": (of.find_agreement(agreement(1.0, 0.5), on_gpu=False), "note", "a CPU's times are rough", "quiet"),
-    "wrong": (of.find_agreement(agreement(problems=["RUNTIME_ERROR: boom"]), on_gpu=False), "broken", "boom", "see"),
+    "wrong": (of.find_agreement(agreement(problem="RUNTIME_ERROR: boom"), on_gpu=False), "broken", "boom", "see"),
     "walls": (of.find_confinement(Sandbox("auto", user="own"), "strict"), "ok", "strict can be had", ""),
     "a note": (of.find_confinement(Sandbox("auto", {}, "own", ("a hint",)), "auto"), "note", "strict can be", "a hint"),
     "a gap": (of.find_confinement(Sandbox("auto", GAP), "auto"), "note", "files: this kernel", "container"),
@@ -200,7 +203,7 @@ def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
         "building, loading and calling programs of ours",
     ]
     document = json.loads(json.dumps(report.document()))
-    assert (document["exit_code"], document["agreement"]["worst"]) == (0, 0.0)
+    assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
     assert document["findings"][0] == {"topic": "languages", "state": "ok", "text": "python can be built", "advice": ""}
     text = render_report(report, 100_000)
     assert text.splitlines()[2:5] == TABLE.splitlines()
@@ -291,34 +294,20 @@ def test_a_cpu_is_probed_in_a_process_of_its_own(monkeypatch):
         probing.run_probe(GPU)
 
 
-def timed(kernel, size, latency_ms, *, spread=0.01):
-    job = SimpleNamespace(solution=SimpleNamespace(name=kernel), workload=make_workload(f"{size}", axes={"n": size}))
-    record = {"median_ms": 1.0, "q25_ms": 1.0, "q75_ms": 1.0 + spread}
-    return job, make_evaluation(latency_ms=latency_ms, extra={"measurement": record})
-
-
-def test_twins_are_compared_on_each_size_where_both_were_timed():
-    judged = [timed("k_first", 1, 1.0), timed("k_first", 2, 2.0), timed("k_second", 1, 1.1, spread=0.3)]
-    judged += [timed("k_second", 2, 1.9), timed("l_first", 2, 1.9)]
-    judged += [(judged[0][0], "the device is lost\nas it is"), (judged[0][0], make_evaluation("TIMEOUT", log="slow"))]
-    found = self_check.compare_twins(judged)
-    assert [(one.kernel, one.size, round(one.ratio, 3)) for one in found.twins] == [("k", 1, 1.1), ("k", 2, 0.95)]
-    assert (found.worst, found.spread) == (pytest.approx(0.1), pytest.approx(0.3))
-    assert found.problems == ("the device is lost", "TIMEOUT: slow")
-
-
 @pytest.mark.cpu
 @pytest.mark.timeout(180)
-def test_the_engine_passes_both_twins_and_leaves_none_in_the_cache(tmp_path, monkeypatch):
+def test_the_engine_passes_both_twins_and_learns_of_them(tmp_path, monkeypatch):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    monkeypatch.setattr(self_check, "TWINS_S", 5.0)
     found = self_check.time_twins(discover_devices(["cpu"])[0])
-    assert (found.problems, len(found.twins), all(one.ratio > 0 for one in found.twins)) == ((), 4, True)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["spread"]
+    labels = {row.label for row in found.rows}
+    assert (found.is_failed, len(found.rows), labels) == (False, 4, {"one_kernel", "several_kernels"})
+    assert list((tmp_path / "cache" / "spread").iterdir())
 
 
-@pytest.mark.parametrize(("problems", "code"), [((), 0), (("boom",), 1)], ids=["healthy", "broken"])
-def test_the_exit_code_says_whether_this_machine_can_measure(examined, problems, code, capsys):
-    examined(CPU, time_twins=agreement(1.0, problems=problems))
+@pytest.mark.parametrize(("problem", "code"), [("", 0), ("boom", 1)], ids=["healthy", "broken"])
+def test_the_exit_code_says_whether_this_machine_can_measure(examined, problem, code, capsys):
+    examined(CPU, time_twins=agreement(1.0, problem=problem))
     assert main(["doctor", "--device", "cpu", "--format", "json"]) == code
     out, err = capsys.readouterr()
     assert json.loads(out)["exit_code"] == code
@@ -340,10 +329,10 @@ def test_on_a_cpu_it_says_what_works_and_succeeds(capsys):
 def test_a_gpu_can_be_measured_on():
     report = visit.examine(discover_devices(None)[0])
     assert report.exit_code == 0, report.findings
-    readings, agreement = report.readings, report.agreement
+    readings = report.readings
     assert readings.method == "cupti", readings.fallback
     assert 300 < readings.launch_gap_ns < 5000
     assert 500 < readings.empty_pair_ns < 10_000
     assert readings.cache.cold_tb_per_sec < readings.cache.memory_tb_per_sec < readings.cache.warm_tb_per_sec * 1.1
     assert readings.rates.matmul_tflops > 1
-    assert (len(agreement.twins), agreement.worst < 0.04) == (4, True)
+    assert [abs(row.ratio.log_mean) < 0.04 for row in report.twins.rows] == [True] * 4

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.errors import DeviceFault, Fault
+from flashinfer_bench.examine.compare.result import Comparison
 from flashinfer_bench.examine.doctor import findings as made
 from flashinfer_bench.examine.doctor.findings import Finding
 from flashinfer_bench.examine.doctor.machine import MachineState, read_machine
 from flashinfer_bench.examine.doctor.readings import ProbeFailed, Readings, run_probe
-from flashinfer_bench.examine.doctor.self_check import Agreement, time_twins, try_programs
+from flashinfer_bench.examine.doctor.self_check import time_twins, try_programs
 
-FORMAT_VERSION: Final = 1
-"""Version of the JSON document. History: 1 is the first."""
+FORMAT_VERSION: Final = 2
+"""Version of the JSON document. History: 1 is the first; 2 has `twins`, as `compare` has them, for `agreement`."""
+TWINS: Final = ("first twin", "second twin")
 SEE_MESSAGE: Final = "see what the message names"
 
 
@@ -29,7 +31,7 @@ class Report:
     machine: MachineState
     readings: Readings | None
     """None if nothing could be measured."""
-    agreement: Agreement | None
+    twins: Comparison | None
     """None if it was left out, or nothing could be measured."""
     findings: list[Finding]
     summary: str = ""
@@ -41,10 +43,13 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
-        document = {"version": FORMAT_VERSION, "exit_code": self.exit_code, **asdict(self)}
-        if self.agreement is not None:
-            document["agreement"] |= {"worst": self.agreement.worst, "spread": self.agreement.spread}
-        return document
+        twins = None if self.twins is None else self.twins.document(TWINS, ())
+        return {
+            "version": FORMAT_VERSION,
+            "exit_code": self.exit_code,
+            **asdict(replace(self, twins=None)),
+            "twins": twins,
+        }
 
 
 def examine(
@@ -99,8 +104,8 @@ def _measure(device: Device, tell: Callable[[str], object]) -> Readings | Findin
 
 def _run_engine(report: Report, device: Device, tell: Callable[[str], object]) -> None:
     def compare() -> Iterable[Finding]:
-        report.agreement = time_twins(device)
-        return made.find_agreement(report.agreement, on_gpu=device.kind == "cuda")
+        report.twins = time_twins(device)
+        return made.find_agreement(report.twins, on_gpu=device.kind == "cuda")
 
     tell("timing the same kernels as two solutions each")
     _add(report, "A/A", compare)
