@@ -3,7 +3,7 @@
     with Client("http://127.0.0.1:8000") as client:
         traces = client.evaluate(solution)
 
-Requests are tried again while nobody answers, and where the server asks for it (429, 503). A submission carries a key
+Requests are tried again while nobody answers, and while the server asks for it (429, 503). A submission carries a key
 of its own, so that one that is sent twice is one task.
 """
 
@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 from urllib.parse import quote
 
@@ -28,17 +29,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 POLL_S: Final = 30.0
-"""A long poll asks the server to wait for so many seconds, and then asks again."""
+"""Seconds that a long poll asks the server to wait, before it asks again."""
 REQUEST_S: Final = 30.0
-"""An answer may take so many seconds beside what the server was asked to wait."""
+"""Seconds for an answer, beside those that the server was asked to wait."""
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
 """The pause before the next try doubles from the first to this, in seconds, with a random part."""
 COME_AGAIN: Final = frozenset({429, 503})
 """Statuses that ask to come again."""
 Confirm = Literal["if_best", "always", "never"]
-OVER: Final = frozenset({"completed", "failed", "cancelled"})
-MISSING: Final = "the client needs httpx: pip install 'flashinfer-bench[client]'"
 
 
 class ServerFault(Fault):
@@ -77,7 +76,7 @@ class TaskReport:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will happen."""
-        return self.status in OVER
+        return self.status in ("completed", "failed", "cancelled")
 
 
 class Client:
@@ -91,7 +90,7 @@ class Client:
         transport: of httpx, for tests.
 
     Raises:
-        Misuse: httpx is not installed.
+        Misuse: httpx is not installed, or the URL is none.
     """
 
     def __init__(
@@ -103,15 +102,19 @@ class Client:
         retry_s: float = 60.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._httpx = _import_httpx()
+        try:
+            import httpx
+        except ImportError as error:
+            raise Misuse("the client needs httpx: pip install 'flashinfer-bench[client]'") from error
+        self._failure = httpx.TransportError
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         try:
-            parsed = self._httpx.URL(url)
-        except self._httpx.InvalidURL as error:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
             raise Misuse(f"{url!r} is no URL of a server: {error}") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise Misuse(f"{url!r} is no URL of a server, such as {DEFAULT_URL}")
-        self._client = self._httpx.Client(base_url=parsed, headers=headers, transport=transport, trust_env=False)
+        self._client = httpx.Client(base_url=parsed, headers=headers, transport=transport, trust_env=False)
         self.url: Final = url
         self._submitter = submitter
         self._retry_s = retry_s
@@ -150,13 +153,12 @@ class Client:
             body["workload_uuids"] = list(workloads)
         if self._submitter is not None:
             body["submitter"] = self._submitter
-        answer = self._ask("POST", "/evaluate", body=body, headers={"idempotency-key": key or uuid.uuid4().hex})
-        return str(answer.json()["task_id"])
+        headers = {"idempotency-key": key or uuid.uuid4().hex}
+        return str(self._ask("POST", "/evaluate", json=body, headers=headers).json()["task_id"])
 
     def task(self, task_id: str, timeout_s: float = 0.0) -> TaskReport:
-        """Return a task; with a timeout, wait so long for its end, as far as the server lets requests wait."""
-        answer = self._ask("GET", f"/tasks/{task_id}", query={"timeout": timeout_s}, wait_s=timeout_s)
-        return _read_report(answer.json())
+        """Return a task; with a timeout, wait for its end, as far as the server lets requests wait."""
+        return _read_report(self._ask("GET", f"/tasks/{task_id}", wait_s=timeout_s, params={"timeout": timeout_s}))
 
     def wait(self, task_id: str, timeout_s: float | None = None) -> TaskReport:
         """Return a task when it is over.
@@ -167,24 +169,18 @@ class Client:
 
         Raises:
             TimeoutError: it is not over in time.
-            ServerFault: the server is gone, or has answered at once for `retry_s` without an end of the task.
+            ServerFault: the server is gone.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        waited = time.monotonic()
+        deadline = inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
             asked = time.monotonic()
-            report = self.task(task_id, max(0.0, left))
+            report = self.task(task_id, min(POLL_S, max(0.0, deadline - asked)))
             if report.is_over:
                 return report
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise TimeoutError(f"task {task_id} is {report.status} after {timeout_s:g} s")
-            if time.monotonic() - asked >= FIRST_PAUSE_S:
-                waited = time.monotonic()
-                continue
-            if time.monotonic() - waited >= self._retry_s:
-                raise ServerFault(f"{self.url} does not wait for task {task_id}, which is {report.status}")
-            self._sleep(FIRST_PAUSE_S)  # a server that ends does not let requests wait
+            if time.monotonic() < asked + FIRST_PAUSE_S:
+                self._sleep(FIRST_PAUSE_S)  # a server that ends does not let requests wait
 
     def evaluate(
         self,
@@ -207,19 +203,17 @@ class Client:
         return list(report.traces)
 
     def batch(self, task_ids: Iterable[str], timeout_s: float = 0.0) -> list[TaskReport]:
-        """Return several tasks; with a timeout, wait so long until all of them are over."""
+        """Return several tasks; with a timeout, wait until all of them are over."""
         body = {"task_ids": list(task_ids), "timeout": timeout_s}
-        answer = self._ask("POST", "/tasks/batch", body=body, wait_s=timeout_s)
-        return [_read_report(one) for one in answer.json()["tasks"]]
+        return _read_reports(self._ask("POST", "/tasks/batch", wait_s=timeout_s, json=body))
 
     def tasks(self, submitter: str | None = None) -> list[TaskReport]:
         """Return the latest tasks without their traces, of one submitter or of all."""
-        query = {} if submitter is None else {"submitter": submitter}
-        return [_read_report(one) for one in self._ask("GET", "/tasks", query=query).json()["tasks"]]
+        return _read_reports(self._ask("GET", "/tasks", params={} if submitter is None else {"submitter": submitter}))
 
     def cancel(self, task_id: str) -> TaskReport:
         """Give a task up; verdicts that are recorded stay."""
-        return _read_report(self._ask("DELETE", f"/tasks/{task_id}").json())
+        return _read_report(self._ask("DELETE", f"/tasks/{task_id}"))
 
     def events(self, task_id: str) -> Iterator[dict[str, Any]]:
         """Yield what happens to a task: each verdict, then its end.
@@ -229,13 +223,13 @@ class Client:
         """
         try:
             with self._client.stream("GET", f"/tasks/{task_id}/events", timeout=REQUEST_S) as answer:
-                if answer.status_code != 200:
+                if not answer.is_success:
                     answer.read()
                     self._refuse(answer)
                 for line in answer.iter_lines():
                     if line.startswith("data: "):
                         yield json.loads(line.removeprefix("data: "))
-        except self._httpx.TransportError as error:
+        except self._failure as error:
             raise ServerFault(f"{self.url}: the stream of task {task_id} broke off: {error}") from error
 
     def health(self) -> dict[str, Any]:
@@ -244,7 +238,7 @@ class Client:
 
     def metrics(self) -> str:
         """Return the server's counts in Prometheus' text format."""
-        return str(self._ask("GET", "/metrics").text)
+        return self._ask("GET", "/metrics").text
 
     def definitions(self) -> list[dict[str, Any]]:
         """Return name, op type and number of workloads of each definition."""
@@ -252,50 +246,42 @@ class Client:
 
     def definition(self, name: str) -> Definition:
         """Return a definition."""
-        return Definition.model_validate(self._ask("GET", f"/definitions/{_quoted(name)}").json())
+        return Definition.model_validate(self._ask("GET", f"/definitions/{quote(name, safe='')}").json())
 
     def workloads(self, definition: str) -> list[Workload]:
         """Return the workloads of a definition."""
-        found = self._ask("GET", f"/definitions/{_quoted(definition)}/workloads").json()
+        found = self._ask("GET", f"/definitions/{quote(definition, safe='')}/workloads").json()
         return [Workload.model_validate(one) for one in found]
 
     def shutdown(self) -> None:
         """End the server, which drains. It needs the token."""
         self._ask("POST", "/shutdown")
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> httpx.Response:
+    def _ask(self, method: str, path: str, *, wait_s: float = 0.0, **request: Any) -> httpx.Response:
         """Send a request until it is answered, or the time for tries is over.
 
-        Keywords `headers` and `wait_s` go with it: what the server is asked to wait counts as no delay.
+        Args:
+            method: of HTTP.
+            path: of the route.
+            wait_s: seconds that the server is asked to wait.
+            request: further parts, as httpx takes them.
         """
-        wait_s = others.get("wait_s", 0.0)
-        deadline = time.monotonic() + self._retry_s
-        pause = FIRST_PAUSE_S
+        deadline, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
         while True:
+            is_last, asked = time.monotonic() >= deadline, 0.0
             try:
-                answer: httpx.Response = self._client.request(
-                    method, path, json=body, params=query, headers=others.get("headers"), timeout=REQUEST_S + wait_s
-                )
-            except self._httpx.TransportError as error:
-                if time.monotonic() >= deadline:
-                    raise ServerFault(f"{self.url} does not answer: {error or type(error).__name__}") from error
-                asked = 0.0
-                why = f"does not answer ({error or type(error).__name__})"
+                answer = self._client.request(method, path, timeout=REQUEST_S + wait_s, **request)
+            except self._failure as error:
+                why = f"does not answer: {error or type(error).__name__}"
+                if is_last:
+                    raise ServerFault(f"{self.url} {why}") from error
             else:
                 if answer.is_success:
                     return answer
-                if answer.status_code not in COME_AGAIN or time.monotonic() >= deadline:
+                if is_last or answer.status_code not in COME_AGAIN:
                     self._refuse(answer)
-                asked = _retry_after(answer.headers.get("retry-after", ""))
-                why = f"asks to come again ({answer.status_code})"
+                why, told = f"asks to come again ({answer.status_code})", answer.headers.get("retry-after", "")
+                asked = float(told) if told.isdigit() else 0.0
             if pause == FIRST_PAUSE_S:
                 _log.warning("%s %s; trying again for up to %.0f s", self.url, why, self._retry_s)
             left = max(0.0, deadline - time.monotonic())
@@ -312,23 +298,15 @@ class Client:
         raise RequestRefused(answer.status_code, reason)
 
 
-def _import_httpx() -> Any:
-    try:
-        import httpx
-    except ImportError as error:
-        raise Misuse(MISSING) from error
-    return httpx
+def _read_report(answer: httpx.Response) -> TaskReport:
+    return _to_report(answer.json())
 
 
-def _read_report(document: Mapping[str, Any]) -> TaskReport:
+def _read_reports(answer: httpx.Response) -> list[TaskReport]:
+    return [_to_report(one) for one in answer.json()["tasks"]]
+
+
+def _to_report(document: Mapping[str, Any]) -> TaskReport:
     traces = tuple(Trace.model_validate(one) for one in document.get("traces") or ())
     names = {key: str(document[key]) for key in ("task_id", "status", "definition", "solution")}
     return TaskReport(**names, traces=traces, error=document.get("error"))
-
-
-def _retry_after(text: str) -> float:
-    return float(text) if text.isdigit() else 0.0
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="")

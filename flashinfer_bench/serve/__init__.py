@@ -1,11 +1,9 @@
 """The server (`flashinfer-bench serve`): an engine behind HTTP, with accepted tasks that outlive the process.
 
-    server.py     one process: socket, signals, drain          app.py        the routes
-    strangers.py  connections that have not asked yet
-    gate.py       who may ask, and how much                    bodies.py     what a request says
-    service.py    tasks from acceptance to their end           live.py       an open task, as requests wait for it
-    records.py    the disk's side: ledger.py, accepted tasks; recorded.py, which verdicts the set has already
-    documents.py metrics.py docs_page.py                       what is answered
+    server.py    one process: socket, signals, drain       app.py       the routes
+    tasks.py     tasks from acceptance to their end        requests.py  who may ask, and what a request says
+    store.py     SQLite, and the lines of the set          metrics.py   what is counted
 
-It needs the extra `serve`. Only `app.py`, `server.py` and `strangers.py` import the packages of that extra.
+It needs the extra `serve`, except `limits.py` and `token_file.py`, which the command line reads.
+Slow clients, TLS and rates of requests are left to a reverse proxy.
 """

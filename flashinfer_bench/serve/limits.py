@@ -13,13 +13,9 @@ class ServeLimits:
     """Every limit; a request beyond one is refused with a status that says which."""
 
     body_bytes: int = 8 * MIB
-    """A larger body is refused (413). What is beyond is read and dropped, never kept."""
+    """A larger body is refused (413). The rest is read and dropped, never kept."""
     all_bodies_bytes: int = 256 * MIB
-    """Bodies that are being read hold so much at once; a request beyond is asked to come again (503)."""
-    head_s: float = 10.0
-    """A connection that takes longer to send the head of its first request, or of its next one, is closed."""
-    body_s: float = 30.0
-    """A body that takes longer to arrive is given up (408)."""
+    """Bytes that bodies hold at once while they are read; a request beyond is asked to come again (503)."""
     sources: int = 64
     """A solution with more source files is refused (413)."""
     source_bytes: int = 4 * MIB
@@ -32,11 +28,9 @@ class ServeLimits:
     """A long poll is answered after this time at the latest, whatever it asks for."""
     polls: int = 3_000
     """Requests that wait for tasks at once, streams of events too; one more is refused (429)."""
-    batch: int = 1_000
-    """A batch may name so many tasks (413)."""
     listed: int = 1_000
-    """A list of tasks has at most so many entries, the latest first."""
+    """Most entries of a list of tasks, the latest first."""
     drain_s: float = 60.0
-    """On SIGTERM jobs that run have this time to end; then their tasks go back to the ledger."""
+    """On SIGTERM jobs that run have this time to end; then their tasks go back to the store."""
     keep_days: float = 7.0
     """A task that is over is forgotten after this time. Its traces stay in the set."""

@@ -1,31 +1,59 @@
-"""The client: what it sends, when it tries again, and what it makes of answers."""
+"""The client, and the commands that use it: what they send, when they try again, and what they make of answers."""
 
 import json
+import re
 import sys
 
 import pytest
 
+from flashinfer_bench.cli.main import cli
 from flashinfer_bench.client import Client, RequestRefused, ServerFault
-from flashinfer_bench.errors import Misuse
-from tests.kit import make_solution, make_trace
+from tests.kit import make_definition, make_solution, make_trace, make_workload
 
 httpx = pytest.importorskip("httpx")
-TASK = {"task_id": "1" * 32, "status": "completed", "definition": "double", "solution": "kernel_12345678"}
+ID = "1" * 32
+DEVICE = {"run": {"device": {"kind": "cuda", "index": 1, "uuid": "GPU-1"}}}
+TRACE = make_trace(solution="kernel_12345678", extra=DEVICE)
+WRONG = make_trace(solution="kernel_12345678", status="INCORRECT_NUMERICAL")
+TASK = {"task_id": ID, "status": "completed", "definition": "double", "solution": "kernel_12345678"}
+DONE = {**TASK, "traces": [TRACE.to_dict()]}
+ACCEPTED = {"task_id": ID, "normalized_solution_name": "kernel_12345678"}
+REFUSED = httpx.ConnectError("refused")
+METRICS = r"""
+# TYPE flashinfer_bench_tasks gauge
+flashinfer_bench_uptime_seconds 75.5
+flashinfer_bench_queue_jobs 12
+flashinfer_bench_verdicts_per_second 3.25
+flashinfer_bench_tasks{status="running"} 1
+flashinfer_bench_tasks_total{status="completed"} 40
+flashinfer_bench_jobs_total{status="PASSED"} 80
+flashinfer_bench_job_seconds_sum 20
+flashinfer_bench_job_seconds_count 80
+flashinfer_bench_device_up{device="cuda:0",hardware="a \"GPU\""} 1
+flashinfer_bench_device_condition{device="cuda:0",condition="working"} 1
+flashinfer_bench_device_jobs_total{device="cuda:0"} 80
+flashinfer_bench_device_job{device="cuda:0",definition="double",solution="kernel",workload="w0"} 1
+another_metric 5
+"""
+
+
+def answer(status, document, **headers):
+    text = document if isinstance(document, str) else json.dumps(document)
+    return httpx.Response(status, text=text, headers={key.replace("_", "-"): value for key, value in headers.items()})
 
 
 class Answers:
-    """Gives prepared answers, one for each request; an exception is raised."""
+    """Gives prepared answers, one for each request: a response, the JSON of one, or an exception to raise."""
 
     def __init__(self, *answers):
-        self.answers = list(answers)
-        self.requests = []
+        self.answers, self.requests = list(answers), []
 
     def __call__(self, request):
         self.requests.append(request)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        given = self.answers.pop(0)
+        if isinstance(given, BaseException):
+            raise given
+        return given if isinstance(given, httpx.Response) else answer(200, given)
 
     def client(self, **parts):
         client = Client("http://server", transport=httpx.MockTransport(self), **parts)
@@ -34,17 +62,10 @@ class Answers:
         return client
 
 
-def ok(document):
-    return httpx.Response(200, json=document)
-
-
-ACCEPTED = ok({"task_id": "1" * 32, "normalized_solution_name": "kernel_12345678"})
-
-
 def test_a_submission_that_nobody_answered_is_sent_again_under_its_key():
-    answers = Answers(httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), ACCEPTED)
+    answers = Answers(REFUSED, httpx.ReadTimeout("slow"), ACCEPTED)
     client = answers.client(submitter="me", token="secret")
-    assert client.submit(make_solution("kernel"), ["w0"], priority=2, confirm="never") == "1" * 32
+    assert client.submit(make_solution("kernel"), ["w0"], priority=2, confirm="never") == ID
     assert len({request.headers["idempotency-key"] for request in answers.requests}) == 1
     assert {request.headers["authorization"] for request in answers.requests} == {"Bearer secret"}
     body = json.loads(answers.requests[-1].content)
@@ -54,81 +75,164 @@ def test_a_submission_that_nobody_answered_is_sent_again_under_its_key():
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_server_that_asks_to_come_again_is_asked_again_then(status):
-    busy = httpx.Response(status, headers={"retry-after": "7"}, json={"detail": "busy"})
-    client = Answers(busy, ACCEPTED).client()
-    assert client.submit(make_solution()) == "1" * 32
-    assert client.pauses == [7.0]
+    client = Answers(answer(status, {"detail": "busy"}, retry_after="7"), ACCEPTED).client()
+    assert (client.submit(make_solution()), client.pauses) == (ID, [7.0])
 
 
-def test_tries_end():
-    client = Answers(httpx.ConnectError("refused")).client(retry_s=0)
-    with pytest.raises(ServerFault, match="does not answer: refused"):
-        client.health()
-    client = Answers(httpx.Response(503, json={"detail": "full"})).client(retry_s=0)
-    with pytest.raises(ServerFault, match=r"\(503\): full"):
-        client.health()
-
-
-def test_a_refusal_is_not_tried_again():
-    client = Answers(httpx.Response(404, json={"detail": "no such task"})).client()
-    with pytest.raises(RequestRefused, match="no such task") as caught:
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (REFUSED, ServerFault, "does not answer: refused"),
+        (answer(503, {"detail": "full"}), ServerFault, r"\(503\): full"),
+        (answer(500, "Internal Server Error"), ServerFault, "Internal Server Error"),
+        (answer(404, {"detail": "no such task"}), RequestRefused, "no such task"),
+    ],
+)
+def test_tries_end_and_a_refusal_is_not_tried_again(given, error, words):
+    client = Answers(given).client(retry_s=60 if error is RequestRefused else 0)
+    with pytest.raises(error, match=words) as caught:
         client.task("x")
-    assert (caught.value.status, caught.value.exit_code, client.pauses) == (404, 2, [])
+    assert (caught.value.exit_code, client.pauses) == (2 if error is RequestRefused else 1, [])
 
 
-def test_an_answer_that_is_no_json_of_ours_is_shown():
-    client = Answers(httpx.Response(500, text="Internal Server Error")).client()
-    with pytest.raises(ServerFault, match="Internal Server Error"):
-        client.health()
-
-
-def test_waiting_asks_until_the_task_is_over():
-    trace = make_trace()
-    done = {**TASK, "traces": [trace.to_dict()]}
-    answers = Answers(ok({**TASK, "status": "pending"}), ok({**TASK, "status": "running"}), ok(done))
-    report = answers.client().wait("1" * 32)
-    assert (report.is_over, report.traces) == (True, (trace,))
+def test_waiting_asks_until_the_task_is_over_or_the_time_is():
+    answers = Answers({**TASK, "status": "pending"}, {**TASK, "status": "running"}, DONE)
+    client = answers.client()
+    report = client.wait(ID)
+    assert (report.is_over, report.traces, client.pauses) == (True, (TRACE,), [0.2, 0.2])  # it answered at once
     assert [request.url.params["timeout"] for request in answers.requests] == ["30.0"] * 3
-
-
-def test_waiting_ends_where_the_server_no_longer_waits():
-    answers = Answers(*[ok({**TASK, "status": "pending"})] * 3)
-    client = answers.client(retry_s=0.0)
-    with pytest.raises(ServerFault, match=f"does not wait for task {TASK['task_id']}, which is pending"):
-        client.wait("1" * 32)
-
-
-def test_waiting_ends_with_its_time():
-    client = Answers(ok({**TASK, "status": "running"})).client()
     with pytest.raises(TimeoutError, match="is running after 0 s"):
-        client.wait("1" * 32, 0)
+        Answers({**TASK, "status": "running"}).client().wait(ID, 0)
 
 
 def test_evaluate_gives_traces_or_says_why_there_are_none():
-    trace = make_trace()
-    client = Answers(ACCEPTED, ok({**TASK, "traces": [trace.to_dict()]})).client()
-    assert client.evaluate(make_solution()) == [trace]
-    client = Answers(ACCEPTED, ok({**TASK, "status": "failed", "error": "device lost"})).client()
+    assert Answers(ACCEPTED, DONE).client().evaluate(make_solution()) == [TRACE]
     with pytest.raises(ServerFault, match="failed: device lost"):
-        client.evaluate(make_solution())
+        Answers(ACCEPTED, {**TASK, "status": "failed", "error": "device lost"}).client().evaluate(make_solution())
 
 
-def test_events_are_read_as_they_stream():
+def test_events_are_read_as_they_stream_and_names_are_quoted_in_paths():
     text = ': waiting\n\nevent: verdict\ndata: {"event": "verdict"}\n\nevent: end\ndata: {"event": "end"}\n\n'
-    client = Answers(httpx.Response(200, text=text)).client()
-    assert [event["event"] for event in client.events("1" * 32)] == ["verdict", "end"]
-    client = Answers(httpx.Response(404, json={"detail": "no such task"})).client()
+    assert [event["event"] for event in Answers(answer(200, text)).client().events(ID)] == ["verdict", "end"]
     with pytest.raises(RequestRefused):
-        list(client.events("1" * 32))
-
-
-def test_names_are_quoted_in_paths():
-    answers = Answers(ok([]))
+        list(Answers(answer(404, {"detail": "no such task"})).client().events(ID))
+    answers = Answers([])
     assert answers.client().workloads("a/b?c") == []
     assert answers.requests[0].url.raw_path == b"/definitions/a%2Fb%3Fc/workloads"
 
 
-def test_without_httpx_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(Misuse, match=r"flashinfer-bench\[client\]"):
-        Client()
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run `submit` or `top` of a server that has one task; return exit code, stdout, stderr, and what was asked."""
+    real = httpx.Client
+
+    def go(*words, **task):
+        asked = []
+
+        def serve(request):
+            asked.append((request.method, request.url.path))
+            if task.get("interrupts") and request.method == "GET":
+                raise KeyboardInterrupt
+            known = {
+                "/evaluate": ACCEPTED,
+                "/definitions/double": make_definition().to_dict(),
+                "/definitions/double/workloads": [make_workload(uuid).to_dict() for uuid in ("w0", "w1")],
+                "/metrics": METRICS,
+                "/tasks": {"tasks": [{**TASK, "status": "running"}, TASK]},
+                f"/tasks/{ID}": {**TASK, **task},
+            }
+            return answer(200, known[request.url.path])
+
+        monkeypatch.setattr(httpx, "Client", lambda **parts: real(**{**parts, "transport": httpx.MockTransport(serve)}))
+        file = tmp_path / "kernel.json"
+        file.write_text(make_solution("kernel").to_json())
+        code = cli([str(file) if word == "FILE" else word for word in (*words, "--server", "http://server")])
+        return (code, *capsys.readouterr(), asked)
+
+    return go
+
+
+SUBMIT = ("submit", "FILE", "--workloads")
+
+
+def test_submit_prints_what_run_prints(command):
+    code, out, err, _ = command(*SUBMIT, "w0", traces=[TRACE.to_dict()])
+    assert (code, "kernel_12345678" in out, f"task {ID} at http://server" in err) == (0, True, True)
+    assert re.search(r"1 job in \d+:\d\d: 1 PASSED", out)
+    code, out, _, _ = command(*SUBMIT, "w0", "--json", traces=[TRACE.to_dict()])
+    document = json.loads(out)
+    assert (code, document["counts"], document["task_id"], document["faults"]) == (0, {"PASSED": 1}, ID, [])
+    assert document["devices"] == [{"label": "cuda:1", "name": "test device", "uuid": "GPU-1"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "task", "code", "said"),
+    [
+        (
+            ["w0", "w1"],
+            {"status": "failed", "error": "the device was lost", "traces": [TRACE.to_dict()]},
+            1,
+            "device was",
+        ),
+        (
+            ["w0", "w1"],
+            {"status": "failed", "error": "x", "traces": [TRACE.to_dict()]},
+            1,
+            "1 PASSED, 1 without a verdict",
+        ),
+        (["w0"], {"traces": [WRONG.to_dict()]}, 0, "1 INCORRECT_NUMERICAL"),
+        (["w0", "--require-passed"], {"traces": [WRONG.to_dict()]}, 1, "1 INCORRECT_NUMERICAL"),
+    ],
+)
+def test_submit_fails_without_a_verdict_and_where_that_is_asked_for_without_passing(command, words, task, code, said):
+    found, out, _, _ = command(*SUBMIT, *words, **task)
+    assert (found, said in out) == (code, True), out
+
+
+def test_ctrl_c_cancels_the_task_and_no_wait_prints_it(command):
+    code, _, err, asked = command(*SUBMIT, "w0", interrupts=True)
+    assert (code, asked[-1], "cancelled" in err) == (130, ("DELETE", f"/tasks/{ID}"), True)
+    assert command(*SUBMIT, "w0", "--no-wait") == (0, f"{ID}\n", "", [("POST", "/evaluate")])
+
+
+def test_top_shows_devices_queue_rate_and_open_tasks(command):
+    code, out, _, _ = command("top", "--once")
+    assert (code, out.count("11111111")) == (0, 1)
+    assert "up 1:16; 12 jobs wait; 3.2 verdicts a second, 0.25 s a job" in out
+    assert "tasks: 1 running, 40 completed" in out
+    assert 'cuda:0  a "GPU"   working    80  kernel on w0' in out
+    document = json.loads(command("top", "--once", "--json")[1])
+    assert (document["queue_jobs"], document["jobs"], document["seconds_a_job"]) == (12, {"PASSED": 80}, 0.25)
+    assert document["devices"][0]["job"] == "kernel on w0"
+    assert [task["task_id"] for task in document["open_tasks"]] == [ID]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--local", ".", "--host", "0.0.0.0"], "a token is needed: --token-file FILE"),
+        (["serve", "--local", ".", "--token-file", "/missing"], "--token-file: /missing cannot be read"),
+        (["serve", "--local", ".", "--max-tasks", "0"], "a number above 0"),
+        (["serve", "--local", "/missing"], "/missing"),
+        (["submit", "/missing.json"], "/missing.json"),
+        (["submit", "x.json", "--server", "localhost:8000", "--quiet"], "no URL of a server"),
+        (["submit", "x.json", "--confirm", "maybe"], "--confirm"),
+    ],
+)
+def test_misuse_is_said_before_anything_is_started(argv, words, capsys):
+    assert cli(argv) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "lacks", "extra"),
+    [
+        (["serve", "--local", "."], "uvicorn", "serve needs uvicorn: pip install 'flashinfer-bench[serve]'"),
+        (["submit", "x.json"], "httpx", "flashinfer-bench[client]"),
+        (["top", "--once"], "httpx", "flashinfer-bench[client]"),
+    ],
+)
+def test_without_its_extra_a_command_says_which_one(argv, lacks, extra, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, lacks, None)
+    assert cli(argv) == 2
+    assert extra in capsys.readouterr().err

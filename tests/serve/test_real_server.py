@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,10 +14,9 @@ import pytest
 from flashinfer_bench.client import Client
 from flashinfer_bench.sandbox import landlock
 from flashinfer_bench.sandbox.seccomp import can_filter
-from flashinfer_bench.serve.ledger import Ledger
 from tests.conftest import CHECKOUT
 from tests.kit import make_solution
-from tests.serve.small_engine import write_set
+from tests.serve.conftest import write_set
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
 pytest.importorskip("fastapi")
@@ -125,6 +125,6 @@ def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path)
     assert {task for task, _ in verdicts} >= set(left)
     twins = [line for line in recorded(root) if line["solution"].startswith("twin_")]
     assert len(twins) == 2, "two open tasks that ask for the same are judged once, and recorded once"
-    ledger = Ledger(root / ".serve")
-    assert [row.id for row in ledger.open_tasks()] == [endless]
-    ledger.close()
+    database = sqlite3.connect(root / ".serve/tasks.sqlite")
+    assert database.execute("SELECT id FROM tasks WHERE state = 'open'").fetchall() == [(endless,)]
+    database.close()

@@ -1,213 +1,262 @@
-"""Tasks over the routes: the relative's sequence, and what goes beyond it."""
+"""Tasks over the routes: from the submission to the end, also of the server."""
 
 import asyncio
 import json
+from collections import Counter
 
+import pytest
+
+pytest.importorskip("fastapi")
+
+from flashinfer_bench import BenchmarkConfig, Engine
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.serve.limits import ServeLimits
-from tests.serve.conftest import submission
+from tests.bench.played import PlayedSession, on_gpu, play
+from tests.serve.conftest import submission, submit, wait_for
 
 
-async def submit(client, name="kernel", *, headers=None, **others):
-    answer = await client.post("/evaluate", json=submission(name, **others), headers=headers)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def verdicts(site):
+    return Counter((line["evaluation"]["extra"]["run"]["task"], line["workload"]["uuid"]) for line in site.lines())
 
 
-def run(coroutine):
-    asyncio.run(asyncio.wait_for(coroutine, 20))
+async def test_submit_poll_and_batch_as_agents_know_them(site):
+    async with site.serve() as client:
+        first = await submit(client)
+        assert first["normalized_solution_name"].startswith("kernel_")
+        assert len(first["normalized_solution_name"]) == len("kernel_") + 8
+        second = await submit(client, "other", workload_uuids=["w1"])
+        ids = [first["task_id"], second["task_id"]]
+        told = await wait_for(client, ids[0])
+        assert (told["status"], told["definition"]) == ("completed", "double")
+        assert told["solution"] == first["normalized_solution_name"]
+        assert [trace["workload"]["uuid"] for trace in told["traces"]] == ["w0", "w1"]
+        assert {trace["evaluation"]["status"] for trace in told["traces"]} == {"PASSED"}
+        batch = (await client.post("/tasks/batch", json={"task_ids": ids, "timeout": 10})).json()["tasks"]
+        assert [(task["task_id"], len(task["traces"])) for task in batch] == [(ids[0], 2), (ids[1], 1)]
+        assert verdicts(site) == {(ids[0], "w0"): 1, (ids[0], "w1"): 1, (ids[1], "w1"): 1}
 
 
-def test_submit_poll_and_batch_as_agents_know_them(site):
-    async def talk():
-        async with site.serve() as client:
-            first = await submit(client)
-            assert first["normalized_solution_name"].startswith("kernel_")
-            assert len(first["normalized_solution_name"]) == len("kernel_") + 8
-            second = await submit(client, "other", workload_uuids=["w1"])
-            told = (await client.get(f"/tasks/{first['task_id']}", params={"timeout": 10})).json()
-            assert (told["status"], told["definition"]) == ("completed", "double")
-            assert told["solution"] == first["normalized_solution_name"]
-            assert [trace["workload"]["uuid"] for trace in told["traces"]] == ["w0", "w1"]
-            assert {trace["evaluation"]["status"] for trace in told["traces"]} == {"PASSED"}
-            ids = [first["task_id"], second["task_id"]]
-            batch = (await client.post("/tasks/batch", json={"task_ids": ids, "timeout": 10})).json()["tasks"]
-            assert [(task["task_id"], len(task["traces"])) for task in batch] == [(ids[0], 2), (ids[1], 1)]
-
-    run(talk())
-    assert [(line["workload"]["uuid"], line["solution"][:-9]) for line in site.lines()] == [
-        ("w0", "kernel"),
-        ("w1", "kernel"),
-        ("w1", "other"),
-    ]
+async def test_a_long_poll_ends_with_its_task_or_its_time(site):
+    async with site.serve(is_open=False) as client:
+        task = (await submit(client))["task_id"]
+        early = await wait_for(client, task, 0.01)
+        assert (early["status"], "traces" in early) == ("pending", False)
+        polls = [asyncio.create_task(wait_for(client, task)) for _ in range(5)]
+        await asyncio.sleep(0)
+        client.engine.open()
+        assert {(await poll)["status"] for poll in polls} == {"completed"}
 
 
-def test_every_line_names_its_task(site):
-    async def talk():
-        async with site.serve() as client:
-            site.task = (await submit(client))["task_id"]
-            await client.get(f"/tasks/{site.task}?timeout=10")
-
-    run(talk())
-    assert {line["evaluation"]["extra"]["run"]["task"] for line in site.lines()} == {site.task}
-
-
-def test_a_long_poll_ends_with_its_task_or_its_time(site):
-    async def talk():
-        async with site.serve(is_open=False) as client:
-            task = (await submit(client))["task_id"]
-            early = (await client.get(f"/tasks/{task}?timeout=0.01")).json()
-            assert early["status"] == "pending"
-            assert "traces" not in early
-            polls = [asyncio.create_task(client.get(f"/tasks/{task}?timeout=15")) for _ in range(5)]
-            await asyncio.sleep(0)
-            client.engine.open()
-            assert {(await poll).json()["status"] for poll in polls} == {"completed"}
-
-    run(talk())
+async def test_a_key_that_comes_again_is_the_same_task(site):
+    async with site.serve() as client:
+        headers = {"Idempotency-Key": "k1"}
+        first = await submit(client, submitter="a", headers=headers)
+        assert await submit(client, submitter="a", headers=headers) == first
+        assert await submit(client, submitter="b", headers=headers) != first
+        other = await client.post("/evaluate", json=submission("new", submitter="a"), headers=headers)
+        assert other.status_code == 422
+        assert len(client.engine.submitted) == 2
 
 
-def test_a_key_that_comes_again_is_the_same_task(site):
-    async def talk():
-        async with site.serve() as client:
-            headers = {"Idempotency-Key": "k1"}
-            first = await submit(client, submitter="a", headers=headers)
-            assert await submit(client, submitter="a", headers=headers) == first
-            assert await submit(client, submitter="b", headers=headers) != first
-            other = await client.post("/evaluate", json=submission("new", submitter="a"), headers=headers)
-            assert other.status_code == 422
-            assert len(client.engine.submitted) == 2
-
-    run(talk())
+async def test_submitter_priority_and_confirm_reach_the_engine(site):
+    async with site.serve() as client:
+        await submit(client, submitter="a", priority=3, confirm="always")
+        await submit(client)
+        found = [(item.submitter, item.priority, item.confirm) for item in client.engine.submitted]
+        assert found == [("a", 3, "always"), ("127.0.0.1", 0, "if_best")]
+        listed = (await client.get("/tasks", params={"submitter": "a"})).json()["tasks"]
+        assert [(task["submitter"], task["priority"], "traces" in task) for task in listed] == [("a", 3, False)]
+        assert len((await client.get("/tasks")).json()["tasks"]) == 2
 
 
-def test_submitter_priority_and_confirm_reach_the_engine(site):
-    async def talk():
-        async with site.serve() as client:
-            await submit(client, submitter="a", priority=3, confirm="always")
-            await submit(client)
-            found = [(item.submitter, item.priority, item.confirm) for item in client.engine.submitted]
-            assert found == [("a", 3, "always"), ("127.0.0.1", 0, "if_best")]
-            listed = (await client.get("/tasks", params={"submitter": "a"})).json()["tasks"]
-            assert [(task["submitter"], task["priority"], "traces" in task) for task in listed] == [("a", 3, False)]
-            assert len((await client.get("/tasks")).json()["tasks"]) == 2
-
-    run(talk())
-
-
-def test_a_cancelled_task_stays_cancelled(site):
-    async def talk():
-        async with site.serve(is_open=False) as client:
-            task = (await submit(client))["task_id"]
-            poll = asyncio.create_task(client.get(f"/tasks/{task}?timeout=15"))
-            await asyncio.sleep(0)
-            assert (await client.delete(f"/tasks/{task}")).json()["status"] == "cancelled"
-            assert (await poll).json()["status"] == "cancelled"
-            client.engine.open()
-        async with site.serve() as client:
-            assert client.engine.submitted == []
-            assert (await client.get(f"/tasks/{task}")).json()["status"] == "cancelled"
-
-    run(talk())
+async def test_a_cancelled_task_stays_cancelled(site):
+    async with site.serve(is_open=False) as client:
+        task = (await submit(client))["task_id"]
+        poll = asyncio.create_task(wait_for(client, task))
+        await asyncio.sleep(0)
+        assert (await client.delete(f"/tasks/{task}")).json()["status"] == "cancelled"
+        assert (await poll)["status"] == "cancelled"
+        client.engine.open()
+    async with site.serve() as client:
+        assert client.engine.submitted == []
+        assert (await wait_for(client, task))["status"] == "cancelled"
     assert site.lines() == []
 
 
-def test_a_fault_is_told_as_the_error_of_its_task(site):
-    async def talk():
-        async with site.serve() as client:
-            client.engine.fault = "the device was lost"
-            task = (await submit(client))["task_id"]
-            told = (await client.get(f"/tasks/{task}?timeout=10")).json()
-            assert (told["status"], told["error"]) == ("failed", "the device was lost")
-
-    run(talk())
+async def test_a_fault_is_told_as_the_error_of_its_task(site):
+    async with site.serve() as client:
+        client.engine.fault = "the device was lost"
+        told = await wait_for(client, (await submit(client))["task_id"])
+        assert (told["status"], told["error"]) == ("failed", "the device was lost")
 
 
-def test_events_tell_each_verdict_and_the_end_also_afterwards(site):
-    async def talk():
-        async with site.serve(is_open=False) as client:
-            task = (await submit(client))["task_id"]
-            stream = asyncio.create_task(client.get(f"/tasks/{task}/events"))
-            await asyncio.sleep(0)
-            client.engine.open()
-            live, later = await stream, await client.get(f"/tasks/{task}/events")
-            for answer in (live, later):
-                assert answer.headers["content-type"].startswith("text/event-stream")
-                lines = answer.text.splitlines()
-                told = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-                assert [event["event"] for event in told] == ["verdict", "verdict", "end"]
-                assert (told[0]["status"], told[2]["status"]) == ("PASSED", "completed")
-
-    run(talk())
+async def test_events_tell_each_verdict_and_the_end_also_afterwards(site):
+    async with site.serve(is_open=False) as client:
+        task = (await submit(client))["task_id"]
+        stream = asyncio.create_task(client.get(f"/tasks/{task}/events"))
+        await asyncio.sleep(0)
+        client.engine.open()
+        for answer in (await stream, await client.get(f"/tasks/{task}/events")):
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+            assert [event["event"] for event in told] == ["verdict", "verdict", "end"]
+            assert (told[0]["status"], told[2]["status"]) == ("PASSED", "completed")
 
 
-def test_full_queues_ask_to_come_again(site):
-    async def talk():
-        limits = ServeLimits(open_tasks=3, open_tasks_each=2)
-        async with site.serve(is_open=False, limits=limits) as client:
-            for name in ("a", "b"):
-                await submit(client, name, submitter="flood")
-            answers = [
-                await client.post("/evaluate", json=submission("c", submitter="flood")),
-                await client.post("/evaluate", json=submission("c", submitter="quiet")),
-                await client.post("/evaluate", json=submission("d", submitter="third")),
-            ]
-            assert [answer.status_code for answer in answers] == [429, 200, 503]
-            assert all(int(answers[index].headers["retry-after"]) > 0 for index in (0, 2))
-
-    run(talk())
+async def test_what_finds_no_room_is_asked_to_come_again_and_was_never_accepted(site):
+    limits = ServeLimits(open_tasks=3, open_tasks_each=2)
+    async with site.serve(is_open=False, limits=limits, room=3) as client:
+        expected = [("flood", 200), ("flood", 200), ("flood", 429), ("quiet", 200), ("third", 503)]
+        for at, (submitter, status) in enumerate(expected):
+            answer = await client.post("/evaluate", json=submission(f"k{at}", submitter=submitter))
+            assert (answer.status_code, answer.headers.get("retry-after")) == (
+                status,
+                None if status == 200 else "5",
+            )
+    async with site.serve(is_open=False, room=3) as client:  # the engine has no more room than this
+        assert (await client.post("/evaluate", json=submission("more"))).status_code == 503
+        assert len((await client.get("/tasks")).json()["tasks"]) == 3
 
 
-def test_a_task_that_the_engine_has_no_room_for_was_never_accepted(site):
-    async def talk():
-        async with site.serve(room=1, is_open=False) as client:
-            await submit(client)
-            answer = await client.post("/evaluate", json=submission("more"))
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-            assert len((await client.get("/tasks")).json()["tasks"]) == 1
-
-    run(talk())
-
-
-def test_too_many_waiting_requests_are_refused_and_stop_nobody(site):
-    async def talk():
-        async with site.serve(is_open=False, limits=ServeLimits(polls=50)) as client:
-            task = (await submit(client))["task_id"]
-            polls = [asyncio.create_task(client.get(f"/tasks/{task}?timeout=15")) for _ in range(60)]
-            while sum(poll.done() for poll in polls) < 10:
-                await asyncio.sleep(0.01)
-            assert {poll.result().status_code for poll in polls if poll.done()} == {429}
-            assert (await client.get("/health")).json()["queue_size"] == 1
-            client.engine.open()
-            assert [(await poll).status_code for poll in polls].count(200) == 50
-
-    run(talk())
+async def test_too_many_waiting_requests_are_refused_and_stop_nobody(site):
+    async with site.serve(is_open=False, limits=ServeLimits(polls=50)) as client:
+        task = (await submit(client))["task_id"]
+        polls = [asyncio.create_task(client.get(f"/tasks/{task}?timeout=15")) for _ in range(60)]
+        while sum(poll.done() for poll in polls) < 10:
+            await asyncio.sleep(0.01)
+        assert {poll.result().status_code for poll in polls if poll.done()} == {429}
+        assert (await client.get(f"/tasks/{task}/events")).status_code == 429
+        assert (await client.get("/health")).json()["queue_size"] == 1
+        client.engine.open()
+        assert [(await poll).status_code for poll in polls].count(200) == 50
 
 
-def test_a_client_that_goes_makes_room_for_others(site):
-    async def talk():
-        async with site.serve(is_open=False, limits=ServeLimits(polls=1)) as client:
-            task = (await submit(client))["task_id"]
-            gone = asyncio.Event()
-            heard = iter([{"type": "http.request", "body": b"", "more_body": False}])
+async def judge_the_first_workload(site):
+    """Let a server record one of two verdicts, and kill it. Return the task."""
+    async with site.serve(drains=False) as client:
+        client.engine.stops_after_one = True
+        task = (await submit(client))["task_id"]
+        while not (await wait_for(client, task, 0)).get("traces"):
+            await asyncio.sleep(0.01)
+    return task
 
-            async def receive():
-                for message in heard:
-                    return message
-                await gone.wait()
-                return {"type": "http.disconnect"}
 
-            async def send(message):
-                pass
+@pytest.mark.parametrize("lost", ["nothing", "the row", "half a line"])
+async def test_a_killed_server_loses_and_repeats_nothing(site, lost):
+    task = await judge_the_first_workload(site)
+    (file,) = (site.root / "traces").rglob("*.jsonl")
+    if lost == "half a line":
+        file.write_bytes(file.read_bytes()[:-40])
+    if lost != "nothing":
+        execute(site, "DELETE FROM verdicts")
+    async with site.serve() as client:
+        told = await wait_for(client, task)
+        assert (told["status"], len(told["traces"])) == ("completed", 2)
+        left = ["w0", "w1"] if lost == "half a line" else ["w1"]
+        assert client.engine.submitted[0].task.workloads == left
+    assert verdicts(site) == {(task, "w0"): 1, (task, "w1"): 1}
 
-            scope = {"type": "http", "method": "GET", "path": f"/tasks/{task}", "query_string": b"timeout=15"}
-            scope |= {"headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http"}
-            poll = asyncio.create_task(client.app(scope, receive, send))
-            while not client.service._waiting:
-                await asyncio.sleep(0.01)
-            assert (await client.get(f"/tasks/{task}?timeout=1")).status_code == 429
-            assert (await client.get(f"/tasks/{task}/events")).status_code == 429
-            gone.set()
-            await poll
-            assert (await client.get(f"/tasks/{task}?timeout=0.01")).status_code == 200
 
-    run(talk())
+def execute(site, statement):
+    """Change the database of a server that has ended."""
+    import sqlite3
+
+    database = sqlite3.connect(site.root / ".serve/tasks.sqlite", isolation_level=None)
+    database.execute(statement)
+    database.close()
+
+
+async def test_a_task_whose_every_line_is_there_is_completed_without_the_engine(site):
+    async with site.serve() as client:
+        task = (await submit(client))["task_id"]
+        await wait_for(client, task)
+    execute(site, "UPDATE tasks SET state = 'open', ended_at = NULL")
+    async with site.serve() as client:
+        assert (await wait_for(client, task))["status"] == "completed"
+        assert client.engine.submitted == []
+
+
+async def test_what_waits_for_its_confirmation_is_judged_again_and_recorded_once(site, monkeypatch, tmp_path):
+    """The file has the verdict that counts: that of the confirmation."""
+
+    def judge(job, _name):
+        return {"extra": {"measurement": {"assurance": job.assurance or "standard"}}}
+
+    def make_engine():
+        play(monkeypatch, evaluate=staticmethod(judge))
+        PlayedSession.gate.set()
+        engine = Engine(TraceSet.from_path(site.root), BenchmarkConfig.default(devices=["cpu"]), cache=tmp_path / "c")
+        on_gpu(engine.context)
+        return engine
+
+    engine = make_engine()
+    engine.subscribe(lambda event: PlayedSession.gate.clear() if isinstance(event, JobFinished) else None)
+    async with site.serve(drains=False, engine=engine) as client:
+        task = (await submit(client, workload_uuids=["w1"]))["task_id"]
+        while len(PlayedSession.judged) < 2:
+            await asyncio.sleep(0.01)
+        assert (await wait_for(client, task, 0))["status"] == "running"
+    assert site.lines() == []
+    PlayedSession.gate.set()
+    await asyncio.to_thread(engine.close)
+    engine = make_engine()
+    async with site.serve(engine=engine) as client:
+        (trace,) = (await wait_for(client, task))["traces"]
+        assert trace["evaluation"]["extra"]["measurement"]["assurance"] == "full"
+    await asyncio.to_thread(engine.close)
+    assert verdicts(site) == {(task, "w1"): 1}
+
+
+async def test_a_drain_gives_back_what_waits(site):
+    async with site.serve(is_open=False) as client:
+        task = (await submit(client))["task_id"]
+        poll = asyncio.create_task(wait_for(client, task))
+        await asyncio.sleep(0.05)
+        assert await client.service.drain(0.05) == 1
+        assert (await poll)["status"] == "pending"
+        assert (await client.post("/evaluate", json=submission())).status_code == 503
+        assert (await client.get("/health")).json()["status"] == "draining"
+    async with site.serve() as client:
+        assert (await wait_for(client, task))["status"] == "completed"
+
+
+async def test_old_tasks_are_forgotten_and_their_traces_stay(site):
+    async with site.serve() as client:
+        task = (await submit(client))["task_id"]
+        ended = (await wait_for(client, task))["ended_at"]
+    async with site.serve(limits=ServeLimits(keep_days=1)) as client:
+        assert (await client.get(f"/tasks/{task}")).status_code == 200
+    execute(site, f"UPDATE tasks SET ended_at = {ended - 86400}")
+    async with site.serve(limits=ServeLimits(keep_days=1)) as client:
+        while (await client.get(f"/tasks/{task}")).status_code != 404:
+            await asyncio.sleep(0.01)
+    assert len(site.lines()) == 2
+
+
+async def test_while_the_disk_fails_tasks_end_and_their_ends_are_kept_when_it_works_again(site):
+    full = "CREATE TEMP TRIGGER full_{0} BEFORE {0} ON {1} BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+
+    async with site.serve(is_open=False) as client:
+        task = (await submit(client))["task_id"]
+        database = client.store._database
+        database.execute(full.format("INSERT", "verdicts"))
+        database.execute(full.format("UPDATE", "tasks"))
+        client.engine.open()
+        told = await wait_for(client, task)
+        assert (told["status"], "disk is full" in told["error"]) == ("failed", True)
+        assert (await client.get("/tasks")).json()["tasks"][0]["status"] == "failed"
+        database.execute("DROP TRIGGER full_UPDATE")
+        while client.store.read(task)[0].state != "failed":
+            await asyncio.sleep(0.05)
+        assert await client.service.drain(0.05) == 0
+
+
+async def test_a_task_whose_traces_would_leave_the_set_is_refused(site):
+    (site.root / "home").mkdir()
+    (site.root / "traces").symlink_to(site.root / "home")
+    async with site.serve() as client:
+        answer = await client.post("/evaluate", json=submission())
+        assert (answer.status_code, "is a link to" in answer.text) == (422, True)
+        assert (await client.get("/tasks")).json()["tasks"] == []
+    assert list((site.root / "home").iterdir()) == []

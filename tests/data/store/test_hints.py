@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashinfer_bench.cli.sets.validate.file_checks import find_constraint_issues
 from flashinfer_bench.data import TraceSet, names
-from flashinfer_bench.data.check import find_entry_issues, find_reference_issues
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 
@@ -49,33 +47,3 @@ def test_a_definition_that_is_not_there_is_looked_up_once_for_the_set(tmp_path, 
     told = [issue.reason for issue in loaded.issues if "is not there; did you mean 'n'?" in issue.reason]
     assert asked == ["duoble"]
     assert len(told) == 30
-
-
-def load_three_definitions(root, **parts):
-    """Load a set with two definitions in one file and one in another."""
-    double, triple, other = (make_definition(name, **parts) for name in ("double", "triple", "other"))
-    files = {"definitions/test/double.json": [double.to_dict(), triple.to_dict()]}
-    return TraceSet.from_path(write_trace_set(root, files, definitions=[other]))
-
-
-def test_parameters_of_references_that_are_no_inputs(tmp_path, asked):
-    parameters = ", ".join(f"p{i}=0" for i in range(30))
-    loaded = load_three_definitions(tmp_path, reference=f"def run(x, {parameters}):\n    return x\n")
-    issues = list(find_reference_issues(loaded, loaded.definitions.values()))
-    assert (len(issues), len(asked)) == (90, 40)
-    assert sum("did you mean 'n'?" in issue.reason for issue in issues) == 40
-
-
-def test_entry_points_that_are_not_there(tmp_path, asked):
-    solutions = [make_solution(f"s{i}", entry_point="main.py::rum") for i in range(30)]
-    files = {"solutions/all.json": [solution.to_dict() for solution in solutions]}
-    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, definitions=[make_definition()]))
-    issues = find_entry_issues(loaded)
-    assert (len(issues), len(asked)) == (30, 20)
-
-
-def test_constraints_with_unknown_names(tmp_path, asked):
-    loaded = load_three_definitions(tmp_path, constraints=[f"k{i} <= 4" for i in range(30)])
-    issues = list(find_constraint_issues(loaded))
-    assert (len(issues), len(asked)) == (90, 40)
-    assert sum("did you mean 'n'?" in issue.reason for issue in issues) == 40

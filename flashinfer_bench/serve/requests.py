@@ -1,0 +1,225 @@
+"""Who may ask, and what a request says: dependencies of the routes. Nothing behind them sees a refused request.
+
+Host     an address of digits, a name of this machine, or one that was allowed: a page of another site that made
+         its name lead here (DNS rebinding) still says its own name
+Origin   none: only browsers send it, and no page is meant to speak with this server; the same holds of a
+         Sec-Fetch-Site of another site
+token    if there is one, on every route but /health
+body     read up to a limit; the rest is dropped as it comes, never kept
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Header, HTTPException, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
+
+from flashinfer_bench.bench.confirm import Confirm
+from flashinfer_bench.data import Solution, TraceSet
+from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.store.json_text import parse_json
+from flashinfer_bench.data.store.parse import Place, parse_raw
+from flashinfer_bench.serve.limits import ServeLimits
+from flashinfer_bench.serve.metrics import Metrics
+from flashinfer_bench.serve.store import TaskRow
+from flashinfer_bench.serve.tasks import TaskService, come_again
+
+MOST_NAME: Final = 200
+"""The name, author, submitter or key of a submission may have this many characters."""
+SHOWN_PROBLEMS: Final = 20
+"""Problems of a body that an answer lists."""
+NOWHERE: Final = Path(os.devnull, "solution")
+"""Where a solution of a request lies: no file of this machine is beside it, so none is read in place of a content."""
+
+
+@dataclass
+class Site:
+    """What requests are about, and who may make them. `app.state.site`."""
+
+    trace_set: TraceSet
+    service: TaskService
+    metrics: Metrics
+    token: str | None = None
+    """What each request has to know; None if nobody has to."""
+    hosts: frozenset[str] = frozenset({"localhost"})
+    """Names that a Host header may say beside addresses, in lower case."""
+    held_bytes: int = 0
+    """Bytes of the bodies that are being read or answered."""
+
+    @property
+    def limits(self) -> ServeLimits:
+        """The limits of the server."""
+        return self.service.limits
+
+
+def site_of(request: Request) -> Site:
+    """Return what the server was made with."""
+    found: Site = request.app.state.site
+    return found
+
+
+Here = Annotated[Site, Depends(site_of)]
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+
+
+async def knows_token(here: Here, given: Bearer) -> bool:
+    """Tell whether a request gives the token, in a time that says nothing about it."""
+    told = given.credentials if given is not None else ""
+    return here.token is None or hmac.compare_digest(told.encode(), here.token.encode())
+
+
+Known = Annotated[bool, Depends(knows_token)]
+
+
+async def admit(request: Request, here: Here, is_known: Known) -> None:
+    """Refuse requests for another host, of web pages, and without the token."""
+    host = request.headers.get("host", "")
+    if not _is_ours(host, here.hosts):
+        raise HTTPException(403, f"the Host header ({host[:200]}) names another server; --allow-host lets a name in")
+    if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise HTTPException(403, "requests of web pages (with Origin, or a Sec-Fetch-Site of others) are refused")
+    if not is_known and request.url.path != "/health":
+        raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+
+async def read_body(request: Request, here: Here) -> AsyncIterator[bytes]:
+    """Read a body whole. One beyond the limit is read and dropped, so that its client hears the answer."""
+    body, limits = bytearray(), here.limits
+    try:
+        async for part in request.stream():
+            if len(body) <= limits.body_bytes:
+                body.extend(part)
+                here.held_bytes += len(part)
+            if here.held_bytes > limits.all_bodies_bytes:
+                raise come_again(503, "too many large requests at once")
+        if len(body) > limits.body_bytes:
+            raise HTTPException(413, f"the body is larger than {limits.body_bytes:,} bytes")
+        yield bytes(body)
+    except ClientDisconnect:
+        raise HTTPException(400, "the client went away") from None
+    finally:
+        here.held_bytes -= len(body)
+
+
+Body = Annotated[bytes, Depends(read_body)]
+
+
+class SubmissionBody(BaseModel):
+    """The body of POST /evaluate."""
+
+    model_config = ConfigDict(strict=True)
+    solution: dict[str, Any] = Field(description="a solution, as its JSON file has it")
+    workload_uuids: list[str] | None = Field(None, min_length=1, description="left out or null: all")
+    priority: int = Field(0, ge=-1000, le=1000, description="higher ones are judged earlier")
+    submitter: str | None = Field(
+        None, min_length=1, max_length=MOST_NAME, description="who asks; submitters get equal shares"
+    )
+    confirm: Confirm = Field(
+        "if_best",
+        description="when a GPU judges it at full assurance: where it would be the best known, at once, or never",
+    )
+
+
+class BatchBody(BaseModel):
+    """The body of POST /tasks/batch."""
+
+    model_config = ConfigDict(strict=True)
+    task_ids: list[str] = Field(max_length=1000)
+    timeout: float = Field(0, ge=0, allow_inf_nan=False, description="seconds to wait for all of them")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_batch(body: Body) -> BatchBody:
+    """Read which tasks are asked for."""
+    return _parse(BatchBody, body)
+
+
+def parse_submission(
+    request: Request,
+    here: Here,
+    body: Body,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=MOST_NAME)] = None,
+) -> tuple[TaskRow, Solution]:
+    """Read what is to be judged, checked whole before anything is done with it."""
+    asked, now = _parse(SubmissionBody, body), time.time()
+    solution = _read_solution(asked.solution, here.limits)
+    definition = solution.definition
+    find_definition(here.trace_set, definition)
+    known = [line.workload.uuid for line in here.trace_set.workloads.get(definition, [])]
+    workloads = tuple(dict.fromkeys(known if asked.workload_uuids is None else asked.workload_uuids))
+    if not workloads:
+        raise HTTPException(404, "the definition has no workloads")
+    for name in set(workloads).difference(known):
+        raise HTTPException(404, f"the definition has no workload {name[:MOST_NAME]!r}")
+    row = TaskRow(
+        id=uuid.uuid4().hex,
+        submitter=asked.submitter or (request.client.host if request.client is not None else "unknown"),
+        key=idempotency_key,
+        request=digest_of([solution.to_dict(), workloads, asked.priority, asked.confirm]),
+        definition=definition,
+        solution_name=solution.name,
+        solution=solution.to_json(),
+        workloads=workloads,
+        priority=asked.priority,
+        confirm=asked.confirm,
+        accepted_at=now,
+    )
+    return row, solution
+
+
+def find_definition(trace_set: TraceSet, name: str) -> None:
+    """Refuse a definition that the set does not have."""
+    if name not in trace_set.definitions:
+        hint = did_you_mean(name, trace_set.definitions)
+        raise HTTPException(404, f"the set has no definition {name[:MOST_NAME]!r}{hint}")
+
+
+def _parse(model: type[Model], body: bytes) -> Model:
+    try:
+        parsed, _ = parse_json(body.decode("utf-8-sig"))
+    except ValueError as error:
+        raise HTTPException(400, f"the body is no JSON: {error}") from error
+    try:
+        return model.model_validate(parsed)
+    except ValidationError as error:
+        told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors()]
+        raise HTTPException(422, "; ".join(told[:SHOWN_PROBLEMS])) from error
+
+
+def _read_solution(raw: dict[str, Any], limits: ServeLimits) -> Solution:
+    issues: list[LoadIssue] = []
+    solution = parse_raw(Solution, raw, Place(NOWHERE), issues)
+    if solution is None:
+        problems = [f"{issue.field or 'solution'}: {issue.reason}" for issue in issues if issue.severity == "error"]
+        raise HTTPException(422, "; ".join(problems[:SHOWN_PROBLEMS]))
+    size = sum(len(source.content.encode()) for source in solution.sources)
+    if len(solution.sources) > limits.sources or size > limits.source_bytes:
+        most = f"the limits are {limits.sources} and {limits.source_bytes:,} bytes"
+        raise HTTPException(413, f"{len(solution.sources)} sources of {size:,} bytes are too much; {most}")
+    if max(len(solution.name), len(solution.author)) > MOST_NAME:
+        raise HTTPException(422, f"name and author may have {MOST_NAME} characters")
+    return solution.with_unique_name()
+
+
+def _is_ours(host: str, names: frozenset[str]) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name in names or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False

@@ -1,0 +1,315 @@
+"""Who is let in, what is refused, and what the routes beside tasks answer."""
+
+import asyncio
+import json
+import os
+import re
+from dataclasses import asdict
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+
+from flashinfer_bench.data import Definition, TraceSet, Workload
+from flashinfer_bench.errors import ConfigError, Fault
+from flashinfer_bench.serve.limits import ServeLimits
+from flashinfer_bench.serve.server import Address, choose_home
+from flashinfer_bench.serve.token_file import read_token
+from tests.serve.conftest import TOKEN, submission, submit, wait_for, write_set
+
+SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="(\\.|[^"\\\n])*"(,[a-z]+="(\\.|[^"\\\n])*")*\})? [-+.0-9e]+')
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "127.0.0.1:8000"}, 200),
+        ({"host": "localhost:9"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"host": "Bench.Example:8000"}, 200),  # was allowed
+        ({"host": "evil.example"}, 403),
+        ({"host": "evil.example:8000"}, 403),
+        ({"host": "evil.example:8000x"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "127.0.0.1@evil.example"}, 403),
+        ({"host": "[::1"}, 403),
+        ({"host": ""}, 403),
+        ({"origin": "http://localhost"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "none"}, 200),
+    ],
+)
+async def test_web_pages_are_kept_out(site, headers, status):
+    async with site.serve() as client:
+        client.served.hosts = Address(allowed_hosts=("Bench.Example",)).names
+        for path in ("/definitions", "/health", "/docs"):
+            assert (await client.get(path, headers=headers)).status_code == status
+        answer = await client.post("/evaluate", json=submission(), headers=headers)
+        assert (answer.status_code, len(client.engine.submitted)) == (status, int(status == 200))
+
+
+@pytest.mark.parametrize(
+    "given", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer ", f"Bearer {TOKEN}x", "Bearer ü"]
+)
+async def test_without_the_token_only_health_answers_and_says_little(site, given):
+    headers = {} if given is None else {"authorization": given.encode()}
+
+    async with site.serve(token=TOKEN) as client:
+        for path in ("/", "/definitions", "/tasks", "/metrics", "/docs", "/openapi.json"):
+            answer = await client.get(path, headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        for path in ("/evaluate", "/shutdown"):
+            assert (await client.post(path, json=submission(), headers=headers)).status_code == 401
+        assert (await client.get("/health", headers=headers)).json() == {"status": "ok"}
+    assert site.stopped == 0
+
+
+async def test_the_token_opens_every_route_and_shutdown_needs_one(site):
+    async with site.serve(token=TOKEN) as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        assert (await client.get("/health")).json()["workers"][0]["device"] == "cpu"
+        await submit(client)
+        assert (await client.post("/shutdown")).status_code == 202
+    async with site.serve() as client:
+        answer = await client.post("/shutdown")
+        assert (answer.status_code, "--token-file" in answer.json()["detail"]) == (403, True)
+    assert site.stopped == 1
+
+
+async def test_a_body_beyond_the_limit_is_dropped_as_it_comes_and_all_bodies_share_a_bound(site):
+    parts = []
+
+    async def large():
+        for number in range(400):
+            parts.append(number)
+            yield b"x" * 10_000
+
+    async def slow(sent, go):
+        yield b"x" * 90_000
+        sent.set()
+        await go.wait()
+        yield b"x"
+
+    limits = ServeLimits(body_bytes=100_000, all_bodies_bytes=150_000)
+    async with site.serve(limits=limits) as client:
+        for content in (large(), b"x" * 100_001):
+            assert (await client.post("/evaluate", content=content)).status_code == 413
+        assert len(parts) == 400  # so that the client hears the answer
+        sent, go = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(client.post("/evaluate", content=slow(sent, go)))
+        await sent.wait()
+        await asyncio.sleep(0.01)
+        second = await client.post("/evaluate", content=b"x" * 90_000)
+        assert (second.status_code, second.headers["retry-after"]) == (503, "5")
+        go.set()
+        assert (await first).status_code == 400
+        assert client.served.held_bytes == 0
+        assert (await submit(client))["task_id"]
+
+
+def with_sources(*more, **sources):
+    solution = submission()["solution"]
+    solution["sources"] += [{"path": path, "content": content} for path, content in sources.items()] + list(more)
+    return {"solution": solution}
+
+
+def with_fields(**fields):
+    return {"solution": {**submission()["solution"], **fields}}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "no JSON"),
+        (b"\xff", 400, "no JSON"),
+        (b"[" * 100_000, 400, "nested"),
+        (b'{"a": "\\ud800"}', 400, "surrogate"),
+        (b"[]", 422, "body: "),
+        (b"{}", 422, "solution: Field required"),
+        (b'{"solution": 1}', 422, "solution"),
+        (b'{"solution": {"name": "x"}}', 422, "definition: is missing"),
+        (submission(workload_uuids="w0"), 422, "workload_uuids"),
+        (submission(workload_uuids=[]), 422, "workload_uuids"),
+        (submission(workload_uuids=["w9"]), 404, "no workload 'w9'"),
+        (submission(priority=1.5), 422, "priority"),
+        (submission(priority=True), 422, "priority"),
+        (submission(priority=1001), 422, "priority"),
+        (submission(confirm="maybe"), 422, "confirm"),
+        (submission(submitter=""), 422, "submitter"),
+        (submission(submitter="x" * 201), 422, "submitter"),
+        (with_fields(definition="doubl"), 404, "did you mean 'double'"),
+        (with_fields(name="x" * 201), 422, "200 characters"),
+        (with_sources(a="1", b="2", c="3"), 413, "sources"),
+        (with_sources(a="x" * 5000), 413, "bytes"),
+        (with_sources(**{"../a": "1"}), 422, "'..'"),
+        (with_sources({"path": "secret.py"}), 422, "content"),  # no file of the server is read in its place
+    ],
+)
+async def test_what_cannot_be_judged_is_refused_with_the_reason(site, tmp_path, monkeypatch, body, status, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.py").write_text("hush = 1\n")
+    (tmp_path / "solution").touch()
+    content = body if isinstance(body, bytes) else json.dumps(body)
+
+    async with site.serve(limits=ServeLimits(sources=3, source_bytes=4000)) as client:
+        answer = await client.post("/evaluate", content=content)
+        assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
+        assert ("hush" in answer.text, client.engine.submitted) == (False, [])
+
+
+NONE = "0" * 32
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/definitions/none", None, 404),
+        ("GET", "/definitions/none/workloads", None, 404),
+        ("GET", "/workloads/none", None, 404),
+        ("GET", "/tasks/none", None, 404),
+        ("GET", f"/tasks/{NONE}", None, 404),
+        ("DELETE", f"/tasks/{NONE}", None, 404),
+        ("GET", f"/tasks/{NONE}/events", None, 404),
+        ("GET", f"/tasks/{NONE}?timeout=x", None, 422),
+        ("GET", f"/tasks/{NONE}?timeout=nan", None, 422),
+        ("GET", f"/tasks/{NONE}?timeout=-1", None, 422),
+        ("GET", "/nothing", None, 404),
+        ("PUT", "/tasks", None, 405),
+        ("POST", "/tasks/batch", {"task_ids": "x"}, 422),
+        ("POST", "/tasks/batch", {"task_ids": [1]}, 422),
+        ("POST", "/tasks/batch", {"task_ids": [], "timeout": "x"}, 422),
+        ("POST", "/tasks/batch", {"task_ids": [], "timeout": -1}, 422),
+        ("POST", "/tasks/batch", {"task_ids": [NONE]}, 404),
+        ("POST", "/tasks/batch", {"task_ids": [NONE] * 1001}, 422),
+    ],
+)
+async def test_what_is_not_there_or_cannot_be_asked_is_said_so(site, method, path, body, status):
+    async with site.serve() as client:
+        assert (await client.request(method, path, json=body)).status_code == status
+
+
+async def test_the_set_is_told_as_its_files_have_it(site):
+    async with site.serve() as client:
+        (listed,) = (await client.get("/definitions")).json()
+        assert (listed["name"], listed["op_type"], listed["workloads"]) == ("double", "test", 2)
+        definition = Definition.model_validate((await client.get("/definitions/double")).json())
+        assert definition == client.served.trace_set.definitions["double"]
+        workloads = (await client.get("/definitions/double/workloads")).json()
+        assert [Workload.model_validate(one).uuid for one in workloads] == ["w0", "w1"]
+        assert (await client.get("/workloads/w1")).json() == {"definition": "double", "workload": workloads[1]}
+
+
+def read_metrics(text):
+    """Parse Prometheus' text format: sample with labels → value."""
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all(SAMPLE.fullmatch(line.replace("+Inf", "inf")) for line in samples), samples
+    typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert {re.sub(r"_(bucket|sum|count)?$", "", re.split(r"[{ ]", line)[0]) for line in samples} <= typed
+    return {
+        line.rpartition(" ")[0].removeprefix("flashinfer_bench_"): float(line.rpartition(" ")[2]) for line in samples
+    }
+
+
+async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
+    async with site.serve() as client:
+        await wait_for(client, (await submit(client))["task_id"])
+        answer = await client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        expected = {
+            'tasks_total{status="completed"}': 1,
+            'tasks{status="running"}': 0,
+            'jobs_total{status="PASSED"}': 2,
+            'device_up{device="cpu",hardware="test device"}': 1,
+            'device_condition{device="cpu",condition="ready"}': 1,
+            "uptime_seconds": 9,
+            "verdicts_per_second": 2.5,
+            "job_seconds_count": 2,
+            "job_seconds_sum": 0.4,
+            'job_seconds_bucket{le="0.1"}': 0,
+            'job_seconds_bucket{le="+Inf"}': 2,
+        }
+        assert expected.items() <= read_metrics(answer.text).items()
+        health = (await client.get("/health")).json()
+        worker = {"device": "cpu", "healthy": True, "hardware": "test device", "condition": "ready"}
+        assert health == {"status": "ok", "workers": [worker], "queue_size": 0}
+
+
+async def test_docs_tell_every_route_and_fetch_nothing(site):
+    async with site.serve() as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        assert "confirm" in json.dumps(paths["/evaluate"]["post"]["requestBody"]["content"]["application/json"])
+        for path in ("/", "/docs"):
+            page = await client.get(path)
+            assert page.headers["content-type"].startswith("text/plain")
+            assert "default-src 'none'" in page.headers["content-security-policy"]
+            told = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+            assert {"GET /health", "POST /evaluate", "GET /tasks/{task_id}"} < told <= set(page.text.splitlines())
+
+
+async def test_every_answer_has_the_id_that_the_log_has(site, caplog):
+    async with site.serve() as client:
+        with caplog.at_level("INFO", logger="flashinfer_bench.serve"):
+            task = (await submit(client))["task_id"]
+            answer = await client.get(f"/tasks/{task}")
+        (line,) = [record.getMessage() for record in caplog.records if f"GET /tasks/{task}" in record.getMessage()]
+        assert answer.headers["x-request-id"] in line
+        assert any(f"task {task}: accepted" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [
+        (f"{TOKEN}\n", 0o600, None),
+        *((TOKEN, mode, "chmod 600") for mode in (0o640, 0o604, 0o620, 0o644)),
+        *(
+            (text, 0o600, "16 or more plain")
+            for text in ("", "short", "with a space inside it", "ünprintable-and-long")
+        ),
+        (None, 0o600, "cannot be read"),
+    ],
+)
+def test_a_token_is_a_secret_of_one_user(tmp_path, text, mode, words):
+    path = tmp_path / "token"
+    if text is None:
+        os.mkfifo(path, mode)
+    else:
+        path.write_text(text)
+        path.chmod(mode)
+    if words is None:
+        assert read_token(path) == TOKEN
+    else:
+        with pytest.raises(ConfigError, match=words):
+            read_token(path)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "192.0.2.1", "example.com", "")),
+    ],
+)
+def test_an_address_that_others_reach_needs_a_token(host, is_ours):
+    if not is_ours:
+        with pytest.raises(ConfigError, match="--token-file"):
+            Address(host).check()
+    Address(host, token=None if is_ours else TOKEN).check()
+
+
+def test_an_address_that_cannot_be_used_is_a_fault():
+    with Address(port=0).listen() as first, pytest.raises(Fault, match=r"cannot listen on 127\.0\.0\.1"):
+        Address(port=first.getsockname()[1]).listen()
+    with pytest.raises(ConfigError, match="--port 65536"):
+        Address(port=1 << 16).check()
+
+
+def test_tasks_lie_beside_the_set_or_in_the_cache(tmp_path, monkeypatch):
+    trace_set = TraceSet.from_path(write_set(tmp_path / "set"))
+    expected = {"ledger": tmp_path / "set" / ".serve", "records": tmp_path / "set", "notes": []}
+    assert asdict(choose_home(trace_set, tmp_path / "cache")) == expected
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    home = choose_home(trace_set, tmp_path / "cache")
+    assert (home.ledger, home.ledger.parent) == (home.records, tmp_path / "cache" / "serve")
+    assert "cannot be written" in home.notes[0]
