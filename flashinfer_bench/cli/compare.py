@@ -88,7 +88,8 @@ def execute(args: argparse.Namespace) -> int:
 
     if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
-    first, second = args.first, args.second
+    first = args.first
+    second = args.second
     is_set_first = (Path(first) / DEFINITIONS).is_dir() and not Path(second).exists()
     if is_set_first and args.local and not Path(args.local[0]).exists():
         raise Misuse(f"{first} is a set: name it behind the two sides: {second} {args.local[0]} {first}")
@@ -135,7 +136,8 @@ def _measure(
     if equal:
         which = "both sides have" if equal == len(pairings) else f"in {equal} of {len(pairings)} pairs both sides have"
         tell(f"{which} the same sources: that shows how far equal code differs on this machine")
-    config, budget_s = read_config(args), 60.0 if args.budget is None else args.budget
+    config = read_config(args)
+    budget_s = 60.0 if args.budget is None else args.budget
     how = {"threshold": threshold, "workloads": args.workloads, "tell": tell}
     with naming_flags(args):
         return measuring.measure(trace_set, pairings, config, budget_s=budget_s, **how)

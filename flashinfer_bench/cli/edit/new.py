@@ -69,7 +69,8 @@ def _declare_definition(parser: Parser) -> None:
 def execute_solution(args: argparse.Namespace) -> int:
     """Write the source file."""
     trace_set = open_trace_set(args)
-    name, definitions = args.definition, trace_set.definitions
+    name = args.definition
+    definitions = trace_set.definitions
     if name not in definitions:
         hint = did_you_mean(name, definitions) or f"; `{PROGRAM} list` shows what there is"
         raise DataSetError(f"--definition: the trace set has no definition {name!r}{hint}")
@@ -113,7 +114,8 @@ def _write(args: argparse.Namespace, texts: dict[Output, str], following: list[s
         except OSError as error:
             kind = DataSetError if isinstance(error, WriteRefused) else Fault
             raise kind(f"{file} cannot be written: {error.strerror}") from error
-    files, command = [str(file) for file, _ in texts], shlex.join([PROGRAM, *following])
+    files = [str(file) for file, _ in texts]
+    command = shlex.join([PROGRAM, *following])
     if args.format == "json":
         write_json({"files": files, "next": command})
     else:

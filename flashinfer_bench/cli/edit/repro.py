@@ -58,7 +58,8 @@ def execute(args: argparse.Namespace) -> int:
     recorded = _read_recorded(args)
     trace_set = open_trace_set(args)
     if not recorded:
-        args.solutions, args.workloads = [args.what[0]], [args.what[1]]
+        args.solutions = [args.what[0]]
+        args.workloads = [args.what[1]]
         take_drafts(args, trace_set)
     config = read_config(args).for_set(trace_set)
     with naming_flags(args):
@@ -126,7 +127,8 @@ def _tell(args: argparse.Namespace, folder: Path, evaluation: Evaluation, job: J
 
     drawn = folder / "map.txt"
     found = drawn.read_text(encoding="utf-8") if drawn.exists() else ""
-    status, names = evaluation.status.value, (job.definition.name, job.solution.name, job.workload.uuid)
+    status = evaluation.status.value
+    names = (job.definition.name, job.solution.name, job.workload.uuid)
     if args.format == "json":
         document = {
             **dict(zip(("definition", "solution", "workload"), names, strict=True)),

@@ -113,7 +113,8 @@ class BuildRow:
 def execute(args: argparse.Namespace) -> int:
     """Build the solutions. Show each result when it is there, and all results at the end."""
     items = choose_solutions(args)
-    target, root = choose_target(getattr(args, "arch", None)), cache_root(os.environ).resolve()
+    target = choose_target(getattr(args, "arch", None))
+    root = cache_root(os.environ).resolve()
     rows: list[BuildRow] = []
     started = time.monotonic()
     with one_interrupt():
@@ -223,7 +224,8 @@ def _row(built: Built) -> BuildRow:
 
 def describe_row(row: BuildRow) -> str:
     """Return a line of progress."""
-    first, note = to_printable(row.message.partition("\n")[0]), find_binding(row.solution).note
+    first = to_printable(row.message.partition("\n")[0])
+    note = find_binding(row.solution).note
     tail = f": {first}" if first else f" in {row.seconds:.1f} s" if row.result == "built" and row.seconds else ""
     return f"{row.solution.name}: {WORDS[row.result]}{tail}" + (f"\n  {to_printable(note)}" if note else "")
 

@@ -78,7 +78,8 @@ def declare_cache(parser: Parser) -> None:
 def execute_show(args: argparse.Namespace) -> int:
     """List the artifacts and what solutions compiled when they ran, the one that was used last first."""
     cache = _open()
-    entries, folders = cache.entries(), cache.jit_folders()
+    entries = cache.entries()
+    folders = cache.jit_folders()
     judge_bytes = size_of_folder(cache.root / JUDGE_FOLDER)
     if args.format == "json":
         write_json(
@@ -103,7 +104,8 @@ def execute_show(args: argparse.Namespace) -> int:
 def execute_clear(args: argparse.Namespace) -> int:
     """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
-    before, sizes = cache.entries(), _sizes(cache)
+    before = cache.entries()
+    sizes = _sizes(cache)
     clears_all = args.keep_gb is None and not args.failed
     if args.failed:
         cache.forget_failures()
@@ -112,7 +114,8 @@ def execute_clear(args: argparse.Namespace) -> int:
     else:
         cache.evict(max(0.0, args.keep_gb) * GIGABYTE)
     compiled_left = clears_all and (cache.root / JIT_FOLDER).exists()
-    left, sizes_left = cache.entries(), _sizes(cache)
+    left = cache.entries()
+    sizes_left = _sizes(cache)
     kept_digests = {entry.digest for entry in left}
     removed = [entry for entry in before if entry.digest not in kept_digests]
     if args.format == "json":
@@ -140,7 +143,8 @@ def execute_clear(args: argparse.Namespace) -> int:
 def execute_verify(args: argparse.Namespace) -> int:
     """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
     cache = _open()
-    checked, problems = len(cache.entries()), cache.verify()
+    checked = len(cache.entries())
+    problems = cache.verify()
     removed = {entry.digest for entry in cache.remove(entry for entry, _ in problems if args.remove)}
     found = [
         {"artifact": entry.digest, "solution": entry.solution, "reason": reason, "removed": entry.digest in removed}
@@ -201,7 +205,8 @@ def _cells(entry: Entry) -> list[str]:
         return [entry.solution or "?", "when run", entry.digest[:SHOWN_DIGITS], size, "", _age(entry.last_used_s)]
     manifest = entry.manifest
     build = f"{manifest.build_seconds:.1f} s" if manifest is not None and manifest.build_seconds else ""
-    build, language = "failed" if entry.has_failed else build, manifest.language if manifest is not None else ""
+    build = "failed" if entry.has_failed else build
+    language = manifest.language if manifest is not None else ""
     facts = [entry.digest[:SHOWN_DIGITS], _bytes(entry.size_bytes), build, _age(entry.last_used_s)]
     return [entry.solution or "(damaged)", language, *facts]
 

@@ -67,8 +67,10 @@ def render_report(report: Report, width: int) -> str:
 
 def describe_machine(report: Report) -> dict[str, str]:
     """Return title → text of what describes the machine."""
-    machine, readings = report.machine, report.readings
-    capability, gpu = machine.device.capability, machine.gpu
+    machine = report.machine
+    readings = report.readings
+    capability = machine.device.capability
+    gpu = machine.gpu
     chip = [f"compute capability {capability[0]}.{capability[1]}"] if capability is not None else []
     if gpu is not None and readings is not None:
         chip += [f"{readings.processors} SMs", f"L2 {readings.l2_bytes / MIB:.0f} MiB"]
@@ -87,7 +89,8 @@ def describe_machine(report: Report) -> dict[str, str]:
 
 def _describe_clocks(report: Report) -> str:
     """Return clocks, power and temperature at rest, and under load if that was measured."""
-    gpu, loaded = report.machine.gpu, report.readings and report.readings.under_load
+    gpu = report.machine.gpu
+    loaded = report.readings and report.readings.under_load
     if gpu is None:
         return ""
     parts = []

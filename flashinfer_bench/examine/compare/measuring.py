@@ -92,8 +92,10 @@ class PairSeries:
 
     def row(self) -> Row:
         """Return what was found."""
-        job, pairs = self.jobs["A"], self.pairs
-        label, axes = self.pairing.label, dict(job.workload.axes)
+        job = self.jobs["A"]
+        pairs = self.pairs
+        label = self.pairing.label
+        axes = dict(job.workload.axes)
         row = Row(job.definition.name, job.workload.uuid, axes, label, problem=self.stopped)
         if self.stopped or not pairs:
             return row if self.stopped else replace(row, problem=SPENT, is_unmeasured=True)
@@ -160,14 +162,16 @@ def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:
 def _make_series(
     context: HarnessContext, pairings: Sequence[Pairing], workloads: Sequence[str] | None
 ) -> list[PairSeries]:
-    made, lines = SolutionJobs(context), context.trace_set.workloads
+    made = SolutionJobs(context)
+    lines = context.trace_set.workloads
     known = {
         one.first.definition: [line.workload.uuid for line in lines.get(one.first.definition, [])] for one in pairings
     }
     wanted = choose_workloads(workloads, {uuid for uuids in known.values() for uuid in uuids})
     found = []
     for pairing in pairings:
-        first, second = pairing.first, pairing.second
+        first = pairing.first
+        second = pairing.second
         if first.definition != second.definition:
             raise ConfigError(
                 f"{first.name} is of {first.definition}, {second.name} of {second.definition}: they do different things"
@@ -190,7 +194,8 @@ def _run(
     """Measure until all is decided or the budget is spent; return the seconds from the first block on."""
     meant: list[tuple[PairSeries, int, Side]] = []
     """By the index of a job: its series, the number of its pair, and its side."""
-    began, seconds = math.inf, 0.0
+    began = math.inf
+    seconds = 0.0
     while still := [one for one in series if one.is_open(threshold)]:
         blocks = [[(one, *block) for block in one.plan()] for one in still]
         longest = max(map(len, blocks))
@@ -216,7 +221,8 @@ def _run(
             seconds = max(0.0, time.monotonic() - began)
             if seconds > budget_s:
                 return seconds
-        pairs, open_series = sum(len(one.pairs) for one in series), sum(one.is_open(threshold) for one in series)
+        pairs = sum(len(one.pairs) for one in series)
+        open_series = sum(one.is_open(threshold) for one in series)
         told = f"{pairs} pair{'' if pairs == 1 else 's'} of blocks in {seconds:.0f} s"
         tell(f"{told}; {open_series} of {len(series)} not decided yet")
     return seconds

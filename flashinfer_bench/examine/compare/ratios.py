@@ -75,7 +75,8 @@ class Ratio:
         """
         if self.pairs < 2 or self.log_half is None:
             return LOOKS[0] - self.pairs if self.pairs < LOOKS[0] else None
-        edge, place = log(1 + threshold), abs(self.log_mean)
+        edge = log(1 + threshold)
+        place = abs(self.log_mean)
         room = edge - place if place <= edge else place
         deviation = self.error * sqrt(self.pairs)
         if room <= 0 or deviation <= 0:

@@ -38,7 +38,8 @@ def compare_recorded(
     Raises:
         DataSetError: nothing can be compared; the first reason is named.
     """
-    a, b = _by_place(first), _by_place(second)
+    a = _by_place(first)
+    b = _by_place(second)
     both = [place for place in a if place in b]
     if not both:
         raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")

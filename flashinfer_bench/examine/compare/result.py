@@ -93,10 +93,12 @@ class Comparison:
 
     def describe(self, ratio: Ratio) -> tuple[str, str]:
         """Return a ratio with its interval, "1.031 (1.024 to 1.038)", and what B is beside A, in words."""
-        number, interval = f"{ratio.ratio:.3f}", ratio.interval
+        number = f"{ratio.ratio:.3f}"
+        interval = ratio.interval
         if interval is not None:
             number += f" ({interval[0]:.3f} to {interval[1]:.3f})"
-        decision, more = ratio.decide(self.threshold), self._pairs_needed(ratio)
+        decision = ratio.decide(self.threshold)
+        more = self._pairs_needed(ratio)
         if decision == SAME:
             return number, f"same within {100 * self.threshold:.3g} %"
         return number, f"{decision} (needs about {more} more)" if more is not None else decision
@@ -176,11 +178,13 @@ class Comparison:
         for row in cases:
             name = f"{row.definition}: {row.name}".removeprefix(": ")
             case = ElementTree.SubElement(suite, "testcase", {"classname": SUITE, "name": to_one_line(name)})
-            kind, text = "skipped" if row.is_unmeasured else "error", row.problem
+            kind = "skipped" if row.is_unmeasured else "error"
+            text = row.problem
             if row.ratio is not None:
                 text = ": ".join(self.describe(row.ratio))
                 ElementTree.SubElement(case, "system-out").text = text
-                kind, text = "failure" if row.workload in slower else "", f"slower than allowed: {text}"
+                kind = "failure" if row.workload in slower else ""
+                text = f"slower than allowed: {text}"
             if kind:
                 counts[kind] += 1
                 ElementTree.SubElement(case, kind, {"message": to_one_line(text)})

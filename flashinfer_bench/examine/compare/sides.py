@@ -108,7 +108,8 @@ def find_contender(word: str, trace_set: TraceSet | None, hints: DraftHints | No
         if trace_set is None:
             raise DataSetError(f"{word}: its definition is looked up in a trace set, and none was named: --local PATH")
         draft = read_draft(path, trace_set.definitions, hints)
-        found, digest = _of_solutions(word, [draft.solution], trace_set), draft.solution.digest()
+        found = _of_solutions(word, [draft.solution], trace_set)
+        digest = draft.solution.digest()
         same = tuple(one for one in found.results if one.told.run.fingerprint.solution == digest)
         return replace(found, draft=draft, results=same)
     if path.is_dir() and not any((path / name).exists() for name in MANIFEST_NAMES):

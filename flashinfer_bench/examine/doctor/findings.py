@@ -191,7 +191,8 @@ def find_rates(rates: Rates | None, device_name: str) -> Iterator[Finding]:
 
 def find_load(machine: MachineState, readings: Readings) -> Iterator[Finding]:
     """Say what the clocks did under load."""
-    state, gpu = readings.under_load, machine.gpu
+    state = readings.under_load
+    gpu = machine.gpu
     if state is None or state.sm_mhz is None or gpu is None:
         return
     if HEAT & set(state.slowed_by):

@@ -66,7 +66,8 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
         environment: where compilers are looked for.
     """
     toolchain = find_toolchain(environment)
-    cuda, cxx = toolchain.cuda, toolchain.cxx
+    cuda = toolchain.cuda
+    cxx = toolchain.cxx
     gpus = 0
     versions: dict[str, str | None] = {"flashinfer_bench": __version__, "python": platform.python_version()}
     versions |= dict.fromkeys([*PACKAGES, "driver", "CUDA of the driver"])

@@ -79,10 +79,12 @@ class Inspector:
     """
 
     def __init__(self, order: InspectOrder, server: socket.socket, folder: Path) -> None:
-        self._order, self._server = order, server
+        self._order = order
+        self._server = server
         self._policies = PolicyMaker(order.hello, os.environ)
         self._policies.open_to_workers(folder)
-        self._given, self._work = folder / "given", folder / "work"
+        self._given = folder / "given"
+        self._work = folder / "work"
         self._homes = (folder / f"home-{number}" for number in range(1 << 16))
         solution = order.solution
         artifact = Path(solution.directory) if solution.directory else None
@@ -100,7 +102,8 @@ class Inspector:
         Raises:
             FlashInferBenchError: inputs cannot be made, or the artifact was changed.
         """
-        order, solution = self._order, self._order.solution
+        order = self._order
+        solution = self._order.solution
         device = "cuda:0" if order.hello.device == "cuda" else "cpu"
         # A process of its own makes them: no context of ours stays on the GPU.
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
@@ -130,7 +133,8 @@ class Inspector:
         return Inspected(steps=tuple(done))
 
     def _run(self, step: ToolStep) -> StepDone:
-        outcome, argv = Path(self._call["outcome"]), [word.replace(WORK, str(self._work)) for word in step.argv]
+        outcome = Path(self._call["outcome"])
+        argv = [word.replace(WORK, str(self._work)) for word in step.argv]
         if step.calls:
             outcome.unlink(missing_ok=True)
             file = self._given / "call.json"
@@ -192,7 +196,8 @@ def write_inputs(order: InspectOrder, device: str, file: Path) -> None:
     Raises:
         WorkloadFault: inputs cannot be made, or shapes of outputs are unknown.
     """
-    definition, workload = Definition.model_validate(order.definition), Workload.model_validate(order.workload)
+    definition = Definition.model_validate(order.definition)
+    workload = Workload.model_validate(order.workload)
     maker = InputMaker(definition, workload, torch.device(device), Path(order.blob_root))
     try:
         made = maker.make(order.seed)

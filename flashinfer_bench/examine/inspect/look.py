@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.context import HarnessContext
@@ -137,6 +138,7 @@ def look(
     real = Path(os.path.realpath(plan.program)).parent
     folders = {str(folder) for folder in (plan.program.parent, real)}
     with ExitStack() as stack:
+        stack.callback(sweep_folders)  # a killed process leaves its own
         for line in lock_device(device, stack):
             tell(line)
         built = _build(target.solution, context, stack)

@@ -119,12 +119,14 @@ def _message(words: str) -> str:
 
 def _add(finding: dict[str, Any], words: str, sources: Sequence[str]) -> None:
     """Add a line to its finding: a place, or the first thread."""
-    thread, place = THREAD.search(words), PLACE.search(words)
+    thread = THREAD.search(words)
+    place = PLACE.search(words)
     if thread and not finding["thread"]:
         finding["thread"], finding["block"] = thread.groups()
     if thread or place is None or not (place["kernel"] or place["file"]):
         return
-    access, file = ACCESS.search(words), place["file"] or ""
+    access = ACCESS.search(words)
+    file = place["file"] or ""
     parts = PurePosixPath(file).parts
     own = [path for path in sources if parts[-len(PurePosixPath(path).parts) :] == PurePosixPath(path).parts]
     finding["places"].append(

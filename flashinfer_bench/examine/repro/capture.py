@@ -46,7 +46,8 @@ class KeepingKernel:
     """A solution as a callable that keeps each call."""
 
     def __init__(self, kernel: Any, kept: KeptCall, inputs: list[Any], expected: list[Any]) -> None:
-        self._kernel, self._kept = kernel, kept
+        self._kernel = kernel
+        self._kept = kept
         self._known = list(zip(inputs, expected, strict=True))
 
     def __getattr__(self, name: str) -> Any:

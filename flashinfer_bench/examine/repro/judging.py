@@ -66,7 +66,8 @@ def judge_again(folder: Path, facts: dict[str, Any], inputs: list[Any], expected
         for one in solution.sources
     ]
     kernel: Any = CalledHere(Builder().build(definition, solution.model_copy(update={"sources": sources})))
-    evaluator, config = find_evaluator(definition), ResolvedEvalConfig.model_validate(facts["config"])
+    evaluator = find_evaluator(definition)
+    config = ResolvedEvalConfig.model_validate(facts["config"])
     context = JudgeContext(
         seed=facts["seed"],
         blob_root=Path(facts["blob_root"]),

@@ -92,8 +92,11 @@ class KeepingSession(DeviceSession):
         return result
 
     def _write(self, block: BlockContext, order: BlockJob, result: JobResult) -> None:
-        kept, definition, job = self._kept, block.definition, block.open_job(order)
-        style, judge = self._styles.get(job.solution.digest), block.evaluator
+        kept = self._kept
+        definition = block.definition
+        job = block.open_job(order)
+        style = self._styles.get(job.solution.digest)
+        judge = block.evaluator
         compares = compares_single_calls(judge, definition)
         tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
         facts: dict[str, Any] = {
@@ -171,7 +174,8 @@ def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: To
     hit = int(rows.any(dim=1).sum()), int(rows.any(dim=0).sum())
     lines = [f"{head}, in {hit[0]} of {height} rows and {hit[1]} of {width} columns"]
     lines += filter(None, [describe_places(failing)])
-    tall, wide = -(-height // MOST_LINES), -(-width // MOST_SIGNS)
+    tall = -(-height // MOST_LINES)
+    wide = -(-width // MOST_SIGNS)
     if height == 1:  # one stretch of it below the other
         wide = -(-width // (MOST_LINES * MOST_SIGNS))
         tall = wide * MOST_SIGNS

@@ -34,7 +34,8 @@ HALF_BYTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2
 
 def load(name: str, call: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file by name, with the dtypes that they had."""
-    file, found = HERE / f"{name}.safetensors", {}
+    file = HERE / f"{name}.safetensors"
+    found = {}
     if not file.exists():
         return {}
     data = bytearray(file.read_bytes())
@@ -42,7 +43,8 @@ def load(name: str, call: Any) -> dict[str, torch.Tensor]:
     header = json.loads(data[8:start])
     for key, dtype in call["dtypes"].get(name, {}).items():
         first, last = header[key]["data_offsets"]
-        piece, shape = data[start + first : start + last], header[key]["shape"]
+        piece = data[start + first : start + last]
+        shape = header[key]["shape"]
         flat = torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)
         flat = flat.view(getattr(torch, dtype))
         found[key] = flat.reshape(shape if flat.numel() == math.prod(shape) else [*shape[:-1], -1]).to(call["device"])
@@ -56,7 +58,8 @@ def call_solution(call: Any, expected: dict[str, torch.Tensor]) -> dict[str, tor
     file, _, symbol = call["entry"].partition("::")
     sys.path[:0] = [str((HERE / "solution" / file).parent), str(HERE / "solution")]
     module = importlib.import_module(Path(file).stem)
-    setup, entry = getattr(module, "setup", None), getattr(module, symbol)
+    setup = getattr(module, "setup", None)
+    entry = getattr(module, symbol)
     known = setup(*inputs[: len(inspect.signature(setup).parameters)]) if callable(setup) else {}
     if call["style"] == "dps":
         outputs = [torch.zeros_like(one) for one in expected.values()]
@@ -83,7 +86,9 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def find_reasons(name: str, left: torch.Tensor, right: torch.Tensor, failing: torch.Tensor, call: Any) -> list[str]:
     """Say why an output is wrong: by its elements, by its largest error, and by the rule that decided."""
-    rule, count, reasons = call["tolerance"], int(failing.sum()), []
+    rule = call["tolerance"]
+    count = int(failing.sum())
+    reasons = []
     shared = int(((left == right) & ((left == 0) | left.isnan())).sum()) if rule["ignores_shared_zeros"] else 0
     counted = left.numel() - shared
     if count and 1 - count / max(counted, 1) < rule["required_matched_ratio"]:
@@ -91,17 +96,21 @@ def find_reasons(name: str, left: torch.Tensor, right: torch.Tensor, failing: to
     finite = left.isfinite() & right.isfinite()
     if strange := int((failing & ~finite).sum()):
         reasons.append(f"{strange} elements are nan or infinite on one side")
-    error, wanted = torch.where(finite, right - left, 0.0), torch.where(finite, left, 0.0)
-    largest, most = float(error.abs().max()) if error.numel() else 0.0, rule["max_absolute_error"]
+    error = torch.where(finite, right - left, 0.0)
+    wanted = torch.where(finite, left, 0.0)
+    largest = float(error.abs().max()) if error.numel() else 0.0
+    most = rule["max_absolute_error"]
     if rule["required_matched_ratio"] < 1 and wanted.numel():
         most = min(most, max(rule["max_error_cap"] * float(wanted.abs().max()), rule["atol"]))
     if largest > most:
         reasons.append(f"the largest error is {largest:.6g}, {most:.6g} is allowed")
     found = call["evidence"] or {}
     if found.get("output") == name and "limit" in found:
-        share, where = float(error.norm() / wanted.norm()) if wanted.norm() else 0.0, "the whole output"
+        share = float(error.norm() / wanted.norm()) if wanted.norm() else 0.0
+        where = "the whole output"
         if "row" in found:
-            error, wanted = error.reshape(found["of_rows"], -1), wanted.reshape(found["of_rows"], -1)
+            error = error.reshape(found["of_rows"], -1)
+            wanted = wanted.reshape(found["of_rows"], -1)
             floor = 0.1 * wanted.square().sum(1).mean().sqrt()
             share = float(error[found["row"]].norm() / torch.maximum(wanted[found["row"]].norm(), floor))
             where = f"row {found['row']}"
@@ -116,7 +125,8 @@ def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> boo
     if got.shape != expected.shape or got.dtype != expected.dtype:
         print(f"{name}: {list(got.shape)} {got.dtype}, expected {list(expected.shape)} {expected.dtype}")
         return True
-    left, right = plain(expected), plain(got)
+    left = plain(expected)
+    right = plain(got)
     is_exact = not (expected.dtype.is_floating_point or "float4" in str(expected.dtype))
     limits: Any = SimpleNamespace(**call["tolerance"])
     failing = ~match_bits(expected, got) if is_exact else find_beyond(left, right, limits)
@@ -168,10 +178,12 @@ def main() -> int:
     call = json.loads((HERE / "call.json").read_text(encoding="utf-8"))
     print(f"{call['solution']} of {call['definition']}, workload {call['workload']}: {call['status']}")
     print(f"{call['message']}\n")
-    expected, got = load("expected", call), load("got", call)
+    expected = load("expected", call)
+    got = load("got", call)
     if not call["compares"]:
         return ask_judge(call, expected)
-    shows, is_called = False, is_called and call["is_python"]
+    shows = False
+    is_called = is_called and call["is_python"]
     if is_called:
         try:
             fresh = call_solution(call, expected)

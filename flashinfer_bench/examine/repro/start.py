@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
 from flashinfer_bench.bench import evaluators
 from flashinfer_bench.bench.context import HarnessContext
@@ -58,6 +59,7 @@ def reproduce(
     device = quick.machine.devices[0]
     hello = quick.greet(device, Rules(), needs_triton=job.solution.spec.language.value == "triton")
     with ExitStack() as stack:
+        stack.callback(sweep_folders)  # a killed process leaves its own
         for line in lock_device(device, stack):
             tell(line)
         farm = stack.enter_context(BuildFarm(quick.cache, target=BuildTarget.of(quick.machine.capabilities)))
