@@ -61,7 +61,7 @@ def readings(**parts):
 
 def agreement(*ratios, problem=""):
     """Twins with these ratios, or a row that has none."""
-    rows = [Row("known_good", "size_1", ratio=Ratio(log(ratio), 0.001, pairs=4)) for ratio in ratios]
+    rows = [Row("known_good", "size_1", ratio=Ratio(log(ratio), 0.001, 0.0005, 3, 4)) for ratio in ratios]
     rows += [Row("known_good", "size_1", problem=problem)] if problem else []
     return Comparison(tuple(rows), 0.02, "measured", "test device")
 
