@@ -66,18 +66,17 @@ def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(tmp_path
         find_sides(("double_python", str(tmp_path / "mine.py")), TraceSet.from_path(root))
 
 
-def test_two_versions_of_a_file_are_two_sides(root, mine, tmp_path):
-    (old := tmp_path / "double" / "mine.py").parent.mkdir()
-    old.write_text("def run(x):\n    return 2 * x\n")
-    (pairing,) = pair_up(*find_sides((str(old), str(mine)), TraceSet.from_path(root)))
+def test_versions_of_a_file_and_folders_of_sources_are_sides(root, mine, tmp_path):
+    for folder, name, text in (
+        ("double", "mine.py", "def run(x):\n    return 2 * x\n"),
+        ("kernels", "main.py", SOURCE),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+    (pairing,) = pair_up(*find_sides((str(tmp_path / "double" / "mine.py"), str(mine)), TraceSet.from_path(root)))
     assert (pairing.first.name, pairing.second.name, pairing.second.definition) == ("mine", "mine", "double")
     assert pairing.first.digest() != pairing.second.digest()
-
-
-def test_a_folder_of_sources_without_a_manifest_is_a_side(root, mine, tmp_path):
-    (folder := tmp_path / "kernels").mkdir()
-    mine.rename(folder / "main.py")
-    (pairing,) = pair_up(*find_sides(("double_python", str(folder)), TraceSet.from_path(root)))
+    (pairing,) = pair_up(*find_sides(("double_python", str(tmp_path / "kernels")), TraceSet.from_path(root)))
     assert pairing.second.spec.entry_point == "main.py::run"
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.selection import select
-from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload, load_json_file
+from flashinfer_bench.data import Definition, Solution, TraceSet, Workload, load_json_file
 from flashinfer_bench.data.store.ownership import is_of_first_root
 from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
 
@@ -45,7 +45,7 @@ def resolve_target(
     Args:
         trace_set: holds the definition, and what is named.
         solution: a solution, a name, or a JSON file.
-        workload: a workload, a uuid or the unique start of one, or a JSON file with a workload or its line.
+        workload: a workload, a uuid or the unique start of one, or a JSON file.
         definition: its name; None for the solution's.
 
     Raises:
@@ -70,7 +70,7 @@ def resolve_target(
     if isinstance(workload, Workload):
         on = workload
     else:
-        on = _read_workload(Path(workload), name) if _is_file(workload) else chosen.workloads[0]
+        on = load_json_file(Workload, workload) if _is_file(workload) else chosen.workloads[0]
     if on.has_custom_inputs and not is_of_first_root(trace_set, name, on.uuid):
         raise DataSetError(
             f"the code that makes inputs of {name} is not the first set's own; name the set that has it first"
@@ -82,20 +82,6 @@ def resolve_target(
 
 def _is_file(named: Path | str) -> bool:
     return isinstance(named, Path) or named.endswith((".json", ".jsonl"))
-
-
-def _read_workload(file: Path, definition: str) -> Workload:
-    """Read a workload, alone or in its line."""
-    try:
-        return load_json_file(Workload, file)
-    except DataSetError as error:
-        try:
-            trace = load_json_file(Trace, file)
-        except DataSetError:
-            raise error from None
-    if trace.definition != definition:
-        raise DataSetError(f"{file} holds a workload of {trace.definition}, not of {definition}")
-    return trace.workload
 
 
 def find_tool(name: str, given: str | None = None) -> Path:
