@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
-from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.cli.output import write_json, write_out
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, number
 from flashinfer_bench.cli.render import Column, Row, available_width, count, render_table, shorten_uuid
@@ -162,6 +161,8 @@ def execute_verify(args: argparse.Namespace) -> int:
 
 def execute_baselines(args: argparse.Namespace) -> int:
     """List the kept times of references, the one that was used last first; or remove them."""
+    from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
+
     cache = BaselineCache(cache_root(os.environ).resolve())
     if args.clear:
         removed = cache.clear()
