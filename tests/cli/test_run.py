@@ -13,6 +13,7 @@ from flashinfer_bench.cli.parser import typed_program
 from flashinfer_bench.cli.run import resume_command
 from flashinfer_bench.errors import DeviceFault
 from tests.cli.fake_engine import FakeEngine, finished, make_jobs, run_with, write_small_set
+from tests.kit import make_trace, make_workload
 
 FAILED = {"status": "RUNTIME_ERROR", "log": "boom"}
 
@@ -257,6 +258,19 @@ def test_retrying_timeouts_needs_resume(run):
 def test_wrong_values_and_names_are_told_before_anything_runs(run, flags, lines):
     code, out, err, _ = run(*flags)
     assert (code, out, err.splitlines()) == (2, "", lines)
+
+
+def test_a_replayed_run_gives_the_engine_its_traces_and_saves_nothing(run, tmp_path):
+    traces = [make_trace(), make_trace(solution="other", workload=make_workload("w1"))]
+    (file := tmp_path / "traces.jsonl").write_text("".join(trace.to_json() + "\n" for trace in traces))
+    code, _, err, engine = run("--replay", str(file))
+    assert (code, len(engine.replayed), engine.saved, "[2/2]" in err) == (0, 2, False, True)
+    code, _, err, engine = run("--replay", str(file), "--resume")
+    assert (code, engine) == (2, None)
+    assert "--replay judges what is recorded, which --resume leaves out: give one of them" in err
+    file.write_text(file.read_text().replace("double_python", "gone"))
+    code, _, err, _ = run("--replay", str(file))
+    assert (code, "gone" in err) == (2, True)
 
 
 def test_a_wrong_key_of_the_file_is_told_with_its_line(run, tmp_path):
