@@ -103,7 +103,6 @@ def call(folder, monkeypatch, capsys):
         ("run set --dry-run --evaluator-modules ends", 2, "(ends) ended with exit code 3; it said last"),
         ("run set --dry-run --evaluator-modules ends", 2, "bye"),
         ("report summary set --workloads zzzz", 2, "error: --workloads: the trace set has no workload with a trace"),
-        ("run stored --dry-run --devices cpu", 1, "is a git-lfs pointer, not the file; a run fetches it"),
     ],
 )
 def test_what_is_said_of_a_set(call, line, code, said):
@@ -129,7 +128,7 @@ def test_what_is_said_of_a_set(call, line, code, said):
             0,
             "double      test     Mine       evaluator_modules: mine",
         ),
-        ("run stored --dry-run --devices cpu", 1, "skipped double: 1 of 4 workloads lack their stored inputs: blob "),
+        ("run stored --dry-run --devices cpu", 1, "skipped double: 3 of 4 workloads lack their stored inputs: blob "),
         ("run stored --dry-run --devices cpu --workloads there", 0, "1 job "),
     ],
 )

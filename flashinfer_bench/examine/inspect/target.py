@@ -12,7 +12,6 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload, load_json_file
-from flashinfer_bench.data.store.ownership import is_of_first_root
 from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
 
 PRODUCTS: Final = {"ncu": "Nsight Compute", "compute-sanitizer": "compute-sanitizer"}
@@ -71,7 +70,7 @@ def resolve_target(
         on = workload
     else:
         on = load_json_file(Workload, workload) if _is_file(workload) else chosen.workloads[0]
-    if on.has_custom_inputs and not is_of_first_root(trace_set, name, on.uuid):
+    if on.has_custom_inputs and not trace_set.is_of_first_root(name, on.uuid):
         raise DataSetError(
             f"the code that makes inputs of {name} is not the first set's own; name the set that has it first"
         )
