@@ -137,10 +137,12 @@ def measure(count: int, device: str, modules: list[str]) -> dict[str, Any]:
             ((first_s, _),) = submit_in_turn(engine, [make_solution(0, device)])
             taken = submit_in_turn(engine, [make_solution(1 + number, device) for number in range(count)])
             at_once_s = submit_at_once(engine, [make_solution(1 + count + number, device) for number in range(count)])
+        lines = [line for path in Path(folder, "set", "traces").rglob("*.jsonl") for line in path.open()]
     beside = sorted(total - compiling for total, compiling in taken)
     return {
         "device": discover_devices(config.devices)[0].name,
         "count": count,
+        "confirmations": len(lines) - 1 - 2 * count,
         "first_s": first_s,
         "median_s": statistics.median(beside),
         "p90_s": beside[int(0.9 * (len(beside) - 1))],

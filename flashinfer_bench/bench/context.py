@@ -183,6 +183,7 @@ class HarnessContext:
             has_walls=self.sandbox.has_walls,
             sessions=1 if self._cluster is not None else max(1, len(self.machine.devices)),
             compiles_ahead=rules.compiles_ahead,
+            expects_new=rules.is_resident and not isolated,
             sandbox_user=self.sandbox.user,
             hidden=list_hidden_folders(self.trace_set, self.cache),
         )

@@ -72,6 +72,15 @@ def test_outputs_on_the_wrong_device_are_refused(tmp_path):
     assert jobs[0].trace.evaluation.status.value == "INCORRECT_DTYPE"
 
 
+def test_the_best_of_each_workload_is_confirmed(tmp_path):
+    quick, slow = "def run(x, y):\n    y.copy_(x * 2)\n", "def run(x, y):\n    y.copy_(x.cos().acos() * 0 + x * 2)\n"
+    jobs = run(write_set(tmp_path, quick=quick, slow=slow), devices=["0"])
+    levels = [(job.job.solution.name, job.trace.evaluation.extra["measurement"]["assurance"]) for job in jobs]
+    assert sorted(levels) == [("quick", "full")] * 4 + [("quick", "standard")] * 4 + [("slow", "standard")] * 4
+    (alone,) = run(write_set(tmp_path / "alone", workloads=1, quick=quick), devices=["0"])
+    assert alone.trace.evaluation.extra["measurement"]["assurance"] == "full"
+
+
 @pytest.mark.gpu(count=2)
 def test_one_solution_on_two_gpus_uses_both(tmp_path):
     jobs = run(write_set(tmp_path, honest="def run(x, y):\n    y.copy_(x * 2)\n", workloads=16))

@@ -134,7 +134,8 @@ def test_modules_of_flashinfer_are_there_before_the_turn_of_their_solution(tmp_p
         solutions=[make_solution("a_library", source=LIBRARY), make_solution("b_plain", source=slow_to_load)],
         workloads=[make_trace(workload=make_workload("w", axes={"n": 4096}), solution=None)],
     )
-    config = BenchmarkConfig.default(devices=["0"], sandbox="strict", warmup_runs=2, iterations=10, num_trials=1)
+    counts = {"warmup_runs": 2, "iterations": 10, "num_trials": 1}
+    config = BenchmarkConfig.default(devices=["0"], sandbox="strict", confirm=False, **counts)
     benchmark = Benchmark(TraceSet.from_path(tmp_path / "set"), config)
     with marked() as alive:
         events = list(benchmark.run(benchmark.plan(), save_results=False))

@@ -74,6 +74,8 @@ class Hello(Frame):
     """Sessions that judge on GPUs of this machine, this one among them."""
     compiles_ahead: bool = False
     """Modules are compiled before their solutions have their turn; the host announces these."""
+    expects_new: bool = False
+    """Solutions come that nobody has sent yet; some workers are kept for them."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
 

@@ -181,9 +181,17 @@ class DeviceSession:
             later = self._context_of(ahead)
             coming += [(later, order) for order in ahead.jobs]
         self._precompiler.expect(coming, announced)
-        self._pool.expect(self._list_workers(block, coming))
+        self._pool.expect(self._list_workers(block, coming), adopts=self._find_new(coming))
         marks = [mark_worker(shared.solutions[order.solution], order) for shared, order in coming[:2]]
         self._comes_next = marks[1] if len(marks) == 2 else ""
+
+    def _find_new(self, coming: Sequence[tuple[BlockContext, BlockJob]]) -> SolutionFiles | None:
+        """Return the first job's solution if nobody expected it, and what it compiles need not be kept."""
+        for shared, order in coming[:1] if self._hello.expects_new else ():
+            solution = shared.solutions[order.solution]
+            if solution.sources and not what_compiles(solution).is_long:
+                return files_of(solution)
+        return None
 
     def _list_workers(
         self, block: BlockContext, coming: Sequence[tuple[BlockContext, BlockJob]]

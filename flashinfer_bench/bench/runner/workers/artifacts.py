@@ -53,10 +53,12 @@ def load_solution(kernel: RemoteKernel, pool: WorkerPool, solution: BlockSolutio
         SolutionFailure: the import failed.
     """
     pool.await_writers()
-    policies, is_reference = pool.policies, solution.kind == "reference"
-    name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` tells it
-    artifact = find_artifact(solution, partial(pool.make_folder, kernel.worker), anew=is_reference)
-    return kernel.load(policies.hand_over(artifact, kernel.worker.given), policies.environment(solution.digest))
+    policies, worker = pool.policies, kernel.worker
+    if worker.own is None:
+        name_jit_folder(policies.folder(solution.digest), solution.name)  # `cache show` tells it
+    reaches_none = solution.kind == "reference" or worker.own is not None
+    artifact = find_artifact(solution, partial(pool.make_folder, worker), anew=reaches_none)
+    return kernel.load(policies.hand_over(artifact, worker.given), policies.environment(solution.digest, worker.own))
 
 
 def place_of(artifact: Artifact) -> dict[str, str]:

@@ -97,6 +97,12 @@ def reference_files(definition_digest: str) -> SolutionFiles:
     return SolutionFiles(digest, is_reference=True, wants_fast=True)
 
 
+NEW: Final = SolutionFiles("new")
+"""One that nobody has sent yet. What is compiled in its worker goes with that."""
+MOST_NEW: Final = {"cuda": 2, "cpu": 1}
+"""Warm workers that are made for these in a resident engine."""
+
+
 @dataclass(eq=False)
 class Made:
     """A worker, and what it was made for."""
@@ -281,18 +287,31 @@ class WorkerPool:
 
     # Warm workers.
 
-    def expect(self, solutions: Sequence[SolutionFiles]) -> None:
+    def expect(self, solutions: Sequence[SolutionFiles], *, adopts: SolutionFiles | None = None) -> None:
         """Learn which solutions will want workers, the next one first; keep warm ones for them.
 
         If nothing is wanted, those that are there stay. A worker that nobody wants, or for which there is no room any
         more, is ended.
+
+        Args:
+            solutions: those.
+            adopts: one of them that may take a worker that was made for a new one.
         """
         held = [one.files.digest for one in self._held.values()]
         self._wanted = [*map(self._made_for, solutions)]
         while self._wanted and self._wanted[0].digest in held:
             held.remove(self._wanted.pop(0).digest)
+        if adopts in self._wanted and all(warm.files != adopts for warm in self._warm):
+            self._adopt(adopts)
+        self._wanted += [NEW] * (MOST_NEW[self._hello.device] if self._hello.expects_new else 0)
         self.tend()
         self._reap()
+
+    def _adopt(self, files: SolutionFiles) -> None:
+        """Let a solution have a worker that was made for a new one, unless there is something compiled for it."""
+        made = [warm for warm in self._warm if warm.files == NEW]
+        if made and not self.policies.folder(files.digest).exists():
+            max(made, key=lambda warm: warm.worker.is_ready).files = files
 
     def tend(self) -> None:
         """Hear who has started, end who is of no use, start what is missing; wait for nothing."""
@@ -440,24 +459,25 @@ class WorkerPool:
     def _spawn(self, files: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
         number = next(self._numbers)
         home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
+        own = self._run_directory / f"own-{number}" if files == NEW else None
         server = self._server if precompiled is None else self.precompiling or self._server
         try:
-            order = self._make_order(files, home, given, precompiled)
-            return WorkerProcess(server, order, home, given=given if self._hello.has_walls else None)
+            order = self._make_order(files, home, given, precompiled, own)
+            return WorkerProcess(server, order, home, given=given if self._hello.has_walls else None, own=own)
         except OSError as error:
             message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"
             raise DeviceFault(message) from None
 
     def _make_order(
-        self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None
+        self, files: SolutionFiles, home: Path, given: Path, precompiled: Precompiled | None, own: Path | None
     ) -> dict[str, Any]:
         """Return the spawn order of a worker. One that precompiles has no GPU, and ends then."""
         index, image = (self._gpu_index, self.timing_image) if precompiled is None else (None, None)
         order = make_order(self._hello, home, gpu_index=index, image=image) | {"is_reference": files.is_reference}
-        policy = self.policies.make_policy(files.digest, files.artifact, given)
+        policy = self.policies.make_policy(files.digest, files.artifact, given, own)
         if policy is None:
             return order
-        order["environment"] |= self.policies.environment(files.digest)
+        order["environment"] |= self.policies.environment(files.digest, own)
         policy = replace(policy, writable=(str(home), *policy.writable))
         if precompiled is not None:
             policy = policy.without_gpu()

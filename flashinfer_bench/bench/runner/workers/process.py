@@ -118,6 +118,7 @@ class WorkerProcess:
         order: environment, device, threads, memory limit and sandbox of the worker; `home` is added.
         home: a folder of the worker's own, created here and removed at its end.
         given: a folder that the worker alone reads; None where it reads all that its user may.
+        own: its folder for what is compiled in it; None if that is its solution's.
         log: takes what it prints.
     """
 
@@ -128,9 +129,10 @@ class WorkerProcess:
         home: Path,
         *,
         given: Path | None = None,
+        own: Path | None = None,
         log: BoundedLog | None = None,
     ) -> None:
-        self._home, self.given = home, given
+        self._home, self.given, self.own = home, given, own
         self._request_id = 0
         self._is_ending = False
         """It was told to end."""
@@ -433,7 +435,7 @@ class WorkerProcess:
             self._sock.close()
             self._supervisor.close()
             os.close(self._pipe)
-            for folder in filter(None, (self._home, self.given)):
+            for folder in filter(None, (self._home, self.given, self.own)):
                 remove_tree(folder, REMOVE_LIMIT_S)
         return self.exit
 

@@ -88,9 +88,14 @@ class PolicyMaker:
         if self._has_own_user:
             run_directory.chmod(ENTERED_BY_ALL)
 
-    def environment(self, digest: str) -> dict[str, str]:
-        """Return the variables of a solution's worker that differ from those of others."""
-        folder = self.folder(digest)
+    def environment(self, digest: str, own: Path | None = None) -> dict[str, str]:
+        """Return the variables of a solution's worker that differ from those of others.
+
+        Args:
+            digest: the solution's.
+            own: the worker's folder for what is compiled in it; None for the solution's.
+        """
+        folder = own or self.folder(digest)
         if not self._hello.has_walls:
             return solution_environment(folder)
         return {
@@ -127,30 +132,31 @@ class PolicyMaker:
         folder = self.folder(digest)
         return folder.with_name(f"{folder.name}.{self._made_for}")
 
-    def make_policy(self, digest: str, artifact: Path | None, given: Path) -> Policy | None:
+    def make_policy(self, digest: str, artifact: Path | None, given: Path, own: Path | None = None) -> Policy | None:
         """Make a solution's folder, and the policy of a worker for it; None without a sandbox. Its home is to be added.
 
         Args:
             digest: the solution's.
             artifact: its files.
             given: a folder that this worker alone will read.
+            own: as for `environment`.
         """
         if not self._hello.has_walls:
             return None
-        folder = self.folder(digest)
+        folder = own or self.folder(digest)
         is_new = not folder.exists()  # in one that a worker has written to, a name may lead elsewhere
         folder.mkdir(parents=True, exist_ok=True)
         lent = lend_helpers(Path(solution_environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
         given.mkdir(parents=True)
         given.chmod(READ_BY_ALL)
-        own = [str(path) for path in (given, self.shared_modules / LIBRARY, artifact) if path is not None]
+        reads = [str(path) for path in (given, self.shared_modules / LIBRARY, artifact) if path is not None]
         user = None
         if self._has_own_user and find_barrier(folder.parent, enters_only=True) is None:
-            user = choose_user(digest)
+            user = choose_user(digest if own is None else digest_of(str(own)))
             for path in (folder, *lent):
                 os.chown(path, user, user)
         return Policy(
-            readable=(*self._readable, *own),
+            readable=(*self._readable, *reads),
             writable=(str(folder),),
             devices=self._devices,
             user=user,

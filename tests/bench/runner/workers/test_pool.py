@@ -60,7 +60,7 @@ class FakeWorker:
 class Bench:
     """A pool whose workers start as the given kinds, and what a script did with it."""
 
-    def __init__(self, monkeypatch, kinds="", *, room=1, device="cpu", sandboxed=True, best=0):
+    def __init__(self, monkeypatch, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, is_resident=False):
         self.made, self.heard, self.room, coming = [], [], room, iter(kinds.split())
 
         def spawn(_pool, files):
@@ -72,7 +72,7 @@ class Bench:
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: self.room)
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed)
+        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed, is_resident=is_resident)
         self.pool.see_context(best)
 
     def run(self, script):
@@ -80,6 +80,8 @@ class Bench:
         for verb, *words in map(str.split, script.split(",")):
             if verb == "expect":
                 self.pool.expect([FILES[word] for word in words])
+            elif verb == "adopt":
+                self.pool.expect([FILES[word] for word in words], adopts=FILES[words[0]])
             elif verb in ("take", "reference_worker"):
                 self.pool.worker_for(FILES.get(words[0]) or reference_files(words[0]))
             elif verb in ("deaf", "gone"):
@@ -92,12 +94,16 @@ class Bench:
         return " ".join(map(str, self.made))
 
 
-def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, has_walls=False):
-    hello = SimpleNamespace(device=device, gpu_index=index, sessions=sessions, has_walls=has_walls)
-    return WorkerPool(None, None, hello, None, on_ready=on_ready)
+def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, has_walls=False, is_resident=False):
+    hello = SimpleNamespace(
+        device=device, gpu_index=index, sessions=sessions, has_walls=has_walls, expects_new=is_resident
+    )
+    compiled = SimpleNamespace(folder=lambda digest: SimpleNamespace(exists=lambda: digest == "two"))
+    return WorkerPool(None, None, hello, compiled, on_ready=on_ready)
 
 
 GPU, OPEN = {"device": "cuda"}, {"sandboxed": False}
+RESIDENT = GPU | {"is_resident": True}
 SCRIPTS = [
     # a context that is slower than the best so far is replaced, a few times, if it is to be fast
     ("slow fast", {"best": FAST}, "take python", "python- python"),
@@ -109,6 +115,9 @@ SCRIPTS = [
     # one that does not start is no warm one, and none is started ahead until another has started
     ("fast dead fast", {"room": 2}, "expect one two three, take one, expect two three", "one two-"),
     ("elsewhere fast", GPU, "take one", "one- one"),
+    # a resident engine has workers for solutions that nobody has sent yet; what is compiled for one is kept
+    ("", RESIDENT | {"room": 3}, "expect one, take one, adopt three, take three", "one- new new new"),
+    ("", RESIDENT | {"room": 3}, "expect one, take one, adopt two, take two", "one- new new two"),
     # the worker of a reference rests on a GPU while solutions run
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
     ("", GPU | OPEN, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
