@@ -141,11 +141,12 @@ class HarnessContext:
 
     def make_scheduler(self, seeds: JobSeeds, rules: Rules, *, needs_triton: bool) -> Scheduler:
         """Make the loop over the devices; nothing is started."""
-        farm = self._make_farm() if self._cluster is None else self._cluster.sources
+        makes = OrderMaker if self._cluster is None else self._cluster.batch_maker
+        farm = self._make_farm() if self._cluster is None else self._cluster.no_builds(self.cache)
         return Scheduler(
             self.machine.devices if self._cluster is None else self._cluster,
             hello_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
-            orders=OrderMaker(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
+            orders=makes(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
 

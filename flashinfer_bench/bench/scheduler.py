@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flashinfer_bench.base.files.held_folders import sweep_folders
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
@@ -31,13 +31,12 @@ from flashinfer_bench.bench.runner.known_failures import KnownFailures
 from flashinfer_bench.bench.runner.orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
 from flashinfer_bench.data import Evaluation
-from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.errors import DeviceFault, RanOut
 
 if TYPE_CHECKING:
-    from flashinfer_bench.cluster.cluster import Cluster
-    from flashinfer_bench.cluster.far_session import FarSession
+    from flashinfer_bench.cluster.cluster import BatchMaker, Cluster, FarSession
 
-    Session = SessionClient | FarSession
+    Session: TypeAlias = "SessionClient | FarSession"
 
 POLL_S: Final = 1.0
 """Longest wait of one step of the loop, unless its caller says otherwise."""
@@ -53,6 +52,8 @@ class Judged:
     device: Device
     evaluation: Evaluation
     seconds: float
+    ran_out: RanOut | None = None
+    """In which call it ran out of time."""
 
 
 Happening = JobStarted | Judged | JobFaulted | Notice
@@ -134,7 +135,7 @@ class Scheduler:
         places: Cluster | LocalPlaces | Iterable[Device],
         *,
         hello_for: Callable[[Device], Hello],
-        orders: OrderMaker,
+        orders: OrderMaker | BatchMaker,
         rules: Rules = Rules(),
     ) -> None:
         self._places = LocalPlaces(places) if isinstance(places, Iterable) else places
@@ -332,12 +333,13 @@ class Scheduler:
                 self._end(fault.job)
                 yield fault
             if left := [job for job in jobs if job.index not in failing]:
-                order, broken = self._orders.make(left)
+                made: tuple[Any, list[tuple[Job, str]]] = self._orders.make(left)
+                order, broken = made
                 yield from (self._fault(job, message) for job, message in broken)
                 sent = {job.index for job in order.jobs}
                 slot.ahead = {job.index: job for job in left if job.index in sent}
                 if slot.ahead:
-                    session.send(order.model_copy(update={"announced": self._orders.announce()}))
+                    session.send(order)
 
     def _take_back(self, slot: DeviceSlot) -> None:
         """Take back the batch that a session has not begun: it begins none that it is not told to."""
@@ -362,7 +364,8 @@ class Scheduler:
             for slot, session in sessions:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.has_unsent else 0)
                 selector.register(session, events, slot)
-            for waker in [*self._farm.wakers(), *([] if wake is None else [wake])]:
+            wakers: list[Any] = [*self._farm.wakers(), *([] if wake is None else [wake])]
+            for waker in wakers:
                 selector.register(waker, selectors.EVENT_READ)
             limits = [limit_s, *(max(0.0, session.left_s) for _, session in sessions)]
             limits += [LOCK_POLL_S] if any(slot.asking and slot.session is None for slot in self.slots) else []
@@ -395,7 +398,8 @@ class Scheduler:
             job, slot.current = slot.begun.pop(verdict.job), None
             self._known.hung.note(job.solution_key, job.solution.name, job.workload.uuid, verdict.ran_out)
             self._end(job, verdict.seconds)
-            yield Judged(job, slot.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
+            evaluation = Evaluation.model_validate(verdict.evaluation)
+            yield Judged(job, slot.device, evaluation, verdict.seconds, verdict.ran_out)
         elif "fault" in message:
             fault = JobFault.model_validate(message["fault"])
             job, slot.current = slot.begun.pop(fault.job), None

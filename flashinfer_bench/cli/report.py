@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from flashinfer_bench.cli.args import choose_traces, open_trace_set
-from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.parser import PROGRAM, NameList, Parser, add_filters, add_format, add_local, add_names, share
-from flashinfer_bench.cli.render import available_width, count
+from flashinfer_bench.cli.render import count
 from flashinfer_bench.cli.reports.changes import CHANGE_MARK
 from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
+from flashinfer_bench.cli.reports.show import show_rows
 from flashinfer_bench.cli.verdicts import head_of, render_best, render_summary
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.report.best import BestRow, Merit, best_by_definition, best_by_workload
+from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.decision import THRESHOLD
 from flashinfer_bench.report.export import EXPORT_FORMATS
 from flashinfer_bench.report.ranking import GROUP_KEYS
-from flashinfer_bench.report.summary import PairKey, SummaryRow, count_statuses, summarise
+from flashinfer_bench.report.summary import SummaryRow, count_statuses, summarise
 
 ROWS: Final = ("workload", "definition")
 MERITS: Final = ("latency", "speedup")
@@ -167,14 +166,8 @@ def execute_summary(args: argparse.Namespace) -> int:
     traces = choose_traces(trace_set, args)
     if args.by in GROUP_KEYS:
         return show_groups(args, trace_set, traces)
-    rows = summarise(traces, _expected(trace_set, traces))
-    if args.format == "json":
-        _write_json(rows)
-    elif rows:
-        write_out(head_of(row.standing for row in rows) + render_summary(rows, available_width(sys.stdout)))
-    else:
-        write_err(NO_TRACES)
-    return 0
+    rows = _summarise(trace_set, traces)
+    return show_rows(args, rows, partial(_render, render_summary, rows), NO_TRACES)
 
 
 def execute_best(args: argparse.Namespace) -> int:
@@ -187,48 +180,37 @@ def execute_best(args: argparse.Namespace) -> int:
             raise Misuse(f"--by {groups[0]}: no other word goes with it")
         args.by = groups[0]
         return show_best_groups(args, trace_set, traces)
-    by_definition = "definition" in args.by
-    merit: Merit = "speedup" if "speedup" in args.by or (by_definition and "latency" not in args.by) else "latency"
-    rows = None if by_definition else best_by_workload(traces, merit)
-    definition_rows = best_by_definition(traces, merit) if by_definition else []
-    width = available_width(sys.stdout)
-    if args.format == "json":
-        _write_json(rows if rows is not None else definition_rows)
-    elif rows:
-        write_out(head_of(row.standing for row in rows) + render_best(rows, width))
-    elif definition_rows:
-        write_out(head_of(row.standing for row in definition_rows) + render_summary(definition_rows, width))
-    else:
-        write_err(NONE_PASSED if traces else NO_TRACES)
-    return 0
+    nothing = NONE_PASSED if traces else NO_TRACES
+    if "definition" in args.by:
+        solutions = best_by_definition(traces, "latency" if "latency" in args.by else "speedup")
+        return show_rows(args, solutions, partial(_render, render_summary, solutions), nothing)
+    rows = best_by_workload(traces, "speedup" if "speedup" in args.by else "latency", trace_set)
+    return show_rows(args, rows, partial(_render, render_best, rows), nothing)
 
 
 def execute_visualize(args: argparse.Namespace) -> int:
     """Print the counts of verdicts, one row a solution, and the best solution of each workload."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    rows = summarise(traces, _expected(trace_set, traces))
-    best = best_by_workload(traces)
-    statuses = count_statuses(traces)
-    if args.format == "json":
-        document = {"counts": statuses, "rows": list(map(asdict, rows)), "best": list(map(asdict, best))}
-        write_out(json.dumps(document, indent=2) + "\n")
-    elif rows:
-        width = available_width(sys.stdout)
+    rows, best, statuses = (
+        _summarise(trace_set, traces),
+        best_by_workload(traces, trace_set=trace_set),
+        count_statuses(traces),
+    )
+
+    def render(width: int) -> str:
         told = ", ".join(f"{number} {status}" for status, number in statuses.items())
-        head = head_of(row.standing for row in rows)
-        write_out(f"{count(sum(statuses.values()), 'verdict')}: {told}\n\n{head}{render_summary(rows, width)}")
-        write_out(f"\n{render_best(best, width)}" if best else "")
-    else:
-        write_err(NO_TRACES)
-    return 0
+        tables = _render(render_summary, rows, width) + (f"\n{render_best(best, width)}" if best else "")
+        return f"{count(sum(statuses.values()), 'verdict')}: {told}\n\n{tables}"
+
+    return show_rows(args, rows, render, NO_TRACES, counts=statuses, best=list(map(asdict, best)))
 
 
-def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, list[str]]:
+def _summarise(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> list[SummaryRow]:
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
     uuids = {name: [trace.workload.uuid for trace in trace_set.workloads.get(name, [])] for name, _ in pairs}
-    return {pair: uuids[pair[0]] for pair in pairs}
+    return summarise(traces, {pair: uuids[pair[0]] for pair in pairs})
 
 
-def _write_json(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> None:
-    write_out(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+def _render(table: Callable[[Sequence[Any], int], str], rows: Sequence[Any], width: int) -> str:
+    return head_of(row.standing for row in rows) + table(rows, width)

@@ -1,5 +1,10 @@
-"""Places on other machines: `run --cluster ray`. The only room that imports ray, where a cluster is asked for.
+"""GPUs on other machines: `run --cluster ray`. The only room that imports ray, where a cluster is asked for.
 
-`cluster.py` is the table of places, `actor.py` what runs on a node. Between them stands no other transport, scheduler
-or heartbeat than Ray's. What a node does (`node/`) and how the host speaks to it (`far_session.py`) know no Ray.
+    host: Scheduler ──batch──▶ FarSession ──▶ actor.judge ──▶ node: Scheduler of one device ──▶ session, workers
+                    ◀────────────── verdicts, one by one ◀────────────
+
+`actor.py` runs on a node: one actor for a GPU, or for a node's CPU. It builds a batch's solutions, lays its stored
+inputs out, and judges it by the scheduler that judges on a single machine. `cluster.py` is the host's side: the places,
+and the session that stands for one of them in the host's scheduler. Ray places actors, restarts them, carries calls,
+results and stored inputs, and tells which nodes are lost.
 """

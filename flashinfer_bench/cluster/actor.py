@@ -1,32 +1,77 @@
-"""What runs on a node: one actor for one place. It passes calls on to the sessions of its process.
+"""What runs on a node: one actor for one place, which judges batches as a run of one device does.
 
 Ray starts it, in a process of its own, and ends it with the program that asked for it or with its node. Then the kernel
-ends the sessions of that process with everything below them.
+ends its sessions with everything below them: all are started by the one thread in which `judge` runs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Mapping
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import ray
 
-from flashinfer_bench.cluster.node.facts import describe_place, find_device, why_not_built_here
-from flashinfer_bench.cluster.node.sessions import NodeSessions
+from flashinfer_bench import __version__
+from flashinfer_bench.base.files.held_folders import sweep_folders, temporary_folder
+from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
+from flashinfer_bench.bench.machine import Device, discover_devices
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner.orders import OrderMaker
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
+from flashinfer_bench.bench.scheduler import Happening, Scheduler
+from flashinfer_bench.cluster.settings import ClusterSettings
+from flashinfer_bench.compile import (
+    BuildFarm,
+    BuildTarget,
+    Toolchain,
+    default_jobs,
+    find_toolchain,
+    find_unavailable_languages,
+    why_not_buildable,
+)
 from flashinfer_bench.data import Solution
+from flashinfer_bench.env import cache_root
+from flashinfer_bench.errors import ConfigError, DeviceFault
 
-GROUPS: Final = {"orders": 1, "words": 1}
-"""Threads of an actor: orders keep their order, and waiting for words holds up no order."""
-TAKE_S: Final = 1.0
-"""Seconds that one call waits for what the session says."""
-
-KEPT_ORDERS: Final = 4
-"""Blocks whose blobs an actor can still get: one may be built while the next one is there already."""
-
-
+GROUPS: Final = {"judge": 1, "others": 1}
+"""Threads of an actor."""
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class PlaceFacts:
+    """What a place tells of itself."""
+
+    device: Device
+    sandbox: Sandbox
+    languages: dict[str, str | None]
+    """Language → why its solutions cannot be built there; None where they can."""
+
+
+Blob = tuple[tuple[int, ...], Any]
+"""What changes when a file does, and the reference to its bytes in Ray's object store."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs for a place."""
+
+    jobs: Sequence[Job]
+    seeds: dict[int, int]
+    """Index of a job → seed of its inputs."""
+    roots: dict[int, str]
+    """Index of a job → folder of its stored inputs on the host."""
+    blobs: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
+    """Root and path below it → a file of stored inputs. Empty where all nodes see the host's files."""
 
 
 def in_group(name: str) -> Callable[[Method], Method]:
@@ -39,65 +84,192 @@ class PlaceActor:
     """One place of a cluster.
 
     Args:
+        node: its name.
         kind: "cpu" or "cuda"; Ray has given this process one GPU.
-        build_jobs: compilers at once; None for the node's default.
+        version: the host's.
+        settings: what the host asks for.
     """
 
-    def __init__(self, kind: str, build_jobs: int | None) -> None:
-        self._kind = kind
-        self._build_jobs = build_jobs
-        self._held: NodeSessions | None = None
-        self._blobs: deque[Mapping[str, Any]] = deque(maxlen=KEPT_ORDERS)
-        """Digest → reference to what is in Ray's object store, of each of the last orders."""
+    def __init__(self, node: str, kind: str, version: str, settings: ClusterSettings) -> None:
+        self._node, self._kind, self._version, self._settings = node, kind, version, settings
+        self._owned = ExitStack()
+        self._files = self._owned.enter_context(temporary_folder("place"))
+        self._laid_out: dict[Path, tuple[int, ...]] = {}
+        self._coming: queue.SimpleQueue[Sequence[Solution]] = queue.SimpleQueue()
+        """Solutions of the next batch, which are built beside this one."""
+        self._judging = threading.Lock()
+        self._ended = -1
+        """Number of the latest session that the host has ended."""
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        self._hello: Hello | None = None
+        self._scheduler: Scheduler | None = None
+        self._farm: BuildFarm | None = None
+        self._batch = Batch((), {}, {})
 
-    @in_group("orders")
-    def describe(self, level: Any, cache: str | None, hidden: list[str]) -> dict[str, Any]:
-        """Find the place's device, and return the place's facts; this is called first, and once."""
-        gpus = ray.get_gpu_ids()
-        if self._kind == "cuda":
-            os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; a session beside a GPU computes as it does without Ray
-        self._device = find_device(self._kind, int(gpus[0]) if gpus and str(gpus[0]).isdigit() else None)
-        self._held = NodeSessions(self._device, self._fetch, build_jobs=self._build_jobs)
-        return describe_place(self._device, level, cache, hidden).model_dump()
+    @in_group("others")
+    def describe(self) -> PlaceFacts:
+        """Return the place's facts.
 
-    @in_group("orders")
-    def why_not_built(self, solutions: list[dict[str, Any]]) -> list[str | None]:
-        """Return what this node lacks for each solution."""
-        return why_not_built_here(self._device, map(Solution.model_validate, solutions))
+        Raises:
+            ConfigError: another version is here, or the sandbox is to be strict and cannot be had.
+            DeviceFault: this process does not see exactly one GPU.
+        """
+        return self._facts
 
-    @in_group("orders")
-    def start(self, hello: dict[str, Any]) -> int:
-        """Start a session; return its number."""
-        return self._sessions.start(hello)
+    @cached_property
+    def _facts(self) -> PlaceFacts:
+        if self._version != __version__:
+            raise ConfigError(f"it has flashinfer_bench {__version__}, and this run is of {self._version}")
+        sandbox = find_sandbox(self._settings.sandbox, self._cache)
+        return PlaceFacts(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
 
-    @in_group("orders")
-    def give(self, number: int, order: dict[str, Any], blobs: Mapping[str, Any]) -> None:
-        """Give a session an order, with references to the blobs that it needs."""
-        if blobs:
-            self._blobs.append(blobs)
-        self._sessions.give(number, order)
+    @cached_property
+    def _cache(self) -> Path:
+        return Path(self._settings.cache or cache_root(os.environ)).resolve()
 
-    @in_group("words")
-    def take(self, number: int) -> list[dict[str, Any]] | None:
-        """Return what a session has said, once it has said something."""
-        return self._sessions.take(number, TAKE_S)
-
-    @in_group("orders")
-    def end(self, number: int) -> None:
-        """End a session; returns when none of its processes is left."""
-        self._sessions.end(number)
-
-    @in_group("orders")
-    def close(self) -> None:
-        """End everything, and remove what was laid out."""
-        if self._held is not None:
-            self._held.close()
+    @cached_property
+    def _toolchain(self) -> Toolchain:
+        return find_toolchain()
 
     @property
-    def _sessions(self) -> NodeSessions:
-        assert self._held is not None  # the host asks for facts first
-        return self._held
+    def _capabilities(self) -> list[tuple[int, int]]:
+        capability = self._facts.device.capability
+        return [] if capability is None else [capability]
 
-    def _fetch(self, digest: str) -> Any:
-        """Get a blob from Ray's object store."""
-        return ray.get(next(blobs[digest] for blobs in reversed(self._blobs) if digest in blobs))
+    def _find_device(self) -> Device:
+        if self._kind == "cpu":
+            return replace(discover_devices(["cpu"])[0], node=self._node)
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; a session beside a GPU computes as it does without Ray
+        found = [device for device in discover_devices(None) if device.kind == "cuda"]
+        if len(found) != 1:
+            raise DeviceFault(f"an actor was to see one GPU, and sees {len(found)}; is torch a CUDA build there?")
+        numbers = [int(gpu) for gpu in ray.get_gpu_ids() if str(gpu).isdigit()] or [found[0].index]
+        return replace(found[0], index=numbers[0], node=self._node)  # the number tells places of one node apart
+
+    @in_group("others")
+    def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
+        """Return what this node lacks for each solution; None where nothing is missing."""
+        known, languages = (self._toolchain, self._capabilities), self._facts.languages
+        return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
+
+    @in_group("others")
+    def expect(self, solutions: Sequence[Solution]) -> None:
+        """Build solutions of the next batch beside the present one; on a CPU that would disturb it."""
+        if self._kind != "cpu":
+            self._coming.put(solutions)
+            os.write(self._wake, b"\0")
+
+    @in_group("others")
+    def end(self, number: int) -> None:
+        """End a session; returns when none of its processes is left."""
+        self._ended = number
+        os.write(self._wake, b"\0")
+        with self._judging:
+            self._end_session()
+
+    @in_group("others")
+    def close(self) -> None:
+        """Remove what was laid out; all sessions have ended."""
+        self._owned.close()
+        sweep_folders()
+
+    @in_group("judge")
+    def judge(self, number: int, hello: Hello, batch: Batch) -> Iterator[dict[str, Any]]:
+        """Judge a batch; yields the frames that the host's loop hears of a session.
+
+        Args:
+            number: of the host's session; it stays for the next batch.
+            hello: its settings.
+            batch: what is judged.
+
+        Raises:
+            DeviceFault: the place cannot be used.
+        """
+        with self._judging:
+            lacks = zip(batch.jobs, self.why_not_built(job.solution for job in batch.jobs), strict=True)
+            if wrong := [f"it cannot build {job.solution.name}: {reason}" for job, reason in lacks if reason]:
+                raise DeviceFault(wrong[0])
+            for (root, path), blob in batch.blobs.items():
+                self._lay_out(self._find_root(root) / path, blob)
+            laid_out = {root: str(self._find_root(root)) for root, _ in batch.blobs}
+            roots = {index: laid_out.get(root, root) for index, root in batch.roots.items()}
+            self._batch = replace(batch, roots=roots)
+            scheduler, farm = self._open(hello)
+            scheduler.add(list(batch.jobs))
+            try:
+                while scheduler.has_open_jobs and self._ended < number and scheduler.slots[0].given_up_at is None:
+                    while not self._coming.empty():
+                        farm.add(self._coming.get())
+                    for happening in scheduler.step(self._woken):  # no `yield from`: Ray sends values in
+                        yield _to_frame(happening)
+                    with suppress(BlockingIOError):
+                        os.read(self._woken, 1 << 12)
+            except BaseException:
+                self._end_session()
+                raise
+            if scheduler.has_open_jobs and self._ended < number:
+                self._end_session()
+                raise DeviceFault("its session does not start")
+
+    def _open(self, hello: Hello) -> tuple[Scheduler, BuildFarm]:
+        """Return the loop over this device under these settings, and its compilers."""
+        if self._scheduler is not None and self._farm is not None and hello == self._hello:
+            return self._scheduler, self._farm
+        self._end_session()
+        self._hello, sandbox = hello, self._facts.sandbox
+        fitted = hello.model_copy(
+            update={
+                "cache_root": str(self._cache),
+                "has_walls": sandbox.has_walls,
+                "sandbox_user": sandbox.user,
+                "hidden": [*hello.hidden, *(str(self._cache / name) for name in self._settings.hidden)],
+                "baselines": hello.baselines if sandbox.has_walls else "off",
+            }
+        )
+        self._farm = BuildFarm(
+            self._cache,
+            jobs=self._settings.build_jobs or default_jobs(spared_cores=0 if self._kind == "cpu" else 1),
+            target=BuildTarget.of(self._capabilities),
+            toolchain=self._toolchain,
+        )
+        orders = OrderMaker(
+            self._farm,
+            blob_root_for=lambda job: Path(self._batch.roots[job.index]),
+            seed_of=lambda job: self._batch.seeds[job.index],
+        )
+        self._scheduler = Scheduler([self._facts.device], hello_for=lambda _: fitted, orders=orders)
+        return self._scheduler, self._farm
+
+    def _end_session(self) -> None:
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is not None:
+            scheduler.close()
+
+    def _find_root(self, root: str) -> Path:
+        """Return the folder that stands for one of the host's."""
+        return self._files / hashlib.sha256(root.encode()).hexdigest()[:16]
+
+    def _lay_out(self, file: Path, blob: Blob) -> None:
+        """Write a file of stored inputs, unless it is there."""
+        state, content = blob
+        if self._laid_out.get(file) != state:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)  # a session may map it still
+            file.write_bytes(ray.get(content))
+            self._laid_out[file] = state
+
+
+def _to_frame(happening: Happening) -> dict[str, Any]:
+    """Return what the host hears of a happening."""
+    match happening:
+        case JobStarted(job):
+            return {"phase": {"job": job.index, "name": "solution"}}
+        case Notice(message):
+            return {"notice": message}
+        case JobFaulted():
+            told = {"message": happening.message, "is_left_out": happening.is_left_out}
+            return {"fault": {"job": happening.job.index, "retry": False, **told}}
+        case _:
+            told = {"evaluation": happening.evaluation.model_dump(mode="json"), "ran_out": happening.ran_out}
+            return {"verdict": {"job": happening.job.index, "seconds": happening.seconds, **told}}

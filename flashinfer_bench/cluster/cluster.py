@@ -1,87 +1,113 @@
-"""The places of a Ray cluster: an actor for each GPU or, where no node has one, for each node's CPU.
+"""The host's side of a Ray cluster: its places, and the sessions that stand for them in the host's scheduler.
 
-Ray places the actors and tells which are lost. The table looks at Ray's list of nodes every few seconds: a node that
-comes gets its actors, and they are places as soon as they have told their facts. What does not fit the run is left
-out, with a notice: another version of this package, workers without walls beside workers with walls, a node that cannot
-build what the others can.
+A place is an actor: one for each GPU of each node or, where no node has one, one for each node's CPU. `Cluster.look`
+reads Ray's list of nodes every few seconds and starts what is missing; an actor is a place as soon as it has told its
+facts. Ray restarts an actor that is lost, twice. What does not fit the run is left out, with a notice.
+
+A `FarSession` has a batch judged by one call of its actor, whose verdicts come one by one. It sends the batch when the
+scheduler begins it, and has its solutions built before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
+import logging
+import queue
+import socket
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flashinfer_bench import __version__
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.runner.client import News
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner.client import News, SessionLost
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.cluster.actor import GROUPS, PlaceActor
-from flashinfer_bench.cluster.far_session import FarSession
-from flashinfer_bench.cluster.joining import connect
-from flashinfer_bench.cluster.nodes import choose_kind, count_places, fit_hello, read_sandbox
-from flashinfer_bench.cluster.parcels import Packer, TravellingSources
-from flashinfer_bench.cluster.ray_post import RayPost
+from flashinfer_bench.cluster.actor import GROUPS, Batch, Blob, PlaceActor, PlaceFacts
 from flashinfer_bench.cluster.settings import ClusterSettings
-from flashinfer_bench.cluster.words import PlaceFacts
+from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile.artifact import mark_of
 from flashinfer_bench.data import Solution
-from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.errors import ConfigError, WorkloadFault
 
+LOG: Final = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
 """Seconds between two looks at Ray's list of nodes."""
 FIRST_LIMIT_S: Final = 60.0
-"""Seconds in which the first place has to come."""
+"""Seconds in which the first place has to come, and another one where the last is lost."""
 OTHERS_LIMIT_S: Final = 20.0
 """Seconds for which a run waits for the other places of the cluster before it begins; later ones join it."""
-MOST_LOSSES: Final = 3
-"""Actors that a node may lose before it is not used any more."""
+MOST_RESTARTS: Final = 2
+END_LIMIT_S: Final = 70.0
+"""Seconds that an actor may take to end a session; then it is killed, and the session with it."""
 CLOSE_LIMIT_S: Final = 5.0
 """Seconds that actors may take to remove what they have laid out; then they are killed."""
-MOST_SURVEYED: Final = 8192
-"""Solutions that a node which comes later is asked about: those that were seen last."""
-MOST_ANSWERS: Final = 100_000
-"""Solutions of which the table remembers whether the places can build them."""
 ASK_LIMIT_S: Final = 20.0
 """Seconds that an actor may take to say what its node can build."""
+MOST_ANSWERS: Final = 100_000
+"""Solutions of which the table remembers whether the places can build them."""
 OFFERED_BYTES: Final = 4 << 30
-"""Bytes of blobs that stay in Ray's object store; the oldest go first, and come again where they are needed again."""
+"""Bytes of stored inputs that are kept in Ray's object store; the oldest go first, and come again if they have to."""
+
+
+class NoBuilds(BuildFarm):
+    """Stands where a run on one machine has its compilers: solutions are built where they run."""
+
+    def add(self, solutions: Iterable[Solution]) -> None:
+        """Do nothing."""
+
+    def is_ready(self, solution: Solution) -> bool:
+        """Return that it can be sent."""
+        del solution
+        return True
 
 
 @dataclass
+class BatchMaker:
+    """Makes batches for places."""
+
+    farm: BuildFarm
+    blob_root_for: Callable[[Job], Path]
+    """Returns the folder with the stored inputs of a job."""
+    seed_of: Callable[[Job], int]
+
+    def make(self, jobs: Sequence[Job]) -> tuple[Batch, list[tuple[Job, str]]]:
+        """Return the batch; whether its solutions can be built is the node's to say."""
+        roots = {job.index: str(self.blob_root_for(job)) for job in jobs}
+        return Batch(jobs, {job.index: self.seed_of(job) for job in jobs}, roots), []
+
+    def expect(self, jobs: Iterable[Job]) -> None:
+        """Do nothing: no node compiles ahead."""
+
+
+@dataclass(eq=False)
 class ActorPlace:
     """One actor, and what is known of it."""
 
     node: str
     """Ray's id of the node."""
+    name: str
+    """The name that people read."""
     actor: Any
-    asked: Any
-    """Reference to the facts that it was asked for."""
-    post: RayPost
-    device: Device | None = None
-    """None until its facts have come."""
-
-
-@dataclass
-class _Nodes:
-    """What is remembered of nodes."""
-
-    losses: Counter[str] = field(default_factory=Counter)
-    refused: set[str] = field(default_factory=set)
-    names: dict[str, str] = field(default_factory=dict)
-    """Ray's id → the name that people read."""
-    last_words: dict[str, str] = field(default_factory=dict)
+    asked: Any = None
+    """Reference to the facts that it was asked for; None once they have come."""
+    facts: PlaceFacts | None = None
+    """None while it cannot be used."""
 
 
 class Cluster:
@@ -94,30 +120,32 @@ class Cluster:
         ConfigError: no cluster answers, or it has no place for this run.
     """
 
+    batch_maker: Final = BatchMaker
+    no_builds: Final = NoBuilds
+    least_shares: Final = 2
+    """A node may come at any time."""
+
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
         self._places: list[ActorPlace] = []
-        self._nodes = _Nodes()
-        self._facts: dict[Device, PlaceFacts] = {}
+        """Also those that are not used any more, so that no others are started in their place."""
+        self._names: dict[str, str] = {}
+        self._sandboxes: dict[Device, Sandbox] = {}
         """Also of places that are lost: their last verdicts may still be on their way into traces."""
-        self._posts: dict[Device, RayPost] = {}
         self._next_look_s = 0.0
         self._last_place_s = time.monotonic()
         """When there was a place that could be used."""
         self._notices: list[str] = []
-        self._blobs: OrderedDict[str, tuple[Any, int]] = OrderedDict()
-        """Digest → reference and bytes of what is in Ray's object store."""
+        self._numbers = itertools.count()
+        self._blobs: dict[Path, Blob] = {}
         self._offering = threading.Lock()
         self._surveying = threading.Lock()
-        self._surveyed: dict[str, Solution] = {}
         self._lacks: dict[str, str | None] = {}
-        self._mark: str | None = None
         self._is_guest = ray.is_initialized()
-        self.sources = TravellingSources()
-        self._packer = Packer(self.sources, self._offer, has_shared_blobs=settings.has_shared_blobs)
         if not self._is_guest:
             connect(settings.address)
-        self._kind: Literal["cpu", "cuda"] = settings.kind or choose_kind(ray.nodes())
+        has_gpus = any(node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in ray.nodes())
+        self._kind: Literal["cpu", "cuda"] = settings.kind or ("cuda" if has_gpus else "cpu")
         try:
             self._await_first()
         except BaseException:
@@ -127,52 +155,43 @@ class Cluster:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices of all places that can be used now."""
-        return tuple(place.device for place in self._places if place.device is not None and not place.post.is_lost)
-
-    @property
-    def least_shares(self) -> int:
-        """Say that a node may come at any time."""
-        return 2
+        return tuple(place.facts.device for place in self._places if place.facts is not None)
 
     @property
     def machine(self) -> Machine:
         """The cluster as one machine: what is missing on one of its places is missing."""
         languages: dict[str, str | None] = {}
-        for device in self.devices:
-            for language, reason in self._facts[device].languages.items():
+        for place in self._places:
+            for language, reason in place.facts.languages.items() if place.facts is not None else ():
                 if languages.get(language) is None:
-                    languages[language] = None if reason is None else f"{device.node}: {reason}"
-        return Machine(self.devices, languages, self.why_not_buildable, self._mark)
+                    languages[language] = None if reason is None else f"{place.name}: {reason}"
+        return Machine(self.devices, languages, self.why_not_buildable, self.sandbox.mark)
 
     @property
     def sandbox(self) -> Sandbox:
         """How far workers are confined on its first place; all have walls, or none has."""
-        return self.sandbox_of(self.devices[0])
+        return next(iter(self._sandboxes.values()))
 
     def sandbox_of(self, device: Device) -> Sandbox:
         """Return how far workers are confined on a place."""
-        return read_sandbox(self._facts[device])
+        return self._sandboxes[device]
 
     def survey(self, solutions: Iterable[Solution]) -> None:
         """Ask all places at once what they lack for solutions. Usable from any thread."""
         with self._surveying:
-            self._survey(solutions)
-
-    def _survey(self, solutions: Iterable[Solution]) -> None:
-        unasked = [solution for solution in solutions if solution.digest() not in self._lacks]
-        unique = list({solution.digest(): solution for solution in unasked}.values())
-        if not unique:
-            return
-        there = [place for place in self._places if place.device is not None and not place.post.is_lost]
-        asked = [self._ask(place, unique) for place in there]
-        for place, answer in zip(there, asked, strict=True):
-            for solution, reason in zip(unique, self._hear_answer(place, answer), strict=False):
-                digest = solution.digest()
-                if self._lacks.get(digest) is None:
-                    self._lacks[digest] = None if reason is None else f"{self._nodes.names[place.node]}: {reason}"
-        self._surveyed.update({solution.digest(): solution for solution in unique})
-        forget_first(self._surveyed, MOST_SURVEYED)
-        forget_first(self._lacks, MOST_ANSWERS)
+            unasked = {digest: one for one in solutions if (digest := one.digest()) not in self._lacks}
+            if not unasked:
+                return
+            if len(self._lacks) > MOST_ANSWERS:
+                self._lacks.clear()
+            self._lacks |= dict.fromkeys(unasked)
+            places = [place for place in self._places if place.facts is not None]
+            asked = [place.actor.why_not_built.remote(list(unasked.values())) for place in places]
+            for place, answer in zip(places, asked, strict=True):
+                with contextlib.suppress(RayError):  # it is lost: what it runs next will tell
+                    for digest, reason in zip(unasked, ray.get(answer, timeout=ASK_LIMIT_S), strict=True):
+                        if reason is not None:
+                            self._lacks[digest] = f"{place.name}: {reason}"
 
     def why_not_buildable(self, solution: Solution) -> str | None:
         """Return what the places lack for a solution; None where all can build it."""
@@ -187,7 +206,6 @@ class Cluster:
         self._next_look_s = now + LOOK_S
         if self.devices:
             self._last_place_s = now
-        self._forget_lost()
         self._start_actors()
         joined = tuple(self._hear_facts())
         notices, self._notices = tuple(self._notices), []
@@ -199,22 +217,22 @@ class Cluster:
 
     @property
     def expects_more(self) -> bool:
-        """Whether an actor is on its way, or one that was lost is to be replaced; but not for longer than a minute."""
-        is_coming = any(place.device is None or place.post.is_lost for place in self._places)
+        """Whether an actor is on its way, or one that was lost comes back; but not for longer than a minute."""
+        is_coming = any(place.asked is not None for place in self._places)
         return is_coming and time.monotonic() - self._last_place_s < FIRST_LIMIT_S
 
     def lock(self, _device: Device, _held: ExitStack) -> Iterator[str | None]:
-        """Do nothing: Ray gives a GPU to one actor, and the node takes its lock before the first session."""
+        """Do nothing: Ray gives a GPU to one actor, which takes its lock on the node."""
         yield from ()
 
     def open(self, device: Device, hello: Hello) -> FarSession:
         """Start a session on a place."""
-        fitted = fit_hello(hello, self._facts[device], self.sandbox_of(device))
-        return FarSession(device, fitted, self._posts[device], self._packer.pack)
+        place = next(place for place in self._places if place.facts is not None and place.facts.device == device)
+        return FarSession(self, place, next(self._numbers), hello)
 
     def close(self) -> None:
         """End all actors, and leave the cluster where this table has joined it."""
-        ending = [place.actor.close.remote() for place in self._places if not place.post.is_lost]
+        ending = [place.actor.close.remote() for place in self._places if place.asked is None]
         if ending:
             ray.wait(ending, num_returns=len(ending), timeout=CLOSE_LIMIT_S)
         for place in self._places:
@@ -225,141 +243,234 @@ class Cluster:
         if not self._is_guest and ray.is_initialized():
             ray.shutdown()
 
+    def lose(self, place: ActorPlace, error: RayError) -> str:
+        """Use a place no more: until Ray has restarted its actor, or for good if it cannot be used. Return why."""
+        place.facts = None
+        if not isinstance(error, RayActorError):
+            return _reason(error)
+        place.asked = place.actor.describe.remote()
+        return f"its node or its actor is lost ({type(error).__name__})"
+
+    def offer(self, batch: Batch) -> tuple[Batch, dict[int, str]]:
+        """Put a batch's stored inputs into Ray's object store; return the batch that has them, and what is missing.
+
+        Returns: the batch; the index of each job whose stored inputs cannot be read, which it leaves out, and why.
+        """
+        blobs, broken = dict[tuple[str, str], Blob](), dict[int, str]()
+        for job in [] if self._settings.has_shared_blobs else batch.jobs:
+            root = batch.roots[job.index]
+            for source in job.workload.stored_inputs.values():
+                try:
+                    file = BlobStore(root).locate(source.path, workload=job.workload.uuid)
+                    blobs[root, source.path] = self._put(file)
+                except (WorkloadFault, OSError) as fault:
+                    broken[job.index] = str(fault)
+        return replace(batch, jobs=[job for job in batch.jobs if job.index not in broken], blobs=blobs), broken
+
+    def _put(self, file: Path) -> Blob:
+        """Have a file in Ray's object store, and let the oldest ones go that no batch on its way holds."""
+        with self._offering:
+            state, known = mark_of(file), self._blobs.pop(file, None)
+            if known is None or known[0] != state:
+                known = state, ray.put(numpy.fromfile(file, dtype=numpy.uint8))
+            self._blobs[file] = known
+            while len(self._blobs) > 1 and sum(size for (_, size, *_), _ in self._blobs.values()) > OFFERED_BYTES:
+                del self._blobs[next(iter(self._blobs))]
+            return known
+
     def _await_first(self) -> None:
         """Wait for the first place, and a little for the others that the cluster could have."""
         start = time.monotonic()
         while True:
             self._next_look_s = 0.0
-            self.look_for_all()
+            notices = self.look().notices
+            self._notices += notices
             waited_s = time.monotonic() - start
-            pending = [place for place in self._places if place.device is None]
+            pending = [place.asked for place in self._places if place.asked is not None]
             if self.devices and (not pending or waited_s > OTHERS_LIMIT_S):
                 return
             if not pending or waited_s > FIRST_LIMIT_S:
                 reasons = "; ".join(self._notices) or "its actors do not start: is everything in use by others?"
                 raise ConfigError(f"cluster: no place for a {self._kind} session: {reasons}")
-            ray.wait([place.asked for place in pending], num_returns=1, timeout=LOOK_S)
-
-    def look_for_all(self) -> None:
-        """Look once, and keep what is to be told for the next look."""
-        news = self.look()
-        self._notices.extend(news.notices)
-
-    def _forget_lost(self) -> None:
-        for place in [place for place in self._places if place.post.is_lost]:
-            self._places.remove(place)
-            self._nodes.losses[place.node] += 1
-            if self._nodes.losses[place.node] == MOST_LOSSES:
-                words = self._nodes.last_words.get(place.node, "its actors are lost again and again")
-                self._notices.append(f"node {self._nodes.names[place.node]} is not used any more: {words}")
-            with contextlib.suppress(RayError):
-                ray.kill(place.actor)
+            ray.wait(pending, num_returns=1, timeout=LOOK_S)
 
     def _start_actors(self) -> None:
         """Start the actors that are missing: one for each GPU of each node, or one for its CPU."""
-        there = Counter(place.node for place in self._places)
         alive = [node for node in ray.nodes() if node["Alive"]]
+        self._alive = {node["NodeID"] for node in alive}
+        hosts = Counter(node["NodeManagerHostname"] for node in alive)
+        there = Counter(place.node for place in self._places)
         for node in alive:
-            name = node["NodeID"]
-            if name in self._nodes.refused or self._nodes.losses[name] >= MOST_LOSSES:
-                continue
-            self._name_node(node, alive)
-            for _ in range(count_places(node["Resources"], self._kind) - there[name]):
-                self._places.append(self._start_actor(node))
-
-    def _start_actor(self, node: Mapping[str, Any]) -> ActorPlace:
-        share = {"num_gpus": 1, "num_cpus": 0} if self._kind == "cuda" else {"num_cpus": node["Resources"]["CPU"]}
-        pinned = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        remote = ray.remote(concurrency_groups=GROUPS)(PlaceActor).options(
-            **share, scheduling_strategy=pinned, max_restarts=0, max_task_retries=0
-        )
-        settings = self._settings
-        actor = remote.remote(self._kind, settings.build_jobs)
-        asked = actor.describe.remote(settings.sandbox, settings.cache, list(settings.hidden))
-        return ActorPlace(node["NodeID"], actor, asked, RayPost(actor))
-
-    def _name_node(self, node: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> None:
-        """Name a node after its host, with the start of its id where several nodes are on one."""
-        host, known = node["NodeManagerHostname"], self._nodes.names
-        if node["NodeID"] not in known:
-            is_alone = sum(other["NodeManagerHostname"] == host for other in alive) == 1 and host not in known.values()
-            known[node["NodeID"]] = host if is_alone else f"{host}-{node['NodeID'][:6]}"
+            uuid, host, resources = node["NodeID"], node["NodeManagerHostname"], node["Resources"]
+            is_alone = hosts[host] == 1 and host not in self._names.values()
+            name = self._names.setdefault(uuid, host if is_alone else f"{host}-{uuid[:6]}")
+            cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
+            share = {"num_gpus": 1, "num_cpus": 0} if self._kind == "cuda" else {"num_cpus": cpus}
+            for _ in range((gpus if self._kind == "cuda" else int(cpus >= 1)) - there[uuid]):
+                remote = ray.remote(concurrency_groups=GROUPS)(PlaceActor).options(
+                    **share,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(uuid, soft=False),
+                    max_restarts=MOST_RESTARTS,
+                    max_task_retries=0,
+                )
+                actor = remote.remote(name, self._kind, __version__, self._settings)
+                self._places.append(ActorPlace(uuid, name, actor, actor.describe.remote()))
 
     def _hear_facts(self) -> Iterator[Device]:
         """Take up the places whose facts have come, where they fit."""
-        pending = [place for place in self._places if place.device is None]
-        if not pending:
-            return
-        ready, _ = ray.wait([place.asked for place in pending], num_returns=len(pending), timeout=0)
-        for place in [place for place in pending if place.asked in ready]:
-            name = self._nodes.names[place.node]
+        pending = {place.asked: place for place in self._places if place.asked is not None}
+        ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if pending else ([], [])
+        for asked in ready:
+            place = pending[asked]
+            place.asked = None
             try:
-                facts = PlaceFacts.model_validate(ray.get(place.asked))
-                device = facts.device(name)
-                reason = self._why_unfit(place, facts)
-            except RayActorError as error:
-                self._lose(place, error)  # another one is started, so long as its node has not lost too many
+                facts: PlaceFacts = ray.get(asked)
+            except ActorUnavailableError:  # it is restarted just now
+                place.asked = place.actor.describe.remote()
                 continue
             except RayError as error:
-                facts, device, reason = None, None, str(getattr(error, "cause", None) or error).strip()
-            if reason is not None:
-                self._notices.append(f"node {name} is not used: {reason}")
-                self._nodes.refused.add(place.node)
-                self._places.remove(place)
-                ray.kill(place.actor)
-                continue
-            if facts is not None and device is not None:
-                place.device, self._facts[device], self._posts[device] = device, facts, place.post
-                yield device
+                reason: str | None = _reason(error)
+            else:
+                reason = self._why_unfit(facts)
+                if reason is None:
+                    place.facts, self._sandboxes[facts.device] = facts, facts.sandbox
+                    yield facts.device
+                    continue
+            notice = f"node {place.name} is not used: {reason}"
+            if place.node in self._alive and notice not in self._notices:
+                self._notices.append(notice)
 
-    def _why_unfit(self, place: ActorPlace, facts: PlaceFacts) -> str | None:
+    def _why_unfit(self, facts: PlaceFacts) -> str | None:
         """Say why a place cannot be used beside the others."""
-        if facts.version != __version__:
-            return f"it has flashinfer_bench {facts.version}, and this run is of {__version__}"
-        mark = read_sandbox(facts).mark
-        if self._mark is not None and mark != self._mark:
-            return f"its workers would have {'walls' if mark == 'walls' else 'no walls'}, unlike those of other nodes"
-        with self._surveying:
-            buildable = [one for digest, one in self._surveyed.items() if self._lacks.get(digest) is None]
-        answers = self._hear_answer(place, self._ask(place, buildable)) if buildable else []
-        lacks = [reason for reason in answers if reason is not None]
-        if lacks:
-            return f"it cannot build what the others can: {lacks[0]}"
-        self._mark = mark
+        if self._sandboxes and facts.sandbox.mark != self.sandbox.mark:
+            own = "walls" if facts.sandbox.has_walls else "no walls"
+            return f"its workers would have {own}, unlike those of other nodes"
         return None
 
-    def _ask(self, place: ActorPlace, solutions: list[Solution]) -> Any:
-        """Ask a place what it lacks for solutions; `_hear_answer` waits for what it says."""
-        return place.actor.why_not_built.remote(
-            [solution.model_dump(mode="json", exclude_unset=True) for solution in solutions]
-        )
 
-    def _hear_answer(self, place: ActorPlace, asked: Any) -> list[str | None]:
-        """Return what a place lacks; nothing where it is lost meanwhile."""
+class FarSession:
+    """A session of a place, as the host's scheduler has it.
+
+    Args:
+        cluster: of the place.
+        place: where it runs.
+        number: no other session of the cluster has it.
+        hello: its settings; the node fits them to itself.
+    """
+
+    has_unsent, phase, left_s = False, "solution", float("inf")  # its node watches its times, and Ray its node
+
+    def __init__(self, cluster: Cluster, place: ActorPlace, number: int, hello: Hello) -> None:
+        assert place.facts is not None
+        self._cluster, self._place, self._number, self._hello = cluster, place, number, hello
+        self.device = place.facts.device
+        self.is_ready = True
+        self._sent: Batch | None = None
+        self._said: queue.SimpleQueue[dict[str, Any] | RayError] = queue.SimpleQueue()
+        self._ours, self._theirs = socket.socketpair()
+        """The first can be read when something was said."""
+        self._theirs.setblocking(False)
+        self._thread = ThreadPoolExecutor(1, self.device.label)
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._ours.fileno()
+
+    def send(self, batch: Batch) -> None:
+        """Have the solutions of the next batch built."""
+        self._sent = batch
+        self._place.actor.expect.remote([job.solution for job in batch.jobs])
+
+    def drop(self) -> None:
+        """Take back the batch that was sent and not begun."""
+        self._sent = None
+
+    def begin(self) -> None:
+        """Have the batch judged that was sent; the one before has all its answers."""
+        assert self._sent is not None
+        batch, self._sent = self._sent, None
+        self._thread.submit(self._judge, batch)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield what was said.
+
+        Raises:
+            SessionLost: the place is lost, or cannot be used.
+        """
+        self._ours.recv(1 << 12)
+        while not self._said.empty():
+            said = self._said.get()
+            if isinstance(said, RayError):
+                self.is_ready = isinstance(said, RayActorError)  # else no job is to blame
+                raise SessionLost(f"{self.device.label}: {self._cluster.lose(self._place, said)}")
+            yield said
+
+    def wait_forever(self) -> None:
+        """Do nothing."""
+
+    def check_deadline(self) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """End the session and every process below it; an actor that does not is killed."""
         try:
-            answers: list[str | None] = ray.get(asked, timeout=ASK_LIMIT_S)
+            if self._place.facts is not None:
+                ray.get(self._place.actor.end.remote(self._number), timeout=END_LIMIT_S)
         except RayError as error:
-            self._lose(place, error)
-            return []
-        return answers
+            LOG.debug("a session does not end", exc_info=error)
+            ray.kill(self._place.actor, no_restart=False)
+        self._thread.shutdown()
+        self._ours.close()
+        self._theirs.close()
 
-    def _lose(self, place: ActorPlace, error: RayError) -> None:
-        place.post.is_lost = True
-        self._nodes.last_words[place.node] = str(getattr(error, "cause", None) or error).strip()
+    def _judge(self, batch: Batch) -> None:
+        try:
+            offered, broken = self._cluster.offer(batch)
+            for index, why in broken.items():
+                self._say({"fault": {"job": index, "message": why, "retry": False}})
+            judge = self._place.actor.judge.options(num_returns="streaming")
+            for said in judge.remote(self._number, self._hello, offered) if offered.jobs else ():
+                self._say(ray.get(said))
+        except RayError as error:
+            self._say(error)
+        except Exception as error:  # round one place: its jobs go to others
+            self._say(RayError(f"{type(error).__name__}: {error}"))
 
-    def _offer(self, digest: str, file: Path) -> Any:
-        """Have a file in Ray's object store, and let the oldest ones go that no block on its way holds."""
-        with self._offering:
-            if digest not in self._blobs:
-                content = numpy.fromfile(file, dtype=numpy.uint8)
-                self._blobs[digest] = ray.put(content), content.nbytes
-            self._blobs.move_to_end(digest)
-            while len(self._blobs) > 1 and sum(size for _, size in self._blobs.values()) > OFFERED_BYTES:
-                self._blobs.popitem(last=False)
-            return self._blobs[digest][0]
+    def _say(self, said: dict[str, Any] | RayError) -> None:
+        self._said.put(said)
+        with contextlib.suppress(BlockingIOError):  # it can be read already
+            self._theirs.send(b"\0")
 
 
-def forget_first(known: dict[str, Any], most: int) -> None:
-    """Keep this many entries at most, those that came last."""
-    while len(known) > most:
-        del known[next(iter(known))]
+def connect(address: str | None) -> None:
+    """Join a running cluster, and have Ray log what it would print on stdout, where a run's result goes.
+
+    Raises:
+        ConfigError: none answers there.
+    """
+    if address is not None and address.startswith("ray://"):
+        raise ConfigError(
+            "cluster: run this on a node of the cluster (by `ray job submit`, for example), not through ray://"
+        )
+    with contextlib.suppress(ImportError):  # of another version of Ray, which is not told here how to be quiet
+        worker: Any = importlib.import_module("ray._private.worker")
+        if hasattr(worker, "print_to_stdstream"):
+            worker.print_to_stdstream = log_lines
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cluster: no Ray cluster answers at {address or 'this machine'}: {why}") from None
+
+
+def log_lines(data: Mapping[str, Any], *_: object, **__: object) -> None:
+    """Log what Ray would print."""
+    LOG.debug("ray: %s", data.get("lines"))
+
+
+def _reason(error: RayError) -> str:
+    """Return what an actor's error says; the last line of what Ray says of its end."""
+    return str(getattr(error, "cause", None) or str(error).strip().splitlines()[-1])

@@ -85,7 +85,7 @@ def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> lis
             ordered, lambda row: (row.timing_caveat is None, row.passed), attrgetter("standing")
         )
         ties = tuple(
-            Tie(row.solution, row.latency_ms, row.speedup, row.interval_share, row.standing, row.confirmed)
+            _tie(row, row.interval_share)
             for row in others
             if row.passed == first.passed
             and not (first.timing_caveat or row.timing_caveat)
@@ -103,9 +103,7 @@ def _winner(ranked: Sequence[Result]) -> BestRow:
         other = interval_of(item.latency_ms, item.measurement)
         if interval is not None and other is not None and item.measurement.meaningful and interval.meets(other):
             half = other.half_share if other.kind else None
-            ties.append(
-                Tie(item.solution, item.latency_ms, item.speedup, half, item.standing, item.standing == CONFIRMED)
-            )
+            ties.append(_tie(item, half))
     return BestRow(
         definition=first.definition,
         op_type=first.op_type,
@@ -124,6 +122,10 @@ def _winner(ranked: Sequence[Result]) -> BestRow:
         interval=interval,
         ties=tuple(ties),
     )
+
+
+def _tie(one: SummaryRow | Result, half_share: float | None) -> Tie:
+    return Tie(one.solution, one.latency_ms, one.speedup, half_share, one.standing, one.standing == CONFIRMED)
 
 
 def _meet(first: Sequence[Result], other: Sequence[Result]) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from flashinfer_bench.data.sets.columns import (
     COLUMNS,
-    DTYPES_OF_FRAMES,
     import_export_library,
     make_frame,
     make_row,
@@ -53,15 +52,6 @@ def make_parquet(trace_set: TraceSet, traces: Iterable[AnyTrace]) -> tuple[bytes
     buffer = io.BytesIO()
     frame.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue(), len(frame)
-
-
-def render_columns() -> str:
-    """Return the reference of the columns as a Markdown table."""
-    head = "| column | type | dtype in pandas | meaning |\n|---|---|---|---|\n"
-    return head + "".join(
-        f"| `{column.name}` | {column.kind} | `{DTYPES_OF_FRAMES[column.kind]}` | {column.meaning} |\n"
-        for column in COLUMNS
-    )
 
 
 def _cell(value: Any) -> Any:

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, geometric_mean
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
-from flashinfer_bench.data.sets.results import Result, group
+from flashinfer_bench.data.sets.results import Result, fastest_of, group
 from flashinfer_bench.data.sets.scores import author_score_of, score_of
 from flashinfer_bench.report.best import BestRow
 from flashinfer_bench.report.intervals import MeanRatio, mean_of, speedup_half_of
@@ -118,8 +118,8 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
     baseline = None if baseline_author is None else _lowest(authors[baseline_author])
     fastest = _lowest(kept)
     rows = [
-        _author_row(author, hardware, items, baseline, fastest)
-        for (author, hardware), items in group(kept, attrgetter("author", "hardware")).items()
+        _author_row(items, baseline, fastest)
+        for (author, _), items in group(kept, attrgetter("author", "hardware")).items()
         if author != baseline_author
     ]
     rows.sort(key=lambda row: (row.hardware, -(row.fastest_share or 0.0), -(row.score or 0.0), row.author))
@@ -128,22 +128,17 @@ def rank_by_author(results: Iterable[Result], baseline_author: str | None = None
 
 def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
     """Return a row for each op type or kind of hardware, in the order of names."""
-    groups = group(results, attrgetter(key))
-    rows = []
-    for name, items in sorted(groups.items()):
-        ratios = [ratio for item in items if (ratio := _ratio(item, None)) is not None]
-        row = GroupRow(
+    return [
+        GroupRow(
             group=name,
             definitions=len({item.definition for item in items}),
             solutions=len({(item.definition, item.solution) for item in items}),
             passed=sum(item.is_passed for item in items),
             judged=len(items),
-            speedup=mean_of(ratios, _halves(items, None)),
-            fast_p=fast_shares(ratios, len(items)),
-            roofline_share=roofline_share_of(items),
+            **_figures(items, None),
         )
-        rows.append(row)
-    return rows
+        for name, items in sorted(group(results, attrgetter(key)).items())
+    ]
 
 
 def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
@@ -163,6 +158,13 @@ def count_winners(rows: Sequence[BestRow], key: GroupKey) -> list[WinnersRow]:
     return sorted(found, key=lambda row: (-row.workloads, row.group))
 
 
+def speedup_of(results: Iterable[Result], baseline: _Baseline = None) -> MeanRatio | None:
+    """Return the geometric mean of ratios; the lowest of several baselines has no interval."""
+    ratios = _ratios(results, baseline)
+    halves = [speedup_half_of(item) if baseline is None else None for item, _ in ratios]
+    return mean_of([ratio for _, ratio in ratios], halves)
+
+
 def roofline_share_of(results: Iterable[Result]) -> float | None:
     """Return the geometric mean of the known shares of the roofline, of results that are ranked."""
     shares = [item.told.roofline.share for item in results if item.is_ranked]
@@ -170,46 +172,43 @@ def roofline_share_of(results: Iterable[Result]) -> float | None:
     return geometric_mean(known) if known else None
 
 
-def fast_shares(ratios: Sequence[float], of: int) -> tuple[float, ...]:
-    """Return for each p the share of `of` workloads whose ratio is above p."""
-    return tuple(sum(ratio > p for ratio in ratios) / of if of else 0.0 for p in FAST_P)
+def _figures(items: Sequence[Result], baseline: _Baseline) -> dict[str, Any]:
+    """Return the columns that rows of authors and of groups share."""
+    ratios = [ratio for _, ratio in _ratios(items, baseline)]
+    return {
+        "speedup": speedup_of(items, baseline),
+        "fast_p": tuple(sum(ratio > p for ratio in ratios) / len(items) for p in FAST_P),
+        "roofline_share": roofline_share_of(items),
+    }
 
 
 def _lowest(results: Iterable[Result]) -> dict[_Place, float]:
-    """Return the lowest latency of each place, a confirmed one if there is one."""
-    lowest: dict[_Place, tuple[bool, float]] = {}
+    ranked = fastest_of((item for item in results if item.is_ranked), _place)
+    return {place: latency for place, (latency, _) in ranked.items()}
+
+
+def _ratios(results: Iterable[Result], baseline: _Baseline) -> list[tuple[Result, float]]:
+    """Return baseline / latency of ranked results; those without a baseline are left out."""
+    found = []
     for item in results:
-        if item.is_ranked and item.latency_ms is not None:
-            place, found = _place(item), (item.standing != CONFIRMED, item.latency_ms)
-            lowest[place] = min(found, lowest.get(place, found))
-    return {place: latency for place, (_, latency) in lowest.items()}
+        against = item.reference_ms if baseline is None else baseline.get(_place(item))
+        if item.is_ranked and item.latency_ms and against:
+            found.append((item, against / item.latency_ms))
+    return found
 
 
-def _ratio(item: Result, baseline: _Baseline) -> float | None:
-    """Return baseline / latency; None where one is missing, or the time means nothing."""
-    if not item.is_ranked or item.latency_ms is None:
-        return None
-    against = item.reference_ms if baseline is None else baseline.get(_place(item))
-    return against / item.latency_ms if against else None
-
-
-def _halves(items: Iterable[Result], baseline: _Baseline) -> list[float | None]:
-    """Return half the intervals of the ratios, as logarithms; the lowest of several baselines has none."""
-    compared = [item for item in items if _ratio(item, baseline) is not None]
-    return [speedup_half_of(item) if baseline is None else None for item in compared]
-
-
-def _author_row(
-    author: str, hardware: str, items: Sequence[Result], baseline: _Baseline, fastest: Mapping[_Place, float]
-) -> AuthorRow:
+def _author_row(items: Sequence[Result], baseline: _Baseline, fastest: Mapping[_Place, float]) -> AuthorRow:
+    author, hardware = items[0].author, items[0].hardware
     solutions = group(items, attrgetter("definition", "solution"))
     definitions = group(solutions.values(), lambda own: own[0].definition).values()
     best = [max(own, key=lambda one: _merit(one, baseline)) for own in definitions]
     flat = [item for own in best for item in own]
-    ratios = [ratio for item in flat if (ratio := _ratio(item, baseline)) is not None]
+    ratios = [ratio for _, ratio in _ratios(flat, baseline)]
     scores = [score for own in best if (score := _score(own, baseline)) is not None]
     workloads = Counter(definition for definition, _, place in fastest if place == hardware)
-    shares = [max(_fastest_share(one, fastest, workloads) for one in own) for own in definitions]
+    shares = [
+        max(_fastest_share(one, fastest) for one in own) / (workloads[own[0][0].definition] or 1) for own in definitions
+    ]
     standing = join_standings(item.standing for item in items)
     return AuthorRow(
         author=author,
@@ -219,25 +218,22 @@ def _author_row(
         workloads=len(flat),
         passed=sum(item.is_passed for item in flat),
         compared=len(ratios),
-        speedup=mean_of(ratios, _halves(flat, baseline)),
         win_rate=fmean(ratio > 1 for ratio in ratios) if ratios else None,
-        fast_p=fast_shares(ratios, len(flat)),
-        roofline_share=roofline_share_of(flat),
         fastest_share=sum(shares) / len(workloads) if workloads else None,
         standing=standing,
         confirmed=standing == CONFIRMED,
+        **_figures(flat, baseline),
     )
 
 
-def _fastest_share(own: Sequence[Result], fastest: Mapping[_Place, float], workloads: Mapping[str, int]) -> float:
-    """Return the mean share of a solution over the workloads of its definition; what it did not pass counts 0."""
-    shares = [min(1.0, fastest[_place(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms]
-    return sum(shares) / workloads[own[0].definition] if shares else 0.0
+def _fastest_share(own: Sequence[Result], fastest: Mapping[_Place, float]) -> float:
+    """Return the sum of a solution's shares of the fastest latencies; what it did not pass counts 0."""
+    return sum(min(1.0, fastest[_place(item)] / item.latency_ms) for item in own if item.is_ranked and item.latency_ms)
 
 
 def _score(own: Sequence[Result], baseline: _Baseline) -> float | None:
     """Return the score of a solution; None where nothing failed and the baseline has no time for any workload."""
-    ratios = [ratio for item in own if (ratio := _ratio(item, baseline)) is not None]
+    ratios = [ratio for _, ratio in _ratios(own, baseline)]
     failed = sum(not item.is_passed for item in own)
     return score_of(ratios, failed) if ratios or failed else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL
@@ -67,9 +66,13 @@ def count_timing(told: Sequence[ToldTrace]) -> Timing:
     """Count how evaluations were timed that have a performance."""
     records = [item.measurement for item in told]
     real = [record for record in records if record.meaningful]
-    ways = Counter(
-        _way(record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
+    raw = Counter(
+        (record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
     )
+    ways: Counter[tuple[str, str, str, str]] = Counter()
+    for (*words, fallback), count in raw.items():
+        method, cache_state, launch, why = map(to_one_line, (*words, fallback))
+        ways[method, cache_state, launch, "" if why == EVENTS_ASKED_FOR else reason_of_fallback(why)] += count
     flags = _count_words(flag for record in real for flag in record.flags)
     flags.update(_count_words(mark for item in told for mark in marks_of_run(item.run)))
     return Timing(
@@ -148,13 +151,6 @@ def _count_words(words: Iterable[str]) -> Counter[str]:
         if word:
             counts[to_one_line(word)] += count
     return counts
-
-
-@lru_cache(64)
-def _way(method: str, cache_state: str, launch: str, why: str) -> tuple[str, str, str, str]:
-    fallback = to_one_line(why)
-    reason = "" if fallback == EVENTS_ASKED_FOR else reason_of_fallback(fallback)
-    return (to_one_line(method), to_one_line(cache_state), to_one_line(launch), reason)
 
 
 def _rank(flag: str) -> tuple[int, str]:

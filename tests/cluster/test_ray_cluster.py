@@ -201,12 +201,10 @@ def test_the_program_of_the_guide_judges_on_a_node(ray_cluster, monkeypatch, tmp
     assert [line.split()[1:] for line in lines] == [["d011721d-a06f-50f4-978f-04236347ca88", "PASSED"]]
 
 
-def test_ray_prints_nothing_where_results_go(ray_cluster, capsys):
+def test_ray_prints_nothing_where_results_go(ray_cluster, trace_set, capsys):
     import ray._private.worker as worker
 
-    from flashinfer_bench.cluster.joining import keep_off_stdout
-
-    keep_off_stdout()
+    Benchmark(trace_set, make_config(ray_cluster)).close()
     worker.print_to_stdstream(
         {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}, ignore_prefix=False
     )

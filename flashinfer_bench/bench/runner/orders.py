@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flashinfer_bench.bench.planning.first_call import FirstCall, find_first_call
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built
-
-if TYPE_CHECKING:
-    from flashinfer_bench.cluster.parcels import TravellingSources
 
 ANNOUNCED_WORKLOADS: Final = 8
 """Workloads that are sent of an announced solution, at most: others hardly need another module."""
@@ -27,7 +24,7 @@ class OrderMaker:
     only device compiles it beside its measurements.
     """
 
-    farm: BuildFarm | TravellingSources
+    farm: BuildFarm
     """Has built the solutions of a batch."""
     blob_root_for: Callable[[Job], Path]
     """Returns the folder with the stored inputs of a job."""
@@ -59,6 +56,7 @@ class OrderMaker:
             config=first.config.to_order(),
             solutions={key: describe_solution(one) for key, one in built.items() if key not in broken},
             jobs=sent,
+            announced=self.announce() if sent else [],
         )
         return order, [(job, broken[job.solution_key]) for job in jobs if job.solution_key in broken]
 

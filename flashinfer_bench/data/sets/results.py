@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.evaluation import EvaluationStatus, as_time
-from flashinfer_bench.data.measurement import Measurement
+from flashinfer_bench.data.measurement import CONFIRMED, Measurement
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.told import ToldTrace, tell
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
@@ -131,6 +131,17 @@ def list_results(trace_set: TraceSet | None, traces: Iterable[AnyTrace], *, late
         op_type = op_types.get(trace.definition, "")
         found.append(Result(trace, evaluation, tell(evaluation), op_type, author, language, is_latest))
     return found
+
+
+def fastest_of(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, tuple[float, Result]]:
+    """Return the lowest latency by a key, with its result: of a confirmed one if there is one."""
+    best: dict[Any, tuple[bool, float, Result]] = {}
+    for item in results:
+        latency = item.latency_ms
+        if item.is_passed and latency is not None:
+            name, found = key(item), (item.standing != CONFIRMED, latency, item)
+            best[name] = min(found, best.get(name, found), key=lambda one: one[:2])
+    return {name: (latency, item) for name, (_, latency, item) in best.items()}
 
 
 def group(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:

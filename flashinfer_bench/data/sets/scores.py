@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_confirmed
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.sets.results import list_results
+from flashinfer_bench.data.sets.results import Result, fastest_of, list_results
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.trace_list import kept_of
 
@@ -130,10 +131,13 @@ class _Score(NamedTuple):
 
 
 def _score(trace_set: TraceSet, solution: Solution, baseline: Solution) -> _Score:
-    (mine, passed, failed), (base, *_) = (_lowest(trace_set, item) for item in (solution, baseline))
-    shared = [(base[place][1], mine[place]) for place in base if place in mine]
-    speedups = [reference / latency for reference, (_, latency, _) in shared]
-    standing = join_standings(found for _, (*_, found) in shared)
+    own, theirs = (_results_of(trace_set, item) for item in (solution, baseline))
+    mine, base = (fastest_of(results, attrgetter("workload", "hardware")) for results in (own, theirs))
+    shared = [(base[place][0], *mine[place]) for place in base if place in mine]
+    speedups = [reference / latency for reference, latency, _ in shared]
+    passed = sum(item.is_passed for item in own)
+    standing = join_standings(item.standing for *_, item in shared)
+    failed = len(own) - passed
     return _Score(score_of(speedups, failed), speedups, passed, failed, standing)
 
 
@@ -161,19 +165,6 @@ def _baseline_of(trace_set: TraceSet, definition: str, author: str) -> Solution:
     return found[0]
 
 
-def _lowest(trace_set: TraceSet, solution: Solution) -> tuple[dict[tuple[str, str], tuple[bool, float, str]], int, int]:
-    """Return the lowest latencies of a solution, and how many of its traces passed and failed.
-
-    A latency stands under the workload's uuid and the hardware, after whether it is not confirmed and before its
-    standing: a confirmed one is the lowest if there is one.
-    """
+def _results_of(trace_set: TraceSet, solution: Solution) -> list[Result]:
     kept = [one for one in kept_of(trace_set.traces.get(solution.definition, [])) if one.solution == solution.name]
-    results = [item for item in list_results(None, kept, latest_only=False) if not item.told.run.quick]
-    lowest: dict[tuple[str, str], tuple[bool, float, str]] = {}
-    for item in results:
-        latency, standing = item.latency_ms, item.measurement.standing
-        if item.is_passed and latency is not None:
-            place, found = (item.workload, item.hardware), (standing != CONFIRMED, latency, standing)
-            lowest[place] = min(found, lowest.get(place, found))
-    passed = sum(item.is_passed for item in results)
-    return lowest, passed, len(results) - passed
+    return [item for item in list_results(None, kept, latest_only=False) if not item.told.run.quick]

@@ -14,10 +14,10 @@ from flashinfer_bench.data.definition import AxisConst, AxisExpr, TensorSpec
 from flashinfer_bench.data.measurement import BOUNDS, INDICATIVE, join_standings
 from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.data.workload import Workload
-from flashinfer_bench.report.intervals import interval_of, mean_of, speedup_half_of
+from flashinfer_bench.report.intervals import interval_of
 from flashinfer_bench.report.pages.highlight import colour
 from flashinfer_bench.report.pages.texts import DIGITS, block_of, id_of
-from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of
+from flashinfer_bench.report.ranking import FAST_P, rank_by_author, roofline_share_of, speedup_of
 from flashinfer_bench.report.timing import MEANINGS, marks_of_run
 from flashinfer_bench.report.verdict import caveat_in, reason_of
 from flashinfer_bench.roofline.peaks import find_peak
@@ -50,8 +50,7 @@ def describe_overview(trace_set: TraceSet, results: Sequence[Result], baseline_a
 def _solution_entry(items: Sequence[Result]) -> list[Any]:
     """Return what tables show of a solution on one kind of hardware; `ROW` in 4_overview.js names the places."""
     first = items[0]
-    ranked = [item for item in items if item.is_ranked and item.speedup is not None]
-    mean = mean_of([item.speedup or 0.0 for item in ranked], list(map(speedup_half_of, ranked)))
+    mean = speedup_of(items)
     timed = [item.latency_ms for item in items if item.measurement.meaningful]
     latencies = [latency for latency in timed if latency is not None]
     failed = [item.status for item in items if not item.is_passed]

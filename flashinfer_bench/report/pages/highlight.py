@@ -7,24 +7,14 @@ from typing import Final
 
 from pygments.lexer import Lexer
 from pygments.lexers import CppLexer, CudaLexer, PythonLexer
-from pygments.token import Comment, Keyword, Name, Number, Operator, String, _TokenType
+from pygments.token import STANDARD_TYPES, _TokenType
 
 from flashinfer_bench.report.pages.texts import Shown, block_of
 
 MOST_COLOURED: Final = 40_000
 """A longer source has no colours: lexers are slow on strange texts."""
-KINDS: Final = (
-    (Comment, "c"),
-    (Keyword, "k"),
-    (String, "s"),
-    (Number, "m"),
-    (Name.Function, "f"),
-    (Name.Class, "f"),
-    (Name.Decorator, "d"),
-    (Name.Builtin, "b"),
-    (Operator.Word, "k"),
-)
-"""Token and its kind; the first that holds the token counts."""
+KINDS: Final = {"nf": "f", "fm": "f", "nc": "f", "nd": "d", "nb": "b", "bp": "b", "ow": "k"}
+"""Short names of tokens and their kinds; comments, keywords, strings and numbers have their first letter."""
 LEXERS: Final[dict[str, type[Lexer]]] = {
     "py": PythonLexer,
     **dict.fromkeys(("cu", "cuh"), CudaLexer),
@@ -43,4 +33,5 @@ def colour(path: str, source: str) -> list[list[str]]:
 
 
 def _kind(token: _TokenType) -> str:
-    return next((kind for parent, kind in KINDS if token in parent), "")
+    name = STANDARD_TYPES.get(token, "")
+    return KINDS.get(name) or (name[:1] if name[:1] in ("c", "k", "s", "m") else "")

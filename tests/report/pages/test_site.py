@@ -8,21 +8,18 @@ import pytest
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.pages.highlight import colour
-from flashinfer_bench.report.pages.site import write_site
-from flashinfer_bench.report.pages.texts import MOST_TEXT, block_of, id_of, line_of, to_script
+from flashinfer_bench.report.pages.texts import MOST_TEXT, block_of, clean, id_of, line_of, to_script
 from flashinfer_bench.report.summary import summarise
 from tests.kit import write_trace_set
-from tests.report.pages.sets import ATTACKS, hostile_set, usual_set
+from tests.report.made import CPU, STANDARD, on, set_of
+from tests.report.pages.sets import ATTACKS, hostile_set, usual_set, write_pages
 
 CALL = re.compile(r'fibReport\.keep\("([a-z0-9_]+)", ("(?:[^"\\]|\\.)*")\);\n', re.ASCII)
 
 
-def write(folder, trace_set, **how):
-    traces = [trace for part in trace_set.traces.values() for trace in part]
-    return write_site(folder, trace_set, traces, title="a <set>", **how)
-
-
-def read(folder, key):
+def read(folder, *names):
+    """Return the data of the overview, of a definition, or of a solution."""
+    key = f"{'ds'[len(names) - 1]}_{id_of(*names)}" if names else "overview"
     found = CALL.fullmatch((folder / "data" / f"{key}.js").read_text(encoding="ascii"))
     assert found[1] == key
     return json.loads(json.loads(found[2]))
@@ -41,6 +38,7 @@ def test_texts_are_cut_and_show_what_steers():
     assert len(line_of("x" * 10**6)) == 300
     assert block_of("a\u202e\tb\r\nc\x1b").startswith("a\\u202e\tb\n\nc\\x1b")
     assert block_of("x" * (MOST_TEXT + 5)).endswith("… cut: 5 more characters")
+    assert clean({"a": ["x\ny", block_of("x\ny"), 1 / 3, float("nan")]}) == {"a": ["x y", "x\ny", 0.333333, None]}
 
 
 def test_a_coloured_source_is_its_text():
@@ -51,62 +49,66 @@ def test_a_coloured_source_is_its_text():
 
 
 def test_files_have_names_of_digits_whatever_authors_wrote(tmp_path):
-    write(tmp_path / "pages", hostile_set())
-    names = {path.name for path in (tmp_path / "pages" / "data").iterdir()} - {"overview.js"}
+    folder = write_pages(tmp_path / "pages", hostile_set())
+    names = {path.name for path in (folder / "data").iterdir()} - {"overview.js"}
     assert len(names) == 2 * len(ATTACKS)
     assert all(re.fullmatch(r"[ds]_[0-9a-f]{16}\.js", name) for name in names)
     assert {path.name for path in tmp_path.iterdir()} == {"pages"}
 
 
 def test_the_page_escapes_its_title_and_forbids_inline_code_and_network(tmp_path):
-    write(tmp_path / "pages", usual_set())
-    page = (tmp_path / "pages" / "index.html").read_text()
+    folder = write_pages(tmp_path / "pages", usual_set())
+    page = (folder / "index.html").read_text()
     assert "a &lt;set&gt;" in page
     assert "default-src 'none'" in page
     assert "unsafe" not in page
     assert re.findall(r"<script(?! src=)|\son\w+=|https?:", page) == []
-    assert (tmp_path / "pages" / "assets" / "uplot_license.txt").read_text().startswith("The MIT License")
+    assert (folder / "assets" / "uplot_license.txt").read_text().startswith("The MIT License")
 
 
 def test_the_data_tell_what_counts(tmp_path):
-    site = write(tmp_path / "pages", usual_set(), baseline_author="author of slow")
-    assert (site.definitions, site.solutions, site.traces) == (3, 5, 40)
-    overview = read(tmp_path / "pages", "overview")
+    trace_set = usual_set()
+    interpreted = trace_set.traces["double"][0].evaluation.extra["measurement"]
+    interpreted.update(meaningful=False, reason="interpreted")
+    folder = write_pages(tmp_path / "pages", trace_set, baseline_author="author of slow")
+    overview = read(folder)
     scores = {(row["author"], row["hardware"]): row["score"] for row in overview["ranking"]}
     assert scores["author of fast", "odd device"] == 1.5
-    definition = read(tmp_path / "pages", f"d_{id_of('double')}")
-    assert len(definition["series"]) == 3 * 4 + 1 + 2
-    solution = read(tmp_path / "pages", f"s_{id_of('double', 'broken')}")
-    assert (solution["verdicts"][0]["reason"], solution["logs"]) == ("boom", ["boom\nline two"])
-    assert read(tmp_path / "pages", f"s_{id_of('double', 'ghost')}")["missing"] is True
+    assert len(read(folder, "double")["series"]) == 3 * 4 + 1 + 2
+    broken = read(folder, "double", "broken")
+    assert (broken["verdicts"][0]["reason"], broken["logs"]) == ("boom", ["boom\nline two"])
+    assert read(folder, "double", "ghost")["missing"] is True
+    verdict = read(folder, "double", "fast")["verdicts"][0]
+    assert (verdict["reason"], verdict["n"], verdict["ranked"]) == ("interpreted", [None] * 6, 0)
 
 
 def test_the_overview_has_the_median_that_the_summary_has(tmp_path):
     found = usual_set()
     found.traces["double"] = [item for item in found.traces["double"] if item.workload.uuid != "w512"]
-    write(tmp_path / "pages", found)
-    rows = {(row[1], row[5]): row[8] for row in read(tmp_path / "pages", "overview")["solutions"] if row[3] == "double"}
+    overview = read(write_pages(tmp_path / "pages", found))
+    rows = {(row[1], row[5]): row[8] for row in overview["solutions"] if row[3] == "double"}
     told = {(row.solution, row.hardware): row.latency_ms for row in summarise(found.traces["double"])}
     assert rows == {key: pytest.approx(latency) if latency else None for key, latency in told.items()}
     assert rows["fast", "NVIDIA H200"] == pytest.approx((0.08 + 0.64) / 2)
 
 
-def test_a_time_that_means_nothing_is_not_shown(tmp_path):
-    found = usual_set()
-    found.traces["double"][0].evaluation.extra["measurement"].update(meaningful=False, reason="interpreted")
-    write(tmp_path / "pages", found)
-    verdict = read(tmp_path / "pages", f"s_{id_of('double', 'fast')}")["verdicts"][0]
-    assert (verdict["reason"], verdict["n"], verdict["ranked"]) == ("interpreted", [None] * 6, 0)
+@pytest.mark.parametrize(("record", "cpu"), [(STANDARD, []), (CPU, ["GPU"])])
+def test_pages_have_the_standing_of_rows_and_the_cpus(tmp_path, record, cpu):
+    folder = write_pages(tmp_path / "pages", set_of(on(record=record), on("w1", "y", record=record)))
+    overview, definition = read(folder), read(folder, "double")
+    standing = "CPU: indicative" if cpu else "not confirmed"
+    assert (overview["cpu"], definition["cpu"]) == (cpu, cpu)
+    assert {row[-1] for row in overview["solutions"]} == {row["standing"] for row in overview["ranking"]} == {standing}
+    assert {point[-1] for part in definition["series"] for point in part["rows"]} == {standing}
 
 
 def test_only_an_empty_folder_or_one_with_pages_is_written(tmp_path):
-    write(tmp_path / "pages", hostile_set())
-    write(tmp_path / "pages", usual_set())
-    assert len(list((tmp_path / "pages" / "data").iterdir())) == 1 + 3 + 5
+    folder = write_pages(tmp_path / "pages", hostile_set())
+    assert len(list((write_pages(folder, usual_set()) / "data").iterdir())) == 1 + 3 + 5
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     with pytest.raises(DataSetError, match="holds something else"):
-        write(tmp_path / "mine", usual_set())
+        write_pages(tmp_path / "mine", usual_set())
 
 
 def test_the_command_writes_the_pages(tmp_path, capsys):

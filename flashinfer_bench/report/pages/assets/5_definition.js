@@ -18,6 +18,7 @@ fibReport.definition = (() => {
   const speed = (item) => { const found = item.rows.filter((row) => row[POINT.speedup] > 0); return found.length ? Math.exp(found.reduce((sum, row) => sum + Math.log(row[POINT.speedup]), 0) / found.length) : null; };
   const latency = (item) => median(item.rows.map((row) => row[POINT.latency]).filter((value) => value !== null));
   const failure = (item) => (item.rows.find((row) => row[POINT.status] !== "PASSED") || [])[POINT.status];
+  const standing = (item) => { const all = item.rows.map((row) => row[POINT.standing]); return all.includes(CONFIRMED) ? CONFIRMED : all.find(Boolean); };
   const passed = (item) => item.rows.filter((row) => row[POINT.status] === "PASSED").length;
 
   function bestOf(data, series) {
@@ -32,7 +33,7 @@ fibReport.definition = (() => {
       const waits = ({ row }) => row[POINT.standing] !== CONFIRMED;
       list.sort((one, two) => waits(one) - waits(two) || one.row[POINT.latency] - two.row[POINT.latency]);
       const [first] = list;
-      const ties = list.slice(1).filter(({ row }) => row[POINT.low] !== null && first.row[POINT.high] !== null && row[POINT.low] <= first.row[POINT.high]);
+      const ties = list.slice(1).filter(({ row }) => row[POINT.low] !== null && first.row[POINT.high] !== null && row[POINT.low] <= first.row[POINT.high] && row[POINT.high] >= first.row[POINT.low]);
       return { workload, first, ties, of: list.length };
     });
   }
@@ -63,7 +64,7 @@ fibReport.definition = (() => {
           { label: "Chart", kind: "control wide", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
           { label: "Solution", value: (item) => item.name, cell: (item) => link(`#/solution/${item.id}`, item.name) },
           { label: "Author", kind: "wide", value: (item) => item.author, cell: (item) => name(item.author) },
-          { label: "Passed", number: true, down: true, value: passed, cell: (item) => el("span", { class: passed(item) === item.rows.length ? "good" : "bad" }, `${passed(item)}/${item.rows.length}`, remark(passed(item), latency(item), failure(item))) },
+          { label: "Passed", number: true, down: true, value: passed, cell: (item) => el("span", { class: passed(item) === item.rows.length ? "good" : "bad" }, `${passed(item)}/${item.rows.length}`, remark(passed(item), latency(item), failure(item), false, standing(item))) },
           { label: "Latency", number: true, hint: "median over the passed workloads", value: latency, cell: (item) => time(latency(item)) },
           { label: "Speed-up", number: true, down: true, hint: "over the reference: geometric mean over the passed workloads", value: speed, cell: (item) => times(speed(item)) },
         ],

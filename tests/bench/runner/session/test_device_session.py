@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, JobFault
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
@@ -17,6 +18,7 @@ from flashinfer_bench.bench.runner.workers.kernel import WorkerKilled
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import SlowContext, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
+from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings
@@ -279,6 +281,17 @@ def test_a_failure_of_the_machine_is_a_fault_and_a_solution_that_hung_is_left_ou
     assert result.ran_out == "call"  # nothing compiles at its first call
     left_out = run_again(session, session._block)
     assert (left_out.is_left_out, left_out.retry) == (True, False)
+
+
+def test_a_winner_is_confirmed_in_a_worker_that_serves_no_other_jobs(open_session):
+    """One worker for all that the solution won, and another one for what is judged at standard assurance after it."""
+    session = open_session()
+    session._judge = lambda _job: Rejected(EvaluationStatus.INCORRECT_SHAPE, "")
+    block, discards = session.open_block(make_order("sssst")), []
+    for order, level in zip(block.order.jobs, (None, "full", "full", None, "full"), strict=True):
+        session.run_job(block, order.model_copy(update={"assurance": level}))
+        discards.append(len(session.pool.asked("discard")))
+    assert discards == [0, 1, 1, 2, 3]
 
 
 def test_a_solution_that_was_not_built_or_loaded_fails_without_a_worker(open_session):
