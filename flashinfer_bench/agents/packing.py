@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data import BuildSpec, Solution, SourceFile
-from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_sources
 from flashinfer_bench.data.solution import check_source_path
+from flashinfer_bench.data.store.dialects import MOST_SOURCE_BYTES
 from flashinfer_bench.data.store.jsonl import write_whole_bytes
 from flashinfer_bench.data.store.layout import path_part
-from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
+from flashinfer_bench.data.store.pack import MANIFEST_NAMES, is_passed_over, sort_sources
 from flashinfer_bench.errors import DataSetError
 
 

@@ -12,7 +12,7 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from pydantic import (
     BeforeValidator,
@@ -52,7 +52,10 @@ from flashinfer_bench.bench.config_sources import (
     merge_sections,
     nest,
 )
-from flashinfer_bench.bench.tolerances import FiledDefinitions, find_tolerances
+from flashinfer_bench.bench.tolerances import find_tolerances
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data import TraceSet
 
 __all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
 
@@ -216,7 +219,7 @@ class BenchmarkConfig(EvalSettings):
         """
         return self._merge((Level(origin, EvalConfig(**values).flat(), "bundled"), *self._levels))
 
-    def for_set(self, trace_set: FiledDefinitions) -> BenchmarkConfig:
+    def for_set(self, trace_set: TraceSet) -> BenchmarkConfig:
         """Return this configuration with what a trace set says of its definitions (`tolerances.py`), and no other set.
 
         Raises:

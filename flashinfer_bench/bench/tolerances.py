@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -25,9 +25,11 @@ from flashinfer_bench.bench.config_file import as_validation_error, describe_pro
 from flashinfer_bench.bench.config_sources import Extra, Ratio, StrictModel, Tolerance, drop_unsaid
 from flashinfer_bench.bench.evaluator_record import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data import TraceSet
 
 
 class Section(StrictModel):
@@ -48,13 +50,6 @@ Sections = dict[str, dict[str, Any]]
 """Definition → the settings that a file gives, as they are written."""
 
 
-class FiledDefinitions(Protocol):
-    """A trace set, as far as tolerances need it."""
-
-    roots: list[Path]
-    definition_files: dict[str, Path]
-
-
 @dataclass(frozen=True)
 class SetTolerances:
     """Tolerances of one root."""
@@ -66,7 +61,7 @@ class SetTolerances:
     """Names that the root has no definition of."""
 
 
-def find_tolerances(trace_set: FiledDefinitions) -> list[SetTolerances]:
+def find_tolerances(trace_set: TraceSet) -> list[SetTolerances]:
     """Return what each root of a trace set says of its own definitions, of those that say anything.
 
     Raises:
@@ -75,7 +70,7 @@ def find_tolerances(trace_set: FiledDefinitions) -> list[SetTolerances]:
     return [read_own_tolerances(root, trace_set) for root in trace_set.roots if os.path.lexists(root / TOLERANCES_FILE)]
 
 
-def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerances:
+def read_own_tolerances(root: Path, trace_set: TraceSet) -> SetTolerances:
     """Return what one root of a trace set says of its own definitions.
 
     Raises:
@@ -87,7 +82,7 @@ def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerance
     return SetTolerances(root / TOLERANCES_FILE, kept, tuple(name for name in sections if name not in own))
 
 
-def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
+def merge_tolerances(trace_sets: Iterable[TraceSet]) -> str:
     """Return the text of one file with the tolerances of several sets; empty if they say nothing.
 
     Raises:
@@ -106,13 +101,13 @@ def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
     return yaml.safe_dump(merged) if merged else ""
 
 
-def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> Mapping[str, Any] | None:
+def own_tolerance(trace_set: TraceSet, definition: str, workload: Workload) -> Mapping[str, Any] | None:
     """Return what a workload says of how it is judged, by field or "extra.<key>".
 
     None if it says nothing, or is of another root.
     """
     given = workload.tolerance
-    if given is None or not is_of_one_root(trace_set, definition, workload.uuid):
+    if given is None or not trace_set.is_of_one_root(definition, workload.uuid):
         return None
     is_summed = given.max_atol is not None or given.max_rtol is not None  # the format defines these two so
     values = {

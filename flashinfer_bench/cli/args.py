@@ -23,8 +23,7 @@ from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.names import did_you_mean, nearest_name
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import DEFINITIONS, definition_names, find_set_around
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.data.workload import MIN_PREFIX
 from flashinfer_bench.env import DATASET_VARIABLE, get_fib_dataset_path
 from flashinfer_bench.errors import DataSetError, Fault, Misuse

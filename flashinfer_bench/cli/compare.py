@@ -26,7 +26,7 @@ from flashinfer_bench.cli.render import (
 )
 from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.drafts.draft import Draft
+from flashinfer_bench.data.store.drafts import Draft
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.errors import Fault, Misuse

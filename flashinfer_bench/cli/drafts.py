@@ -9,7 +9,7 @@ from flashinfer_bench.cli.args import Output, is_wildcard
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.data.entry import check_entry
-from flashinfer_bench.data.store.drafts.draft import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
+from flashinfer_bench.data.store.drafts import AUTHOR, Draft, DraftHints, is_draft_path, is_kept_draft, read_draft
 from flashinfer_bench.data.store.layout import solution_path
 from flashinfer_bench.errors import DataSetError, Misuse
 

@@ -5,7 +5,6 @@ No code of the set is run. Of a blob its header is read, which says what each te
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from flashinfer_bench.data.definition import Definition, TensorSpec, normalise_o
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue, Severity
-from flashinfer_bench.data.names import HintLimit, did_you_mean
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.layout import SOLUTIONS, TRACES, path_part
 from flashinfer_bench.data.trace_set import TraceSet
@@ -73,7 +72,7 @@ def parts_below(file: Path, roots: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
-    """Return an issue for each stored input that no run could use: an error, or a warning if a run would fetch it."""
+    """Return an issue for each stored input that no run could use: an error, or a warning for a git-lfs pointer."""
     blobs: dict[tuple[Path, str], Tensors | str] = {}
     issues = []
     for name, workload in jobs:
@@ -103,13 +102,11 @@ def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
 
 def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
     """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
-    hints: defaultdict[Path, HintLimit] = defaultdict(HintLimit)
     for definition in definitions:
         name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
         for parameter in definition.reference_parameters or ():
             if parameter not in definition.inputs:
-                with hints[file]:
-                    hint = did_you_mean(parameter, definition.inputs)
+                hint = did_you_mean(parameter, definition.inputs)
                 reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
                 yield LoadIssue("warning", file, None, "reference", reason)
         if (why := definition.why_no_call_works) is not None:
@@ -118,13 +115,11 @@ def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]
 
 def find_entry_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
     """Yield a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
-    hints: defaultdict[Path, HintLimit] = defaultdict(HintLimit)
     for solution in (item for group in trace_set.solutions.values() for item in group):
         file = trace_set.solution_files.get(solution.name)
         if file is None or not solution.get_entry_source().content.strip():
             continue  # the loader has warned of an empty source
-        with hints[file]:
-            reasons = list(check_entry(solution, trace_set.definitions.get(solution.definition)))
+        reasons = check_entry(solution, trace_set.definitions.get(solution.definition))
         yield from (LoadIssue("warning", file, None, None, f"{solution.name}: {reason}") for reason in reasons)
 
 

@@ -30,61 +30,41 @@ class Dtype(NamedTuple):
     """What the values are."""
     storage: str
     """The name of the torch dtype that stores it, without "torch."."""
+    largest: float = 0.0
+    """Largest finite number of a float."""
+    has_infinity: bool = True
 
 
+_FLOATS: Final = {
+    "float64": Dtype(64, "float", "float64", 1.7976931348623157e308),
+    "float32": Dtype(32, "float", "float32", 3.4028234663852886e38),
+    "float16": Dtype(16, "float", "float16", 65504.0),
+    "bfloat16": Dtype(16, "float", "bfloat16", 3.3895313892515355e38),
+    "float8_e4m3fn": Dtype(8, "float", "float8_e4m3fn", 448.0, False),
+    "float8_e5m2": Dtype(8, "float", "float8_e5m2", 57344.0),
+    "float8_e8m0fnu": Dtype(8, "float", "float8_e8m0fnu", 2.0**127, False),
+    "float4_e2m1": Dtype(4, "float", "float4_e2m1fn_x2", 6.0, False),
+    "float4_e2m1fn_x2": Dtype(8, "float", "float4_e2m1fn_x2", 6.0, False),
+}
+_INTEGERS: Final = {f"int{bits}": Dtype(bits, "int", f"int{bits}") for bits in (64, 32, 16, 8)}
+_UNSIGNED: Final = {f"uint{bits}": Dtype(bits, "uint", f"uint{bits}") for bits in (64, 32, 16, 8)}
 DTYPES: Final[Mapping[str, Dtype]] = MappingProxyType(
-    {
-        "float64": Dtype(64, "float", "float64"),
-        "float32": Dtype(32, "float", "float32"),
-        "float16": Dtype(16, "float", "float16"),
-        "bfloat16": Dtype(16, "float", "bfloat16"),
-        "float8_e4m3fn": Dtype(8, "float", "float8_e4m3fn"),
-        "float8_e5m2": Dtype(8, "float", "float8_e5m2"),
-        "float8_e8m0fnu": Dtype(8, "float", "float8_e8m0fnu"),
-        "float4_e2m1": Dtype(4, "float", "float4_e2m1fn_x2"),
-        "float4_e2m1fn_x2": Dtype(8, "float", "float4_e2m1fn_x2"),
-        "int64": Dtype(64, "int", "int64"),
-        "int32": Dtype(32, "int", "int32"),
-        "int16": Dtype(16, "int", "int16"),
-        "int8": Dtype(8, "int", "int8"),
-        "uint64": Dtype(64, "uint", "uint64"),
-        "uint32": Dtype(32, "uint", "uint32"),
-        "uint16": Dtype(16, "uint", "uint16"),
-        "uint8": Dtype(8, "uint", "uint8"),
-        "bool": Dtype(8, "bool", "bool"),
-    }
+    {**_FLOATS, **_INTEGERS, **_UNSIGNED, "bool": Dtype(8, "bool", "bool")}
 )
-
-
-LARGEST_FLOATS: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "float64": 1.7976931348623157e308,
-        "float32": 3.4028234663852886e38,
-        "float16": 65504.0,
-        "bfloat16": 3.3895313892515355e38,
-        "float8_e4m3fn": 448.0,
-        "float8_e5m2": 57344.0,
-        "float8_e8m0fnu": 2.0**127,
-        "float4_e2m1fn_x2": 6.0,
-    }
-)
-"""The largest finite number of each float, by the name of its storage."""
 POWERS_OF_TWO: Final = "float8_e8m0fnu"
-NO_INFINITY: Final = frozenset({"float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2"})
 
 
 def why_not_held(name: str, value: bool | float) -> str | None:
     """Say which numbers a dtype holds where it does not hold this one; None where it does."""
-    bits, kind, storage = DTYPES[name]
+    bits, kind, storage, largest, has_infinity = DTYPES[name]
     if bits == 4:
         return f"{name} is packed, two to a byte: no single one can be stored"
     if kind == "bool":
         return None if isinstance(value, bool) else f"{name} holds true and false"
     if kind == "float":
-        largest = LARGEST_FLOATS[storage]
         least = 2.0**-127 if storage == POWERS_OF_TWO else -largest
         if isinstance(value, float) and not math.isfinite(value):
-            is_held = math.isnan(value) or storage not in NO_INFINITY
+            is_held = math.isnan(value) or has_infinity
         else:
             is_held = least <= value <= largest
         return None if is_held else f"{name} holds {least:g} to {largest:g}"
@@ -94,29 +74,8 @@ def why_not_held(name: str, value: bool | float) -> str | None:
     return f"{name} holds whole numbers from {least} to {most}"
 
 
-class DType(str, Enum):
-    """The names of `DTYPES`, for scripts that write them as members; a model keeps the plain name."""
-
-    FLOAT64 = "float64"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT8_E4M3FN = "float8_e4m3fn"
-    FLOAT8_E5M2 = "float8_e5m2"
-    FLOAT8_E8M0FNU = "float8_e8m0fnu"
-    FLOAT4_E2M1 = "float4_e2m1"
-    FLOAT4_E2M1FN_X2 = "float4_e2m1fn_x2"
-    INT64 = "int64"
-    INT32 = "int32"
-    INT16 = "int16"
-    INT8 = "int8"
-    UINT64 = "uint64"
-    UINT32 = "uint32"
-    UINT16 = "uint16"
-    UINT8 = "uint8"
-    BOOL = "bool"
-
-
+DType = Enum("DType", {name.upper(): name for name in DTYPES}, type=str)  # type: ignore[misc] # of the table's names
+"""The names of `DTYPES`, for scripts that write them as members; a model keeps the plain name."""
 NOT_RECORDED: Final = "unknown"
 """What a library dumps for a dtype that it did not see."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from inspect import Parameter
 from typing import Final
 
 from flashinfer_bench.data.definition import Definition
@@ -20,6 +21,7 @@ from flashinfer_bench.data.reference import (
     find_bindings,
     keeps_arguments,
     parse_module,
+    signature_of,
     why_not_called,
 )
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
@@ -30,15 +32,16 @@ COMPILED: Final = frozenset(language for language in SupportedLanguages if langu
 COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 """A comment without an end goes to the end of the text: looking for the end of each would take quadratic time."""
 TVM_FFI_EXPORT: Final = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)|\b__tvm_ffi_(\w+)")
-DEFINE: Final = re.compile(r"\s*#\s*define\b")
-EXPORT: Final = re.compile(r"TVM_FFI_DLL_EXPORT|PYBIND11_MODULE|\.def\b")
-MOST_NAMED: Final = 20
-"""A message names this many functions."""
+EXPORT_MACRO: Final = re.compile(
+    r"^[ \t]*#[ \t]*define\b.*(?:TVM_FFI_DLL_EXPORT|PYBIND11_MODULE|\.def\b)", re.MULTILINE
+)
 MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
 MODULE_FUNCTION: Final = re.compile(r'\bdef\s*\(\s*"(\w+)"')
 OPERATORS: Final = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
 """What registers functions as torch's operators."""
 TORCH_HEADER: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]((?:torch|ATen|c10)/[^>"\n]+)', re.MULTILINE)
+MOST_NAMED: Final = 20
+"""A message names this many functions."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ class FoundBinding:
 
     binding: SupportedBindings
     told_by: str | None
-    """What in its sources tells it; None where its spec says it, or nothing does."""
+    """What in its sources tells it; None if its spec says it, or nothing does."""
 
     @property
     def note(self) -> str | None:
-        """A line for the build's log; None where the spec says it, or the format's default holds."""
+        """A line for the build's log; None if the spec says it, or the format's default holds."""
         return f"binding {self.binding.value}: the spec names none, and {self.told_by}" if self.told_by else None
 
 
@@ -78,23 +81,6 @@ def registers_operators(solution: Solution) -> bool:
     return any(OPERATORS.search(COMMENT.sub(" ", source.content)) for source in solution.sources)
 
 
-@dataclass(frozen=True)
-class Arity:
-    """How many arguments a function takes by position."""
-
-    minimum: int
-    maximum: int | None
-    """None where there is no limit."""
-    text: str
-    """The parameters as they are written."""
-    keywords: tuple[str, ...] = ()
-    """Parameters that have to be given by keyword."""
-
-    def fits(self, count: int) -> bool:
-        """Tell whether a call may have this many arguments."""
-        return self.minimum <= count and (self.maximum is None or count <= self.maximum)
-
-
 def check_entry(solution: Solution, definition: Definition | None = None) -> list[str]:
     """Return a line for each thing that is wrong with the entry point; with a definition also count its arguments."""
     if sum(len(source.content) for source in solution.sources) > MOST_CHARACTERS:
@@ -102,65 +88,62 @@ def check_entry(solution: Solution, definition: Definition | None = None) -> lis
     if solution.spec.language in COMPILED:
         return list(_check_export(solution))
     try:
-        return _check_python(solution, definition)
+        return list(_check_python(solution, definition))
     except RecursionError:
         return []  # nested too deeply to be told here; the import decides
-
-
-def _check_python(solution: Solution, definition: Definition | None) -> list[str]:
-    try:
-        bound = list(find_bindings(parse_module(solution.get_entry_source().content).body))
     except ValueError as error:
         return [f"{solution.get_entry_path()}: {error}"]
+
+
+def _check_python(solution: Solution, definition: Definition | None) -> Iterator[str]:
+    bound = list(find_bindings(parse_module(solution.get_entry_source().content).body))
     symbol = solution.get_entry_symbol()
     found = [node for name, node in bound if name in (symbol, "*")]
     if not found:
-        names = [name for name, node in bound if isinstance(node, ast.FunctionDef)]
-        return [_missing(solution, names)]
-    arity = _arity(found[-1])
-    if arity is not None and any(name == SETUP for name, _ in bound):
-        arity = replace(arity, minimum=0, keywords=())  # what setup gives is known only when it is called
-    if not isinstance(found[-1], ast.ClassDef) and (why := why_not_called(found[-1])) is not None:
-        return [f"{solution.spec.entry_point} {why}"]
-    if arity is not None and arity.keywords:
-        needed = ", ".join(arity.keywords)
-        return [f"{symbol}({arity.text}) needs {needed} by keyword; it is called with positional arguments only"]
-    return [] if arity is None or definition is None else list(_check_arity(solution, arity, definition))
+        yield _missing(solution, [name for name, node in bound if isinstance(node, ast.FunctionDef)])
+        return
+    node = found[-1]
+    if not isinstance(node, ast.ClassDef) and (why := why_not_called(node)) is not None:
+        yield f"{solution.spec.entry_point} {why}"
+    elif isinstance(node, ast.FunctionDef) and all(map(keeps_arguments, node.decorator_list)):
+        has_setup = any(name == SETUP for name, _ in bound)  # what it gives is known only when it is called
+        yield from _check_arguments(solution, node, definition, has_setup=has_setup)
 
 
-def _arity(node: ast.stmt) -> Arity | None:
-    """Return the arguments that a function takes; None where the node is no plain function."""
-    if not isinstance(node, ast.FunctionDef) or not all(map(keeps_arguments, node.decorator_list)):
-        return None
-    arguments = node.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    required = len(positional) - len(arguments.defaults)
-    keyed = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    keywords = tuple(argument.arg for argument, default in keyed if default is None)
-    return Arity(required, None if arguments.vararg else len(positional), ast.unparse(arguments), keywords)
+def _check_arguments(
+    solution: Solution, node: ast.FunctionDef, definition: Definition | None, *, has_setup: bool
+) -> Iterator[str]:
+    signature, call = signature_of(node), f"{node.name}({ast.unparse(node.args)})"
+    keyed = [one for one in signature.parameters.values() if one.kind is Parameter.KEYWORD_ONLY]
+    needed = [one.name for one in keyed if one.default is Parameter.empty and not has_setup]
+    if needed:
+        yield f"{call} needs {', '.join(needed)} by keyword; it is called with positional arguments only"
+    if needed or definition is None:
+        return
 
+    def fits(count: int) -> bool:
+        try:
+            (signature.bind_partial if has_setup else signature.bind)(*range(count))
+        except TypeError:
+            return False
+        return True
 
-def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> Iterator[str]:
     inputs, outputs = len(definition.inputs), len(definition.outputs)
     given = f"{inputs} input{'s' * (inputs != 1)}"
     ways = {True: f"{given} and {outputs} output{'s' * (outputs != 1)} to write into", False: f"{given} alone"}
-    counts = {True: inputs + outputs, False: inputs}
+    fitting = [style for style, count in ((True, inputs + outputs), (False, inputs)) if fits(count)]
     declared = solution.spec.declared_style
-    styles = [declared] if declared is not None else [True, False]
-    symbol = solution.get_entry_symbol()
-    if any(arity.fits(counts[style]) for style in styles):
-        return
-    expected = " or ".join(ways[style] for style in styles)
-    other = [style for style in counts if style not in styles and arity.fits(counts[style])]
-    hint = f"; is destination_passing_style {'true' if other[0] else 'false'} meant?" if other else ""
-    yield f"{symbol}({arity.text}) cannot be called as {definition.name} calls it, with {expected}{hint}"
+    styles = [declared] if declared is not None else list(ways)
+    if not set(styles) & set(fitting):
+        expected = " or ".join(ways[style] for style in styles)
+        hint = f"; is destination_passing_style {str(fitting[0]).lower()} meant?" if fitting else ""
+        yield f"{call} cannot be called as {definition.name} calls it, with {expected}{hint}"
 
 
 def _check_export(solution: Solution) -> Iterator[str]:
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
     symbol = solution.get_entry_symbol()
-    lines = text.replace("\\\n", " ").split("\n")
-    if any(DEFINE.match(line) and EXPORT.search(line) for line in lines):
+    if EXPORT_MACRO.search(text.replace("\\\n", " ")):
         return  # a macro of its own exports; what it makes of the name is the compiler's to say
     if find_binding(solution).binding is SupportedBindings.TORCH:
         names = MODULE_FUNCTION.findall(text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -62,7 +62,7 @@ NotNegative = Annotated[float, AfterValidator(_refuse_negative)]
 class Correctness(DataModel):
     """How far the outputs were from the expected ones."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"max_relative_error", "max_absolute_error", "extra"})
+    always_written = ("max_relative_error", "max_absolute_error", "extra")
 
     max_relative_error: NotNegative = 0.0
     """Largest |got - expected| / |expected| of an element; can be huge near zero."""
@@ -80,7 +80,7 @@ def as_time(latency_ms: float) -> float | None:
 class Performance(DataModel):
     """How fast the solution was."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"latency_ms", "reference_latency_ms", "speedup_factor"})
+    always_written = ("latency_ms", "reference_latency_ms", "speedup_factor")
 
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
     """Mean over trials of the median over iterations."""
@@ -93,8 +93,7 @@ class Performance(DataModel):
 class Environment(DataModel):
     """Where it ran."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"libs"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"device"})
+    always_written = ("libs",)
 
     hardware: Annotated[str, StringConstraints(min_length=1)]
     """Name of the device."""
@@ -105,8 +104,7 @@ class Environment(DataModel):
 class Evaluation(DataModel):
     """The verdict on one solution for one workload."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"log", "correctness", "performance"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"log_file"})
+    always_written = ("log", "correctness", "performance")
 
     status: EvaluationStatus
     """The verdict."""

@@ -10,27 +10,33 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from threading import Lock
-from typing import Final
+from typing import Any, Final
 
-MAX_EXPRESSION_LENGTH: Final = 10_000
-"""A longer expression, in characters, is refused: no person wrote it."""
-PARSED: Final = 1024
-"""Of so many expressions the names are kept, and of so many definitions the order of axes."""
-KEPT_CHARACTERS: Final = 1 << 18
-"""Parsed expressions are kept up to so many characters: some definitions' at their limit, and 100 MB at most."""
-KEPT_EACH: Final = 64
-"""A parsed expression counts for so many characters beside its own."""
+MAX_EXPRESSION_LENGTH: Final = 1_000
+"""Longest expression, in characters."""
+KEPT: Final = 256
+"""Parsed expressions that are kept: every workload of a definition needs those of its axes."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
 Number = int | Fraction
 """What a part of an expression comes to; nothing is rounded unless the expression says so."""
+
+
+def _ceil_div(value: Number, by: Number) -> Number:
+    return -(-value // by)
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    if not isinstance(exponent, int) or not 0 <= exponent < 64:
+        raise ValueError(f"exponent {exponent} is not a whole number between 0 and 63")
+    result: Number = base**exponent
+    return result
+
 
 _BINARY: Final[Mapping[type[ast.operator], Callable[[Number, Number], Number]]] = {
     ast.Add: operator.add,
@@ -39,6 +45,7 @@ _BINARY: Final[Mapping[type[ast.operator], Callable[[Number, Number], Number]]] 
     ast.Div: lambda left, right: Fraction(left) / right,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Pow: _power,
 }
 _COMPARED: Final[Mapping[type[ast.cmpop], Callable[[Number, Number], bool]]] = {
     ast.Eq: operator.eq,
@@ -48,63 +55,31 @@ _COMPARED: Final[Mapping[type[ast.cmpop], Callable[[Number, Number], bool]]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_CALLS: Final[Mapping[str, Callable[..., Number]]] = {
+_CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "min": lambda *values: min(values),
     "max": lambda *values: max(values),
     "abs": abs,
     "int": int,
     "ceil": math.ceil,
     "floor": math.floor,
-    "ceil_div": lambda value, by: -(-value // by),
-    "cdiv": lambda value, by: -(-value // by),
+    "ceil_div": _ceil_div,
+    "cdiv": _ceil_div,
 }
 _MODULE: Final = "math"
 """`math.ceil` is read as `ceil`; nothing else of the module is there."""
 
 
+@lru_cache(KEPT)
 def parse_expression(text: str) -> ast.expr:
-    """Parse one Python expression; raise ValueError with the reason when it is none."""
+    """Parse one Python expression; raise ValueError with the reason if it is none."""
     if len(text) > MAX_EXPRESSION_LENGTH:
         raise ValueError(f"longer than {MAX_EXPRESSION_LENGTH} characters")
-    return _kept.get(text)
-
-
-def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a Python expression: {error} in {text[:200]!r}") from error
 
 
-class _KeptTrees:
-    """The parsed expressions that were asked for last, since every workload of a definition needs those of its axes."""
-
-    def __init__(self) -> None:
-        self._trees: OrderedDict[str, ast.expr] = OrderedDict()
-        self._left = KEPT_CHARACTERS
-        self._lock = Lock()
-
-    def get(self, text: str) -> ast.expr:
-        """Return the tree of a text, parsed where it is not kept."""
-        with self._lock:
-            if text in self._trees:
-                self._trees.move_to_end(text)
-                return self._trees[text]
-        tree = _parse(text)
-        with self._lock:
-            if text not in self._trees:
-                self._trees[text] = tree
-                self._left -= len(text) + KEPT_EACH
-            while self._left < 0:
-                first, _ = self._trees.popitem(last=False)
-                self._left += len(first) + KEPT_EACH
-        return tree
-
-
-_kept: Final = _KeptTrees()
-
-
-@lru_cache(maxsize=PARSED)
 def names_in(text: str) -> frozenset[str]:
     """Return the names that an expression uses, without those of known functions."""
     tree = parse_expression(text)
@@ -117,11 +92,11 @@ def order_axes(expressions: Mapping[str, str]) -> Sequence[str]:
     Raises:
         ValueError: some use each other in a circle.
     """
-    return _order_kept(tuple(expressions.items()))
+    return _order(tuple(expressions.items()))
 
 
-@lru_cache(maxsize=PARSED)
-def _order_kept(expressions: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+@lru_cache(KEPT)
+def _order(expressions: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     known = {name for name, _ in expressions}
     uses = {name: names_in(text) & known for name, text in expressions}
     try:
@@ -132,12 +107,12 @@ def _order_kept(expressions: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def evaluate_axis(text: str, values: Mapping[str, int]) -> int:
-    """Evaluate an axis expression over known axes; raise ValueError where it is no whole number of elements."""
+    """Evaluate an axis expression over known axes; raise ValueError if it is no whole number of elements."""
     try:
         value = _evaluate(parse_expression(text), values)
     except (ZeroDivisionError, TypeError, RecursionError) as error:
         raise ValueError(f"axis expression {text!r} cannot be evaluated: {error}") from error
-    if isinstance(value, Fraction) and value.denominator != 1:
+    if value.denominator != 1:
         raise ValueError(f"axis expression {text!r} gives {value}, which is not whole; use // or ceil_div")
     if value < 0:
         raise ValueError(f"axis expression {text!r} gives {value}; an axis is not negative")
@@ -146,16 +121,16 @@ def evaluate_axis(text: str, values: Mapping[str, int]) -> int:
 
 def _evaluate(node: ast.expr, values: Mapping[str, int]) -> Number:
     match node:
-        case ast.Constant(value=int() | float() as value):
-            result: Number = value if isinstance(value, int) else _read_decimal(node, value)
+        case ast.Constant(value=int() as value):
+            result: Number = value
+        case ast.Constant(value=float() as value) if math.isfinite(value):
+            result = Fraction(repr(value))  # 0.1 is a tenth
         case ast.Name(id=name):
             if name not in values:
                 raise ValueError(f"axis {name!r} has no value")
             result = values[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             result = -_evaluate(operand, values)
-        case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            result = _power(_evaluate(left, values), _evaluate(right, values))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             result = _BINARY[type(op)](_evaluate(left, values), _evaluate(right, values))
         case ast.IfExp(test=ast.Compare(left=left, ops=[op], comparators=[right]), body=body, orelse=orelse) if (
@@ -174,17 +149,4 @@ def _evaluate(node: ast.expr, values: Mapping[str, int]) -> Number:
             )
     if max(abs(result.numerator), result.denominator) > MAX_AXIS_VALUE:
         raise ValueError(f"{ast.unparse(node)!r} is larger than {MAX_AXIS_VALUE}")
-    return result
-
-
-def _read_decimal(node: ast.expr, value: float) -> Fraction:
-    if not math.isfinite(value):
-        raise ValueError(f"{ast.unparse(node)!r} is no number of elements")
-    return Fraction(repr(value))  # 0.1 is a tenth
-
-
-def _power(base: Number, exponent: Number) -> Number:
-    if not isinstance(exponent, int) or not 0 <= exponent < 64:
-        raise ValueError(f"exponent {exponent} is not a whole number between 0 and 63")
-    result: Number = base**exponent
     return result

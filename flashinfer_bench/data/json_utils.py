@@ -6,12 +6,11 @@ with one DataSetError that lists everything wrong. In a trace set, no link leads
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.issue import LoadIssue
@@ -37,12 +36,14 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
     Raises:
         DataSetError: the file is not there, or something in it is wrong.
     """
-    file = Path(path)
+    file, issues = Path(path), list[LoadIssue]()
     if not file.exists():
         raise DataSetError(f"{file} cannot be read: there is no such file")
     if not issubclass(model_class, DataModel):
-        return _parse(model_class, _read(file), str(file))
-    issues: list[LoadIssue] = []
+        try:
+            return model_class.model_validate_json(read_whole(file, MOST_JSON_BYTES).decode("utf-8-sig"))
+        except (OSError, ValueError) as error:
+            raise DataSetError(f"{file} cannot be used:\n  {error}") from error
     found = [model for model, _ in parse_objects(model_class, file, issues)]
     _raise_errors(file, issues)
     if len(found) != 1:
@@ -62,17 +63,19 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
     Raises:
         DataSetError: the file is not there, or something in it is wrong.
     """
-    file = Path(path)
-    issues: list[LoadIssue] = []
+    file, issues, found = Path(path), list[LoadIssue](), list[Model | None]()
     try:
-        lines = [(number, line) for number, line, _ in read_lines(file)]
+        for number, line, _ in read_lines(file):
+            if issubclass(model_class, DataModel):
+                found.append(parse_line(model_class, line, Place(file, number), issues))
+            else:
+                found.append(model_class.model_validate_json(line))
     except OSError as error:
         raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
-    if not issubclass(model_class, DataModel):
-        return [_parse(model_class, line, f"{file}:{number}") for number, line in lines]
-    parsed = [parse_line(model_class, line, Place(file, line=number), issues) for number, line in lines]
+    except ValueError as error:
+        raise DataSetError(f"{file}:{len(found) + 1} cannot be used:\n  {error}") from error
     _raise_errors(file, issues)
-    return [model for model in parsed if model is not None]
+    return [model for model in found if model is not None]
 
 
 def append_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
@@ -83,21 +86,6 @@ def append_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
 
 def _to_json(model: BaseModel, *, indent: int | None = None) -> str:
     return model.to_json(indent=indent) if isinstance(model, DataModel) else model.model_dump_json(indent=indent)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return read_whole(file, MOST_JSON_BYTES).removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _parse(model_class: type[Model], text: bytes, where: str) -> Model:
-    """Read a model that is none of the format's."""
-    try:
-        return model_class.model_validate_json(text)
-    except ValidationError as error:
-        raise DataSetError(f"{where} cannot be used:\n  {error}") from error
 
 
 def _raise_errors(file: Path, issues: list[LoadIssue]) -> None:

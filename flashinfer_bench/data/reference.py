@@ -1,4 +1,7 @@
-"""Reads a definition's reference without running it: whether it has a `run`, and with which parameters."""
+"""Reads Python source without running it: which names a module binds, and what parameters a function has.
+
+`parse_reference` reads a definition's reference: whether it has a `run`, and how that is called.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from inspect import Parameter
 from typing import Final, NamedTuple
 
 ENTRY_NAME: Final = "run"
@@ -17,7 +19,9 @@ BYTE_ORDER_MARK: Final = "\ufeff"
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
 """Decorators that leave a function's arguments as they are."""
 MOST_CHARACTERS: Final = 1 << 18
-"""Source with more characters is not parsed: so many take seconds, and a thousand times as many bytes of memory."""
+"""Longest source that is parsed, in characters: parsing takes seconds, and a thousand times as many bytes of memory."""
+MAIN_TESTS: Final = ("__name__ == '__main__'", "'__main__' == __name__")
+"""Conditions that never hold here."""
 
 
 class ReferenceFacts(NamedTuple):
@@ -25,22 +29,18 @@ class ReferenceFacts(NamedTuple):
 
     has_run: bool
     """A top-level name `run` is bound."""
-    parameters: tuple[str, ...] | None
-    """Names of the parameters of `run` in order; None when `run` cannot be called by keyword from them."""
     signature: inspect.Signature | None
-    """Of `run`, where that is a function."""
+    """Of `run`, if that is a function."""
     is_decorated: bool
     """A decorator may change the parameters of `run`."""
-    takes_any_keyword: bool
-    """Whether `run` takes keywords of any name."""
     last_function: str | None
     """The last top-level function: the reference of definitions that were dumped from a library."""
     names: Mapping[str, str | None]
-    """Each name that is bound at the top level, and why no call of it gives tensors; None where one may."""
+    """Each name that is bound at the top level, and why no call of it gives tensors; None if a call may."""
 
 
 def parse_module(source: str) -> ast.Module:
-    """Parse Python source; raise ValueError with the reason when it does not parse."""
+    """Parse Python source; raise ValueError with the reason if it does not parse."""
     if len(source) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
     try:
@@ -56,19 +56,16 @@ def parse_module(source: str) -> ast.Module:
 
 @lru_cache(maxsize=1024)
 def parse_reference(source: str) -> ReferenceFacts:
-    """Read the facts off a reference; raise ValueError when it does not parse."""
+    """Read the facts off a reference; raise ValueError if it does not parse."""
     body = parse_module(source).body
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     bound = dict(find_bindings(body))
     run = bound.get(ENTRY_NAME)
     function = run if isinstance(run, ast.FunctionDef) else None
     return ReferenceFacts(
         has_run=ENTRY_NAME in bound,
-        parameters=_parameters(function) if function else None,
-        signature=_signature(function) if function else None,
+        signature=signature_of(function) if function else None,
         is_decorated=function is not None and not all(map(keeps_arguments, function.decorator_list)),
-        takes_any_keyword=function is not None and function.args.kwarg is not None,
-        last_function=functions[-1].name if functions else None,
+        last_function=next((node.name for node in reversed(body) if isinstance(node, ast.FunctionDef)), None),
         names={name: why_not_called(node) for name, node in bound.items()},
     )
 
@@ -86,37 +83,26 @@ def find_bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 yield name, node
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 yield from ((alias.asname or alias.name, node) for alias in aliases)
-            case ast.If() if _is_main(node.test):
-                yield from find_bindings(node.orelse)
             case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
-                blocks = (getattr(node, field, []) for field in ("body", "orelse", "finalbody"))
-                yield from (item for block in blocks for item in find_bindings(block))
-                for handler in getattr(node, "handlers", []):
-                    yield from find_bindings(handler.body)
+                if not (isinstance(node, ast.If) and ast.unparse(node.test) in MAIN_TESTS):
+                    yield from find_bindings(node.body)
+                for block in (*(one.body for one in getattr(node, "handlers", ())), getattr(node, "orelse", ())):
+                    yield from find_bindings(block)
+                yield from find_bindings(getattr(node, "finalbody", ()))
             case _:
                 pass
 
 
-def _is_main(test: ast.expr) -> bool:
-    """Tell whether a condition is `__name__ == "__main__"`, which never holds here."""
-    return isinstance(test, ast.Compare) and ast.unparse(test) in (
-        "__name__ == '__main__'",
-        "'__main__' == __name__",
-    )
-
-
 def why_not_called(node: ast.stmt | None) -> str | None:
-    """Say why no call of what a statement binds gives tensors; None where one may, or a decorator may change it."""
+    """Say why no call of what a statement binds gives tensors; None if a call may, or a decorator may change it."""
     if getattr(node, "decorator_list", None):
         return None
     match node:
         case ast.AsyncFunctionDef():
             return "is async; it is called, not awaited"
-        case ast.FunctionDef() if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in _own_nodes(node)):
+        case ast.FunctionDef() if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in own_nodes(node)):
             return "is a generator; it has to return its outputs"
-        case ast.ClassDef(bases=[], keywords=[], body=body) if not any(
-            isinstance(item, ast.FunctionDef) and item.name == "__new__" for item in body
-        ):
+        case ast.ClassDef(bases=[], keywords=[], body=body) if "__new__" not in dict(find_bindings(body)):
             return f"is a class; it has to be a function, or an instance ({node.name} = YourClass())"
         case ast.Import():
             return "is a module; it has to be a function"
@@ -126,7 +112,7 @@ def why_not_called(node: ast.stmt | None) -> str | None:
             return None
 
 
-def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+def own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body, without those of functions inside it."""
     left: list[ast.AST] = list(function.body)
     while left:
@@ -143,30 +129,25 @@ def keeps_arguments(decorator: ast.expr) -> bool:
     return name in SAME_ARGUMENTS
 
 
-def _parameters(function: ast.FunctionDef) -> tuple[str, ...] | None:
-    arguments = function.args
-    if arguments.vararg or arguments.posonlyargs:
-        return None
-    return tuple(argument.arg for argument in (*arguments.args, *arguments.kwonlyargs))
+def signature_of(function: ast.FunctionDef) -> inspect.Signature:
+    """Return a function's parameters. A default is None or absent: its expression is never evaluated.
 
-
-def _signature(function: ast.FunctionDef) -> inspect.Signature:
-    """Return a function's parameters; a default is there or not, its value is never used."""
-    arguments = function.args
-    first_default = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
-    kinds = [
-        *((one, Parameter.POSITIONAL_ONLY) for one in arguments.posonlyargs),
-        *((one, Parameter.POSITIONAL_OR_KEYWORD) for one in arguments.args),
-    ]
-    parameters = [
-        Parameter(one.arg, kind, default=Parameter.empty if at < first_default else None)
-        for at, (one, kind) in enumerate(kinds)
-    ]
-    if arguments.vararg:
-        parameters.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
-    for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        needed = Parameter.empty if default is None else None
-        parameters.append(Parameter(one.arg, Parameter.KEYWORD_ONLY, default=needed))
-    if arguments.kwarg:
-        parameters.append(Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD))
-    return inspect.Signature(parameters)
+    Raises:
+        ValueError: two parameters have one name.
+    """
+    nothing, given = ast.Constant(None), function.args
+    arguments = ast.arguments(
+        posonlyargs=given.posonlyargs,
+        args=given.args,
+        vararg=given.vararg,
+        kwonlyargs=given.kwonlyargs,
+        kw_defaults=[nothing if default else None for default in given.kw_defaults],
+        kwarg=given.kwarg,
+        defaults=[nothing] * len(given.defaults),
+    )
+    plain = ast.Expression(ast.Lambda(arguments, nothing))
+    try:
+        code = compile(ast.fix_missing_locations(plain), "<parameters>", "eval")
+    except SyntaxError as error:
+        raise ValueError(f"not Python: {error.msg}") from error
+    return inspect.signature(eval(code))

@@ -6,7 +6,7 @@ import builtins
 import re
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -87,8 +87,8 @@ class CompileOptions(DataModel):
 class BuildSpec(DataModel):
     """How a solution is built and called."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"dependencies"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"languages"})
+    always_written = ("dependencies",)
+    known_extras = ("languages",)
 
     language: SupportedLanguages
     """What it is written in; picks the builder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import StringConstraints, model_validator
 
@@ -18,7 +18,7 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 class Trace(DataModel):
     """A workload of a definition, and what a solution made of it."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"solution", "evaluation"})
+    always_written = ("solution", "evaluation")
 
     definition: NonEmpty
     """Name of the definition."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,14 +17,13 @@ from flashinfer_bench.data.sets import scores, writing
 from flashinfer_bench.data.sets.best import find_best, is_within, passed_of
 from flashinfer_bench.data.sets.columns import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.sets.merging import is_settled, merge_definitions, merge_solutions, merge_workloads
+from flashinfer_bench.data.sets.merge import merge_into
 from flashinfer_bench.data.sets.scores import Ranking, SpeedupMetrics
 from flashinfer_bench.data.sets.summary import TraceSetSummary, count_set
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS, own_folders
 from flashinfer_bench.data.store.read import read_files
-from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
-from flashinfer_bench.data.store.trace_list import TraceList, kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of, to_trace
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.env import DATASET_VARIABLE, dataset_root, home_expanded
 from flashinfer_bench.errors import DataSetError
@@ -39,6 +38,10 @@ DEFAULT_BOUND: Final = 1e-2
 """Default error bounds of the look-ups; existing scripts expect this value."""
 
 
+def _folder_property(*parts: str) -> property:
+    return property(lambda trace_set: trace_set.folder.joinpath(*parts), doc=f"The folder {'/'.join(parts)}/.")
+
+
 @dataclass(repr=False)
 class TraceSet:
     """Everything under one root, or under several that were merged."""
@@ -51,7 +54,7 @@ class TraceSet:
     """Definition name to its solutions."""
     workloads: dict[str, list[Trace]] = field(default_factory=dict)
     """Definition name to its workloads, each a trace without solution."""
-    traces: dict[str, list[Trace]] = field(default_factory=dict)
+    traces: dict[str, MutableSequence[Trace]] = field(default_factory=dict)
     """Definition name to all its traces in the order of the files; repeated ones are all kept."""
     issues: list[LoadIssue] = field(default_factory=list)
     """Everything that was wrong in the files."""
@@ -130,35 +133,12 @@ class TraceSet:
             raise DataSetError("the trace set lives in memory, so it has no folders: give it a root")
         return self.root
 
-    @property
-    def definitions_path(self) -> Path:
-        """The folder of the definitions."""
-        return self.folder / DEFINITIONS
-
-    @property
-    def solutions_path(self) -> Path:
-        """The folder of the solutions."""
-        return self.folder / SOLUTIONS
-
-    @property
-    def workloads_path(self) -> Path:
-        """The folder of the workloads."""
-        return self.folder / WORKLOADS
-
-    @property
-    def traces_path(self) -> Path:
-        """The folder of the traces."""
-        return self.folder / TRACES
-
-    @property
-    def blob_path(self) -> Path:
-        """The folder of stored inputs."""
-        return self.folder / BLOB
-
-    @property
-    def blob_workloads_path(self) -> Path:
-        """The folder of the stored inputs of workloads."""
-        return self.blob_path / WORKLOADS
+    definitions_path = _folder_property(DEFINITIONS)
+    solutions_path = _folder_property(SOLUTIONS)
+    workloads_path = _folder_property(WORKLOADS)
+    traces_path = _folder_property(TRACES)
+    blob_path = _folder_property(BLOB)
+    blob_workloads_path = _folder_property(BLOB, WORKLOADS)
 
     @classmethod
     def merge(cls, trace_sets: Sequence[TraceSet]) -> TraceSet:
@@ -173,16 +153,7 @@ class TraceSet:
             raise DataSetError("no trace set was given; give at least one folder")
         roots = list(dict.fromkeys(root for part in trace_sets for root in part.roots))
         merged = cls(root=trace_sets[0].root, roots=roots)
-        clashes = [clash for part in trace_sets for clash in merge_definitions(merged, part)]
-        clashes += [clash for part in trace_sets for clash in merge_solutions(merged, part)]
-        if clashes:
-            raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
-        for part in trace_sets:
-            fresh = (issue for issue in part.issues if issue not in merged.issues)
-            merged.issues.extend([issue for issue in fresh if not is_settled(issue, merged)])
-            merge_workloads(merged, part)
-            for name, traces in part.traces.items():
-                merged.traces.setdefault(name, TraceList()).extend(traces)
+        merge_into(merged, trace_sets)
         return merged
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,6 +185,27 @@ class TraceSet:
     def blob_root(self, definition: str, uuid: str) -> Path | None:
         """Return the root that the blob paths of a workload are relative to; None for a set in memory."""
         return self.blob_roots.get((definition, uuid)) or self.workload_roots.get(definition) or self.root
+
+    def is_of_one_root(self, definition: str, uuid: str) -> bool:
+        """Tell whether a workload lies in the root of its definition, so that it may say how this is judged."""
+        file = self.definition_files.get(definition)
+        return file is None or self.blob_root(definition, uuid) == self._root_of(file)
+
+    def is_of_first_root(self, definition: str, uuid: str) -> bool:
+        """Tell whether a definition and its workload really lie in the first root, which the user judges by.
+
+        Roots after the first may come from anybody who wants to be judged.
+        """
+        file = self.definition_files.get(definition)
+        if file is None:
+            return True
+        lies_inside = any(file.resolve().is_relative_to(folder) for folder in own_folders(self.roots[0]))
+        return lies_inside and self._root_of(file) == self.roots[0] == self.blob_root(definition, uuid)
+
+    def _root_of(self, file: Path) -> Path | None:
+        """Return the innermost root that a file lies in: a root may lie in another."""
+        holding = [root for root in self.roots if file.is_relative_to(root)]
+        return max(holding, key=lambda root: len(root.parts), default=None)
 
     def latest_traces(self, definition: str) -> list[Trace]:
         """Return the traces of a definition that count: of each solution, workload and hardware the latest one."""

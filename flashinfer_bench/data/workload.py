@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
 
@@ -18,7 +19,7 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 class RandomInput(DataModel):
     """An input that is made from the run's seed."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["random"] = "random"
 
@@ -26,7 +27,7 @@ class RandomInput(DataModel):
 class ScalarInput(DataModel):
     """An input that is this number."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["scalar"] = "scalar"
     value: StrictBool | StrictInt | float
@@ -36,7 +37,7 @@ class ScalarInput(DataModel):
 class SafetensorsInput(DataModel):
     """An input that is stored in a blob."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    always_written = ("type",)
 
     type: Literal["safetensors"] = "safetensors"
     path: NonEmpty
@@ -59,9 +60,11 @@ class CustomInput(DataModel):
 class GeneratedInput(DataModel):
     """An input that a generator of another engine made; kept in traces, refused in workloads to run."""
 
-    tells_unknown_keys: ClassVar[bool] = False
-
     type: Literal["generated"]
+
+    def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], DataModel]]:
+        """Yield nothing: the keys are another engine's."""
+        return iter(())
 
 
 InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput
@@ -115,7 +118,7 @@ class WorkloadTolerance(DataModel):
 class Workload(DataModel):
     """One set of sizes and inputs that a definition is judged on."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"inputs"})
+    always_written = ("inputs",)
 
     uuid: NonEmpty
     """Unique among the workloads of a definition."""

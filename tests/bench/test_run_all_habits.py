@@ -12,7 +12,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, RunStarted
 from flashinfer_bench.bench.progress_bar import is_notebook, progress_bar
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.sets.rereading import reread_traces
+from flashinfer_bench.data.sets.merge import reread_traces
 from flashinfer_bench.data.store.record import TraceWriter
 from tests.bench.small_runs import HONEST, QUICKLY, write_set
 from tests.cli.fake_engine import CPU, finished, make_jobs

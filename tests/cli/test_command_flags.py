@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from flashinfer_bench import client
 from flashinfer_bench.cli.flags import engine_words
-from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES
+from flashinfer_bench.data.store.skeletons import SUFFIXES
 from flashinfer_bench.examine.inspect import sanitizer, tools
 from flashinfer_bench.examine.inspect.ncu import NcuOptions
 

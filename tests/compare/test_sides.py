@@ -4,7 +4,7 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.drafts.draft import DraftHints
+from flashinfer_bench.data.store.drafts import DraftHints
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.comparison import ComparedSides
 from flashinfer_bench.examine.compare.sides import find_sides, pair_up

@@ -146,11 +146,11 @@ USE = """
 import json, sys
 from pathlib import Path
 from flashinfer_bench.compile import build_solution, unavailable_languages
-from flashinfer_bench.data.store.drafts.guesses import find_language
+from flashinfer_bench.data.store.drafts import find_language
 from tests.kit import make_solution
 solution = make_solution(language="mojo", sources={"main.mojo": "fn run"}, entry_point="main.mojo::run")
 built = build_solution(solution, Path(CACHE))
-print(json.dumps([unavailable_languages()["mojo"], find_language(["a.mojo"], {}).value, built.entry, built.kind]))
+print(json.dumps([unavailable_languages()["mojo"], find_language({"a.mojo": ""}).value, built.entry, built.kind]))
 """
 
 

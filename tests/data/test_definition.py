@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from flashinfer_bench.data import Definition, names
-from flashinfer_bench.data import definition as definition_module
+from flashinfer_bench.data import Definition
 from tests.kit import make_definition
 
 
@@ -186,37 +185,20 @@ def test_what_is_written_reads_back_equal_and_invents_nothing():
     assert definition.to_dict()["inputs"]["x"] == {"shape": ["n"], "dtype": "float32"}
 
 
-def test_so_many_expressions_that_no_person_wrote_them_are_refused():
-    axes = {"n": None, **{f"a{number}": "n + 1" for number in range(300)}}
-    with pytest.raises(ValidationError, match="more than 256 axes are expressions"):
-        make_definition(axes=axes)
-
-
-LONG = f"min({', '.join(['n'] * 3_000)})"
-FOUR_LONG_AXES = {"n": None, **{f"a{number}": LONG for number in range(4)}}
-
-
 @pytest.mark.parametrize(
-    ("parts", "place"),
+    "parts",
     [
-        ({"axes": {"n": None, **{f"a{number}": LONG for number in range(8)}}}, "axes"),
-        ({"constraints": [LONG] * 8}, "constraints"),
-        ({"axes": FOUR_LONG_AXES, "constraints": [LONG] * 4}, "constraints"),
-        ({"constraints": ["n"] * 1_001}, "constraints"),
+        {"axes": {"n": None, **{f"a{number}": "n + 1" for number in range(300)}}},
+        {"axes": {"n": None, "a": f"min({', '.join(['n'] * 3_000)})"}},
+        {"constraints": ["n"] * 300},
     ],
 )
-def test_expressions_and_constraints_of_too_many_characters_are_refused(parts, place, monkeypatch):
-    parsed = []
-    monkeypatch.setattr(definition_module, "parse_expression", parsed.append)
-    assert "65,536 together" in (told := _faults(**parts)[place]) or "more than 1000 constraints" in told
-    assert sum(map(len, parsed)) <= 65_536
+def test_more_expressions_than_a_person_writes_are_refused(parts):
+    with pytest.raises(ValidationError, match=r"at most 256 items|longer than"):
+        make_definition(**parts)
 
 
-def test_only_the_first_faults_are_looked_up_and_told(monkeypatch):
-    asked = []
-    monkeypatch.setattr(names, "nearest_name", lambda name, known: asked.append(name) or "n")
-    faults = _faults(inputs={f"x{number}": "float32[m]" for number in range(1_500)})
-    assert len(faults) == 1_000
-    assert len(asked) == 20
-    assert "no axis 'm'; did you mean 'n'?" in faults["inputs.x0.shape"]
-    assert faults["inputs.x20.shape"] == "there is no axis 'm'"
+def test_only_the_first_faults_are_looked_up_and_reported():
+    faults = _faults(inputs={f"x{number}": "float32[nn]" for number in range(1_500)})
+    assert len(faults) == 20
+    assert "no axis 'nn'; did you mean 'n'?" in faults["inputs.x0.shape"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from flashinfer_bench.data import expression
 from flashinfer_bench.data.expression import evaluate_axis, names_in, order_axes, parse_expression
 
 
@@ -31,7 +30,7 @@ def test_anything_else_is_refused(text):
 
 def test_deep_nesting_is_refused():
     with pytest.raises(ValueError, match="not a Python expression"):
-        parse_expression("(" * 4000 + "1" + ")" * 4000)
+        parse_expression("(" * 400 + "1" + ")" * 400)
 
 
 def test_text_without_end_is_refused():
@@ -50,22 +49,3 @@ def test_axes_are_ordered_by_what_they_are_made_of():
         order_axes({"a": "b + 1", "b": "a", "c": "n"})
     chain = {f"a{number}": f"a{number + 1} + 1" for number in range(2_000)}
     assert order_axes(chain)[-1] == "a0"
-
-
-def test_an_expression_is_parsed_once_whatever_its_length(monkeypatch):
-    parsed = []
-    monkeypatch.setattr(expression, "_kept", expression._KeptTrees())
-    monkeypatch.setattr(expression, "_parse", lambda text, parse=expression._parse: parsed.append(text) or parse(text))
-    texts = [f"min(n, {', '.join(['n'] * 2_000)}, {number})" for number in range(10)]
-    for _ in range(3):
-        assert [evaluate_axis(text, {"n": 8}) for text in texts] == [*range(9), 8]
-    assert parsed == texts
-
-
-def test_parsed_expressions_are_kept_up_to_so_many_characters(monkeypatch):
-    monkeypatch.setattr(expression, "KEPT_CHARACTERS", 1_000)
-    kept = expression._KeptTrees()
-    texts = ["+".join(["n"] * 200), "+".join(["m"] * 200), "a", "b"]
-    for text in texts:
-        kept.get(text)
-    assert list(kept._trees) == texts[1:]

@@ -25,9 +25,8 @@ from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution, SupportedLanguages
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.drafts.draft import is_kept_draft
+from flashinfer_bench.data.store.drafts import is_kept_draft
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
-from flashinfer_bench.data.store.ownership import is_of_first_root
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
@@ -223,21 +222,22 @@ def prepare(
 ) -> tuple[Selected | None, list[Skip]]:
     """Return what can be judged of a definition, None if nothing can; and what is left out of it."""
     definition = selected.definition
-    name, kept, missing, skips = definition.name, list[Workload](), list[Path](), list[Skip]()
+    name, kept, missing, skips = definition.name, list[Workload](), list[str | None](), list[Skip]()
     for workload in selected.workloads:
         root = trace_set.blob_root(name, workload.uuid) or Path()
         paths = [source.path for source in workload.stored_inputs.values()]
-        if gone := [root / path for path in paths if BlobStore(root).is_missing(path)]:
-            missing.append(gone[0])
+        store = BlobStore(root)
+        if gone := [path for path in paths if store.is_missing(path)]:
+            missing.append(store.why_not_ready(gone[0]))
         elif workload.has_custom_inputs and not (
-            config.trust_definitions or is_of_first_root(trace_set, name, workload.uuid)
+            config.trust_definitions or trace_set.is_of_first_root(name, workload.uuid)
         ):
             skips.append(Skip(name, None, workload.uuid, FOREIGN_CODE))
         else:
             kept.append(workload)
     if missing:
         lack = f"{len(missing)} of {len(selected.workloads)} workloads lack their stored inputs"
-        reason = f"{lack}: blob {missing[0]} is not there; download the blob/ folder of the data set"
+        reason = f"{lack}: {missing[0]}"
         skips.insert(0, Skip(name, None, None, reason, is_fault=True))
     if not definition.is_runnable:
         skips.append(Skip(name, None, None, definition.not_runnable_reason or "its reference cannot be run"))

@@ -16,9 +16,9 @@ from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import SupportedLanguages
-from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES, make_definition_parts, make_solution_text
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import definition_path, path_part, workloads_path
+from flashinfer_bench.data.store.skeletons import SUFFIXES, make_definition_parts, make_solution_text
 from flashinfer_bench.errors import DataSetError, Fault
 
 LANGUAGES: Final = tuple(language.value for language in SUFFIXES)

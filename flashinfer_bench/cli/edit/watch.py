@@ -14,8 +14,8 @@ from flashinfer_bench.cli.drafts import list_draft_paths
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.output import write_err, write_problems
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.manifest import is_passed_over
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE, workloads_path
+from flashinfer_bench.data.store.pack import is_passed_over
 from flashinfer_bench.errors import DataSetError, FlashInferBenchError
 
 LOOK_EVERY_S: Final = 0.05

@@ -16,8 +16,7 @@ from flashinfer_bench.cli.reports.show import Cells, format_mean, lay_out, show_
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import parse_time
 from flashinfer_bench.data.sets.results import Result, list_results
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.report.changes import GONE, NEW, VERDICT, Epoch, find_changes, find_epochs
 from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
 from flashinfer_bench.report.verdict import to_one_line

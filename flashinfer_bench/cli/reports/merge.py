@@ -12,7 +12,7 @@ from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.data.store.new_sets.merging import merge_sets
+from flashinfer_bench.data.store.new_sets import merge_sets
 from flashinfer_bench.errors import DataSetError
 
 

@@ -12,8 +12,7 @@ from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
 from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.new_sets.conversion import Conversion, convert_set
-from flashinfer_bench.data.store.new_sets.set_writer import WrittenSet
+from flashinfer_bench.data.store.new_sets import WrittenSet, convert_set
 from flashinfer_bench.errors import DataSetError
 
 SHOWN_FILES: Final = 5
@@ -52,8 +51,8 @@ def execute(args: argparse.Namespace) -> int:
     if args.format == "json":
         write_out(json.dumps(_document(done, trace_set), indent=2) + "\n")
     else:
-        write_out(f"{done.written.output}: {_count(done.written)}\n")
-    return INCOMPLETE if done.written.lost else 0
+        write_out(f"{done.output}: {_count(done)}\n")
+    return INCOMPLETE if done.lost else 0
 
 
 def _count(done: WrittenSet) -> str:
@@ -62,9 +61,9 @@ def _count(done: WrittenSet) -> str:
     return ", ".join(count(number, word) for number, word in parts)
 
 
-def _describe_rest(done: Conversion, errors: int) -> list[str]:
+def _describe_rest(done: WrittenSet, errors: int) -> list[str]:
     """Return a line for each blob that is missing, and one for files that are no part of a set."""
-    lines = [f"not carried over: {line}" for line in done.written.lost if not line.startswith("error: ")]
+    lines = [f"not carried over: {line}" for line in done.lost if not line.startswith("error: ")]
     if errors:
         lines.append(
             f"not carried over: what the {count(errors, 'error')} above {'is' if errors == 1 else 'are'} about"
@@ -79,16 +78,15 @@ def _describe_rest(done: Conversion, errors: int) -> list[str]:
     return lines
 
 
-def _document(done: Conversion, trace_set: TraceSet) -> dict[str, object]:
-    written = done.written
+def _document(done: WrittenSet, trace_set: TraceSet) -> dict[str, object]:
     return {
-        "output": str(written.output),
-        "definitions": written.definitions,
-        "solutions": written.solutions,
-        "workloads": written.workloads,
-        "traces": written.traces,
-        "blobs": written.blobs,
-        "lost": written.lost,
+        "output": str(done.output),
+        "definitions": done.definitions,
+        "solutions": done.solutions,
+        "workloads": done.workloads,
+        "traces": done.traces,
+        "blobs": done.blobs,
+        "lost": done.lost,
         "passed_over": [str(path) for path in done.passed_over],
         "read_otherwise": [str(issue) for issue in trace_set.issues if issue.severity == "warning"],
     }

@@ -18,7 +18,7 @@ from flashinfer_bench.data.measurement import CONFIRMED, join_standings, lead_co
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.results import Result, fastest_of, list_results
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import kept_of
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet

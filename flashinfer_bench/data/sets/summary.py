@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.data.sets.scores import Ranking
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import kept_of
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from flashinfer_bench.data.definition import AxisConst, AxisExpr, Definition
 from flashinfer_bench.data.dtypes import why_not_held
-from flashinfer_bench.data.names import HintLimit, did_you_mean
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import parse_reference
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
+
+MOST_FINDINGS: Final = 20
+"""Findings of one workload that are reported."""
 
 
 class WorkloadFinding(NamedTuple):
@@ -24,8 +28,7 @@ class WorkloadFinding(NamedTuple):
 
 def check_workload(definition: Definition, workload: Workload) -> list[WorkloadFinding]:
     """Find everything in a workload that does not fit its definition, and so keeps it from being run."""
-    with HintLimit():
-        return [*_check_axes(definition, workload), *_check_inputs(definition, workload)]
+    return list(islice(chain(_check_axes(definition, workload), _check_inputs(definition, workload)), MOST_FINDINGS))
 
 
 def _check_axes(definition: Definition, workload: Workload) -> Iterator[WorkloadFinding]:

@@ -149,6 +149,15 @@ def _is_set(folder: Path) -> bool:
     return DEFINITIONS in there or len(there) > 1
 
 
+def own_folders(root: Path) -> Iterator[Path]:
+    """Yield where files of a root may really lie: in it, or in the Hugging Face cache that it is a snapshot of."""
+    real = root.resolve()
+    yield real
+    for parent in (real, *real.parents):
+        if parent.parent.name == "snapshots":
+            yield parent.parent.parent / "blobs"
+
+
 def refuse_used(folder: Path) -> None:
     """Raise DataSetError where a whole set cannot be written to a folder, since something is there."""
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):

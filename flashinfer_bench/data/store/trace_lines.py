@@ -1,20 +1,22 @@
-"""Recorded traces as lines: what plans and reports ask for is parsed at once, the rest when somebody asks for it.
+"""Recorded traces as lines: plans and reports read a few fields, and a model is made when somebody asks.
 
-A set may have 100,000 traces of 3 kB; as models they are gigabytes and many seconds. So a line of a traces file that is
-right in every respect is kept as its text and a few values: a `TraceLine`. It has the fields of a `Trace` as far as
-plans and reports read them; `to_trace` makes the whole model. `trace_list.TraceList` is the list that users see. Who
-reads many lines gives `decode_measurement` or `decode_run` a type that names what is wanted of that entry of `extra`:
-where the entries stand is known from the first look at the line. `decode_extra` looks at all of the line again.
+A set may have 100,000 traces of 3 kB; as models they are gigabytes and many seconds. `read_trace_line` keeps a right
+line as a `TraceLine`: its text, and the fields that plans and reports read. `to_trace` makes the model. `TraceList` is
+the list that users see: it holds lines and hands out traces.
 
-`read_trace_line` takes no line that the models would refuse, or that is worth a remark: any other is for `parse_line`.
-msgspec passes over what is not asked for, and is strict in that, but for three things: text that is no UTF-8, integers
-that Python refuses, and depth. A line that may hold one of them is parsed by the models' own parser, too.
+`extra` stays text. `decode_extra`, `decode_measurement` and `decode_run` read from it what a decoder names.
+
+A line that the models would refuse, or that deserves a warning, is none for `read_trace_line`: `parse_line` takes it.
+msgspec is as strict as the models but for text that is no UTF-8, integers that Python refuses, and depth. A line that
+may hold one of them is also parsed by the models' own parser.
 """
 
 from __future__ import annotations
 
+from collections import UserList
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, SupportsIndex, TypeVar, cast
 
 import msgspec
 from pydantic_core import SchemaValidator, core_schema, from_json
@@ -37,27 +39,30 @@ from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 
 PLAIN_BYTES: Final = 4000
-"""A line of more bytes is parsed twice: it may hold an integer of so many digits that Python refuses it (4,300)."""
+"""A longer line, in bytes, is parsed twice: Python refuses integers of more than 4,300 digits."""
 SHARED: Final = 1 << 16
-"""So many workloads, and environments, are known again in further lines."""
+"""Workloads, and environments, that further lines share."""
 
-Model = TypeVar("Model", bound=DataModel)
 Read = TypeVar("Read")
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _NOTHING: Final = msgspec.Raw(b"{}")
+if TYPE_CHECKING:
+    _Shared = Environment
+else:
+    _Shared = msgspec.Raw  # text, until `read_trace_line` puts the model in its place
 
 
-class AnyTable(msgspec.Struct, gc=False):
+class _AnyTable(msgspec.Struct, gc=False):
     """A table of which nothing is read."""
 
 
 class CorrectnessLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What is read of a `Correctness`."""
+    """A `Correctness`, without its `extra`."""
 
     max_relative_error: float = 0.0
     max_absolute_error: float = 0.0
-    extra: AnyTable | None = None
+    extra: _AnyTable | None = None
 
 
 class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -68,60 +73,47 @@ class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     speedup_factor: NotNegative = 0.0
 
 
-class ExtraLine(msgspec.Struct, gc=False):
-    """Entries of `extra` that reports and plans ask many lines for, as text; an empty table where there is none."""
-
-    measurement: msgspec.Raw = _NOTHING
-    run: msgspec.Raw = _NOTHING
-
-
-class EvaluationLine(msgspec.Struct, gc=False):
-    """What is kept of an `Evaluation`."""
+class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An `Evaluation` whose `extra` is text."""
 
     status: EvaluationStatus
     log: str
     timestamp: str
-    environment: Environment
-    """Where it ran; lines with the same one share it."""
-    correctness: CorrectnessLine | None
-    performance: PerformanceLine | None
-    entries: ExtraLine | None
-    line: bytes
-    """The line that it stands in."""
+    environment: _Shared
+    """Where it ran; lines with the same environment share it."""
+    correctness: CorrectnessLine | None = None
+    performance: PerformanceLine | None = None
+    extra_text: msgspec.Raw = msgspec.field(name="extra", default=msgspec.Raw(b"null"))
 
     @property
     def extra(self) -> dict[str, Any] | None:
-        """All of it, which is parsed at each look; who asks many lines calls `decode_run` or the like."""
-        return cast("dict[str, Any] | None", from_json(bytes(_read_extra(self.line))))
+        """All of it, parsed at each access."""
+        return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
 
     @property
     def is_quick(self) -> bool:
         """Whether it is of a quick look."""
-        found = decode_run(self, _QUICK)
-        return says_quick((self.extra or {}).get("run")) if found is None else found.quick
+        return b'"quick"' in bytes(self.extra_text) and says_quick((self.extra or {}).get("run"))
 
     @property
     def may_be_best(self) -> bool:
         """As `Evaluation.may_be_best`."""
-        if self.is_quick or not any(word.encode() in self.line for word in (WAITS_INSIDE, RAISED)):
+        text = bytes(self.extra_text)
+        if self.is_quick or not any(word.encode() in text for word in (WAITS_INSIDE, RAISED)):
             return not self.is_quick
-        extra = self.extra
-        return not both_wait(extra) and not was_raised(extra, self.performance)
+        return not both_wait(self.extra) and not was_raised(self.extra, self.performance)
 
 
-class TraceLine(msgspec.Struct, gc=False):
+class TraceLine(msgspec.Struct, gc=False, eq=False):
     """A trace with an evaluation, as the line of a file; it has the fields of a `Trace`."""
 
     definition: str
     solution: str
     workload: Workload
-    """What it was judged on; lines with the same one share it."""
+    """What it was judged on; lines with the same workload share it."""
     evaluation: EvaluationLine
-
-    @property
-    def text(self) -> bytes:
-        """The line."""
-        return self.evaluation.line
+    text: bytes
+    """The line."""
 
     def is_successful(self) -> bool:
         """Tell whether the solution passed."""
@@ -131,37 +123,45 @@ class TraceLine(msgspec.Struct, gc=False):
         """Parse all of it."""
         return Trace.model_validate_json(self.text)
 
+    def __eq__(self, other: object) -> bool:
+        return self.to_trace() == (other.to_trace() if isinstance(other, TraceLine) else other)
+
+    def __repr__(self) -> str:
+        return repr(self.to_trace())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return read_trace_line, (self.text,)
+
+    __hash__ = None  # type: ignore[assignment] # as of any trace
+
 
 AnyTrace = Trace | TraceLine
 AnyEvaluation = Evaluation | EvaluationLine
 
 
-def read_trace_line(text: bytes) -> TraceLine | None:
-    """Make a line of a text that the models take without a remark; None where it is another one."""
-    is_plain = len(text) <= PLAIN_BYTES and text.isascii() and _count_openers(text) < DEEPEST
-    try:
-        if not is_plain:
-            _ANY_TABLE.validate_json(text)
-        found = _LINE.decode(text)
-        said = found.evaluation
-        workload = _read_workload(bytes(found.workload))
-        environment = _read_environment(bytes(said.environment))
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    is_whole = (said.correctness is not None) == (said.status in HAS_CORRECTNESS) and (
-        said.performance is not None
-    ) == (said.status in HAS_PERFORMANCE)
-    if not is_whole:
-        return None
-    evaluation = EvaluationLine(
-        said.status, said.log, said.timestamp, environment, said.correctness, said.performance, said.extra, text
-    )
-    return TraceLine(found.definition, found.solution, workload, evaluation)
+class TraceList(UserList[Trace]):
+    """A list of traces that keeps lines; a trace is made anew each time that it is taken out."""
+
+    data: list[Any]
+
+    def __init__(self, traces: Iterable[AnyTrace] = ()) -> None:
+        super().__init__()
+        self.data = list(kept_of(traces))
+
+    def __getitem__(self, index: Any) -> Any:
+        return TraceList(self.data[index]) if isinstance(index, slice) else to_trace(self.data[index])
+
+    def __iter__(self) -> Iterator[Trace]:
+        return map(to_trace, self.data)
+
+    def pop(self, index: SupportsIndex = -1) -> Trace:
+        """Take a trace out."""
+        return to_trace(self.data.pop(index))
 
 
-def _count_openers(text: bytes) -> int:
-    """Count brackets and braces that open; `bytes.count` takes four times as long."""
-    return len(text) - len(text.replace(b"[", b"").replace(b"{", b""))
+def kept_of(traces: Iterable[AnyTrace]) -> Iterable[AnyTrace]:
+    """Return what is kept of traces, for a reader that needs no more than lines have."""
+    return traces.data if isinstance(traces, TraceList) else traces
 
 
 def to_trace(kept: AnyTrace) -> Trace:
@@ -169,23 +169,41 @@ def to_trace(kept: AnyTrace) -> Trace:
     return kept.to_trace() if isinstance(kept, TraceLine) else kept
 
 
+def read_trace_line(text: bytes) -> TraceLine | None:
+    """Keep a line that the models take without a warning; None for any other."""
+    openers = len(text) - len(text.replace(b"[", b"").replace(b"{", b""))  # `bytes.count` takes four times as long
+    is_plain = len(text) <= PLAIN_BYTES and text.isascii() and openers < DEEPEST
+    try:
+        if not is_plain:
+            _ANY_TABLE.validate_json(text)
+        found = _LINE.decode(text)
+        said, workload = found.evaluation, _read_workload(bytes(found.workload))
+        said.environment = _read_environment(bytes(cast("msgspec.Raw", said.environment)))
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    is_whole = (
+        (said.correctness is not None) == (said.status in HAS_CORRECTNESS)
+        and (said.performance is not None) == (said.status in HAS_PERFORMANCE)
+        and bytes(said.extra_text)[:1] in (b"{", b"n")
+    )
+    return TraceLine(found.definition, found.solution, workload, said, text) if is_whole else None
+
+
 def decode_extra(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
-    """Read from a line what a decoder asks for of `extra`; None for a model, and where an entry has another form."""
-    return _decode(_read_extra(evaluation.line), decoder) if isinstance(evaluation, EvaluationLine) else None
+    """Read from a line what a decoder asks for of `extra`; None for a model, and if an entry has another form."""
+    return _decode(evaluation.extra_text, decoder) if isinstance(evaluation, EvaluationLine) else None
 
 
 def decode_measurement(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
-    """Read what a decoder asks for of the `measurement` in `extra`, as `decode_extra` does, without the rest."""
-    if not isinstance(evaluation, EvaluationLine) or evaluation.entries is None:
-        return None
-    return _decode(evaluation.entries.measurement, decoder)
+    """Read what a decoder asks for of the `measurement` in `extra`, as `decode_extra` does."""
+    entries = decode_extra(evaluation, _ENTRIES)
+    return _decode(entries.measurement, decoder) if entries is not None else None
 
 
 def decode_run(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
-    """Read what a decoder asks for of the `run` in `extra`, as `decode_extra` does, without the rest."""
-    if not isinstance(evaluation, EvaluationLine) or evaluation.entries is None:
-        return None
-    return _decode(evaluation.entries.run, decoder)
+    """Read what a decoder asks for of the `run` in `extra`, as `decode_extra` does."""
+    entries = decode_extra(evaluation, _ENTRIES)
+    return _decode(entries.run, decoder) if entries is not None else None
 
 
 def _decode(text: msgspec.Raw, decoder: msgspec.json.Decoder[Read]) -> Read | None:
@@ -195,61 +213,39 @@ def _decode(text: msgspec.Raw, decoder: msgspec.json.Decoder[Read]) -> Read | No
         return None
 
 
-class _QuickRun(msgspec.Struct, frozen=True, gc=False):
-    quick: bool = False
-
-
-class _WholeExtra(msgspec.Struct, gc=False):
-    extra: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _WholeLine(msgspec.Struct, gc=False):
-    evaluation: _WholeExtra
-
-
-def _read_extra(line: bytes) -> msgspec.Raw:
-    return _WHOLE.decode(line).evaluation.extra
-
-
-class _EvaluationText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What is read of an `Evaluation`."""
-
-    status: EvaluationStatus
-    log: str
-    timestamp: str
-    environment: msgspec.Raw
-    correctness: CorrectnessLine | None = None
-    performance: PerformanceLine | None = None
-    extra: ExtraLine | None = None
-
-
 class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A line of a traces file."""
 
     definition: Named
     workload: msgspec.Raw
     solution: Named
-    evaluation: _EvaluationText
+    evaluation: EvaluationLine
+
+
+class _Entries(msgspec.Struct, gc=False):
+    """Entries of `extra` that reports and plans read, as text."""
+
+    measurement: msgspec.Raw = _NOTHING
+    run: msgspec.Raw = _NOTHING
 
 
 _LINE: Final = msgspec.json.Decoder(_TraceText)
-_WHOLE: Final = msgspec.json.Decoder(_WholeLine)
-_QUICK: Final = msgspec.json.Decoder(_QuickRun)
+_ENTRIES: Final = msgspec.json.Decoder(_Entries)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
 """Parses JSON as the models do, and makes nothing of it."""
 
 
 @lru_cache(SHARED)
 def _read_workload(text: bytes) -> Workload:
-    return _without_remarks(Workload.model_validate_json(text))
+    return cast("Workload", _without_warnings(Workload.model_validate_json(text)))
 
 
 @lru_cache(SHARED)
 def _read_environment(text: bytes) -> Environment:
-    return _without_remarks(Environment.model_validate_json(text))
+    return cast("Environment", _without_warnings(Environment.model_validate_json(text)))
 
 
-def _without_remarks(model: Model) -> Model:
-    if model.has_unknown_keys():
+def _without_warnings(model: DataModel) -> DataModel:
+    if any(model.unknown_keys()):
         raise ValueError("it has keys that may be misspelt")
     return model

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from flashinfer_bench.data import Solution, Trace, TraceSet, load_json_file, load_jsonl_file
-from flashinfer_bench.data.manifest import MANIFEST_NAMES
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.best import passed_of
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.told import tell
-from flashinfer_bench.data.store.drafts.draft import SOURCE_SUFFIXES, Draft, DraftHints, read_draft
+from flashinfer_bench.data.store.drafts import SOURCE_SUFFIXES, Draft, DraftHints, read_draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
-from flashinfer_bench.data.store.pack import pack_folder
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.pack import MANIFEST_NAMES, pack_folder
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.measuring import Pairing
 

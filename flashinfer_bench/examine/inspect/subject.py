@@ -7,7 +7,6 @@ from typing import Final
 
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload, load_json_file
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.store.ownership import is_of_first_root
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.inspect.start import InspectSubject
 
@@ -38,7 +37,7 @@ def resolve_subject(
     if name not in trace_set.definitions:
         raise DataSetError(f"the trace set has no definition {name!r}{did_you_mean(name, trace_set.definitions)}")
     chosen = workload if isinstance(workload, Workload) else find_workload(trace_set, name, workload)
-    if chosen.has_custom_inputs and not is_of_first_root(trace_set, name, chosen.uuid):
+    if chosen.has_custom_inputs and not trace_set.is_of_first_root(name, chosen.uuid):
         raise DataSetError(
             f"the code that makes inputs of {name} is not the first set's own; name the set that has it first"
         )

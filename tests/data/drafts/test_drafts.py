@@ -6,9 +6,8 @@ from flashinfer_bench.data import Solution, save_json_file
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.solution import SupportedLanguages
-from flashinfer_bench.data.store.drafts.draft import DraftHints, is_draft_path, read_draft
-from flashinfer_bench.data.store.drafts.guesses import find_entry
-from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES, make_definition_parts, make_solution_text
+from flashinfer_bench.data.store.drafts import DraftHints, find_entry, is_draft_path, read_draft
+from flashinfer_bench.data.store.skeletons import SUFFIXES, make_definition_parts, make_solution_text
 from flashinfer_bench.errors import DataSetError
 from tests.kit import DOUBLE, make_definition, make_solution
 

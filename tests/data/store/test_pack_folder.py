@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer_bench.data import Solution, load_json_file
-from flashinfer_bench.data.manifest import MANIFEST_NAMES, join_solution, split_solution
-from flashinfer_bench.data.store.pack import pack_folder, render_manifest, unpack_solution
+from flashinfer_bench.data.store.pack import (
+    MANIFEST_NAMES,
+    join_solution,
+    pack_folder,
+    render_manifest,
+    split_solution,
+    unpack_solution,
+)
 from flashinfer_bench.errors import DataSetError
 
 BUNDLED = Path(__file__).parents[3] / "flashinfer-trace"

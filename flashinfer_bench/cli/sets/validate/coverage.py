@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashinfer_bench.cli.sets.validate.validation import PASSED, Coverage, TriedJob
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import find_latest
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import kept_of
 
 
 def find_coverage(trace_set: TraceSet, jobs: Sequence[TriedJob], *, baseline_author: str) -> Coverage:

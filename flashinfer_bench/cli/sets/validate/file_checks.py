@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -14,11 +14,10 @@ from flashinfer_bench.cli.settings import find_tolerance_issues
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.check import find_entry_issues, find_input_issues, find_reference_issues
 from flashinfer_bench.data.evaluation import as_time
-from flashinfer_bench.data.names import HintLimit, did_you_mean
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.layout import TOLERANCES_FILE
-from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
 
 FOLDERS: Final[Mapping[str, Check]] = {
     layout.DEFINITIONS: "definition",
@@ -60,12 +59,10 @@ def _check_of(issue: LoadIssue, trace_set: TraceSet) -> Check:
 
 def find_constraint_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
     """Yield a warning for each constraint that is never checked, because it has names that the definition lacks."""
-    hints: defaultdict[Path, HintLimit] = defaultdict(HintLimit)
     for name, definition in trace_set.definitions.items():
         file = trace_set.definition_files.get(name, trace_set.root or Path())
         for constraint, strange in find_strange_names(definition).items():
-            with hints[file]:
-                hint = did_you_mean(strange[0], [*definition.axes, *definition.inputs]) if len(strange) == 1 else ""
+            hint = did_you_mean(strange[0], [*definition.axes, *definition.inputs]) if len(strange) == 1 else ""
             told = f"{name}: constraint {constraint!r} is never checked: no axis and no input has the name"
             yield LoadIssue("warning", file, None, "constraints", f"{told} {', '.join(strange)}{hint}")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 from flashinfer_bench.data.definition import Definition, TensorSpec
@@ -110,67 +111,59 @@ def run(x, weight):
     y = x.float() * weight.float()
     return y.to(torch.float32)
 """
+DEFINITION: Final = """\
+{
+  "description": "Scale each row by a weight. Write here what is computed, and in which precision.",
+  "axes": {
+    "rows": {"type": "var", "description": "each workload gives its size"},
+    "columns": {"type": "const", "value": 128, "description": "the same for all workloads"}
+  },
+  "inputs": {
+    "x": {"shape": ["rows", "columns"], "dtype": "float32", "description": "the order is that of the call"},
+    "weight": {"shape": ["columns"], "dtype": "float32", "description": "shapes are names of axes"}
+  },
+  "outputs": {"y": {"shape": ["rows", "columns"], "dtype": "float32", "description": "what is judged"}}
+}
+"""
 
 
 def make_solution_text(definition: Definition, language: SupportedLanguages) -> str:
     """Return the text of a file that is a solution of a definition. In Python it is the reference, and passes."""
-    header = list(_describe(definition))
+    mark = "#" if SUFFIXES[language] == ".py" else "//"
+    text = "".join(f"{mark} {line}".rstrip() + "\n" for line in _describe(definition))
     if language is SupportedLanguages.PYTHON:
-        return "".join(f"{f'# {line}'.rstrip()}\n" for line in header) + "\n" + _python(definition)
+        return f"{text}\n{_python(definition)}"
     inputs, outputs = definition.inputs, definition.outputs
+    reference = ["The reference:", *definition.reference.splitlines()]
+    commented = "".join(f"{mark} {line}".rstrip() + "\n" for line in reference).replace("\\\n", "\\ \n")
     if language is SupportedLanguages.TRITON:
-        text = TRITON.format(
-            parameters=", ".join([*inputs, *outputs]), outputs=", ".join(outputs), reference=_commented(definition, "#")
-        )
-        return "".join(f"{f'# {line}'.rstrip()}\n" for line in header) + "\n" + text
+        names = {"parameters": ", ".join([*inputs, *outputs]), "outputs": ", ".join(outputs)}
+        return f"{text}\n{TRITON.format(**names, reference=commented)}"
     parameters = [f"{_c_type(spec)} {name}" for name, spec in (*inputs.items(), *outputs.items())]
-    text = (CUDA if language is SupportedLanguages.CUDA else CPP).format(
-        parameters=", ".join(parameters),
-        fills="\n".join(f"  fill({name});" for name in outputs),
-        reference=_commented(definition, "//"),
-    )
-    return "".join(f"{f'// {line}'.rstrip()}\n" for line in header) + text
+    template = CUDA if language is SupportedLanguages.CUDA else CPP
+    fills = "\n".join(f"  fill({name});" for name in outputs)
+    return text + template.format(parameters=", ".join(parameters), fills=fills, reference=commented)
 
 
 def make_definition_parts(name: str, op_type: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the JSON of a definition, and of the lines of its workloads."""
-    definition = {
-        "name": name,
-        "op_type": op_type,
-        "description": "Scale each row by a weight. Write here what is computed, and in which precision.",
-        "axes": {
-            "rows": {"type": "var", "description": "each workload gives its size"},
-            "columns": {"type": "const", "value": 128, "description": "the same for all workloads"},
-        },
-        "inputs": {
-            "x": {"shape": ["rows", "columns"], "dtype": "float32", "description": "the order is that of the call"},
-            "weight": {"shape": ["columns"], "dtype": "float32", "description": "shapes are names of axes"},
-        },
-        "outputs": {"y": {"shape": ["rows", "columns"], "dtype": "float32", "description": "what is judged"}},
-        "reference": REFERENCE,
-    }
-    lines = [
-        {
-            "definition": name,
-            "workload": {
-                "uuid": f"{name}_rows{rows}",
-                "axes": {"rows": rows},
-                "inputs": {"x": {"type": "random"}, "weight": {"type": "random"}},
-            },
-        }
-        for rows in SKELETON_ROWS
-    ]
-    return definition, lines
+    definition = {"name": name, "op_type": op_type, **json.loads(DEFINITION), "reference": REFERENCE}
+    inputs = {key: {"type": "random"} for key in definition["inputs"]}
+    workloads = [{"uuid": f"{name}_rows{rows}", "axes": {"rows": rows}, "inputs": inputs} for rows in SKELETON_ROWS]
+    return definition, [{"definition": name, "workload": workload} for workload in workloads]
 
 
 def _describe(definition: Definition) -> Iterator[str]:
     """Yield what a writer of a solution has to know of its definition."""
     yield f"A solution of {definition.name}."
-    yield from _lines(definition.description)
+    yield from map(str.rstrip, (definition.description or "").splitlines())
     yield ""
     for title, specs in (("Inputs, in the order of the call:", definition.inputs), ("Outputs:", definition.outputs)):
         yield title
-        yield from _describe_specs(specs)
+        for name, spec in specs.items():
+            shape = "a number" if spec.shape is None else f"[{', '.join(spec.shape)}]"
+            note = f" - {' '.join(spec.description.split())}" if spec.description else ""
+            yield f"  {name}: {shape} {spec.dtype}{', may be None' * spec.optional}{note}"
     yield "Axes:"
     for name, axis in definition.axes.items():
         size = getattr(axis, "value", None) or getattr(axis, "expression", None) or "given by each workload"
@@ -178,17 +171,6 @@ def _describe(definition: Definition) -> Iterator[str]:
     yield ""
     yield "Judge it:                   flashinfer-bench run SET --solution FILE"
     yield "Again each time it is saved: flashinfer-bench run SET --solution FILE --watch"
-
-
-def _describe_specs(specs: Mapping[str, TensorSpec]) -> Iterator[str]:
-    for name, spec in specs.items():
-        shape = "a number" if spec.shape is None else f"[{', '.join(spec.shape)}]"
-        note = " ".join((spec.description or "").split())
-        yield f"  {name}: {shape} {spec.dtype}{', may be None' if spec.optional else ''}{f' - {note}' if note else ''}"
-
-
-def _lines(text: str | None) -> list[str]:
-    return [line.rstrip() for line in (text or "").splitlines()]
 
 
 def _python(definition: Definition) -> str:
@@ -199,11 +181,6 @@ def _python(definition: Definition) -> str:
         return text
     arguments = [*call.positional, *(f"{name}={name}" for name in call.keywords)]
     return text + BY_NAME.format(parameters=", ".join(definition.inputs), arguments=", ".join(arguments))
-
-
-def _commented(definition: Definition, mark: str) -> str:
-    lines = ["The reference:", *definition.reference.splitlines()]
-    return "".join(f"{f'{mark} {line}'.rstrip()}\n".replace("\\\n", "\\ \n") for line in lines)
 
 
 def _c_type(spec: TensorSpec) -> str:

@@ -1,0 +1,126 @@
+"""Puts trace sets together: what is the same in two counts once, what contradicts is refused or left out.
+
+Also reads the recorded traces of a set again, since other processes may have added some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.checks import check_workload
+from flashinfer_bench.data.store.layout import WORKLOADS
+from flashinfer_bench.data.store.read import read_files
+from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceList, kept_of
+from flashinfer_bench.errors import DataSetError
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data.trace_set import TraceSet
+
+Key = tuple[type[Definition | Solution], str]
+IN_MEMORY = "a set in memory"
+
+
+def merge_into(merged: TraceSet, parts: Sequence[TraceSet]) -> None:
+    """Put sets into an empty set.
+
+    Raises:
+        DataSetError: two sets have different definitions or different solutions of one name.
+    """
+    known: dict[Key, tuple[Definition | Solution, Path | None]] = {}
+    clashes = []
+    for part in parts:
+        for item, file in _named(part):
+            key = (type(item), item.name)
+            if key not in known:
+                _add(merged, part, item, file)
+            first, there = known.setdefault(key, (item, file))
+            if first.digest() != item.digest():
+                what = f"{type(item).__name__.lower()} {item.name!r}"
+                clashes.append(f"{what} differs between {there or IN_MEMORY} and {file or IN_MEMORY}")
+    if clashes:
+        raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
+    for part in parts:
+        fresh = [issue for issue in part.issues if issue not in merged.issues]
+        merged.issues += [issue for issue in fresh if not _is_settled(issue, merged)]
+        _merge_workloads(merged, part)
+        for name, traces in part.traces.items():
+            merged.traces.setdefault(name, TraceList()).extend(TraceList(kept_of(traces)))
+
+
+def _named(part: TraceSet) -> Iterator[tuple[Definition | Solution, Path | None]]:
+    for name, definition in part.definitions.items():
+        yield definition, part.definition_files.get(name)
+    for solution in (item for group in part.solutions.values() for item in group):
+        yield solution, part.solution_files.get(solution.name)
+
+
+def _add(merged: TraceSet, part: TraceSet, item: Definition | Solution, file: Path | None) -> None:
+    if isinstance(item, Definition):
+        merged.definitions[item.name] = item
+        files = merged.definition_files
+    else:
+        merged.solutions.setdefault(item.definition, []).append(item)
+        files = merged.solution_files
+        if (root := part.solution_roots.get(item.name, part.root)) is not None:
+            merged.solution_roots[item.name] = root
+    if file is not None:
+        files[item.name] = file
+
+
+def _merge_workloads(merged: TraceSet, part: TraceSet) -> None:
+    """Put the workloads of a part into the merged set; what does not fit becomes an issue."""
+    for name, workloads in part.workloads.items():
+        known = {trace.workload.uuid: trace.workload for trace in merged.workloads.get(name, [])}
+        newly_found = merged.definitions[name] if name not in part.definitions and name in merged.definitions else None
+        for trace in workloads:
+            workload, root = trace.workload, part.blob_root(name, trace.workload.uuid)
+            same, reasons = known.get(workload.uuid), list[str]()
+            if same is not None and same.digest() != workload.digest():
+                reasons = ["its uuid belongs to another workload in another set; this one is left out"]
+            elif same is None and newly_found is not None:
+                reasons = [f"{'.'.join(steps)}: {reason}" for steps, reason in check_workload(newly_found, workload)]
+            file = (root or Path()) / WORKLOADS
+            owner = f"workload {workload.uuid} of {name}"
+            merged.issues += [LoadIssue("error", file, None, None, f"{owner}: {reason}") for reason in reasons]
+            if same is None and not reasons:
+                merged.workloads.setdefault(name, []).append(trace)
+                if root is not None and merged.workload_roots.setdefault(name, root) != root:
+                    merged.blob_roots[name, workload.uuid] = root
+
+
+def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
+    """Tell whether an issue was that a definition is missing which the merged set has."""
+    if issue.missing_definition == "":
+        return bool(merged.definitions)
+    return issue.missing_definition in merged.definitions
+
+
+def reread_traces(trace_set: TraceSet) -> None:
+    """Put the traces on disk in the place of those in memory; traces that are in memory alone stay."""
+    fresh: dict[str, list[AnyTrace]] = {}
+    for root in trace_set.roots:
+        try:
+            found = read_files(root).traces
+        except DataSetError:
+            continue  # it is gone: what is in memory stays
+        for name, traces in found.items():
+            fresh.setdefault(name, []).extend(kept_of(traces))
+    for name, known in trace_set.traces.items():
+        there = {_key(trace) for trace in fresh.get(name, ())}
+        fresh.setdefault(name, []).extend(trace for trace in kept_of(known) if _key(trace) not in there)
+    trace_set.traces = {name: TraceList(traces) for name, traces in fresh.items()}
+
+
+def _key(trace: AnyTrace) -> tuple[object, ...]:
+    """Tell traces apart: by their times, too, since a job that is judged twice in a second has two traces of it."""
+    found = trace.evaluation
+    if found is None:
+        return trace.solution, trace.workload.uuid
+    times = found.performance
+    latency = (times.latency_ms, times.reference_latency_ms) if times is not None else ()
+    return trace.solution, trace.workload.uuid, found.timestamp, found.status, found.log, *latency

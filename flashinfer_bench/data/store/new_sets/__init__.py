@@ -1,1 +1,0 @@
-"""Sets that are written whole into a new folder: several as one, or one in our layout."""
