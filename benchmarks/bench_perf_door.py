@@ -35,8 +35,8 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.perf.cases import Request, read_requests
-from flashinfer_bench.cli.perf.rows import read_timing
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import find_platform
@@ -100,38 +100,35 @@ def compare_twins(requests: list[Request], args: argparse.Namespace) -> int:
     return 1 if missed or not found else 0
 
 
-def make_twins(requests: list[Request], root: Path) -> tuple[TraceSet, dict[str, object]]:
+def make_twins(requests: list[Request], root: Path) -> tuple[TraceSet, dict[str, dict]]:
     """Return a trace set with every library backend under two names, and how each definition is judged."""
     trace_set = TraceSet(root=root, definitions={}, solutions={}, workloads={}, traces={})
-    sections: dict[str, object] = {}
+    sections: dict[str, dict] = {}
     for request in requests:
         material, case = request.material, request.case
         assert material is not None
         assert case is not None
         write_material(root, material)
-        name, check = material.definition.name, case.check
+        name = material.definition.name
         chosen = [material.solutions[backend] for backend in request.backends if backend != TORCH]
         again = [one.model_copy(update={"name": f"{one.name}__again"}) for one in chosen]
         trace_set.definitions[name] = material.definition
         trace_set.solutions[name] = [*chosen, *again]
         trace_set.workloads[name] = [Trace(definition=name, workload=material.workload)]
-        sections[name] = {
-            "rtol": check.rtol,
-            "atol": check.atol,
-            "required_matched_ratio": check.ratio,
-            "extra": {**check.extra, "measure_rejected": True},
-        }
+        sections[name] = case.check.settings()
+        sections[name]["extra"]["measure_rejected"] = True
     return trace_set, sections
 
 
 def tell_pair(solution: str, evaluations: list[Evaluation], args: argparse.Namespace) -> bool:
     """Print a pair's times; tell whether it misses the goal."""
-    timings = [timing for one in evaluations if (timing := read_timing(one)) is not None]
-    if len(timings) < 2:
+    measured = [read_measurement(one) for one in evaluations]
+    times = [one.median_ms if one.kernel_ms is None else one.kernel_ms for one in measured]
+    if len(times) < 2 or None in times:
         reasons = {(one.log.strip().splitlines() or [one.status.value])[0][:100] for one in evaluations}
         print(f"{'':>10} {'':>10} {'failed':>8}  {solution}: {'; '.join(sorted(reasons))}")
         return True
-    first, second = (timing.median_ms * 1e3 for timing in timings)
+    first, second = (time_ms * 1e3 for time_ms in times)
     percent = (max(first, second) / min(first, second) - 1) * 100
     is_held = "_sampling_from_" not in solution and "speculative" not in solution
     too_far = percent > args.most_percent

@@ -103,13 +103,13 @@ CHANGES = (
     Change(
         "perf_column_dropped",
         "the CSV of perf has no column random_seed",
-        one("cli/perf/files.py", '"allow_output_mismatch", "random_seed",', '"allow_output_mismatch",'),
+        one("cli/perf/files.py", "allow_output_mismatch random_seed", "allow_output_mismatch"),
         ("test_golden_perf.py", "-k", "csv"),
     ),
     Change(
         "perf_line",
         "[PERF] lines say `tflops` in place of `achieved tflops`",
-        one("cli/perf/text.py", 'f"achieved tflops', 'f"tflops'),
+        one("cli/perf/results.py", 'f"achieved tflops', 'f"tflops'),
         ("test_golden_perf.py", "-k", "lines_are"),
     ),
     Change(

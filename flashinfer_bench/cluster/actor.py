@@ -32,7 +32,6 @@ from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import (
     BuildFarm,
     BuildTarget,
-    Toolchain,
     default_jobs,
     find_toolchain,
     find_unavailable_languages,
@@ -92,6 +91,8 @@ class PlaceActor:
 
     def __init__(self, node: str, kind: str, version: str, settings: ClusterSettings) -> None:
         self._node, self._kind, self._version, self._settings = node, kind, version, settings
+        self._cache = Path(settings.cache or cache_root(os.environ)).resolve()
+        self._toolchain = find_toolchain()
         self._owned = ExitStack()
         self._files = self._owned.enter_context(temporary_folder("place"))
         self._laid_out: dict[Path, tuple[int, ...]] = {}
@@ -123,14 +124,6 @@ class PlaceActor:
             raise ConfigError(f"it has flashinfer_bench {__version__}, and this run is of {self._version}")
         sandbox = find_sandbox(self._settings.sandbox, self._cache)
         return PlaceFacts(self._find_device(), sandbox, find_unavailable_languages(self._toolchain))
-
-    @cached_property
-    def _cache(self) -> Path:
-        return Path(self._settings.cache or cache_root(os.environ)).resolve()
-
-    @cached_property
-    def _toolchain(self) -> Toolchain:
-        return find_toolchain()
 
     @property
     def _capabilities(self) -> list[tuple[int, int]]:
@@ -208,6 +201,8 @@ class PlaceActor:
             except BaseException:
                 self._end_session()
                 raise
+            for job in batch.jobs:
+                scheduler.forget_solution(job)  # the host leaves out what hangs, as long as it is to be
             if scheduler.has_open_jobs and self._ended < number:
                 self._end_session()
                 raise DeviceFault("its session does not start")

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -261,8 +261,9 @@ class Cluster:
             root = batch.roots[job.index]
             for source in job.workload.stored_inputs.values():
                 try:
-                    file = BlobStore(root).locate(source.path, workload=job.workload.uuid)
-                    blobs[root, source.path] = self._put(file)
+                    if (root, source.path) not in blobs:
+                        file = BlobStore(root).locate(source.path, workload=job.workload.uuid)
+                        blobs[root, source.path] = self._put(file)
                 except (WorkloadFault, OSError) as fault:
                     broken[job.index] = str(fault)
         return replace(batch, jobs=[job for job in batch.jobs if job.index not in broken], blobs=blobs), broken
@@ -421,7 +422,8 @@ class FarSession:
                 ray.get(self._place.actor.end.remote(self._number), timeout=END_LIMIT_S)
         except RayError as error:
             LOG.debug("a session does not end", exc_info=error)
-            ray.kill(self._place.actor, no_restart=False)
+            with contextlib.suppress(RayError):
+                ray.kill(self._place.actor, no_restart=False)
         self._thread.shutdown()
         self._ours.close()
         self._theirs.close()
@@ -457,18 +459,12 @@ def connect(address: str | None) -> None:
         )
     with contextlib.suppress(ImportError):  # of another version of Ray, which is not told here how to be quiet
         worker: Any = importlib.import_module("ray._private.worker")
-        if hasattr(worker, "print_to_stdstream"):
-            worker.print_to_stdstream = log_lines
+        worker.print_to_stdstream = lambda data, *_, **__: LOG.debug("ray: %s", data.get("lines"))
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise ConfigError(f"cluster: no Ray cluster answers at {address or 'this machine'}: {why}") from None
-
-
-def log_lines(data: Mapping[str, Any], *_: object, **__: object) -> None:
-    """Log what Ray would print."""
-    LOG.debug("ray: %s", data.get("lines"))
 
 
 def _reason(error: RayError) -> str:

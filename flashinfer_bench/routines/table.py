@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from flashinfer_bench.data.names import did_you_mean
@@ -12,9 +11,7 @@ from flashinfer_bench.routines.case.spec import Routine
 from flashinfer_bench.routines.families import attention, gemm, moe, moe_comm, norm, quantization, rope, sampling
 
 FAMILIES: Final = (attention, gemm, moe, moe_comm, norm, quantization, sampling, rope)
-ROUTINES: Final[Mapping[str, Routine]] = MappingProxyType(
-    {routine.name: routine for family in FAMILIES for routine in family.ROUTINES}
-)
+ROUTINES: Final[Mapping[str, Routine]] = {one.name: one for family in FAMILIES for one in family.ROUTINES}
 
 
 def find_routine(name: str) -> Routine:

@@ -1,5 +1,6 @@
 """Winners are judged again at full assurance: which, when, and what a run tells of it. The table of cases."""
 
+import contextlib
 import math
 import threading
 from collections import Counter
@@ -202,16 +203,18 @@ def run(monkeypatch, tmp_path):
         done = SimpleNamespace(events=[], traces=[], root=root)
         with Benchmark(trace_set, config, cache=tmp_path / "cache") as benchmark:
             benchmark.machine = benchmark.context.machine = Machine(devices, benchmark.machine.languages)
-            done.plan = benchmark.reserve(benchmark.plan(resume=resume))
-            done.outcome = RunOutcome(done.plan, benchmark.find_resumed(done.plan))
-            events = benchmark.run(done.plan)
-            for event in events:
+            plan = benchmark.plan(resume=resume)
+            done.outcome = RunOutcome(plan, benchmark.find_resumed(plan))
+
+            def note(event):
                 done.events.append(event)
                 done.outcome.observe(event)
                 if sum(isinstance(one, JobFinished) for one in done.events) >= stops_after:
-                    done.outcome.is_interrupted = True
-                    break
-            events.close()
+                    raise KeyboardInterrupt
+
+            with contextlib.suppress(KeyboardInterrupt):
+                result = benchmark.run_all(resume=resume, on_event=note)
+                assert sorted(map(repr, traces_of(result))) == sorted(map(repr, done.outcome.traces))
         done.traces = done.outcome.traces
         done.told = {(one.solution, one.workload.uuid): level_of(one) for one in done.traces}
         jobs = [job for session in PlayedSession.all for block in session.begun for job in block.jobs]

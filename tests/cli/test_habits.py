@@ -13,7 +13,6 @@ from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.case.support import Platform
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_trace, make_workload
 
@@ -85,28 +84,15 @@ def test_sweeps_that_cannot_be(sweep):
 
 
 def test_results_are_never_overwritten_in_silence(tmp_path, capsys):
-    file, place = tmp_path / "out.csv", Platform("a CPU", None, {}, frozenset())
-    ResultFiles(str(file), None, place)
+    file = tmp_path / "out.csv"
+    ResultFiles(str(file), None)
     file.write_text("mine\n")
-    files = ResultFiles(str(file), None, place)
+    files = ResultFiles(str(file), None)
     assert (tmp_path / "out.1.csv").read_text() == "mine\n"
     assert "out.csv was there; it is" in capsys.readouterr().err
     file.write_text("a,b,c\n1,,2\n3,,\n")
     files.drop_empty_columns()
     assert list(csv.reader(file.read_text().splitlines())) == [["a", "c"], ["1", "2"], ["3", ""]]
-
-
-def test_solutions_are_listed(tmp_path, capsys):
-    root = write_small_set(tmp_path)
-    assert main(["list", str(root), "--solutions", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["solutions"]
-    assert {row["name"] for row in rows} == {"double_python", "other", "in_cuda"}
-    assert main(["list", str(root), "--solutions", "o*", "--author", "alice"]) == 0
-    out = capsys.readouterr().out
-    assert "other" in out
-    assert "in_cuda" not in out
-    assert main(["list", str(root), "--solutions", "othr"]) == 2
-    assert "did you mean 'other'" in capsys.readouterr().err
 
 
 def test_reports_of_workloads(tmp_path, capsys):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flashinfer_bench import Engine
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
@@ -289,6 +290,18 @@ def test_stored_inputs_lie_on_each_node_as_they_are_and_a_missing_one_is_the_fau
     kept, broken = monkey.offer(batch)
     assert (len(kept.jobs), len(broken)) == ((12, 0) if is_shared else (4, 8))
     monkey.close()
+
+
+def test_a_solution_that_hangs_is_left_out_and_tried_again_when_it_comes_again(ray, tmp_path):
+    ray.add_node("one", GPU=1.0)
+    PlayedSession.evaluate = staticmethod(lambda job, name: {"status": "TIMEOUT", "ran_out": "call"})
+    config = BenchmarkConfig.default(**{**QUICKLY, "devices": None, "cluster": "ray"})
+    with Engine(write_set(tmp_path / "set", SOURCES, sizes=MANY), config, cache=tmp_path / "cache") as engine:
+        for tried in (1, 2):
+            for workload in ("w0", "w1"):
+                task = engine.submit("s0", [workload], save_results=False)
+                assert [trace.evaluation.status.value for trace in task.result(timeout_s=20)] == ["TIMEOUT"]
+            assert len(PlayedSession.judged) == 2 * tried
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -13,6 +13,7 @@ from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.routines.case.materials import make_material, write_material
+from flashinfer_bench.routines.table import find_routine
 from flashinfer_bench.testing import bench_gpu_time
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.routines.judged import make_case
@@ -35,7 +36,7 @@ CASES = {
 @pytest.mark.parametrize("routine", CASES)
 def test_attention_that_is_planned_in_setup_has_the_kernels_own_time(routine, tmp_path):
     backend, flags = CASES[routine]
-    material = make_material(routine, make_case(routine, flags), [backend])
+    material = make_material(find_routine(routine), make_case(routine, flags), [backend])
     write_material(tmp_path, material)
     benchmark = Benchmark(TraceSet.from_path(tmp_path), BenchmarkConfig.default(devices=["0"]))
     events = list(benchmark.run(benchmark.plan(), save_results=False))

@@ -15,6 +15,7 @@ from flashinfer_bench.bench.evaluators.evaluator import Verdict
 from flashinfer_bench.cli.perf.flags import parse_case
 from flashinfer_bench.routines.case.materials import make_material, write_material
 from flashinfer_bench.routines.case.spec import Case
+from flashinfer_bench.routines.table import find_routine
 from tests.bench.evaluators.judging import Judging
 from tests.routines.small import SMALL
 
@@ -31,7 +32,7 @@ class JudgedRoutine:
 
     def __init__(self, routine: str, root: Path, flags: str | None = None) -> None:
         self.case = make_case(routine, flags)
-        material = make_material(routine, self.case, ["torch"])
+        material = make_material(find_routine(routine), self.case, ["torch"])
         write_material(root, material)
         check = self.case.check
         config = ResolvedEvalConfig(

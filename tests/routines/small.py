@@ -1,5 +1,11 @@
 """Every routine at a small size: its arguments, as one would type them."""
 
+import csv
+import shlex
+
+from flashinfer_bench.cli.perf.cases import read_requests
+from flashinfer_bench.routines.case.support import Platform
+
 SMALL = {
     "rmsnorm": "--batch_size 5 --hidden_size 96",
     "rmsnorm_quant": "--batch_size 8 --hidden_size 128 --scale 0.5",
@@ -89,3 +95,15 @@ VARIANTS = [
     ),
 ]
 """Routine and flags that take another way through it."""
+
+
+def ask(words, place=None, testlist=None):
+    """Return the cases that a call of `perf` asks for, on a CPU if no place is given."""
+    place = place or Platform("a CPU", None, {}, frozenset())
+    return read_requests(shlex.split(words), str(testlist) if testlist is not None else None, place)
+
+
+def read_rows(path):
+    """Return the rows of a CSV, each a dict of texts."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))

@@ -12,7 +12,9 @@ import torch
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.routines.case.materials import make_material
 from flashinfer_bench.routines.code import moe_torch
-from flashinfer_bench.routines.ranks.rank import pack, unpack
+from flashinfer_bench.routines.code.formats import by_blocks, by_rows
+from flashinfer_bench.routines.ranks import pack, unpack
+from flashinfer_bench.routines.table import find_routine
 from tests.routines.judged import JudgedRoutine, make_case, wrong_scale
 
 pytestmark = pytest.mark.cpu
@@ -62,7 +64,10 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     flags = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2"
     job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{flags} --cutlass_variant nvfp4 {more}")
     module: dict[str, Any] = {}
-    exec(make_material("cutlass_fused_moe", job.case, ["cutlass"]).solutions["cutlass"].sources[0].content, module)
+    exec(
+        make_material(find_routine("cutlass_fused_moe"), job.case, ["cutlass"]).solutions["cutlass"].sources[0].content,
+        module,
+    )
     module["run"](*job.baseline.inputs[0], torch.empty(4, 128, dtype=torch.bfloat16))
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
 
@@ -83,7 +88,7 @@ def test_real_experts_stand_between_sending_and_returning(quant, tmp_path):
         return [out.to(torch.bfloat16).view(*ids.shape[:2], -1)]
 
     def layer(expert, codes, scale, *factor):
-        plain = moe_torch.by_rows if factor else moe_torch.by_blocks
+        plain = by_rows if factor else by_blocks
         return plain(codes[expert], scale[expert]) * (factor[0][expert] if factor else 1)
 
     assert isinstance(job.check(run), Accepted)

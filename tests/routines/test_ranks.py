@@ -5,31 +5,28 @@ Places that no token came to hold bytes that are NaN in every format, and nothin
 
 from __future__ import annotations
 
-import csv
-import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import split_session
-from flashinfer_bench.cli.perf.ranks import make_rows, report_ranks
+from flashinfer_bench.cli.perf.ranks import report_ranks
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.code import moe_torch
+from flashinfer_bench.routines.code.formats import by_blocks, by_rows, from_tiles
 from flashinfer_bench.routines.families.moe_comm import EXCHANGE, count_ranks, why_not_here
-from flashinfer_bench.routines.ranks.experts import RealExperts
-from flashinfer_bench.routines.ranks.rank import RankInputs, Round, Weighing, pack, time_rounds, unpack
+from flashinfer_bench.routines.ranks import PHASES, RankInputs, RealExperts, Weighing, pack, time_rounds, unpack
 from tests.kit.stopwatch import WallStopwatch
 from tests.routines.judged import make_case
+from tests.routines.small import ask, read_rows
 
 pytestmark = pytest.mark.cpu
 
 RANKS, TOKENS, HIDDEN, EXPERTS, INTERMEDIATE = 2, 5, 128, 8, 256
 PLACE = Platform("NVIDIA B200", "10.0", {}, frozenset({"flashinfer"}))
 SIZES = "--num_tokens 5 --hidden_size 128 --num_experts 8"
-FLAGS = "--routine moe_a2a_dispatch_combine --num_tokens 4 --hidden_size 128 --num_experts 16 --top_k 2"
 
 
 REAL = {
@@ -95,8 +92,8 @@ def run(quant, spoil=None, library=None):
         own = Rank(world, rank, spoil if rank == 1 else None)
         real = library and RealExperts(inputs, library, intermediate=INTERMEDIATE, seed=7)
         check = EXCHANGE if library is None else make_case(*REAL[quant]).check
-        exchange = Round(inputs, real or Weighing(inputs), own, check)
-        return time_rounds(exchange, own, WallStopwatch(), dry_run_iters=1, num_iters=3)
+        experts = real or Weighing(inputs)
+        return time_rounds(inputs, experts, own, check, own, WallStopwatch(), dry_run_iters=1, num_iters=3)
 
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(one, range(RANKS)))
@@ -104,14 +101,10 @@ def run(quant, spoil=None, library=None):
 
 @pytest.mark.parametrize("quant", [None, "fp8", "fp8_block_scale", "nvfp4"])
 def test_what_comes_back_is_what_the_experts_make_of_it(quant):
-    for times, problems in run(quant):
-        assert problems == []
-        assert {name: len(taken) for name, taken in times.items()} == {
-            "a2a_total": 3,
-            "a2a_dispatch": 3,
-            "moe_kernel": 3,
-            "a2a_combine": 3,
-        }
+    (times, problems), others = run(quant)
+    assert problems == []
+    assert {name: len(taken) for name, taken in times.items()} == dict.fromkeys(("a2a_total", *PHASES), 3)
+    assert others == (times, [])  # every rank reports the slowest time
 
 
 class Library:
@@ -120,40 +113,24 @@ class Library:
     def __init__(self, error=1.0):
         self.error = error
 
-    def cutlass_fused_moe(
-        self,
-        x,
-        ids,
-        factors,
-        first,
-        second,
-        dtype,
-        scales,
-        *,
-        input_sf,
-        swizzled_input_sf,
-        ep_size,
-        ep_rank,
-        output,
-        **_,
-    ):
-        assert (swizzled_input_sf, scales[0].ndim, scales[3].ndim) == (False, 0, 0)
-        plain = moe_torch.by_rows(x, input_sf.view(torch.float8_e4m3fn))
+    def cutlass_fused_moe(self, x, ids, factors, first, second, dtype, scales, **given):
+        assert (given["swizzled_input_sf"], scales[0].ndim, scales[3].ndim) == (False, 0, 0)
+        plain = by_rows(x, given["input_sf"].view(torch.float8_e4m3fn))
         layers = []
         for codes, (_, tiled, factor) in zip((first, second), (scales[:3], scales[3:]), strict=True):
             packed = codes.view(torch.uint8)
             size = packed.shape[1], packed.shape[2] // 8
-            flat = [moe_torch.unswizzle(one.view(torch.float8_e4m3fn), *size) for one in tiled]
-            layers.append([moe_torch.by_rows(packed[i], flat[i]) * factor[i] for i in range(len(packed))])
-        assert ep_size * len(layers[0]) == EXPERTS
-        output.copy_(self._mix(plain, ids, factors, layers, ep_rank * len(layers[0])))
+            flat = [from_tiles(one.view(torch.float8_e4m3fn), *size) for one in tiled]
+            layers.append([by_rows(packed[i], flat[i]) * factor[i] for i in range(len(packed))])
+        assert given["ep_size"] * len(layers[0]) == EXPERTS
+        given["output"].copy_(self._mix(plain, ids, factors, layers, given["ep_rank"] * len(layers[0])))
 
     def trtllm_fp8_block_scale_routed_moe(self, packed, bias, x, scale, *rest, routing_method_type, **_):
         first, first_scale, second, second_scale, experts, top_k, _, _, inner, start, local, _ = rest
         assert (experts, top_k, inner, local) == (EXPERTS, 3, INTERMEDIATE, len(first))
         plain = x.float() * scale.T.repeat_interleave(128, dim=1)
         layers = [
-            [moe_torch.by_blocks(*one) for one in zip(*pair, strict=True)]
+            [by_blocks(*one) for one in zip(*pair, strict=True)]
             for pair in ((first, first_scale), (second, second_scale))
         ]
         factors = (packed & 0xFFFF).to(torch.int16).view(torch.bfloat16).float()
@@ -164,7 +141,11 @@ class Library:
         is_here = ((ids >= start) & (ids < start + len(layers[0]))).any(dim=-1)
         assert bool(is_here.any())
         assert not bool(x[is_here].isnan().any())
-        return moe_torch.mix(x, ids - start, factors, layers) * self.error
+
+        def compute(tokens, expert):
+            return moe_torch.activate(tokens @ layers[0][expert].T) @ layers[1][expert].T
+
+        return moe_torch.mix(x, ids - start, factors, len(layers[0]), compute) * self.error
 
 
 @pytest.mark.parametrize("quant", REAL)
@@ -199,48 +180,28 @@ def test_packing_keeps_tokens_within_the_rounding_of_its_format(quant, error):
     assert float(((again - x.float()).abs() / x.float().abs().clamp(min=0.3)).max()) <= error
 
 
-def test_every_rank_reports_the_slowest_time():
-    first, second = run(None)
-    assert first[0] == second[0]
-
-
 def test_what_is_missing_is_told():
     assert "mpirun" in why_not_here({})
     assert "mpi4py" in (why_not_here({"OMPI_COMM_WORLD_SIZE": "2"}) or "mpi4py")
     assert count_ranks({"OMPI_COMM_WORLD_SIZE": "4"}) == 4
 
 
-@pytest.mark.parametrize(("flags", "names"), [("", ["a2a_total"]), ("--per_phase_timing", None)])
-def test_phases_are_rows_where_that_is_asked_for(flags, names, tmp_path, capsys):
-    session, rest = split_session(shlex.split(f"{FLAGS} {flags} --backends torch --output_path {tmp_path / 'a.csv'}"))
-    request = read_requests(rest, None, PLACE)[0]
+@pytest.mark.parametrize("words", ["", "--per_phase_timing"])
+def test_rows_are_phases_with_their_work_and_a_mismatch_fails(words, tmp_path, capsys):
+    command = f"--routine {' '.join(REAL['nvfp4'])} --validate {words} --backends torch"
+    session = split_session(["--output_path", str(tmp_path / "a.csv")])[0]
+    (request,) = ask(command, PLACE)
     times = {name: [2.0, 4.0, 3.0] for name in ("a2a_total", "a2a_dispatch", "moe_kernel", "a2a_combine")}
     assert report_ranks(request, session, PLACE, times, []) == 0
-    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as handle:
-        rows = list(csv.DictReader(handle))
-    assert [row["backend"] for row in rows] == (names or list(times))
-    assert capsys.readouterr().out.count("[PERF] a2a_") == (1 if names else 3)
-    total, dispatch, _, combine = make_rows_of(f"{FLAGS} --per_phase_timing --backends torch", times)
-    assert total.facts["bytes"] == dispatch.facts["bytes"] + combine.facts["bytes"] == request.case.cost.bytes
-
-
-def make_rows_of(flags, times):
-    return make_rows(read_requests(shlex.split(flags), None, PLACE)[0], PLACE, times, "")
-
-
-def test_real_experts_have_their_work_and_weights_in_their_row():
-    flags = shlex.split(f"--routine {' '.join(REAL['nvfp4'])} --per_phase_timing --backends torch")
-    request = read_requests(flags, None, PLACE)[0]
-    times = {name: [2.0] for name in ("a2a_total", "a2a_dispatch", "moe_kernel", "a2a_combine")}
-    total, _, kernel, _ = make_rows(request, PLACE, times, "")
-    assert (total.facts["tflops"], kernel.facts["tflops"]) == (0.0, pytest.approx(request.case.cost.flops / 2e9))
-    assert total.facts["bytes"] + kernel.facts["bytes"] == request.case.cost.bytes
-
-
-def test_a_mismatch_fails_where_it_is_to_be_an_error(capsys):
-    session, rest = split_session(shlex.split(f"{FLAGS} --validate --backends torch"))
-    request = read_requests(rest, None, PLACE)[0]
-    assert report_ranks(request, session, PLACE, {"a2a_total": [1.0]}, ["3 / 9 elements of rank 1 are different"]) == 1
+    rows = read_rows(tmp_path / "a.csv")
+    assert [row["backend"] for row in rows] == (list(times) if words else ["a2a_total"])
+    assert capsys.readouterr().out.count("[PERF] a2a_") == (3 if words else 1)
+    if words:
+        moved = {row["backend"]: float(row["bytes"]) for row in rows}
+        assert moved["a2a_total"] == moved["a2a_dispatch"] + moved["a2a_combine"]
+        assert moved["a2a_total"] + moved["moe_kernel"] == pytest.approx(request.case.cost.bytes)
+        assert float(rows[2]["tflops"]) == pytest.approx(request.case.cost.flops / 3e9)
+    assert report_ranks(request, session, PLACE, times, ["3 / 9 elements of rank 1 are different"]) == 1
     out = capsys.readouterr().out
     assert "[ERROR] Output tensor mismatch between backends torch and moe_a2a: 3 / 9" in out
     assert "[PERF]" not in out

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.bench.benchmark import Benchmark
-from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.harness import TraceRecorder
-from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.cli.perf.cases import read_requests
-from flashinfer_bench.cli.perf.flags import parse_case, split_session
-from flashinfer_bench.cli.perf.rows import make_row
-from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.cli.perf.results import make_judged
+from flashinfer_bench.data import Evaluation, TraceSet
 from flashinfer_bench.roofline.peaks import describe_time
 from flashinfer_bench.roofline.workloads import cost_of_workload
-from flashinfer_bench.routines.case.materials import make_material, write_material
+from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines.small import SMALL
 
 pytestmark = pytest.mark.cpu
 H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
-DOCUMENTED = (
-    (Path(__file__).parents[1] / "cli" / "perf" / "documented_commands.txt").read_text(encoding="utf-8").splitlines()
-)
 MILLISECONDS = 0.25
 PASSED = {
     "status": "PASSED",
@@ -39,14 +29,10 @@ PASSED = {
 }
 
 
-FAST = {**PASSED["performance"], "latency_ms": 0.03}
-"""70 % of what an H200 could do; as a product of matrices it would be impossible."""
-
-
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
     (request,) = read_requests(["--routine", routine, *shlex.split(SMALL[routine]), "--backends", "torch"], None, H200)
-    row = make_row(request, "torch", Evaluation.model_validate(PASSED), device="NVIDIA H200")
+    row = make_judged(request, "torch", H200, Evaluation.model_validate(PASSED), "NVIDIA H200")
     write_material(tmp_path, request.material)
     saved = TraceSet.from_path(tmp_path)
     assert saved.issues == []
@@ -54,33 +40,8 @@ def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
     ((line,),) = saved.workloads.values()
     facts = describe_time(cost_of_workload(definition, line.workload, tmp_path), "NVIDIA H200", MILLISECONDS)
     same = {"roofline_share": "share", "roofline_bound": "bound", "roofline_ms": "floor_ms", "roofline_peak": "peak"}
-    told = {same.get(name, name): value for name, value in row.facts.items() if not name.startswith("max_")}
+    told = {same.get(name, name): value for name, value in row["facts"].items() if not name.startswith("max_")}
     assert {**facts, "too_fast": facts.get("too_fast", "")} == told
-
-
-def test_a_trace_of_a_saved_case_has_the_roofline_of_its_routine(tmp_path):
-    words = shlex.split("--routine rmsnorm_quant --batch_size 4096 --hidden_size 8192 --backends torch")
-    (request,) = read_requests(words, None, H200)
-    write_material(tmp_path, request.material)
-    engine = Benchmark(TraceSet.from_path(tmp_path), BenchmarkConfig.default(devices=["cpu"]))
-    (job,) = engine.plan().jobs
-    device = Device("cuda", 0, "NVIDIA H200", "GPU-0")
-    trace = TraceRecorder(engine.context).make_trace(
-        job, device, Evaluation.model_validate({**PASSED, "performance": FAST}), JobSeeds(None).describe(job)
-    )
-    facts = trace.evaluation.extra["roofline"]
-    assert (facts["flops"], facts["bytes"]) == (5 * 4096 * 8192, 3 * 4096 * 8192 + 2 * 8192 + 4)
-    assert "too_fast" not in facts
-    assert Trace.model_validate_json(trace.to_json()) == trace
-
-
-def test_equal_names_mean_equal_costs():
-    costs = {}
-    for command in [*DOCUMENTED, *(f"--routine {name} {flags}" for name, flags in SMALL.items())]:
-        routine, args = parse_case(split_session(shlex.split(command))[1])
-        case = routine.make_case(args)
-        material = make_material(routine.name, case, ["torch"])
-        assert costs.setdefault(material.definition.name, case.cost) == case.cost
 
 
 def test_a_set_from_before_costs_were_stated_gets_them_and_its_verdicts_stay(tmp_path):

@@ -10,7 +10,7 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,19 +19,12 @@ from typing import Final
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.host import usable_memory
 from flashinfer_bench.cli.parser import typed_program
-from flashinfer_bench.cli.perf.flags import (
-    check_outer,
-    find_renamed,
-    find_session_flags,
-    parse_case,
-    read_names,
-    split_session,
-)
+from flashinfer_bench.cli.perf.flags import check_outer, make_session_parser, parse_case, read_names, split_session
 from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
-from flashinfer_bench.routines.case.spec import Case, Routine
+from flashinfer_bench.routines.case.spec import TORCH, Case, Routine
 from flashinfer_bench.routines.case.support import Platform, why_not
 
 SCRIPT: Final = "flashinfer_benchmark.py"
@@ -67,8 +60,6 @@ class Request:
     """Backends as typed in another spelling, to their names here."""
     backends: list[str] = field(default_factory=list)
     """The backends that can run here, in the order in which they were given."""
-    ranked: list[str] = field(default_factory=list)
-    """The backends that run here as ranks of mpirun."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Backend to the reason why it cannot run here."""
 
@@ -76,6 +67,26 @@ class Request:
     def repro_command(self) -> str:
         """The command that runs this case alone, quoted for a shell."""
         return shlex.join([*started_program(sys.argv[0]), *self.words])
+
+    @property
+    def made(self) -> Material:
+        """The material of a case that can run."""
+        assert self.material is not None
+        return self.material
+
+    @property
+    def definition(self) -> str:
+        """The name of the definition of a case that can run."""
+        return self.made.definition.name
+
+    def backend_of(self, solution: str) -> str:
+        """Return the backend whose solution has this name."""
+        return next(name for name, item in self.made.solutions.items() if item.name == solution)
+
+    @property
+    def runs_as_ranks(self) -> bool:
+        """Whether one of its backends runs here as ranks of mpirun, and not in the engine."""
+        return self.routine is not None and self.routine.needs_ranks and self.backends not in ([], [TORCH])
 
 
 def started_program(script: str) -> list[str]:
@@ -102,57 +113,52 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) ->
             raise Misuse("\n".join(problems))
         return requests
     check_outer(rest)
-    requests = [Request([], line, text) for line, text in _read_lines(Path(testlist))]
+    try:
+        text = read_whole(Path(testlist), MOST_BYTES).decode("utf-8-sig")  # some editors begin with a byte order mark
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misuse(f"--testlist {testlist}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
+    requests = [Request([], number, line) for number, line in lines if line and not line.startswith("#")]
     if not requests:
         raise Misuse(f"{testlist} holds no case: a case a line, # for comments")
     for request in requests:
-        try:
-            words = shlex.split(request.text, comments=True)
-        except ValueError as error:
-            request.problem = str(error)
-            # Only the routine is noted: the split may have cut the tag.
-            request.named = read_names([*rest, *request.text.split()]).routine or ""
-            continue
-        try:
-            request.ignored = find_session_flags(words)
-            _read_names(request, [*rest, *words])
-            request.words = [*rest, *split_session(words)[1]]
-        except Misuse as error:
-            request.problem = str(error)
-            continue
-        _prepare(request, place)
+        _read_line(request, rest, place)
     return requests
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def _read_line(request: Request, rest: Sequence[str], place: Platform) -> None:
+    """Parse a line, and note its routine and tag, so that its row can be found even if it cannot be used."""
     try:
-        text = read_whole(path, MOST_BYTES).decode("utf-8-sig")  # some editors begin a file with a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise Misuse(f"--testlist {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip() and not line.strip().startswith("#"):
-            yield number, line.strip()
-
-
-def _read_names(request: Request, words: Sequence[str]) -> None:
-    """Note routine and tag, so that the row of a line can be found even if the line cannot be used."""
-    names = read_names(words)
-    request.named = names.routine or ""
-    request.args = argparse.Namespace(case_tag=names.case_tag)
+        words = shlex.split(request.text, comments=True)
+    except ValueError as error:
+        request.problem = str(error)
+        # Only the routine is noted: the split may have cut the tag.
+        request.named = read_names([*rest, *request.text.split()]).routine or ""
+        return
+    names = read_names([*rest, *words])
+    request.named, request.args = names.routine or "", argparse.Namespace(case_tag=names.case_tag)
+    given = {word.split("=", 1)[0] for word in words}
+    request.ignored = [flag for flag in make_session_parser().flags() if flag in given]
+    try:
+        request.words = [*rest, *split_session(words)[1]]
+    except Misuse as error:
+        request.problem = str(error)
+    else:
+        _prepare(request, place)
 
 
 def _prepare(request: Request, place: Platform) -> None:
     """Parse a request, make its case, and see which backends can run it here."""
     try:
-        routine, args = parse_case(request.words)
+        request.routine, request.args = routine, args = parse_case(request.words)
         args.repro_command = request.repro_command if args.generate_repro_command else args.repro_command
-        request.routine, request.args = routine, args
-        request.renamed = find_renamed(routine, request.words)
+        typed = read_names(request.words).backends
+        request.renamed = {name: routine.aliases[name] for name in typed if name in routine.aliases}
+        asked = list(dict.fromkeys(args.backends))
         with _limited_memory():
             request.case = case = routine.make_case(args)
-            outside = {*case.refusals, *case.needs_ranks}
-            possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]
-            request.material = make_material(routine.name, case, possible)
+            own = [name for name in asked if name == TORCH or not (routine.needs_ranks or name in case.refusals)]
+            request.material = make_material(routine, case, own)
     except Misuse as error:
         request.problem = str(error)
         return
@@ -162,35 +168,14 @@ def _prepare(request: Request, place: Platform) -> None:
     except (ValueError, ArithmeticError) as error:
         request.problem = f"its flags do not go together: {to_one_line(str(error))}"
         return
-    for backend in dict.fromkeys(args.backends):
-        reason = _reason_against(routine, case, backend, place)
-        if reason is None and backend in case.needs_ranks:
-            request.ranked.append(backend)
-        elif reason is None:
-            request.backends.append(backend)
-        else:
+    for backend in asked:
+        refusal = case.refusals.get(backend)
+        if refusal is not None:
+            request.skipped[backend] = f"{backend} for routine {routine.name}: {refusal}. Skipping."
+        elif (reason := why_not(routine, backend, place)) is not None:
             request.skipped[backend] = reason
-
-
-def _reason_against(routine: Routine, case: Case, backend: str, place: Platform) -> str | None:
-    refusal = case.refusals.get(backend)
-    if refusal is not None:
-        return f"{backend} for routine {routine.name}: {refusal}. Skipping."
-    return why_not(routine, backend, place)
-
-
-def in_groups(requests: Iterable[Request], key: Callable[[Request], object]) -> list[list[Request]]:
-    """Group the requests that one run of the engine can do: equal settings, and no case twice."""
-    groups: dict[object, list[Request]] = {}
-    seen: dict[tuple[object, str], int] = {}
-    for request in requests:
-        if request.material is None or not request.backends:
-            continue
-        own = key(request)
-        name = request.material.definition.name
-        turn = seen[(own, name)] = seen.get((own, name), -1) + 1
-        groups.setdefault((own, turn), []).append(request)
-    return list(groups.values())
+        else:
+            request.backends.append(backend)
 
 
 @contextmanager

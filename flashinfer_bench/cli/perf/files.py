@@ -20,46 +20,34 @@ from typing import Any, Final
 from flashinfer_bench.base.files.writing import open_to_replace
 from flashinfer_bench.cli.args import Output, find_output
 from flashinfer_bench.cli.output import write_err, write_problems
-from flashinfer_bench.cli.perf.rows import PerfRow
+from flashinfer_bench.cli.perf.results import Row
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.case.resolved import resolve_backend
-from flashinfer_bench.routines.case.support import LIBRARY, Platform
+from flashinfer_bench.routines.case.support import LIBRARY
 
-RESULT_COLUMNS: Final = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
-FLAG_COLUMNS: Final = (
-    *("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "causal", "q_dtype", "kv_dtype"),
-    *("avg_actual_seq_len", "random_actual_seq_len"),
-    *("n", "group_size", "tile_size", "scale_major_mode", "mma_sm", "use_128x4_sf_layout", "use_nvfp4"),
-    *("num_tokens", "intermediate_size", "num_experts", "top_k", "n_group", "topk_group", "routed_scaling_factor"),
-    *("local_expert_offset", "local_num_experts", "routing_method", "use_shuffled_weight", "weight_layout"),
-    *("use_routing_bias", "use_routing_scales_on_input", "weight_dtype", "gated_act", "cutlass_variant"),
-    *("quantized_input", "tp_size", "tp_rank", "ep_size", "ep_rank", "max_num_tokens"),
-    *("num_heads", "scale", "eps", "use_global_scale"),
-    *("alignment", "global_scale", "sf_layout", "do_shuffle", "sf_vec_size"),
-    *("vocab_size", "top_p", "min_p", "temperature", "num_speculate_tokens", "filter_apply_order", "max_len"),
-    "num_rows",
-    *("seq_len", "head_dim", "rotary_dim", "no_rope_dim", "rope_theta", "rope_scale", "interleave", "kv_layout"),
-    *("batch_size", "hidden_size", "input_dtype", "out_dtype", "quant_dtype", "m", "k", "num_qo_heads"),
-    *("num_kv_heads", "page_size", "enable_pdl", "is_sf_swizzled_layout", "refcheck", "no_cuda_graph", "use_cupti"),
-    *("allow_output_mismatch", "random_seed", "case_tag", "generate_repro_command", "repro_command"),
-)
-"""The documented columns after the results. A flag that a routine does not have is an empty cell."""
 RECORDED: Final = ("setup_ms", "assurance", "bound", "burst_ms", "burst_resolution_ms", "relay_ms", "why_unconfirmed")
 """The columns that stand in the measurement's record as they are."""
-OWN_COLUMNS: Final = (
-    *("status", "reason", "method", "cache_state", "samples", "flops", "bytes", "roofline_share", "roofline_bound"),
-    *("roofline_ms", "roofline_peak", "too_fast", "max_absolute_error", "max_relative_error"),
-    *("mat2_dtype", "autotune", "use_cuda_events", "num_iters", "dry_run_iters", "low_freq_factor"),
-    *("high_freq_factor", "old_context_len", "real_math", "validate", "per_phase_timing"),
-    *RECORDED,
-    *("gpu_name", "compute_capability", "flashinfer_version", "torch_version", "testlist_line"),
-)
-"""The columns that this project adds at the end."""
-COLUMNS: Final = (*RESULT_COLUMNS, *FLAG_COLUMNS, *OWN_COLUMNS)
+DOCUMENTED: Final = """
+routine median_time std_time tflops tb_per_sec backend resolved_backend s_qo s_kv head_dim_qk head_dim_vo head_dim_ckv
+head_dim_kpe causal q_dtype kv_dtype avg_actual_seq_len random_actual_seq_len n group_size tile_size scale_major_mode
+mma_sm use_128x4_sf_layout use_nvfp4 num_tokens intermediate_size num_experts top_k n_group topk_group
+routed_scaling_factor local_expert_offset local_num_experts routing_method use_shuffled_weight weight_layout
+use_routing_bias use_routing_scales_on_input weight_dtype gated_act cutlass_variant quantized_input tp_size tp_rank
+ep_size ep_rank max_num_tokens num_heads scale eps use_global_scale alignment global_scale sf_layout do_shuffle
+sf_vec_size vocab_size top_p min_p temperature num_speculate_tokens filter_apply_order max_len num_rows seq_len
+head_dim rotary_dim no_rope_dim rope_theta rope_scale interleave kv_layout batch_size hidden_size input_dtype
+out_dtype quant_dtype m k num_qo_heads num_kv_heads page_size enable_pdl is_sf_swizzled_layout refcheck no_cuda_graph
+use_cupti allow_output_mismatch random_seed case_tag generate_repro_command repro_command
+"""
+"""The columns of FlashInfer's documents. A flag that a routine does not have is an empty cell."""
+OWN: Final = """
+status reason method cache_state samples flops bytes roofline_share roofline_bound roofline_ms roofline_peak too_fast
+max_absolute_error max_relative_error mat2_dtype autotune use_cuda_events num_iters dry_run_iters low_freq_factor
+high_freq_factor old_context_len real_math validate per_phase_timing
+"""
+ABOUT: Final = "gpu_name compute_capability flashinfer_version torch_version testlist_line"
+COLUMNS: Final = (*DOCUMENTED.split(), *OWN.split(), *RECORDED, *ABOUT.split())
 LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
-FORMAT_VERSION: Final = 1
-"""Version of the JSON lines. 1: the first."""
 
 
 def check_paths(paths: Mapping[str, str | None]) -> None:
@@ -75,19 +63,14 @@ def check_paths(paths: Mapping[str, str | None]) -> None:
     clashes = [
         f"{first} and {second} name the same file: {path}"
         for (first, one), (second, path) in combinations(given, 2)
-        if _is_same_file(one, path)
+        if (one.samefile(path) and not one.is_char_device() if one.exists() and path.exists() else _same(one, path))
     ]
     if clashes:
         raise Misuse("\n".join(clashes))
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
-    try:
-        if one.exists() and other.exists():
-            return one.samefile(other) and (one.is_file() or one.is_dir())
-        return one.resolve() == other.resolve()
-    except (OSError, RuntimeError, ValueError):  # opening the file will tell the problem
-        return False
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 class ResultFiles:
@@ -97,32 +80,34 @@ class ResultFiles:
         Misuse: a file cannot be written.
     """
 
-    def __init__(self, output_path: str | None, json_path: str | None, place: Platform) -> None:
-        is_json = output_path is not None and output_path.endswith(".jsonl")
+    def __init__(self, output_path: str | None, json_path: str | None) -> None:
+        is_json = (output_path or "").endswith(".jsonl")
         self._csv = Path(output_path) if output_path is not None and not is_json else None
-        self._json = [Path(path) for path in ((output_path if is_json else None), json_path) if path is not None]
-        self._place = place
         self._places: dict[Path, Output] = {}
         self.lost: set[Path] = set()
         """The files that lack rows."""
-        for path in (*((self._csv,) if self._csv else ()), *self._json):
+        for path in [Path(path) for path in (output_path, json_path) if path is not None]:
             try:
                 output = self._places[path] = find_output(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _move_aside(path)
                 with os.fdopen(open_to_replace(output.path, root=output.root), "wb") as handle:
-                    handle.write(_csv_line(COLUMNS).encode() if path is self._csv else b"")
+                    handle.write(_csv_line(COLUMNS).encode() if path == self._csv else b"")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
 
-    def add(self, row: PerfRow) -> None:
+    def add(self, row: Row) -> None:
         """Write a row to every file that lacks no earlier row."""
-        document = to_document(row, self._place)
-        if self._csv is not None:
-            cells = to_cells(document)
-            self._append(self._csv, _csv_line([cells.get(column, "") for column in COLUMNS]))
-        for path in self._json:
-            self._append(path, json.dumps(_finite(document), allow_nan=False) + "\n")
+        for path, place in self._places.items():
+            if path in self.lost:
+                continue
+            try:
+                line = to_csv(row) if path == self._csv else json.dumps(_finite(row), allow_nan=False) + "\n"
+                place.append(line.encode(errors="backslashreplace"))
+            except OSError as error:
+                self.lost.add(path)
+                said = f"a row cannot be written, and none after it will be: {error.strerror}"
+                write_problems(f"{path}: {said}; {LOSS_HINT}")
 
     def drop_empty_columns(self) -> None:
         """Write the CSV once more, without the columns that no row fills."""
@@ -131,18 +116,8 @@ class ResultFiles:
         with self._csv.open(encoding="utf-8", newline="") as handle:
             head, *rows = csv.reader(handle)
         kept = [at for at in range(len(head)) if any(row[at] for row in rows)] if rows else range(len(head))
-        place, text = self._places[self._csv], "".join(_csv_line([row[at] for at in kept]) for row in (head, *rows))
+        place, text = self._places[self._csv], "".join(_csv_line(row[at] for at in kept) for row in (head, *rows))
         write_whole(place.path, text, root=place.root)
-
-    def _append(self, path: Path, line: str) -> None:
-        if path in self.lost:
-            return
-        try:
-            self._places[path].append(line.encode(errors="backslashreplace"))
-        except OSError as error:
-            self.lost.add(path)
-            said = f"a row cannot be written, and none after it will be: {error.strerror}"
-            write_problems(f"{path}: {said}; {LOSS_HINT}")
 
 
 def _move_aside(path: Path) -> None:
@@ -155,81 +130,33 @@ def _move_aside(path: Path) -> None:
     write_err(f"note: {path} was there; it is {free} now")
 
 
+def to_csv(row: Row) -> str:
+    """Return a row as a line of the CSV."""
+    record = row["measurement"]
+    cells = {
+        **row["flags"],
+        **row["case"],
+        **row["facts"],
+        **{name: record.get(name) for name in ("method", "cache_state", *RECORDED)},
+        **{name: row[name] for name in COLUMNS if name in row},
+        "samples": record.get("samples"),
+        "median_time": row["median_ms"],
+        "std_time": row["std_ms"],
+        "gpu_name": row["device"],
+        "flashinfer_version": row["versions"].get(LIBRARY),
+        "torch_version": row["versions"].get("torch"),
+    }
+    return _csv_line(_finite(cells.get(column)) for column in COLUMNS)
+
+
 def _csv_line(cells: Iterable[Any]) -> str:
     line = io.StringIO(newline="")
     csv.writer(line).writerow(cells)
     return line.getvalue()
 
 
-def to_document(row: PerfRow, place: Platform) -> dict[str, Any]:
-    """Return a row with everything that is known of it, as JSON-able values."""
-    request = row.request
-    case = request.case
-    return {
-        "version": FORMAT_VERSION,
-        "routine": request.routine.name if request.routine is not None else request.named,
-        "backend": row.backend,
-        "resolved_backend": _resolved(row, place),
-        "status": row.outcome,
-        "reason": row.reason,
-        "median_ms": row.timing.median_ms if row.timing is not None else None,
-        "std_ms": row.timing.std_ms if row.timing is not None else None,
-        "flags": {name: value for name, value in vars(request.args).items() if name != "routine"},
-        "case": dict(case.columns) if case is not None else {},
-        "facts": dict(row.facts),
-        "measurement": dict(row.record),
-        "definition": request.material.definition.name if request.material is not None else None,
-        "device": row.device,
-        "compute_capability": place.capability,
-        "versions": dict(place.versions),
-        "testlist_line": request.line,
-    }
-
-
-def _resolved(row: PerfRow, place: Platform) -> str:
-    routine, case = row.request.routine, row.request.case
-    if row.outcome == "skipped" or routine is None or case is None or place.capability is None:
-        return row.backend
-    return resolve_backend(routine.name, row.backend, case, place.capability)
-
-
-def to_cells(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document as cells of the CSV by column."""
-    record, facts = document["measurement"], document["facts"]
-    cells = {
-        **{name: _cell(value) for name, value in document["flags"].items()},
-        **{name: _cell(value) for name, value in document["case"].items()},
-        **{name: _cell(value) for name, value in facts.items()},
-        "method": record.get("method", ""),
-        "cache_state": record.get("cache_state", ""),
-        "samples": record.get("samples", record.get("count", "")),
-        **{name: _cell(record.get(name)) for name in RECORDED},
-    }
-    own = {
-        "routine": document["routine"],
-        "backend": document["backend"],
-        "median_time": _cell(document["median_ms"]),
-        "std_time": _cell(document["std_ms"]),
-        "resolved_backend": document["resolved_backend"],
-        "status": document["status"],
-        "reason": document["reason"],
-        "gpu_name": document["device"],
-        "compute_capability": _cell(document["compute_capability"]),
-        "flashinfer_version": document["versions"].get(LIBRARY, ""),
-        "torch_version": document["versions"].get("torch", ""),
-        "testlist_line": _cell(document["testlist_line"]),
-    }
-    return {**cells, **own}
-
-
-def _cell(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-
-
 def _finite(value: Any) -> Any:
-    """Replace infinite values and nan by null, because JSON has neither."""
+    """Replace infinite values and nan by null, which JSON has, and which is an empty cell."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

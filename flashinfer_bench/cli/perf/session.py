@@ -1,50 +1,56 @@
-"""Runs a session of `perf`: `Benchmark` judges and times its cases, and the verdicts become lines and rows."""
+"""Runs a session of `perf`: cases become entries of a trace set, `Benchmark` judges and times them, and verdicts become
+lines and rows.
+
+A case is a definition, a workload and a solution for each backend. Cases of equal settings run together.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from pydantic import ValidationError
 
 from flashinfer_bench.base.files.held_folders import temporary_folder
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_folder
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.evaluator_record import MEASURE_REJECTED
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
-from flashinfer_bench.bench.machine import Device, discover_devices
-from flashinfer_bench.bench.planning.plan import Plan
+from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
+from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
-from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.output import one_interrupt, write_err
-from flashinfer_bench.cli.perf.ahead import AheadCall, AheadSite, compile_ahead, list_calls, usual_parallel
-from flashinfer_bench.cli.perf.board import Board
-from flashinfer_bench.cli.perf.cases import Request, in_groups, read_requests
+from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.output import one_interrupt, write_err, write_out
+from flashinfer_bench.cli.perf.ahead import compile_ahead
+from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import run_ranks
-from flashinfer_bench.cli.perf.rows import make_failed, make_row
-from flashinfer_bench.cli.perf.saved import write_tolerances
+from flashinfer_bench.cli.perf.results import Row, introduce, is_failure, make_judged, make_row, report
 from flashinfer_bench.cli.progress import RunProgress
-from flashinfer_bench.cli.render import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data.store.jsonl import write_whole
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import ConfigError, Misuse
+from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import find_platform
+from flashinfer_bench.routines.case.support import Platform, find_platform
 
 PRECISION: Final = 0.005
 """Share of its time to which a case is to be known: it has one trial, and its only reading of a time is that one's."""
+TOLERANCES_HEAD: Final = (
+    "# How the definitions of this set are judged, beside what `flashinfer-bench config show` tells.\n"
+)
 
 
-def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchmark) -> int:
+def run_session(argv: Sequence[str]) -> int:
     """Run the cases of the flags or of the testlist. The exit code is 0 if all of them ran and were written.
 
     Raises:
@@ -57,131 +63,173 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         raise Misuse("--retry_timeouts changes what --resume leaves out: give --resume too")
     check_paths({f"--{name}": getattr(session, name) for name in ("testlist", "output_path", "json_path")})
     devices = discover_devices(session.devices or None)
-    device = devices[0]
-    place = find_platform(device.name, device.capability)
+    place = find_platform(devices[0].name, devices[0].capability)
     requests = read_requests(rest, session.testlist, place)
-    refuse_settings(requests, session)
-    ranked = [request for request in requests if request.ranked]
-    if ranked:
-        if len(requests) > 1 or requests[0].backends:
+    _refuse_settings(requests, session)
+    if any(request.runs_as_ranks for request in requests):
+        if len(requests) > 1 or len(requests[0].backends) > 1:
             raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
         read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
-    files = ResultFiles(session.output_path, session.json_path, place)
-    board = Board(requests, files, place)
+    files = ResultFiles(session.output_path, session.json_path)
+    results = Results(requests, files, place)
     with ExitStack() as stack:
-        root = session.save_trace_set or stack.enter_context(temporary_folder("perf"))
-        board.begin()
-        kept = [request for request in requests if request.backends or session.save_trace_set]
+        root = Path(session.save_trace_set or stack.enter_context(temporary_folder("perf")))
+        results.begin()
+        if session.no_empty_columns:
+            stack.callback(files.drop_empty_columns)
+        kept = [one for one in requests if one.material is not None and (one.backends or session.save_trace_set)]
         for request in kept:
-            if request.material is not None:
-                write_material(Path(root), request.material)
+            write_material(root, request.made)
         if session.save_trace_set:
-            write_tolerances(Path(root), kept)
+            write_tolerances(root, kept)
+        reason = "it was not run"
+        stack.enter_context(one_interrupt())
         try:
-            return _run_all(board, session, Path(root), devices, make_engine=make_engine)
-        finally:
-            if session.no_empty_columns:
-                files.drop_empty_columns()
-
-
-def _compile_kernels(
-    requests: Sequence[Request], session: argparse.Namespace, root: Path, devices: Sequence[Device]
-) -> None:
-    """Compile the library's kernels before anything is timed, where that saves time or --jit_jobs asks for it."""
-    calls = list_calls(requests)
-    for_walls = find_sandbox(session.sandbox, cache_root(os.environ)).has_walls
-    # A worker with walls keeps what it compiles to itself, and the next case would compile it once more.
-    is_worth_it = session.testlist is not None or (for_walls and devices[0].kind == "cuda")
-    parallel = session.jit_jobs if session.jit_jobs is not None else usual_parallel() * is_worth_it
-    if not calls or parallel <= 0:
-        return
-    started = time.monotonic()
-
-    def tell(done: int, call: AheadCall, problem: str) -> None:
-        seconds = format_duration(time.monotonic() - started)
-        failed = f", which failed: {to_one_line(problem)}" if problem else ""
-        write_err(f"compiling ahead: {done} of {len(calls)} after {seconds}, the latest {call.solution.name}{failed}")
-
-    write_err(f"compiling ahead: {count(len(calls), 'solution')}, {min(parallel, len(calls))} at once")
-    done = compile_ahead(calls, AheadSite(root, devices, for_walls), parallel=parallel, tell=tell)
-    took = time.monotonic() - started
-    write_err(f"compiled ahead: {done} of {count(len(calls), 'solution')} in {format_duration(took)}")
-
-
-def _run_all(
-    board: Board,
-    session: argparse.Namespace,
-    root: Path,
-    devices: Sequence[Device],
-    *,
-    make_engine: Callable[..., Any],
-) -> int:
-    """Compile ahead, then run all cases. Cases of equal settings run together."""
-    reason = "it was not run"
-    with one_interrupt():
-        try:
-            _compile_kernels(board.requests, session, root, devices)
-            for group in in_groups(board.requests, _settings_key):
-                _run_group(board, group, session, root=root, make_engine=make_engine)
+            for_walls = find_sandbox(session.sandbox, cache_root(os.environ)).has_walls
+            # A worker with walls keeps what it compiles to itself, and the next case would compile it once more.
+            is_worth_it = session.testlist is not None or (for_walls and devices[0].kind == "cuda")
+            if session.jit_jobs is not None or is_worth_it:
+                compile_ahead(requests, root, devices, jobs=session.jit_jobs, for_walls=for_walls)
+            for group in in_groups(requests):
+                _run_group(results, group, session, root)
         except KeyboardInterrupt:
-            board.finish("interrupted")
+            results.finish("interrupted")
             write_err("interrupted")
             return INTERRUPTED
         except BaseException as error:
             reason = f"the session ended: {error}"
             raise
         finally:
-            board.finish(reason)
-    return board.exit_code
+            results.finish(reason)
+    return results.exit_code
 
 
-def _settings_key(request: Request) -> tuple[Any, ...]:
-    """Return the settings that a run of the engine has once."""
-    return (request.args.random_seed, bool(request.args.use_cuda_events), bool(request.args.no_cuda_graph))
+def write_tolerances(root: Path, requests: Sequence[Request]) -> None:
+    """Write the tolerances of cases, and keep those of other definitions. A lock lets one process write at a time.
+
+    Raises:
+        ConfigError: the file that is there cannot be used.
+        DataSetError: it cannot be written.
+    """
+    own = {one.definition: one.case.check.settings() for one in requests if one.case is not None}
+    path = root / TOLERANCES_FILE
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked_folder(root, USUAL_LIMIT_S):
+            text = yaml.safe_dump({**read_tolerances(root), **own}, sort_keys=True)
+            write_whole(path, TOLERANCES_HEAD + text, root=root)
+    except OSError as error:
+        raise DataSetError(f"{path}: cannot be written: {error}") from error
 
 
-def _run_group(
-    board: Board, group: list[Request], session: argparse.Namespace, *, root: Path, make_engine: Callable[..., Any]
-) -> None:
+class Results:
+    """The rows of a session's cases. When all backends of a case are done, it prints and writes the case.
+
+    A single case is introduced at once, and each of its rows is printed when it comes.
+    """
+
+    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Platform) -> None:
+        self.place = place
+        self._requests, self._files = list(requests), files
+        self._rows: dict[int, dict[str, Row]] = {id(request): {} for request in requests}
+        self._failed = False
+        self._is_single = len(self._requests) == 1
+
+    def begin(self) -> None:
+        """Introduce a single case. Tell the cases that no backend can run."""
+        for request in self._requests:
+            if self._is_single:
+                _print(introduce(request, self.place))
+            if not request.backends:
+                self._tell(request)
+
+    def put(self, request: Request, row: Row) -> None:
+        """Keep a row."""
+        rows = self._rows[id(request)]
+        rows[row["backend"]] = row
+        if self._is_single:
+            _print(report(row))
+        if len(rows) == len(request.backends):
+            self._tell(request)
+
+    def finish(self, reason: str) -> None:
+        """Tell the cases that lack rows: their missing backends failed for this reason."""
+        for request in self._requests:
+            for backend in [name for name in request.backends if name not in self._rows[id(request)]]:
+                self.put(request, make_row(request, backend, self.place, "failed", reason))
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every case ran, no backend failed and all rows were written, else 1."""
+        return FAILED if self._failed or self._files.lost else RAN
+
+    def _tell(self, request: Request) -> None:
+        rows = [make_row(request, name, self.place, "skipped", why) for name, why in request.skipped.items()]
+        rows += [self._rows[id(request)][name] for name in request.backends]
+        if request.problem is not None:
+            rows = [make_row(request, "", self.place, "failed", request.problem)]
+        for row in rows:
+            self._files.add(row)
+        self._failed |= not request.backends or any(map(is_failure, rows))
+        if not self._is_single:
+            _print(introduce(request, self.place))
+            for row in [] if request.problem is not None else rows:
+                _print(report(row))
+
+
+def _print(lines: Any) -> None:
+    write_out("".join(f"{line}\n" for line in lines))
+
+
+def in_groups(requests: Sequence[Request]) -> list[list[Request]]:
+    """Group the requests that one run of the engine can do: equal settings, and no case twice."""
+    groups: dict[object, list[Request]] = {}
+    seen: dict[object, int] = {}
+    for request in requests:
+        if request.backends:
+            args = request.args
+            settings = (args.random_seed, args.use_cuda_events, args.no_cuda_graph)
+            case = settings, request.definition
+            seen[case] = seen.get(case, 0) + 1
+            groups.setdefault((settings, seen[case]), []).append(request)
+    return list(groups.values())
+
+
+def _run_group(results: Results, group: Sequence[Request], session: argparse.Namespace, root: Path) -> None:
     config = make_config(group, session)
     trace_set = make_trace_set(group, root, is_resumed=session.resume, needs_samples=config.keep_samples)
-    engine = make_engine(trace_set, config)
-    by_name = {request.material.definition.name: request for request in group if request.material is not None}
-    plan: Plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
-    for trace in engine.find_resumed(plan):
+    by_name = {request.definition: request for request in group}
+
+    def fail(definition: str, solution: str | None, reason: str) -> None:
+        request = by_name[definition]
+        for backend in request.backends if solution is None else [request.backend_of(solution)]:
+            results.put(request, make_row(request, backend, results.place, "failed", reason))
+
+    def judge(trace: Trace, device: str | None = None) -> None:
         request, evaluation = by_name[trace.definition], trace.evaluation
-        assert evaluation is not None  # each recorded trace has a verdict
-        backend = _backend_of(request, trace.solution or "")
-        board.put(request, make_row(request, backend, evaluation, device=evaluation.environment.hardware))
-    for skip in plan.skips:
-        request = by_name[skip.definition]
-        for backend in request.backends if skip.solution is None else [_backend_of(request, skip.solution)]:
-            board.put(request, make_failed(request, backend, skip.reason, board.place))
-    events: Iterator[Event] = engine.run(plan, save_results=session.save_trace_set is not None)
-    try:
-        with RunProgress(beats_only=True) as progress:
+        assert evaluation is not None  # it is a verdict
+        backend = request.backend_of(trace.solution or "")
+        device = device or evaluation.environment.hardware
+        results.put(request, make_judged(request, backend, results.place, evaluation, device))
+
+    with Benchmark(trace_set, config) as engine:
+        plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
+        for trace in engine.find_resumed(plan):
+            judge(trace)
+        for skip in plan.skips:
+            fail(skip.definition, skip.solution, skip.reason)
+        events: Any = engine.run(plan, save_results=session.save_trace_set is not None)
+        with closing(events), RunProgress(beats_only=True) as progress:
             for event in events:
                 progress.show(event)
-                _take(board, by_name, event)
-    finally:
-        if isinstance(events, Generator):
-            events.close()
-        engine.close()
-
-
-def _take(board: Board, by_name: dict[str, Request], event: Event) -> None:
-    if isinstance(event, Notice):
-        write_err(event.message)
-    elif isinstance(event, JobFinished) and event.trace.evaluation is not None:
-        request = by_name[event.job.definition.name]
-        backend = _backend_of(request, event.job.solution.name)
-        board.put(request, make_row(request, backend, event.trace.evaluation, device=event.device.name))
-    elif isinstance(event, JobFaulted):
-        request = by_name[event.job.definition.name]
-        backend = _backend_of(request, event.job.solution.name)
-        board.put(request, make_failed(request, backend, event.message, board.place))
+                if isinstance(event, Notice):
+                    write_err(event.message)
+                elif isinstance(event, JobFinished):
+                    judge(event.trace, event.device.name)
+                elif isinstance(event, JobFaulted):
+                    fail(event.job.definition.name, event.job.solution.name, event.message)
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, needs_samples: bool = False) -> TraceSet:
@@ -189,36 +237,32 @@ def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, ne
 
     Where samples are needed, a verdict without samples does not count as recorded.
     """
-    materials = [request.material for request in group if request.material is not None]
+    made = TraceSet(root=root, definitions={}, solutions={}, workloads={}, traces={})
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
-    if needs_samples:
-        recorded = {name: [trace for trace in traces if not _lacks_samples(trace)] for name, traces in recorded.items()}
-    return TraceSet(
-        root=root,
-        definitions={item.definition.name: item.definition for item in materials},
-        solutions={
-            request.material.definition.name: [request.material.solutions[name] for name in request.backends]
-            for request in group
-            if request.material is not None
-        },
-        workloads={
-            item.definition.name: [Trace(definition=item.definition.name, workload=item.workload)] for item in materials
-        },
-        traces={item.definition.name: recorded.get(item.definition.name, []) for item in materials},
-    )
+    for request in group:
+        name, material = request.definition, request.made
+        made.definitions[name] = material.definition
+        made.solutions[name] = [material.solutions[backend] for backend in request.backends]
+        made.workloads[name] = [Trace(definition=name, workload=material.workload)]
+        made.traces[name] = [one for one in recorded.get(name, []) if not (needs_samples and _lacks_samples(one))]
+    return made
 
 
-def refuse_settings(requests: Sequence[Request], session: argparse.Namespace) -> None:
+def _lacks_samples(trace: Trace) -> bool:
+    extra = (trace.evaluation.extra or {}) if trace.evaluation is not None else {}
+    return "samples_ns" not in extra.get("measurement", {"samples_ns": None})
+
+
+def _refuse_settings(requests: Sequence[Request], session: argparse.Namespace) -> None:
     """Give each case whose settings are out of range a problem, so that the others run.
 
     Raises:
         ConfigError: it is no line of a testlist.
     """
     for request in requests:
-        if request.material is None or not request.backends:
-            continue
         try:
-            make_config([request], session)
+            if request.backends:
+                make_config([request], session)
         except ConfigError as error:
             if session.testlist is None:
                 raise
@@ -233,16 +277,11 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
     """
     sections = {}
     for request in group:
-        assert request.material is not None  # a group has only cases that can run
-        assert request.case is not None
+        assert request.case is not None  # a group has only cases that can run
         args, judged = request.args, request.case.check.settings()
-        times_all = not args.refcheck or args.allow_output_mismatch
-        sections[request.material.definition.name] = {
-            **judged,
-            "warmup_runs": args.dry_run_iters,
-            "iterations": args.num_iters,
-            "extra": {**judged["extra"], **({MEASURE_REJECTED: True} if times_all else {})},
-        }
+        if not args.refcheck or args.allow_output_mismatch:
+            judged["extra"][MEASURE_REJECTED] = True
+        sections[request.definition] = {**judged, "warmup_runs": args.dry_run_iters, "iterations": args.num_iters}
     first = group[0].args
     chosen: dict[str, Any] = {"devices": session.devices} if session.devices else {}
     chosen |= {"clock": "cuda_events"} if first.use_cuda_events else {}
@@ -253,6 +292,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
             num_trials=1,
             precision=PRECISION,
             profile_baseline=False,
+            confirm=False,
             seed=first.random_seed,
             timeout_seconds=session.timeout,
             sandbox=session.sandbox,
@@ -261,13 +301,3 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
         )
     except ValidationError as error:
         raise ConfigError("\n".join(describe_problems(error))) from None
-
-
-def _backend_of(request: Request, solution: str) -> str:
-    assert request.material is not None  # its solutions ran
-    return next(name for name, item in request.material.solutions.items() if item.name == solution)
-
-
-def _lacks_samples(trace: Trace) -> bool:
-    record = (trace.evaluation.extra or {}).get("measurement") if trace.evaluation is not None else None
-    return isinstance(record, Mapping) and "samples_ns" not in record

@@ -25,17 +25,14 @@ from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole, write_whole_bytes
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.lift import ENTRY, lift
-from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Tensor
+from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Routine, Tensor
 
-AUTHORS: Final = {TORCH: "torch"}
-LIBRARY: Final = "flashinfer"
+CALL: Final = "import flashinfer\n\n\ndef run({}):\n    return {}\n"
 ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
 """Namespace of the workloads' uuids: a uuid is made of it and of the definition's name."""
 WHOLE_TENSOR: Final = 64
 """A tensor of up to this many whole numbers is shown whole; of a larger one only both ends."""
-LINE_WIDTH, EDGE_ITEMS = 80, 3
-"""Torch prints a tensor in lines of this width, and this many numbers of each end."""
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -51,28 +48,29 @@ class Material:
     """Name of an input → its stored values."""
 
 
-def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material:
+def make_material(routine: Routine, case: Case, backends: Iterable[str]) -> Material:
     """Return what the engine needs to run a case with these backends."""
-    reference = lift(case.reference.file, case.reference.function, case.reference.constants, parameters=case.inputs)
     blobs = {name: tensor.value for name, tensor in case.inputs.items() if isinstance(tensor.value, np.ndarray)}
-    name = _name(routine, case, reference, blobs)
-    definition = Definition.model_validate(
-        {
-            "name": name,
-            "op_type": case.op_type,
-            "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
-            "inputs": {key: _spec(tensor) for key, tensor in case.inputs.items()},
-            "outputs": {key: _spec(tensor) for key, tensor in case.outputs.items()},
-            "reference": reference,
-            "tags": [f"routine:{routine}", *case.tags],
-        }
-    )
+    fields = {
+        "op_type": case.op_type,
+        "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
+        "inputs": {name: _spec(tensor) for name, tensor in case.inputs.items()},
+        "outputs": {name: _spec(tensor) for name, tensor in case.outputs.items()},
+        "reference": lift(f"{routine.family}_torch", case.reference, case.constants, case.inputs)[0],
+        "tags": [f"routine:{routine.name}"],
+    }
+    values: dict[str, Any] = {name: tensor.value for name, tensor in case.inputs.items()}
+    values |= {name: [list(value.shape), sha256(value.tobytes()).hexdigest()] for name, value in blobs.items()}
+    # Equal names mean equal cases.
+    label = NOT_PLAIN.sub("_", case.label).strip("_")
+    name = f"{routine.name}_{label}_{digest_of({**fields, 'values': values})[:8]}"
+    definition = Definition.model_validate({"name": name, **fields})
     identity = str(uuid.uuid5(NAMESPACE, name))
     path = str(layout.blob_path(Path(), op_type=case.op_type, definition=name, uuid=identity))
     inputs = {key: _source(key, tensor, path) for key, tensor in case.inputs.items()}
     cost = {"flops": case.cost.flops, "bytes": case.cost.bytes, "unit": case.cost.unit}
     workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": cost})
-    solutions = {backend: _solution(case, definition, backend) for backend in backends}
+    solutions = {backend: _solution(routine, case, definition, backend) for backend in backends}
     return Material(definition, workload, solutions, blobs)
 
 
@@ -99,48 +97,21 @@ def write_material(root: Path, material: Material) -> None:
 
 
 def _put_workload(path: Path, line: Trace, root: Path) -> None:
-    """Append a workload, or replace the line that has its uuid. Other lines stay as they are."""
+    """Append a workload, in place of a line that has its uuid. Other lines stay as they are."""
     text = line.to_json()
     lines = [data.decode(errors="replace") for _, data, _ in read_lines(path)] if path.exists() else []
-    same = [index for index, one in enumerate(lines) if _uuid_in(one) == line.workload.uuid]
-    if not same:
+    kept = [one for one in lines if line.workload.uuid not in one]
+    if text in lines:
+        return
+    if len(kept) == len(lines):
         append_line(path, text, root=root)
-    elif [lines[index] for index in same] != [text]:
-        kept = [one for index, one in enumerate(lines) if index not in same[1:]]
-        kept[same[0]] = text
-        write_whole(path, "".join(f"{one}\n" for one in kept), root=root)
-
-
-def _uuid_in(line: str) -> object:
-    """Return the uuid of a line's workload; None where there is none, or the line cannot be read."""
-    try:
-        return json.loads(line)["workload"]["uuid"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-
-
-def _name(routine: str, case: Case, reference: str, blobs: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Name a definition so that equal names mean equal cases."""
-    content = {
-        "axes": dict(case.axes),
-        "inputs": {name: _identity(tensor) for name, tensor in case.inputs.items()},
-        "outputs": {name: _identity(tensor) for name, tensor in case.outputs.items()},
-        "reference": reference,
-        "blobs": {name: [list(value.shape), sha256(value.tobytes()).hexdigest()] for name, value in blobs.items()},
-    }
-    label = NOT_PLAIN.sub("_", case.label).strip("_")
-    return f"{routine}_{label}_{digest_of(content)[:8]}"
-
-
-def _identity(tensor: Tensor) -> list[Any]:
-    value = None if isinstance(tensor.value, np.ndarray) else tensor.value
-    return [tensor.dtype, tensor.shape, value]
+    else:
+        write_whole(path, "".join(f"{one}\n" for one in (*kept, text)), root=root)
 
 
 def _spec(tensor: Tensor) -> dict[str, Any]:
     shape = None if tensor.shape is None else tensor.shape.split()
-    spec: dict[str, Any] = {"shape": shape, "dtype": tensor.dtype}
-    return {**spec, "description": tensor.note} if tensor.note else spec
+    return {"shape": shape, "dtype": tensor.dtype}
 
 
 def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
@@ -151,40 +122,42 @@ def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
     return {"type": "scalar", "value": tensor.value}
 
 
-def _solution(case: Case, definition: Definition, backend: str) -> Solution:
-    source = case.reference if backend == TORCH else case.solutions[backend]
-    is_dps = backend in case.dps
-    text = _text(source, [*case.inputs, *(case.outputs if is_dps else ())])
+def _solution(routine: Routine, case: Case, definition: Definition, backend: str) -> Solution:
+    is_torch, is_dps, code = backend == TORCH, False, case.calls.get(backend) or Code(case.reference)
+    if is_torch:
+        text = definition.reference
+    elif code.expression:
+        text = CALL.format(", ".join(case.inputs), code.expression)
+    else:
+        constants = {**case.constants, "BACKEND": backend, **code.constants}
+        text, is_dps = lift(f"{routine.family}_flashinfer", code.function, constants, case.inputs, case.outputs)
     # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
-    mark = "" if backend == TORCH else f"_{sha256(text.encode()).hexdigest()[:8]}"
+    mark = "" if is_torch else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
         {
             "name": f"{definition.name}__{backend.replace('-', '_')}{mark}",
             "definition": definition.name,
-            "author": AUTHORS.get(backend, LIBRARY),
-            "description": f"backend {backend} of routine {definition.tags[0].partition(':')[2]}",
+            "author": "torch" if is_torch else "flashinfer",
+            "description": f"backend {backend} of routine {routine.name}",
             "sources": [{"path": ENTRY_FILE, "content": text}],
             "spec": {
                 "language": "python",
-                "target_hardware": ["cpu", "cuda"] if backend == TORCH else ["cuda"],
+                "target_hardware": ["cpu", "cuda"] if is_torch else ["cuda"],
                 "entry_point": f"{ENTRY_FILE}::{ENTRY}",
-                "dependencies": [] if backend == TORCH else ["flashinfer-python"],
+                "dependencies": [] if is_torch else ["flashinfer-python"],
                 "destination_passing_style": is_dps,
             },
         }
     )
 
 
-def _text(source: Code, parameters: list[str]) -> str:
-    return lift(source.file, source.function, source.constants, parameters=parameters)
-
-
-def describe_case(case: Case) -> list[str]:
+def describe_case(case: Case, reference: str) -> list[str]:
     """Return lines for each input and each number of the reference, in the forms of FlashInfer's documents."""
     lines = [f"{name}.flatten() = {render_integers(np.asarray(item, np.int32))}" for name, item in case.shown.items()]
     lines += [line for name, tensor in case.inputs.items() for line in _describe_input(name, tensor, case.axes)]
-    for name, value in case.reference.constants.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+    for name, value in case.constants.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and f"\n{name} = " in reference:
             lines.append(f"{name.lower().removeprefix('sm_')} = {value}")  # attention's SM_SCALE is `scale` there
     return lines
 
@@ -206,15 +179,8 @@ def _describe_input(name: str, tensor: Tensor, axes: Mapping[str, int]) -> list[
 
 def render_integers(values: npt.NDArray[Any]) -> str:
     """Return whole numbers as torch prints a tensor of one dimension; more than 64 are abbreviated to both ends."""
-    flat = [int(value) for value in values.reshape(-1)]
-    is_whole = len(flat) <= WHOLE_TENSOR
-    shown = flat if is_whole else [*flat[:EDGE_ITEMS], *flat[-EDGE_ITEMS:]]
-    width = max((len(str(value)) for value in shown), default=0)
-    cells = [str(value).rjust(width) for value in shown]
-    cells = cells if is_whole else [*cells[:EDGE_ITEMS], " ...", *cells[EDGE_ITEMS:]]
-    each = max(1, (LINE_WIDTH - len("tensor(")) // (width + len(", ")))
-    rows = [", ".join(cells[start : start + each]) for start in range(0, len(cells), each)]
-    text = "tensor([" + f",\n{' ' * len('tensor([')}".join(rows) + "]"
-    dtype = f"dtype=torch.{values.dtype}"
-    is_full = len(text) - text.rfind("\n") + 1 + len(dtype) + 2 > LINE_WIDTH
-    return f"{text},{chr(10) + ' ' * len('tensor(') if is_full else ' '}{dtype})"
+    layout: dict[str, Any] = {"separator": ", ", "prefix": "tensor(", "threshold": WHOLE_TENSOR, "max_line_width": 80}
+    text = f"tensor({np.array2string(values.reshape(-1), **layout)},"
+    end = f"dtype=torch.{values.dtype})"
+    is_full = len(text.rpartition("\n")[2]) + len(end) >= layout["max_line_width"]
+    return f"{text}\n       {end}" if is_full else f"{text} {end}"

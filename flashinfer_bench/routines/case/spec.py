@@ -5,17 +5,29 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from flashinfer_bench.errors import Misuse
 from flashinfer_bench.roofline.cost import Cost
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Kind = Literal["int", "float", "text", "switch"]
+Kind = Literal["int", "float", "text", "file", "switch"]
 TORCH: Final = "torch"
 """The backend that every routine has: its reference."""
+DTYPES: Final = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+"""A dtype as flags spell it → as definitions spell it."""
+HALF: Final = ("bfloat16", "float16")
+FP8: Final = ("fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -26,10 +38,6 @@ class Span:
     """The range in words, for the message that a value "must be" so."""
     least: float
     most: float
-
-    def __contains__(self, value: float) -> bool:
-        """Tell whether a number is one of them; nan never is."""
-        return self.least <= value <= self.most
 
 
 POSITIVE: Final = Span("above 0, from 1e-30 to 1e30", 1e-30, 1e30)
@@ -43,39 +51,51 @@ BELOW_ONE: Final = Span("at least 0, and below 1", 0.0, math.nextafter(1.0, 0.0)
 class Flag:
     """One flag of the command line, spelt `--name`."""
 
-    name: str
     kind: Kind
+    name: str
     help: str
     default: Any = None
-    choices: tuple[Any, ...] = ()
+    choices: Sequence[Any] = ()
     required: bool = False
     span: Span = POSITIVE
     """The range of a float."""
-
-    @property
-    def least(self) -> int:
-        """The smallest whole number that the flag takes: 0 where 0 is the default, else 1."""
-        return 0 if self.default == 0 else 1
+    least: int = 1
+    """The smallest whole number that the flag takes."""
 
     def why_not(self, value: float) -> str | None:
         """Say why the flag does not take a number; None where it does, and for flags of text."""
         if self.kind == "int" and value < self.least:
             return f"--{self.name} {value}: must be at least {self.least}"
-        if self.kind == "float" and value not in self.span:
+        if self.kind == "float" and not self.span.least <= value <= self.span.most:
             return f"--{self.name} {value}: must be {self.span.words}"
         return None
 
 
+size = partial(Flag, "int", required=True)
+whole = partial(Flag, "int")
+from_zero = partial(Flag, "int", default=0, least=0)
+real = partial(Flag, "float")
+word = partial(Flag, "text")
+switch = partial(Flag, "switch", default=False)
+PDL: Final = switch("enable_pdl", "programmatic dependent launch")
+
+
 @dataclass(frozen=True)
 class Code:
-    """A function of `routines.code`, to be lifted into a file of its own."""
+    """A function of the family's module in `routines.code`, or an expression, as the source of a backend."""
 
-    file: str
-    """Module of `routines.code`."""
     function: str
-    """The function's name in that module; in the new file it is `run`."""
+    """The function's name in that module; in the source it is `run`."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Values for constants of the module, by name."""
+    """Values for constants of the module, by name, before those of the case."""
+    expression: str = ""
+    """What the source returns, where no module has a function for it."""
+
+
+def direct(function: str, *arguments: str, **options: object) -> Code:
+    """Return the code that calls a function of the library on inputs, and returns what this returns."""
+    given = ", ".join([*arguments, *(f"{name}={value!r}" for name, value in options.items())])
+    return Code(function, expression=f"{function}({given})")
 
 
 @dataclass(frozen=True)
@@ -87,8 +107,6 @@ class Tensor:
     """Axes and numbers with spaces between; None for a Python number."""
     value: npt.NDArray[Any] | float | None = None
     """The values of an input; None for values that are drawn from the seed."""
-    note: str = ""
-    """A description for people. The rules that draw values read it too."""
 
 
 @dataclass(frozen=True)
@@ -112,58 +130,70 @@ class Check:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One routine at one set of sizes, with everything that a run of it needs."""
 
-    label: str
-    """The sizes in a few letters; part of the definition's name."""
     op_type: str
-    axes: Mapping[str, int]
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    reference: Code
-    solutions: Mapping[str, Code]
-    """Backend → the code that calls it, for all backends but `torch`."""
+    reference: str
+    """The function of the family's `*_torch`; also the one of `*_flashinfer` for backends that `calls` lacks."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Values for constants of both modules. The constant BACKEND is the backend's name."""
+    calls: Mapping[str, Code] = field(default_factory=dict)
+    """Backend → its code, where this is another function or has constants of its own."""
+    axes: Mapping[str, int] = field(default_factory=dict)
+    """The sizes of shapes; those that are flags of the same name are filled in."""
     cost: Cost
     check: Check = Check()
-    tags: tuple[str, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Backend → why it cannot do this case on any GPU."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the table, such as the average sequence length."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """Lines that -v shows."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Whole numbers from which the inputs were made; -vv shows them."""
-    dps: frozenset[str] = frozenset()
-    """Backends whose code writes into given outputs, and returns nothing."""
-    needs_ranks: frozenset[str] = frozenset()
-    """Backends that run as ranks of mpirun and not in the engine. They have no solution."""
+    label: str = ""
+    """The sizes and words that were given; part of the definition's name."""
 
 
 @dataclass(frozen=True)
 class Routine:
     """One routine: what it takes, and which backends run it on which GPUs."""
 
-    name: str
     family: str
+    flags: Sequence[Flag]
+    build: Callable[[Namespace], Case]
+    """Makes a case of flags, of which `routine` is the name; raises Misuse where flags contradict each other."""
+    name: str
     summary: str
-    flags: tuple[Flag, ...]
-    support: Mapping[str, tuple[str, ...]]
+    support: Mapping[str, Sequence[str]]
     """Backend → the compute capabilities that it runs on. The first backend is the default."""
-    make_case: Callable[[Namespace], Case]
-    """Makes a case of flags; raises Misuse where flags contradict each other."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Spelling of a backend in older documents → its name here."""
     module: str = ""
     """The module that the library compiles at the first call, whatever the case. Routines that share it are compiled
     ahead once. Empty where the module depends on the case."""
+    needs_ranks: bool = False
+    """Backends run as ranks of mpirun and not in the engine. They have no solution."""
 
-    @property
-    def default_backends(self) -> tuple[str, ...]:
-        """The backends that run where nobody names any."""
-        return tuple(self.support)[:1]
+    def make_case(self, args: Namespace) -> Case:
+        """Make a case of flags.
+
+        Raises:
+            Misuse: flags contradict each other.
+        """
+        case = self.build(args)
+        given = [(flag, getattr(args, flag.name)) for flag in self.flags if getattr(args, flag.name) != flag.default]
+        initials = {flag.name: "".join(part[0] for part in flag.name.split("_")) for flag, _ in given}
+        sizes = [f"{initials[flag.name]}{value}" for flag, value in given if flag.kind == "int" and not flag.choices]
+        words = [str(value) for flag, value in given if flag.kind == "text"]
+        shapes = [tensor.shape or "" for tensor in (*case.inputs.values(), *case.outputs.values())]
+        axes = {axis for axis in " ".join(shapes).split() if not axis.isdigit()} - case.axes.keys()
+        filled = {axis: getattr(args, axis) for axis in sorted(axes)}
+        return replace(case, label="_".join([*sizes, *words]), axes={**filled, **case.axes})
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -177,3 +207,25 @@ AMPERE_ON: Final = ALL[1:]
 ADA_ON: Final = ALL[3:]
 HOPPER: Final = ("9.0",)
 BLACKWELL: Final = ("10.0", "10.3")
+
+
+def read_dtype(args: Namespace, flag: str, allowed: Sequence[str], default: str = "") -> str:
+    """Return the dtype that a flag means; `default` stands for a flag that is not given.
+
+    Raises:
+        Misuse: this routine does not take it.
+    """
+    given = getattr(args, flag) or default
+    require(given in allowed, f"--{flag} {given}: this routine takes {', '.join(allowed)}")
+    return DTYPES[given]
+
+
+def require(condition: object, message: str) -> None:
+    """Raise Misuse unless a condition on flags holds."""
+    if not condition:
+        raise Misuse(message)
+
+
+def round_up(value: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is not below a value."""
+    return -(-value // step) * step

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Final
 
-from flashinfer_bench.routines.case.spec import TORCH, Routine
+from flashinfer_bench.roofline.cost import size_of
+from flashinfer_bench.routines.case.spec import HOPPER, TORCH, Case, Routine
 
 LIBRARY: Final = "flashinfer-python"
 NEEDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -78,3 +79,17 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def resolve_backend(routine: str, backend: str, case: Case, capability: str | None) -> str:
+    """Return the backend that the library takes for `auto`; any other name stays as it is. Only attention has `auto`.
+
+    The choice follows from our call (`code/attention_flashinfer.py`), the dtype of the cache and the GPU. Prefill takes
+    fa3 on compute capability 9.0, and fa2 where the cache is fp8 and the queries are wider, as they are with every fp8
+    cache here. We ask decoding to use tensor cores, and then it takes the prefill kernels of fa2.
+    """
+    if backend != "auto" or capability is None:
+        return backend
+    if "Decode" in routine:
+        return "fa2_tc"
+    return "fa3" if capability in HOPPER and size_of(case.inputs["kv_cache"].dtype) > 1 else "fa2"

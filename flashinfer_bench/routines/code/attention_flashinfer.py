@@ -5,11 +5,8 @@ A plan depends on lengths and page tables only, and a case has one set of these.
 anew, as a server does for each step; calls that are set up together share it.
 """
 
-from typing import Any
-
 import flashinfer
 import torch
-from torch import Tensor
 
 BACKEND = "fa2"
 TENSOR_CORES = False
@@ -22,30 +19,30 @@ NOPE_DIM = 128
 MAX_Q = 1
 MAX_KV = 1024
 WORKSPACE_BYTES = 512 << 20
-STATE: dict[str, Any] = {}
+STATE = {}
 
 
-def workspace(like: Tensor) -> Any:
+def workspace(like):
     """Give the scratch memory, zeroed once."""
     if "workspace" not in STATE:
         STATE["workspace"] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=like.device)
     return STATE["workspace"]
 
 
-def wrapper_of(kind: Any, like: Tensor, *layout: Any, **options: Any) -> Any:
+def wrapper_of(kind, like, *layout, **options):
     """Give the wrapper, made once."""
     if "wrapper" not in STATE:
         STATE["wrapper"] = kind(workspace(like), *layout, **options)
     return STATE["wrapper"]
 
 
-def plan(wrapper: Any, q: Tensor, kv: Tensor, *lists: Any, **options: Any) -> dict[str, Any]:
+def plan(wrapper, q, kv, *lists, **options):
     """Plan a wrapper for these lists, and return it."""
     wrapper.plan(*lists, sm_scale=SM_SCALE, q_data_type=q.dtype, kv_data_type=kv.dtype, **options)
     return {"wrapper": wrapper}
 
 
-def page_lists(block_tables: Tensor, kv_lens: Tensor) -> tuple[Any, Any, Any]:
+def page_lists(block_tables, kv_lens):
     """Give the page table as offsets, indices and the tokens of each last page."""
     lengths = kv_lens.cpu()
     counts = (lengths + PAGE_SIZE - 1) // PAGE_SIZE
@@ -54,17 +51,22 @@ def page_lists(block_tables: Tensor, kv_lens: Tensor) -> tuple[Any, Any, Any]:
     return indptr, indices, (lengths - (counts - 1) * PAGE_SIZE).to(torch.int32)
 
 
-def page_sizes(q: Tensor, kv_cache: Tensor) -> tuple[int, int, int, int]:
+def page_sizes(q, kv_cache):
     """Give query heads, key heads, the dimension of a head, and the tokens of a page."""
     return q.shape[1], kv_cache.shape[3], q.shape[2], PAGE_SIZE
 
 
-def by_heads(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+def by_heads(kv_cache):
     """View keys and values as [pages, heads, page_size, dim]."""
     return kv_cache[:, 0].transpose(1, 2), kv_cache[:, 1].transpose(1, 2)
 
 
-def decode_setup(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> dict[str, Any]:
+def as_counts(lengths):
+    """View lengths as cuDNN wants them."""
+    return lengths.view(-1, 1, 1, 1)
+
+
+def decode_setup(q, kv_cache, block_tables, kv_lens):
     """Plan the decoding wrapper."""
     kind = flashinfer.BatchDecodeWithPagedKVCacheWrapper
     wrapper = wrapper_of(kind, q, "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND)
@@ -72,12 +74,12 @@ def decode_setup(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Ten
     return plan(wrapper, q, kv_cache, *lists, block_tables=block_tables.clone())
 
 
-def decode(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any) -> None:
+def decode(q, kv_cache, out, *, wrapper):
     """BatchDecodeWithPagedKVCacheWrapper: fa2, fa2 on tensor cores, auto, trtllm-gen."""
     wrapper.run(q, kv_cache, out=out)
 
 
-def decode_cudnn(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
+def decode_cudnn(q, kv_cache, block_tables, kv_lens, out):
     """cudnn_batch_decode_with_kv_cache."""
     flashinfer.decode.cudnn_batch_decode_with_kv_cache(
         q,
@@ -85,14 +87,14 @@ def decode_cudnn(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Ten
         SM_SCALE,
         workspace(q),
         max_sequence_kv=MAX_KV,
-        actual_seq_lens_kv=kv_lens.view(-1, 1, 1, 1),
+        actual_seq_lens_kv=as_counts(kv_lens),
         block_tables=block_tables,
         is_cuda_graph_compatible=True,
         out=out,
     )
 
 
-def decode_trtllm(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
+def decode_trtllm(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache."""
     lists = (block_tables, kv_lens, MAX_KV)
     flashinfer.decode.trtllm_batch_decode_with_kv_cache(
@@ -100,7 +102,7 @@ def decode_trtllm(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Te
     )
 
 
-def plan_paged(backend: str, tensors: Any, qo_indptr: Any, **options: Any) -> dict[str, Any]:
+def plan_paged(backend, tensors, qo_indptr, **options):
     """Plan the prefill wrapper over pages; tensors: queries, cache, page table and lengths."""
     q, kv_cache, block_tables, kv_lens = tensors
     wrapper = wrapper_of(flashinfer.BatchPrefillWithPagedKVCacheWrapper, q, "NHD", backend=backend)
@@ -109,43 +111,35 @@ def plan_paged(backend: str, tensors: Any, qo_indptr: Any, **options: Any) -> di
     return plan(wrapper, q, kv_cache, *lists, causal=CAUSAL, block_tables=block_tables.clone(), **options)
 
 
-def paged_setup(
-    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
-) -> dict[str, Any]:
+def paged_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
     """Plan the prefill wrapper."""
     return plan_paged(BACKEND, (q, kv_cache, block_tables, kv_lens), qo_indptr.clone())
 
 
-def paged(
-    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any
-) -> None:
+def paged(q, kv_cache, out, *, wrapper):
     """BatchPrefillWithPagedKVCacheWrapper: fa2, fa3, auto, trtllm-gen."""
     wrapper.run(q, kv_cache, out=out)
 
 
-def paged_cudnn_setup(
-    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
-) -> dict[str, Any]:
+def paged_cudnn_setup(q, kv_cache, qo_indptr, block_tables, kv_lens):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
     return plan_paged(
         "cudnn",
         (q, kv_cache, block_tables, kv_lens),
         qo_indptr * (q.shape[1] * q.shape[2]),
-        seq_lens=kv_lens.clone().view(-1, 1, 1, 1),
-        seq_lens_q=torch.diff(qo_indptr).view(-1, 1, 1, 1),
+        seq_lens=as_counts(kv_lens.clone()),
+        seq_lens_q=as_counts(torch.diff(qo_indptr)),
         max_token_per_sequence=MAX_Q,
         max_sequence_kv=MAX_KV,
     )
 
 
-def paged_cudnn(
-    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any
-) -> None:
+def paged_cudnn(q, kv_cache, out, *, wrapper):
     """The wrapper's cudnn backend."""
     wrapper.run(q, by_heads(kv_cache), out=out)
 
 
-def prefill_cudnn(q: Tensor, k: Tensor, v: Tensor, out: Tensor, **lists: Any) -> None:
+def prefill_cudnn(q, k, v, out, **lists):
     """cudnn_batch_prefill_with_kv_cache."""
     flashinfer.prefill.cudnn_batch_prefill_with_kv_cache(
         q,
@@ -163,54 +157,31 @@ def prefill_cudnn(q: Tensor, k: Tensor, v: Tensor, out: Tensor, **lists: Any) ->
     )
 
 
-def paged_cudnn_native_setup(
-    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
-) -> dict[str, Any]:
+def paged_cudnn_native_setup(q, qo_indptr):
     """Count lengths, and offsets in elements."""
-    return {"lens": torch.diff(qo_indptr).view(-1, 1, 1, 1), "offsets": qo_indptr * (q.shape[1] * q.shape[2])}
+    return {"lens": as_counts(torch.diff(qo_indptr)), "offsets": qo_indptr * (q.shape[1] * q.shape[2])}
 
 
-def paged_cudnn_native(
-    q: Tensor,
-    kv_cache: Tensor,
-    qo_indptr: Tensor,
-    block_tables: Tensor,
-    kv_lens: Tensor,
-    out: Tensor,
-    *,
-    lens: Any,
-    offsets: Any,
-) -> None:
+def paged_cudnn_native(q, kv_cache, block_tables, kv_lens, out, *, lens, offsets):
     """cudnn_batch_prefill_with_kv_cache over pages."""
     prefill_cudnn(
         q,
         *by_heads(kv_cache),
         out,
         actual_seq_lens_q=lens,
-        actual_seq_lens_kv=kv_lens.view(-1, 1, 1, 1),
+        actual_seq_lens_kv=as_counts(kv_lens),
         block_tables=block_tables,
         batch_offsets_q=offsets,
         batch_offsets_o=offsets,
     )
 
 
-def paged_trtllm_setup(
-    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
-) -> dict[str, Any]:
+def paged_trtllm_setup(kv_lens):
     """Count where the keys of each sequence begin."""
     return {"kv_indptr": torch.nn.functional.pad(kv_lens.cumsum(0), (1, 0)).to(torch.int32)}
 
 
-def paged_trtllm(
-    q: Tensor,
-    kv_cache: Tensor,
-    qo_indptr: Tensor,
-    block_tables: Tensor,
-    kv_lens: Tensor,
-    out: Tensor,
-    *,
-    kv_indptr: Any,
-) -> None:
+def paged_trtllm(q, kv_cache, qo_indptr, block_tables, kv_lens, out, *, kv_indptr):
     """trtllm_batch_context_with_kv_cache."""
     lists = (block_tables, kv_lens, MAX_Q, MAX_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
     flashinfer.prefill.trtllm_batch_context_with_kv_cache(
@@ -218,7 +189,7 @@ def paged_trtllm(
     )
 
 
-def plan_ragged(backend: str, tensors: Any, *offsets: Any, **options: Any) -> dict[str, Any]:
+def plan_ragged(backend, tensors, *offsets, **options):
     """Plan the prefill wrapper without pages; tensors: queries, keys and values."""
     q, k, v = tensors
     wrapper = wrapper_of(flashinfer.BatchPrefillWithRaggedKVCacheWrapper, q, "NHD", backend=backend)
@@ -226,34 +197,32 @@ def plan_ragged(backend: str, tensors: Any, *offsets: Any, **options: Any) -> di
     return plan(wrapper, q, k, *offsets, *sizes, head_dim_vo=v.shape[2], causal=CAUSAL, **options)
 
 
-def ragged_setup(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor) -> dict[str, Any]:
+def ragged_setup(q, k, v, qo_indptr, kv_indptr):
     """Plan the prefill wrapper."""
     return plan_ragged(BACKEND, (q, k, v), qo_indptr.clone(), kv_indptr.clone())
 
 
-def ragged(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, wrapper: Any) -> None:
-    """BatchPrefillWithRaggedKVCacheWrapper: fa2, fa3, cutlass."""
+def ragged(q, k, v, out, *, wrapper):
+    """BatchPrefillWithRaggedKVCacheWrapper: fa2, fa3, cutlass, cudnn."""
     wrapper.run(q, k, v, out=out)
 
 
-def ragged_offsets(tensors: Any, queries: Tensor, keys: Tensor) -> dict[str, Any]:
-    """Give lengths, and offsets in elements; tensors: queries, keys and values."""
-    q, k, v = tensors
-    return {
-        "q": queries * (q.shape[1] * q.shape[2]),
-        "k": keys * (k.shape[1] * k.shape[2]),
-        "v": keys * (v.shape[1] * v.shape[2]),
-        "o": queries * (q.shape[1] * v.shape[2]),
-        "q_lens": torch.diff(queries).view(-1, 1, 1, 1),
-        "kv_lens": torch.diff(keys).view(-1, 1, 1, 1),
+def ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr):
+    """Give lengths, and offsets in elements."""
+    where = {
+        "q": qo_indptr * (q.shape[1] * q.shape[2]),
+        "k": kv_indptr * (k.shape[1] * k.shape[2]),
+        "v": kv_indptr * (v.shape[1] * v.shape[2]),
+        "o": qo_indptr * (q.shape[1] * v.shape[2]),
+        "q_lens": as_counts(torch.diff(qo_indptr)),
+        "kv_lens": as_counts(torch.diff(kv_indptr)),
     }
+    return {"where": where}
 
 
-def ragged_cudnn_setup(
-    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor
-) -> dict[str, Any]:
+def ragged_cudnn_setup(q, k, v, qo_indptr, kv_indptr):
     """Plan the wrapper's cudnn backend, which counts offsets in elements."""
-    where = ragged_offsets((q, k, v), qo_indptr, kv_indptr)
+    where = ragged_cudnn_native_setup(q, k, v, qo_indptr, kv_indptr)["where"]
     return plan_ragged(
         "cudnn",
         (q, k, v),
@@ -268,23 +237,12 @@ def ragged_cudnn_setup(
     )
 
 
-def ragged_cudnn(
-    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, wrapper: Any
-) -> None:
+def ragged_cudnn(q, k, v, out, *, wrapper):
     """The wrapper's cudnn backend."""
     wrapper.run(q, k, v, out=out)
 
 
-def ragged_cudnn_native_setup(
-    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor
-) -> dict[str, Any]:
-    """Count lengths, and offsets in elements."""
-    return {"where": ragged_offsets((q, k, v), qo_indptr, kv_indptr)}
-
-
-def ragged_cudnn_native(
-    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, where: Any
-) -> None:
+def ragged_cudnn_native(q, k, v, out, *, where):
     """cudnn_batch_prefill_with_kv_cache without pages."""
     prefill_cudnn(
         q,
@@ -300,16 +258,12 @@ def ragged_cudnn_native(
     )
 
 
-def ragged_trtllm_setup(
-    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor
-) -> dict[str, Any]:
+def ragged_trtllm_setup(kv_indptr):
     """Count the keys of each sequence."""
     return {"lens": torch.diff(kv_indptr)}
 
 
-def ragged_trtllm(
-    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, lens: Any
-) -> None:
+def ragged_trtllm(q, k, v, qo_indptr, kv_indptr, out, *, lens):
     """trtllm_ragged_attention_deepseek."""
     scales = (SM_SCALE, 1.0, -1.0)
     options = (-1, qo_indptr, kv_indptr, False, CAUSAL, True)
@@ -318,14 +272,14 @@ def ragged_trtllm(
     )
 
 
-def run_mla(wrapper: Any, q: Tensor, kv_cache: Tensor, out: Tensor, **options: Any) -> None:
+def run_mla(wrapper, q, kv_cache, out, **options):
     """Run a wrapper on queries and cache, each in two parts."""
     flat = q.view(-1, *q.shape[2:])
     parts = (flat[..., :CKV_DIM], flat[..., CKV_DIM:], kv_cache[..., :CKV_DIM], kv_cache[..., CKV_DIM:])
     wrapper.run(*parts, out=out.view(-1, q.shape[2], CKV_DIM), **options)
 
 
-def mla_setup(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> dict[str, Any]:
+def mla_setup(q, kv_cache, block_tables, kv_lens):
     """Plan the MLA wrapper."""
     batch, queries, heads, _ = q.shape
     wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q, backend=BACKEND)
@@ -337,25 +291,26 @@ def mla_setup(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor
     return {"wrapper": wrapper}
 
 
-def mla(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any) -> None:
+def mla(q, kv_cache, out, *, wrapper):
     """BatchMLAPagedAttentionWrapper: fa2, fa3."""
     run_mla(wrapper, q, kv_cache, out)
 
 
-def mla_cutlass(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
+def mla_cutlass(q, kv_cache, block_tables, kv_lens, out):
     """The wrapper's cutlass backend, which plans nothing and takes queries and cache in one piece."""
     wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q, backend="cutlass")
     run_mla(wrapper, q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
 
 
-def mla_trtllm(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
+def mla_trtllm(q, kv_cache, block_tables, kv_lens, out):
     """trtllm_batch_decode_with_kv_cache_mla."""
-    sizes = (NOPE_DIM, CKV_DIM, KPE_DIM)
     flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(
         q,
         kv_cache.unsqueeze(1),
         workspace(q),
-        *sizes,
+        NOPE_DIM,
+        CKV_DIM,
+        KPE_DIM,
         block_tables,
         kv_lens,
         MAX_KV,

@@ -9,7 +9,7 @@ STRETCH = 1 << 27
 """Number of scores that are held in memory at once."""
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def attend(q, k, v):
     """Attention of one sequence; q [queries, heads, dqk], k [keys, kv_heads, dqk], v [keys, kv_heads, dvo].
 
     Causal: the last query sees all keys, the one before it one less.
@@ -35,33 +35,15 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def gather(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+def gather(cache, pages, length):
     """Bring the pages [pages, page_size, ...] of a sequence into one piece."""
     count = -(-length // cache.shape[1])
     return cache[pages[:count].long()].flatten(0, 1)[:length]
 
 
-def paged_decode(
-    q: torch.Tensor, kv_cache: torch.Tensor, block_tables: torch.Tensor, kv_lens: torch.Tensor
-) -> torch.Tensor:
-    """One query a sequence over a paged cache [pages, 2, page_size, heads, dim]."""
+def over_pages(q, bounds, kv_cache, block_tables, kv_lens):
+    """Queries of several sequences, one after the other, over a paged cache [pages, 2, page_size, heads, dim]."""
     out = torch.empty_like(q)
-    for row, length in enumerate(kv_lens.tolist()):
-        k, v = (gather(kv_cache[:, side], block_tables[row], length) for side in (0, 1))
-        out[row] = attend(q[row : row + 1], k, v)[0].to(q.dtype)
-    return out
-
-
-def paged_prefill(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    block_tables: torch.Tensor,
-    kv_lens: torch.Tensor,
-) -> torch.Tensor:
-    """Queries of several sequences, one after the other, over a paged cache."""
-    out = torch.empty_like(q)
-    bounds = qo_indptr.tolist()
     for row, length in enumerate(kv_lens.tolist()):
         k, v = (gather(kv_cache[:, side], block_tables[row], length) for side in (0, 1))
         own = slice(bounds[row], bounds[row + 1])
@@ -69,9 +51,17 @@ def paged_prefill(
     return out
 
 
-def ragged_prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor
-) -> torch.Tensor:
+def decode(q, kv_cache, block_tables, kv_lens):
+    """One query a sequence over a paged cache."""
+    return over_pages(q, range(len(q) + 1), kv_cache, block_tables, kv_lens)
+
+
+def paged(q, kv_cache, qo_indptr, block_tables, kv_lens):
+    """Several queries a sequence over a paged cache."""
+    return over_pages(q, qo_indptr.tolist(), kv_cache, block_tables, kv_lens)
+
+
+def ragged(q, k, v, qo_indptr, kv_indptr):
     """Queries, keys and values of several sequences, one after the other."""
     out = torch.empty(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=q.device)
     queries, keys = qo_indptr.tolist(), kv_indptr.tolist()
@@ -81,7 +71,7 @@ def ragged_prefill(
     return out
 
 
-def mla(q: torch.Tensor, kv_cache: torch.Tensor, block_tables: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+def mla(q, kv_cache, block_tables, kv_lens):
     """MLA with absorbed weights: q [batch, queries, heads, ckv + kpe], cache [pages, page_size, ckv + kpe].
 
     Every head sees the whole of a cached token as its key, and the first part of it as its value.

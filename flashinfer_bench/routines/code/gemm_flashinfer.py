@@ -1,10 +1,7 @@
 """Calls of FlashInfer's GEMM kernels. They write into the output that they are given."""
 
-from typing import Any
-
 import flashinfer
 import torch
-from torch import Tensor
 
 BACKEND = "cudnn"
 AUTOTUNE = False
@@ -13,11 +10,16 @@ K_MAJOR = False
 MMA_SM = 1
 BLOCK = 16
 NVFP4 = True
-TUNED: list[bool] = []
+TUNED = []
 EPILOGUE_TILE = 128
+GROUPWISE = {
+    "scale_granularity_mnk": (1, TILE, TILE),
+    "scale_major_mode": "K" if K_MAJOR else "MN",
+    "mma_sm": MMA_SM,
+}
 
 
-def call(function: Any, *arguments: Any, **options: Any) -> None:
+def call(function, *arguments, **options):
     """Call a function. With AUTOTUNE the library tunes in the first call."""
     if AUTOTUNE and not TUNED:
         with flashinfer.autotune(True):
@@ -26,51 +28,27 @@ def call(function: Any, *arguments: Any, **options: Any) -> None:
     function(*arguments, **options)
 
 
-def gemm_fp8_nt_groupwise(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
+def gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, out):
     """gemm_fp8_nt_groupwise."""
-    flashinfer.gemm.gemm_fp8_nt_groupwise(
-        a,
-        b,
-        a_scale,
-        b_scale,
-        scale_major_mode="K" if K_MAJOR else "MN",
-        mma_sm=MMA_SM,
-        scale_granularity_mnk=(1, TILE, TILE),
-        out=out,
-        backend=BACKEND,
-    )
+    flashinfer.gemm.gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, out=out, backend=BACKEND, **GROUPWISE)
 
 
-def group_gemm_fp8_nt_groupwise(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, out: Tensor
-) -> None:
+def group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr, out):
     """group_gemm_fp8_nt_groupwise."""
-    flashinfer.gemm.group_gemm_fp8_nt_groupwise(
-        a,
-        b,
-        a_scale,
-        b_scale,
-        m_indptr,
-        scale_granularity_mnk=(1, TILE, TILE),
-        scale_major_mode="K" if K_MAJOR else "MN",
-        mma_sm=MMA_SM,
-        out=out,
-    )
+    flashinfer.gemm.group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, m_indptr, out=out, **GROUPWISE)
 
 
-def bmm_fp8(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
+def bmm_fp8(a, b, a_scale, b_scale, out):
     """bmm_fp8; the second matrix is column-major, which its transpose is."""
     call(flashinfer.bmm_fp8, a, b.transpose(-2, -1), a_scale, b_scale, out.dtype, out, backend=BACKEND)
 
 
-def mm_fp4(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor, out: Tensor) -> None:
+def mm_fp4(a, b, a_scale, b_scale, alpha, out):
     """mm_fp4."""
     multiply_fp4(a, a_scale, alpha, out, b.view(torch.uint8), b_scale.view(torch.uint8))
 
 
-def mm_fp4_shuffled_setup(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor, out: Tensor
-) -> dict[str, Any]:
+def mm_fp4_shuffled_setup(b, b_scale):
     """Give weights and scales in the order of the trtllm backend."""
     weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
     rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
@@ -82,33 +60,13 @@ def mm_fp4_shuffled_setup(
     }
 
 
-def mm_fp4_shuffled(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    alpha: Tensor,
-    out: Tensor,
-    *,
-    weights: Tensor,
-    factors: Tensor,
-) -> None:
+def mm_fp4_shuffled(a, a_scale, alpha, out, *, weights, factors):
     """mm_fp4 of the trtllm backend, which wants weights in another order."""
     multiply_fp4(a, a_scale, alpha, out, weights, factors)
 
 
-def multiply_fp4(a: Tensor, a_scale: Tensor, alpha: Tensor, out: Tensor, weights: Tensor, factors: Tensor) -> None:
+def multiply_fp4(a, a_scale, alpha, out, weights, factors):
     """Call mm_fp4 with weights and scales in the order of the backend."""
-    call(
-        flashinfer.mm_fp4,
-        a.view(torch.uint8),
-        weights.T,
-        a_scale.view(torch.uint8),
-        factors.T,
-        alpha,
-        out.dtype,
-        out,
-        block_size=BLOCK,
-        backend=BACKEND,
-        use_nvfp4=NVFP4,
-    )
+    packed, scale = a.view(torch.uint8), a_scale.view(torch.uint8)
+    options = {"block_size": BLOCK, "backend": BACKEND, "use_nvfp4": NVFP4}
+    call(flashinfer.mm_fp4, packed, weights.T, scale, factors.T, alpha, out.dtype, out, **options)

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from flashinfer_bench.routines.code.formats import to_fp8
+
 ROTARY_DIM = 128
 HEAD_DIM = 128
 INTERLEAVE = False
@@ -19,7 +21,7 @@ HND = False
 UNWRITTEN = 0xFF
 
 
-def frequencies(device: torch.device) -> torch.Tensor:
+def frequencies(device):
     """Give the angle per position of each pair; Llama 3.1 stretches the slow ones only."""
     exponent = torch.arange(0, ROTARY_DIM, 2, dtype=torch.float64, device=device) / ROTARY_DIM
     frequency = ROPE_THETA**-exponent
@@ -30,7 +32,7 @@ def frequencies(device: torch.device) -> torch.Tensor:
     return (1 - share) * frequency / ROPE_SCALE + share * frequency
 
 
-def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def rotate(x, cosine, sine):
     """Rotate the first ROTARY_DIM elements of each head; [tokens, heads, dim], angles [tokens, pairs]; float32."""
     wide = x.float()
     part, rest = wide[..., :ROTARY_DIM], wide[..., ROTARY_DIM:]
@@ -44,77 +46,52 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
     return torch.cat((joined, rest), dim=-1)
 
 
-def rotate_both(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate queries and keys by angles that are computed from the positions."""
-    angle = positions.double()[:, None] * frequencies(q.device)
+def rope_by_positions(q, k, pos_ids):
+    """Rotate tokens at given positions, by angles that are computed from them."""
+    angle = pos_ids.double()[:, None] * frequencies(q.device)
     cosine, sine = angle.cos(), angle.sin()
     return rotate(q, cosine, sine).to(q.dtype), rotate(k, cosine, sine).to(k.dtype)
 
 
-def rope_by_offsets(
-    q: torch.Tensor, k: torch.Tensor, indptr: torch.Tensor, offsets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_by_offsets(q, k, indptr, offsets):
     """Rotate sequences that begin at the offsets."""
     lengths = torch.diff(indptr.long())
     start = torch.repeat_interleave(offsets.long() - indptr[:-1].long(), lengths)
-    return rotate_both(q, k, start + torch.arange(q.shape[0], device=q.device))
+    return rope_by_positions(q, k, start + torch.arange(q.shape[0], device=q.device))
 
 
-def rope_by_positions(q: torch.Tensor, k: torch.Tensor, pos_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate tokens at given positions."""
-    return rotate_both(q, k, pos_ids)
+def rotate_by_cache(x, pos_ids, cos_sin_cache):
+    """Rotate [tokens, heads, dim] by angles from a cache."""
+    return rotate(x, *cos_sin_cache[pos_ids.long()].chunk(2, dim=-1))
 
 
-def rope_with_cache(
-    q: torch.Tensor, k: torch.Tensor, pos_ids: torch.Tensor, cos_sin_cache: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_with_cache(q, k, pos_ids, cos_sin_cache):
     """Rotate flat queries and keys [tokens, heads * dim] by angles from a cache; the dim is in HEAD_DIM."""
-    cosine, sine = cos_sin_cache[pos_ids.long()].chunk(2, dim=-1)
-    turned = [rotate(x.view(x.shape[0], -1, HEAD_DIM), cosine, sine).view_as(x).to(x.dtype) for x in (q, k)]
-    return turned[0], turned[1]
+    heads = [x.view(x.shape[0], -1, HEAD_DIM) for x in (q, k)]
+    turned = [rotate_by_cache(x, pos_ids, cos_sin_cache) for x in heads]
+    return turned[0].view_as(q).to(q.dtype), turned[1].view_as(k).to(k.dtype)
 
 
-def to_fp8(values: torch.Tensor) -> torch.Tensor:
-    """Round to fp8; what is too large becomes the largest value."""
-    dtype = getattr(torch, OUT_DTYPE)
-    limit = torch.finfo(dtype).max
-    return values.float().clamp(-limit, limit).to(dtype)
+def round_to_fp8(values):
+    """Round to fp8."""
+    return to_fp8(values.float(), getattr(torch, OUT_DTYPE))
 
 
-def turn_by_cache(x: torch.Tensor, pos_ids: torch.Tensor, cos_sin_cache: torch.Tensor) -> torch.Tensor:
-    """Rotate [tokens, heads, dim] or [tokens, dim] by angles from a cache."""
-    cosine, sine = cos_sin_cache[pos_ids.long()].chunk(2, dim=-1)
-    heads = x if x.ndim == 3 else x[:, None, :]
-    return rotate(heads, cosine, sine).view(x.shape)
+def rope_quantize_all(q_rope, k_rope, pos_ids, cos_sin_cache):
+    """Rotate [tokens, heads, dim], or keys [tokens, dim], and round to fp8."""
+    keys = k_rope if k_rope.ndim == 3 else k_rope[:, None, :]
+    q, k = (round_to_fp8(rotate_by_cache(x, pos_ids, cos_sin_cache)) for x in (q_rope, keys))
+    return q, k.view(k_rope.shape)
 
 
-def rope_quantize(
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-    q_nope: torch.Tensor,
-    k_nope: torch.Tensor,
-    pos_ids: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def rope_quantize(q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache):
     """Rotate one part, leave the other, round both to fp8."""
-    q = to_fp8(turn_by_cache(q_rope, pos_ids, cos_sin_cache))
-    k = to_fp8(turn_by_cache(k_rope, pos_ids, cos_sin_cache))
-    return q, k, to_fp8(q_nope), to_fp8(k_nope)
+    rotated = rope_quantize_all(q_rope, k_rope, pos_ids, cos_sin_cache)
+    return *rotated, round_to_fp8(q_nope), round_to_fp8(k_nope)
 
 
-def rope_quantize_all(
-    q_rope: torch.Tensor, k_rope: torch.Tensor, pos_ids: torch.Tensor, cos_sin_cache: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate, round to fp8."""
-    q = to_fp8(turn_by_cache(q_rope, pos_ids, cos_sin_cache))
-    return q, to_fp8(turn_by_cache(k_rope, pos_ids, cos_sin_cache))
-
-
-def append_pages(
-    rows: torch.Tensor, kv_indices: torch.Tensor, kv_indptr: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
+def append_pages(rows, kv_indices, kv_indptr, batch_indices, positions):
     """Put rows [tokens, heads, dim] into pages by (sequence, position); slots that nobody owns hold NaN."""
-    batch_indices, positions = where
     page = kv_indices[kv_indptr[batch_indices.long()].long() + positions.long() // PAGE_SIZE].long()
     shape = (kv_indices.shape[0], PAGE_SIZE, *rows.shape[1:])
     cache = torch.full(shape, UNWRITTEN, dtype=torch.uint8, device=rows.device)
@@ -123,39 +100,19 @@ def append_pages(
 
 
 def rope_quantize_append(
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-    q_nope: torch.Tensor,
-    k_nope: torch.Tensor,
-    v: torch.Tensor,
-    pos_ids: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    batch_indices: torch.Tensor,
-    positions: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q_rope, k_rope, q_nope, k_nope, v, pos_ids, cos_sin_cache, kv_indices, kv_indptr, batch_indices, positions
+):
     """Rotate, round to fp8, and put keys and values into their pages."""
     q, k, q_rest, k_rest = rope_quantize(q_rope, k_rope, q_nope, k_nope, pos_ids, cos_sin_cache)
     joined = torch.cat((k.view(torch.uint8), k_rest.view(torch.uint8)), dim=-1).view(k.dtype)
-    where = (batch_indices, positions)
-    keys = append_pages(joined, kv_indices, kv_indptr, where)
-    return q, q_rest, keys, append_pages(to_fp8(v), kv_indices, kv_indptr, where)
+    where = (kv_indices, kv_indptr, batch_indices, positions)
+    return q, q_rest, append_pages(joined, *where), append_pages(round_to_fp8(v), *where)
 
 
 def rope_quantize_append_all(
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-    v: torch.Tensor,
-    pos_ids: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    batch_indices: torch.Tensor,
-    positions: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q_rope, k_rope, v, pos_ids, cos_sin_cache, kv_indices, kv_indptr, batch_indices, positions
+):
     """The same where every dimension is rotated."""
     q, k = rope_quantize_all(q_rope, k_rope, pos_ids, cos_sin_cache)
-    where = (batch_indices, positions)
-    keys = append_pages(k, kv_indices, kv_indptr, where)
-    return q, keys, append_pages(to_fp8(v), kv_indices, kv_indptr, where)
+    where = (kv_indices, kv_indptr, batch_indices, positions)
+    return q, append_pages(k, *where), append_pages(round_to_fp8(v), *where)

@@ -6,7 +6,7 @@ JOINT = False
 K = 50
 
 
-def keep_top_k(weights: torch.Tensor, top_k: int) -> torch.Tensor:
+def keep_top_k(weights, top_k):
     """Set all but the k largest of a row to zero; what ties with the last of them stays."""
     if not 0 < top_k < weights.shape[-1]:
         return weights
@@ -14,7 +14,7 @@ def keep_top_k(weights: torch.Tensor, top_k: int) -> torch.Tensor:
     return torch.where(weights >= least, weights, 0.0)
 
 
-def keep_top_p(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+def keep_top_p(weights, top_p):
     """Set all but the largest that together reach p of the row's sum to zero; the one that crosses p stays."""
     ordered, index = weights.sort(dim=-1, descending=True)
     mass = ordered.double().cumsum(dim=-1)
@@ -22,71 +22,71 @@ def keep_top_p(weights: torch.Tensor, top_p: float) -> torch.Tensor:
     return torch.where(torch.zeros_like(kept).scatter(-1, index, kept), weights, 0.0)
 
 
-def rescale(weights: torch.Tensor) -> torch.Tensor:
+def rescale(weights):
     """Divide each row by its sum."""
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def draw(weights: torch.Tensor) -> torch.Tensor:
+def draw(weights):
     """Draw one token of each row."""
     # As an exponential race: multinomial takes no more than 2^24 categories and rows that sum to about 1.
     race = torch.empty_like(weights, dtype=torch.float64).exponential_()
     return (weights.double() / race).argmax(dim=-1).to(torch.int32)
 
 
-def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+def softmax(logits, temperature):
     """Softmax of logits divided by the temperature, in float32."""
     return (logits.float() / temperature).softmax(dim=-1)
 
 
-def sampling_from_probs(probs: torch.Tensor) -> torch.Tensor:
+def sampling_from_probs(probs):
     """Draw from probabilities."""
     return draw(probs)
 
 
-def sampling_from_logits(logits: torch.Tensor) -> torch.Tensor:
+def sampling_from_logits(logits):
     """Draw from the softmax of logits."""
     return draw(logits.float().softmax(dim=-1))
 
 
-def top_k_sampling_from_probs(probs: torch.Tensor, top_k: int) -> torch.Tensor:
+def top_k_sampling_from_probs(probs, top_k):
     """Draw from the k largest."""
     return draw(keep_top_k(probs, top_k))
 
 
-def top_p_sampling_from_probs(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+def top_p_sampling_from_probs(probs, top_p):
     """Draw from the nucleus."""
     return draw(keep_top_p(probs, top_p))
 
 
-def min_p_sampling_from_probs(probs: torch.Tensor, min_p: float) -> torch.Tensor:
+def min_p_sampling_from_probs(probs, min_p):
     """Draw from what has at least min_p of the largest probability."""
     return draw(torch.where(probs >= min_p * probs.amax(dim=-1, keepdim=True), probs, 0.0))
 
 
-def top_k_top_p_sampling_from_probs(probs: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+def top_k_top_p_sampling_from_probs(probs, top_k, top_p):
     """Draw from the nucleus of the k largest, or from what both filters leave of the row as it was."""
     if JOINT:
         return draw(torch.where(keep_top_p(probs, top_p) > 0, keep_top_k(probs, top_k), 0.0))
     return draw(keep_top_p(keep_top_k(probs, top_k), top_p))
 
 
-def top_k_top_p_sampling_from_logits(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+def top_k_top_p_sampling_from_logits(logits, top_k, top_p):
     """The same from the softmax of logits."""
     return top_k_top_p_sampling_from_probs(logits.float().softmax(dim=-1), top_k, top_p)
 
 
-def top_k_renorm_probs(probs: torch.Tensor, top_k: int) -> torch.Tensor:
+def top_k_renorm_probs(probs, top_k):
     """Rescale the k largest."""
     return rescale(keep_top_k(probs.float(), top_k)).to(probs.dtype)
 
 
-def top_p_renorm_probs(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+def top_p_renorm_probs(probs, top_p):
     """Rescale the nucleus."""
     return rescale(keep_top_p(probs, top_p))
 
 
-def top_k_mask_logits(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+def top_k_mask_logits(logits, top_k):
     """Put minus infinity in place of all but the k largest; what ties with the last of them stays."""
     if not 0 < top_k < logits.shape[-1]:
         return logits.clone()
@@ -94,9 +94,7 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: int) -> torch.Tensor:
     return torch.where(logits >= least, logits, float("-inf"))
 
 
-def chain_speculative_sampling(
-    draft_probs: torch.Tensor, draft_token_ids: torch.Tensor, target_probs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def chain_speculative_sampling(draft_probs, draft_token_ids, target_probs):
     """Accept drafted tokens with min(1, p / q) until one is rejected, then draw from what the target has more."""
     rows, drafted = draft_token_ids.shape
     ids = draft_token_ids.long()[..., None]
@@ -112,13 +110,13 @@ def chain_speculative_sampling(
     return tokens.to(torch.int32), accepted.sum(dim=1).to(torch.int32), emitted.to(torch.int32)
 
 
-def top_k(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def top_k(scores):
     """The k largest of a row and where they are."""
     found = scores.topk(K, dim=-1)
     return found.values, found.indices
 
 
-def choose(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def choose(scores, lengths):
     """Give the columns of the k largest within the lengths; -1 where a row has fewer."""
     column = torch.arange(scores.shape[1], device=scores.device)
     inside = torch.where(column < lengths[:, None], scores.float(), float("-inf"))
@@ -128,16 +126,14 @@ def choose(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(chosen, (0, K - kept), value=-1)
 
 
-def top_k_page_table_transform(
-    scores: torch.Tensor, src_page_table: torch.Tensor, lengths: torch.Tensor, row_to_batch: torch.Tensor
-) -> torch.Tensor:
+def top_k_page_table_transform(scores, src_page_table, lengths, row_to_batch):
     """Look the k largest up in the page table of the row's sequence."""
     chosen = choose(scores, lengths)
     pages = src_page_table[row_to_batch.long()].gather(1, chosen.clamp(min=0))
     return torch.where(chosen >= 0, pages, -1).to(torch.int32)
 
 
-def top_k_ragged_transform(scores: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def top_k_ragged_transform(scores, offsets, lengths):
     """Add the row's offset to the k largest."""
     chosen = choose(scores, lengths)
     return torch.where(chosen >= 0, chosen + offsets[:, None], -1).to(torch.int32)

@@ -33,7 +33,9 @@ def make_job(rows=ROWS):
             "accepted": "int32[rows]",
             "emitted": "int32[rows]",
         },
-        reference=lift("sampling_torch", "chain_speculative_sampling", {}),
+        reference=lift(
+            "sampling_torch", "chain_speculative_sampling", {}, ["draft_probs", "draft_token_ids", "target_probs"]
+        )[0],
     )
     job = Judging(definition, make_workload(axes={}, inputs={}), num_trials=1)
     assert job.evaluator is SpeculativeEvaluator

@@ -1,1 +1,0 @@
-"""Compiling ahead: a process calls a library kernel once, so that it is compiled before it is timed."""

@@ -1,0 +1,56 @@
+"""Formats of low-bit floats: codes, scales of blocks, and tiles of scales. Several families share them."""
+
+import torch
+
+BLOCK = 16
+E2M1_VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+E2M1_LIMITS = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+
+
+def pack_e2m1(values):
+    """Round to 4-bit floats, ties to even, and pack two to a byte, the first in the low half."""
+    limits = torch.tensor(E2M1_LIMITS, dtype=torch.float32, device=values.device)
+    size = values.abs().contiguous()
+    above, from_on = torch.bucketize(size, limits, right=False), torch.bucketize(size, limits, right=True)
+    code = torch.where(above % 2 == 0, above, from_on) | ((values.signbit()).long() << 3)
+    pairs = code.to(torch.uint8).view(*code.shape[:-1], -1, 2)
+    return (pairs[..., 0] | (pairs[..., 1] << 4)).view(torch.float4_e2m1fn_x2)
+
+
+def by_rows(packed, scale):
+    """Scale 4-bit floats, the low half of a byte first: one factor for each block of a row; float32."""
+    table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
+    raw = packed.view(torch.uint8).to(torch.int32)
+    values = table[torch.stack((raw & 0xF, raw >> 4), dim=-1)].flatten(-2)
+    return values * scale.float().repeat_interleave(BLOCK, dim=-1)
+
+
+def by_blocks(weights, scale):
+    """Scale fp8 weights: one factor for 128 by 128 elements; float32."""
+    factors = scale.repeat_interleave(128, dim=0)[: weights.shape[0]]
+    return weights.float() * factors.repeat_interleave(128, dim=1)[:, : weights.shape[1]]
+
+
+def to_fp8(values, dtype):
+    """Round to fp8; what is too large becomes the largest value."""
+    limit = torch.finfo(dtype).max
+    return values.clamp(-limit, limit).to(dtype)
+
+
+def to_tiles(scales, high, padding):
+    """Lay scales [rows, columns] out in tiles of `high` rows by 4 columns, flat bytes, with padding."""
+    rows, columns = scales.shape
+    shape = (-(-rows // high) * high, -(-columns // 4) * 4)
+    padded = torch.full(shape, padding, dtype=torch.uint8, device=scales.device)
+    padded[:rows, :columns] = scales.view(torch.uint8)
+    low = min(32, high)
+    return padded.view(shape[0] // high, high // low, low, shape[1] // 4, 4).permute(0, 3, 2, 1, 4).reshape(-1)
+
+
+def from_tiles(scale, rows, columns):
+    """Bring scales out of tiles of 128 rows by 4 columns; the padding is left out."""
+    tall, wide = -(-rows // 128), -(-columns // 4)
+    ordered = scale.reshape(-1).view(torch.uint8).view(tall, wide, 32, 4, 4).permute(0, 3, 2, 1, 4)
+    return ordered.reshape(tall * 128, wide * 4)[:rows, :columns].contiguous().view(scale.dtype)

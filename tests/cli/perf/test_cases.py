@@ -1,0 +1,342 @@
+"""What `perf` accepts, what it says about what it does not, and which backends it finds for a case."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.cli.perf.cases import started_program
+from flashinfer_bench.cli.perf.flags import CASE_FLAGS, check_outer, make_session_parser, parse_case, split_session
+from flashinfer_bench.cli.perf.results import introduce
+from flashinfer_bench.cli.perf.session import in_groups
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines.case.support import Platform, find_platform, why_not
+from flashinfer_bench.routines.table import FAMILIES, ROUTINES, find_routine
+from tests.routines.judged import make_case
+from tests.routines.small import SMALL, ask
+
+DOCUMENTED = Path(__file__).with_name("documented_commands.txt").read_text(encoding="utf-8").splitlines()
+SAMPLE = Path(__file__).parents[3] / "benchmarks" / "samples" / "sample_testlist.txt"
+H200 = Platform("NVIDIA H200", "9.0", {"flashinfer-python": "0.6.11"}, frozenset({"flashinfer"}))
+B200 = Platform("NVIDIA B200", "10.0", {}, frozenset({"flashinfer", "cutlass"}))
+RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64"
+TORCH = f"{RMSNORM} --backends torch"
+SOFTMAX = "--routine softmax --batch_size 2 --vocab_size 16 --backends torch"
+LLAMA = f"--routine apply_llama31_rope {SMALL['apply_llama31_rope']}"
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_the_commands_of_the_documents_make_a_case(command):
+    routine, args = parse_case(split_session(shlex.split(command))[1])
+    assert routine.make_case(args).reference
+
+
+def test_the_table_has_the_45_routines_of_the_documents_and_all_are_in_the_sample():
+    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 4, 4, 1, 5, 4, 15, 8]
+    requests = ask("", testlist=SAMPLE)
+    assert [request.problem for request in requests if request.problem] == []
+    assert {request.routine.name for request in requests} == {*ROUTINES}
+
+
+MISUSE = [
+    ("", "perf needs a routine or a testlist: flashinfer-bench perf --routine NAME.*--testlist FILE.*--help"),
+    ("--batch_size 4", "--routine is missing; known: .*rmsnorm"),
+    ("--routin rmsnorm", "unknown flag --routin; did you mean --routine.* --routine is missing"),
+    ("--testlst list.txt", "unknown flag --testlst; did you mean --testlist.* --routine is missing"),
+    ("--routine rmsnrm", "unknown routine rmsnrm; did you mean 'rmsnorm'"),
+    ("--routine rmsnorm --batch_sise 4", "unknown flag --batch_sise; did you mean --batch_size.*(?s:.)*needs"),
+    ("--routine rmsnorm --hiden-size=4", "unknown flag --hiden-size; did you mean --hidden_size?"),
+    (f"{RMSNORM} --rsume", "unknown flag --rsume; did you mean --resume?"),
+    ("--routine rmsnorm --batch_size x", "--batch_size: needs a whole number, not 'x'"),
+    (f"{RMSNORM} --backends cudda", "--backends cudda: routine rmsnorm has cuda, torch"),
+    (f"{RMSNORM} --num_iters 0", "--num_iters 0: must be at least 1"),
+    (f"{RMSNORM} --random_seed -1", "--random_seed -1: must be at least 0"),
+    (f"{RMSNORM} --resume", "--save_trace_set"),
+    (f"{RMSNORM} --retry_timeouts", "give --resume too"),
+    (f"{RMSNORM} --jit_jobs -1", "--jit_jobs -1: must be at least 0"),
+    (f"{RMSNORM} --timeout 0", "--timeout 0: must be above 0 s"),
+    (f"{RMSNORM} --timeout 1e300", "must be above 0 s, and at most 1000000 s"),
+    (f"{RMSNORM} --timeout nan", "--timeout: needs a finite number, not 'nan'"),
+    ("--testlist /nowhere/list.txt", "/nowhere/list.txt: cannot be read"),
+    ("--routine bmm_fp8 --m 4 --n 4 --k 4 --input_dtype int8", "--input_dtype int8: this routine takes fp8_e4m3"),
+    ("--routine apply_rope --rope_scale 0", "--rope_scale 0: must be above 0, from 1e-30 to 1e30"),
+    ("--routine rmsnorm_quant --scale 1e-50", "--scale 1e-50: must be above 0"),
+    ("--routine top_p_renorm_probs --top_p 1.5", "--top_p 1.5: must be above 0, from 1e-30 to 1"),
+    ("--routine min_p_sampling_from_probs --min_p 1", "--min_p 1: must be at least 0, and below 1"),
+    (f"{LLAMA} --low_freq_factor 4", "--high_freq_factor 4.0: must be above --low_freq_factor 4"),
+    (f"{RMSNORM} --sweep batch_siz=1,2", "--sweep batch_siz=1,2; did you mean 'batch_size'?"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISUSE)
+def test_misuse_ends_with_2_and_says_what_is_wrong(words, said, capsys):
+    assert main(["perf", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(said, err), err
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_the_numbers_of_a_routine_have_their_range_and_its_help_has_its_flags(routine, capsys):
+    entry = ROUTINES[routine]
+    for flag in entry.flags:
+        wrong = {"int": [flag.least - 1], "float": ["nan", "-inf", "1e999", "-1", "1e31"]}.get(flag.kind, [])
+        for value in wrong if not flag.choices else []:
+            with pytest.raises(Misuse, match=rf"--{flag.name}.*: (must be|needs a finite)"):
+                ask(f"--routine {routine} {SMALL[routine]} --backends torch --{flag.name}={value}")
+    assert main(["perf", "--routine", routine, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert {f"--{flag.name}" for flag in (*CASE_FLAGS, *entry.flags)} <= set(re.findall(r"--\w+", text))
+    assert all(re.search(rf"^  {re.escape(backend)} ", text, re.MULTILINE) for backend in entry.backends)
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags"),
+    [
+        ("top_p_renorm_probs", "--top_p 1"),
+        ("min_p_sampling_from_probs", "--min_p 0"),
+        ("rmsnorm", "--eps 0"),
+        ("softmax", "--temperature 1e-30"),
+        ("apply_llama31_rope", "--low_freq_factor 2 --high_freq_factor 3"),
+    ],
+)
+def test_the_ends_of_a_range_belong_to_it(routine, flags):
+    assert ask(f"--routine {routine} {SMALL[routine]} --backends torch {flags}")[0].case is not None
+
+
+@pytest.mark.parametrize(
+    ("routine", "backend", "place", "said"),
+    [
+        ("rmsnorm", "torch", Platform("a CPU", None, {}, frozenset()), None),
+        ("rmsnorm", "cuda", Platform("a CPU", None, {}, frozenset()), "needs an NVIDIA GPU"),
+        ("rmsnorm", "cuda", H200, None),
+        (
+            "bmm_fp8",
+            "cutlass",
+            H200,
+            "cutlass for routine bmm_fp8 is not supported on compute capability 9.0. Skipping.",
+        ),
+        ("bmm_fp8", "cudnn", H200, "nvidia-cudnn-frontend"),
+        ("rmsnorm", "cuda", Platform("NVIDIA H200", "9.0", {}, frozenset()), "flashinfer-python"),
+        ("rmsnorm", "cuda", Platform("new", "13.0", {}, frozenset()), "compute capability 13.0"),
+    ],
+)
+def test_a_backend_that_cannot_run_here_has_a_reason(routine, backend, place, said):
+    reason = why_not(find_routine(routine), backend, place)
+    assert (reason is None) if said is None else (said in reason)
+
+
+def test_a_place_knows_what_is_installed():
+    place = find_platform("NVIDIA H200", (9, 0), has_module=lambda name: name == "cudnn")
+    assert (place.capability, place.modules) == ("9.0", frozenset({"cudnn"}))
+
+
+DECODE = "--batch_size 2 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 128"
+PREFILL = "--batch_size 2 --s_qo 8 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2"
+ROPE = "--batch_size 2 --seq_len 8 --num_qo_heads 4 --num_kv_heads 2"
+APPEND = "rope_quantize_fp8_append_paged_kv_cache"
+PAGED = "BatchPrefillWithPagedKVCacheWrapper"
+WIDE = "--batch_size 2 --s_kv 64 --num_qo_heads 14 --num_kv_heads 2 --head_dim_qk 128 --page_size 16"
+HALF = "--q_dtype float16 --kv_dtype float16"
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags", "refused"),
+    [
+        ("BatchDecodeWithPagedKVCacheWrapper", f"{DECODE} --page_size 16", {}),
+        ("BatchDecodeWithPagedKVCacheWrapper", f"{DECODE} --page_size 8", {"trtllm-native": "16, 32, 64 and 128"}),
+        ("BatchDecodeWithPagedKVCacheWrapper", f"{WIDE} {HALF}", {"fa2": "1, 2, 3, 4 or 8", "cudnn": "bfloat16"}),
+        (PAGED, f"{PREFILL} --head_dim_qk 256 --page_size 16", {}),
+        (PAGED, f"{PREFILL} --head_dim_qk 96 --page_size 16", {"fa3": "96 and 96"}),
+        ("BatchPrefillWithRaggedKVCacheWrapper", f"{PREFILL} --head_dim_qk 192 --head_dim_vo 128", {}),
+        ("bmm_fp8", "--m 4 --n 16 --k 16 --mat2_dtype fp8_e5m2", {"cutlass": "e5m2"}),
+        ("apply_rope", f"{ROPE} --head_dim 128 --rotary_dim 48", {}),
+        ("apply_rope", f"{ROPE} --head_dim 96", {"cuda": "64, 128, 256, 512"}),
+        ("apply_rope_pos_ids", f"{ROPE} --head_dim 128 --rotary_dim 24", {"cuda": "multiple of 16"}),
+        ("apply_rope_pos_ids", f"{ROPE} --head_dim 128 --rotary_dim 24 --interleave", {}),
+        ("apply_rope_with_cos_sin_cache", f"{ROPE} --head_dim 96", {}),
+        ("rope_quantize_fp8", f"{ROPE} --head_dim 64 --no_rope_dim 48", {}),
+        ("rope_quantize_fp8", f"{ROPE} --head_dim 64 --no_rope_dim 24", {"cuda": "multiple of 16"}),
+        (APPEND, f"{ROPE} --head_dim 64 --no_rope_dim 48", {"cuda": "multiple of the 64"}),
+        ("nvfp4_quantize", "--m 8 --k 64 --sf_vec_size 32", {"cuda": "--sf_vec_size 32: its kernel takes 16"}),
+        ("nvfp4_quantize", "--m 8 --k 64 --do_shuffle", {"cuda": "--do_shuffle"}),
+        ("nvfp4_batched_quantize", "--batch_size 2 --m 8 --k 64", {}),
+    ],
+)
+def test_sizes_that_the_library_has_no_kernel_for_are_refused(routine, flags, refused):
+    refusals = make_case(routine, flags).refusals
+    assert refusals.keys() == refused.keys()
+    assert all(said in refusals[backend] for backend, said in refused.items()), refusals
+
+
+PLAIN_ROPE = [name for name in ROUTINES if name.startswith("apply")]
+QUANTISING_ROPE = [name for name in ROUTINES if "rope_quantize" in name]
+MOE = SMALL["cutlass_fused_moe"].replace("--cutlass_variant nvfp4", "")
+
+
+@pytest.mark.parametrize(
+    ("routines", "flags", "said"),
+    [
+        (PLAIN_ROPE, f"{ROPE} --head_dim 64 --rotary_dim 128 --no_rope_dim 64", "--rotary_dim 128 is more than"),
+        (QUANTISING_ROPE, f"{ROPE} --head_dim 64 --rotary_dim 96 --no_rope_dim 16", "it has to be 96 or 112"),
+        (QUANTISING_ROPE, f"{ROPE} --head_dim 128 --rotary_dim 64", "it has to be 64$"),
+        (["trtllm_fp8_block_scale_moe"], f"{MOE} --routing_method renormalize --n_group 2", "implies DeepSeekV3"),
+        (["rmsnorm_fp4quant"], "--batch_size 2 --hidden_size 64 --out_dtype mxfp4 --is_sf_swizzled_layout", "padding"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_misuse(routines, flags, said):
+    for routine in routines:
+        with pytest.raises(Misuse, match=said):
+            make_case(routine, flags)
+
+
+@pytest.mark.parametrize("routine", QUANTISING_ROPE)
+@pytest.mark.parametrize("sizes", ["--head_dim 64", "--head_dim 64 --rotary_dim 64", "--head_dim 80 --rotary_dim 64"])
+def test_a_quantised_head_is_what_is_rotated_or_all_of_it(routine, sizes):
+    inputs = make_case(routine, f"{ROPE} {sizes} --no_rope_dim 16").inputs
+    shapes = {name: tensor.shape for name, tensor in inputs.items()}
+    assert (shapes["q_rope"], shapes["q_nope"]) == ("tokens num_qo_heads 64", "tokens num_qo_heads 16")
+    assert shapes.get("v") in (None, "tokens num_kv_heads 80")
+
+
+def test_the_tolerance_of_attention_follows_the_query_that_sees_the_fewest_keys():
+    def atol(flags):
+        sizes = "--batch_size 2 --num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 128 --page_size 16"
+        return make_case(PAGED, f"{sizes} {flags}").check.atol
+
+    assert atol("--s_qo 1024 --s_kv 1024 --causal") == 2**-7
+    assert atol("--s_qo 1024 --s_kv 4096 --causal") == atol("--s_qo 1024 --s_kv 4096") < 2**-9
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags", "said"),
+    [
+        (
+            "rmsnorm_fp4quant",
+            "--backends cuda cute-dsl cuda",
+            ["[INFO] cuda for routine rmsnorm_fp4quant means cute-dsl"],
+        ),
+        ("rmsnorm_fp4quant", "--backends cute-dsl", []),
+        ("rmsnorm", "--backends cuda", []),
+    ],
+)
+def test_another_spelling_of_a_backend_is_told_once(routine, flags, said):
+    (request,) = ask(f"--routine {routine} {SMALL[routine]} {flags}", B200)
+    assert request.backends == ["cute-dsl" if "fp4" in routine else "cuda"]
+    assert [line for line in introduce(request, B200) if "means" in line] == said
+    assert parse_case(shlex.split(DOCUMENTED[10]))[1].backends == ["fa2", "fa2_tc", "trtllm-gen", "cudnn"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--hiden_size 4 --timeot=3", "unknown flag --timeot; did you mean --timeout"),
+        ("--frobnicate", "unknown flag --frobnicate; see flashinfer-bench perf --help"),
+        ("more.txt", "unexpected argument more.txt"),
+        ("--num_iters many", "--num_iters: needs a whole number, not 'many'"),
+        ("--top_p nan", "--top_p: needs a finite number, not 'nan'"),
+        ("--num_iters", "--num_iters: expected one argument"),
+    ],
+)
+def test_a_slip_beside_a_testlist_is_misuse(words, said):
+    with pytest.raises(Misuse, match=said):
+        check_outer(words.split())
+
+
+def test_outer_flags_hold_for_every_line_and_a_bad_line_costs_itself_alone(tmp_path):
+    path = tmp_path / "list.txt"
+    lines = [
+        "# a comment",
+        f"{RMSNORM} --case_tag 'a # b'  # inline",
+        "--routine no",
+        f"{RMSNORM} --num_iters 7",
+        "'",
+        f"{RMSNORM} --hidden_size -4",
+        f"--timeout 0 {RMSNORM}",
+        f"{LLAMA} --rope_theta nan",
+        SOFTMAX,
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8-sig")
+    found = {request.line: request for request in ask("--num_iters 9 --num_heads 2 --backends torch", testlist=path)}
+    unknown = "unknown flag --num_heads; did you mean --num_iters?"
+    assert {at: (request.problem or "").splitlines() for at, request in found.items()} == {
+        2: [],
+        3: [found[3].problem],
+        4: [],
+        5: ["No closing quotation"],
+        6: ["--hidden_size -4: must be at least 1"],
+        7: ["--timeout 0: must be above 0 s, and at most 1000000 s"],
+        8: ["--rope_theta: needs a finite number, not 'nan'; see flashinfer-bench perf --help"],
+        9: [unknown],
+    }
+    assert (found[2].args.num_iters, found[4].args.num_iters) == (9, 7)
+    assert (found[2].args.case_tag, found[2].backends) == ("a # b", ["torch"])
+
+
+def test_every_flag_of_the_session_is_warned_of_in_a_line_that_runs(tmp_path):
+    flags, path = make_session_parser().flags(), tmp_path / "list.txt"
+    values = dict.fromkeys(("--no_empty_columns", "--resume", "--retry_timeouts"), "")
+    values |= {"--sandbox": "off", "--log-level": "info", "--log_level": "INFO"}
+    path.write_text("\n".join([*(f"{TORCH} {flag} {values.get(flag, 1)}" for flag in flags), f"{TORCH} --timeout 0"]))
+    *requests, wrong = ask("", testlist=path)
+    place = Platform("a CPU", None, {}, frozenset())
+    for flag, request in zip(flags, requests, strict=True):
+        assert list(introduce(request, place))[1].startswith(f"[WARNING] Line {request.line}: without effect: {flag};")
+    assert not [line for line in introduce(wrong, place) if "without effect" in line]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--routine softmax --case_tag 'my tag' --temperature nan", ("softmax", "my tag")),
+        ("--case_tag t -R softmax --timeout soon", ("softmax", "t")),
+        ("--routine sofmax --case_tag=t", ("sofmax", "t")),
+        ("--routine softmax --case_tag", ("softmax", None)),
+        ("--case_tag t --vocab_size 4", ("", "t")),
+        ("--routine softmax --case_tag 'open end", ("softmax", None)),
+    ],
+)
+def test_a_line_that_fails_has_the_names_that_it_gives(tmp_path, line, named):
+    path = tmp_path / "list.txt"
+    path.write_text(line)
+    (request,) = ask("", testlist=path)
+    assert request.problem
+    assert (request.named, getattr(request.args, "case_tag", None)) == named
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [
+        ("benchmarks/flashinfer_benchmark.py", ["python3", "benchmarks/flashinfer_benchmark.py"]),
+        ("/site-packages/flashinfer_bench/__main__.py", ["python3", "-m", "flashinfer_bench", "perf"]),
+        ("/somewhere/pytest", ["flashinfer-bench", "perf"]),
+        (".venv/bin/flashinfer-bench", [".venv/bin/flashinfer-bench", "perf"]),
+    ],
+)
+def test_a_repro_command_begins_as_the_command_was_started(script, program, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert started_program(script) == program
+
+
+def test_a_repro_command_is_quoted_and_makes_the_same_case(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["flashinfer_benchmark.py"])
+    path = tmp_path / "list.txt"
+    path.write_text(f"{RMSNORM} --case_tag 'a, \"b\"'")
+    (one,) = ask("--generate_repro_command", testlist=path)
+    (again,) = ask(one.args.repro_command.removeprefix("python3 flashinfer_benchmark.py"))
+    assert again.args.case_tag == 'a, "b"'
+    assert again.material.definition.name == one.material.definition.name
+
+
+def test_one_run_of_the_engine_holds_no_case_twice():
+    requests = [*ask(TORCH), *ask(TORCH), *ask(TORCH), *ask(f"{TORCH} --random_seed 7"), *ask(SOFTMAX)]
+    assert sorted(map(len, in_groups(requests))) == [1, 1, 1, 2]
+
+
+def test_whole_numbers_stay_whole_as_long_as_torch_can_hold_them():
+    given = [ask(f"{LLAMA} --rope_scale {text}")[0].args.rope_scale for text in ("8", "8.5", "1e30")]
+    assert list(map(repr, given)) == ["8", "8.5", "1e+30"]
