@@ -38,8 +38,8 @@ COMMANDS: Final = {
     RUN: ("run", "judge and time solutions"),
     "list": ("sets.list", "list definitions, solutions or workloads of a trace set"),
     "new": ("flags.edit", "write a skeleton to begin with"),
-    "validate": ("sets.validate.command", "show everything wrong with a trace set"),
-    "validate-render": ("sets.validate.command", "show a report of validate"),
+    "validate": ("sets.validate", "show everything wrong with a trace set"),
+    "validate-render": ("sets.validate", "show a report of validate"),
     "config": ("config_show", "show settings"),
     "report": ("report", "make tables of traces"),
     "compare": ("flags.compare", "say whether one solution is faster than another, and how sure that is"),
@@ -52,9 +52,9 @@ COMMANDS: Final = {
     "inspect": ("flags.machine", "look at one call of a solution with ncu or compute-sanitizer"),
     "doctor": ("flags.machine", "tell what this machine can measure"),
     "completion": ("completion", "print a script that completes commands in a shell"),
-    "serve": ("flags.resident", "judge what clients submit over HTTP"),
-    "submit": ("flags.resident", "submit a solution to a server"),
-    "top": ("flags.resident", "show what a server is doing"),
+    "serve": ("resident.serve", "judge what clients submit over HTTP"),
+    "submit": ("resident.submit", "submit a solution to a server"),
+    "top": ("resident.top", "show what a server is doing"),
     PERF: ("perf.command", "time FlashInfer's kernels"),
 }
 """First word of each command, in the order of the help → its module below this package, and its line of the help."""

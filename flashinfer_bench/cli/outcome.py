@@ -145,14 +145,14 @@ class RunOutcome:
 def render_plan(plan: Plan, config: BenchmarkConfig, machine: Machine, width: int) -> str:
     """Lay out what a run will do."""
     rows = [[row.definition, row.op_type, row.solution, row.author, str(row.workloads)] for row in plan.rows()]
-    settings = {f"settings of the run: {_assignments(_run_settings(config))}": ["run"]}
     groups: dict[str, list[str]] = {}
     for name, resolved in _configs(plan).items():
         groups.setdefault(_assignments(resolved_settings(resolved)), []).append(name)
+    shared = [f"settings of {some(names)}: {values}" for values, names in groups.items()]
     parts = [
         *([render_table(PLAN_COLUMNS, rows, width)] if rows else []),
         *section(describe_skips(plan.skips), width),
-        *section([*settings, *(f"settings of {some(names)}: {values}" for values, names in groups.items())], width),
+        *section([f"settings of the run: {_assignments(_run_settings(config))}", *shared], width),
         "".join(f"{line}\n" for line in describe_plan(plan, machine)),
     ]
     return "\n".join(parts)

@@ -30,7 +30,7 @@ from flashinfer_bench.report.summary import measured_speedup
 from flashinfer_bench.report.verdict import caveat_of, first_reason, reason_of, to_one_line
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 SILENCE_S: Final = 60.0
 """Seconds without a line after which one says what the run is at."""
@@ -73,7 +73,6 @@ class RunProgress:
         self._told: set[str] = set()
         self._ended = threading.Event()
         self._live: Progress | None = None
-        self._bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> RunProgress:
         if self.quiet:
@@ -81,7 +80,7 @@ class RunProgress:
         if sys.stderr.isatty() and not self._beats_only and os.environ.get("TERM") != "dumb":
             self._live = _make_display()
             self._write = lambda line: self._live.console.print(line)  # type: ignore[union-attr]
-            self._bars[""] = self._live.add_task("starting", total=None)
+            self._live.add_task("starting", total=None)
             self._live.start()
         else:
             threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
@@ -161,16 +160,9 @@ class RunProgress:
     def _draw(self, live: Progress) -> None:
         counts = "  ".join(f"{number} {status}" for status, number in sorted(self.statuses.items()))
         done = self.statuses.total()
-        text = f"{done}/{count(self.jobs, 'job')}  {counts}" if done or self.running else "starting the devices"
-        live.update(self._bars[""], description=text, completed=done, total=self.jobs or None)
-        for label in self._bars.keys() - {"", *self.running}:
-            live.remove_task(self._bars.pop(label))
-        for label, (job, _) in sorted(self.running.items())[:SHOWN_DEVICES]:
-            text = f"{label}  {describe_job(job)}"
-            if label not in self._bars:
-                self._bars[label] = live.add_task(text, total=None)
-            elif live.tasks[live.task_ids.index(self._bars[label])].description != text:
-                live.reset(self._bars[label], description=text, total=None)
+        head = f"{done}/{count(self.jobs, 'job')}  {counts}" if done or self.running else "starting the devices"
+        jobs = [f"{label}  {describe_job(job)}" for label, (job, _) in sorted(self.running.items())[:SHOWN_DEVICES]]
+        live.update(live.task_ids[0], description="\n".join([head, *jobs]), completed=done, total=self.jobs or None)
 
     def _watch(self) -> None:
         while not self._ended.wait(self._silence_s / 10):

@@ -59,7 +59,8 @@ def flag_of(name: str) -> str:
 def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") -> None:
     """Add the flag of one field, with another help where the command uses it otherwise."""
     field = BenchmarkConfig.model_fields[name]
-    text = (text or " ".join((field.description or "").split())).replace("%", "%%")
+    text = text or " ".join((field.description or "").split()).removesuffix(".")
+    text = (text[:1].lower() + text[1:]).replace("%", "%%")
     kind: Any = field.annotation
     while get_origin(kind) in (UnionType, Union, Annotated):
         kind = next(one for one in get_args(kind) if one is not NoneType)
@@ -68,7 +69,7 @@ def add_setting(group: argparse._ActionsContainer, name: str, text: str = "") ->
         add_names(group, flag_of(name), text)
     elif kind is bool:
         if field.default is True:
-            given["help"] = f"switch off: {text[:1].lower()}{text[1:]}"
+            given["help"] = f"switch off: {text}"
         group.add_argument(flag_of(name), action="store_false" if field.default is True else "store_true", **given)
     elif get_origin(kind) is Literal:
         group.add_argument(flag_of(name), choices=get_args(kind), **given)

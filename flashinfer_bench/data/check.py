@@ -16,7 +16,7 @@ from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.layout import SOLUTIONS, TRACES, path_part
+from flashinfer_bench.data.store.layout import SOLUTIONS, path_part
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 
@@ -27,6 +27,8 @@ STORED_NAMES: Final = {
 }  # fmt: skip
 """The name of a dtype in a safetensors file → the name of the torch dtype."""
 SHOWN_KEYS: Final = 20
+MOST_UNKNOWN: Final = 20
+"""Parameters of one reference that are reported as no inputs."""
 Jobs = Iterable[tuple[str, Workload]]
 """Definition, by name, and workload."""
 Tensors = dict[str, tuple[list[int], str]]
@@ -44,12 +46,11 @@ class Asked:
 
     def issues(self, trace_set: TraceSet) -> list[LoadIssue]:
         """Return the issues of loading that are about this part, by the paths of their files."""
-        return [issue for issue in trace_set.issues if self._is_about(issue, trace_set)]
+        return [issue for issue in trace_set.issues if self.is_about(issue, trace_set)]
 
-    def _is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
+    def is_about(self, issue: LoadIssue, trace_set: TraceSet) -> bool:
+        """Tell whether an issue is about this part, by the path of its file."""
         parts = parts_below(issue.file, trace_set.roots)
-        if parts[:1] == (TRACES,):  # recorded traces are never asked for
-            return False
         if issue.file in trace_set.roots or not any((self.definitions, self.solutions, self.op_types, self.authors)):
             return True
         if self.op_types and not set(map(normalise_op_type, parts)) & set(map(normalise_op_type, self.op_types)):
@@ -77,9 +78,11 @@ def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
     issues = []
     for name, workload in jobs:
         definition, root = trace_set.definitions.get(name), trace_set.blob_root(name, workload.uuid)
-        whose = f"workload {workload.uuid} of {name}: "
-        for key, source in workload.stored_inputs.items() if root is not None else ():
-            assert root is not None
+        whose, stored = f"workload {workload.uuid} of {name}: ", workload.stored_inputs
+        if root is None or not stored:
+            continue
+        shapes = _shapes_of(definition, workload)
+        for key, source in stored.items():
             where = (root, source.path)
             if where not in blobs:
                 store = BlobStore(root)
@@ -92,9 +95,9 @@ def find_input_issues(trace_set: TraceSet, jobs: Jobs) -> list[LoadIssue]:
                     text = f"{whose}input {key!r}, blob {source.path}: cannot be read: {problem}"
                     issues.append(LoadIssue("error", root, None, None, text))
             tensors = blobs[where]
-            if definition is None or key not in definition.inputs or isinstance(tensors, str):
+            if definition is None or key not in shapes or isinstance(tensors, str):
                 continue
-            if (why := _why_unfit(tensors, source.tensor_key, definition, workload, key)) is not None:
+            if (why := _why_unfit(tensors, source.tensor_key, definition.inputs[key], shapes[key])) is not None:
                 text = f"{whose}input {key!r}, blob {source.path}, key {source.tensor_key!r}: {why}"
                 issues.append(LoadIssue("error", root, None, None, text))
     return issues
@@ -104,11 +107,11 @@ def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]
     """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
     for definition in definitions:
         name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
-        for parameter in definition.reference_parameters or ():
-            if parameter not in definition.inputs:
-                hint = did_you_mean(parameter, definition.inputs)
-                reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
-                yield LoadIssue("warning", file, None, "reference", reason)
+        unknown = [one for one in definition.reference_parameters or () if one not in definition.inputs]
+        for parameter in unknown[:MOST_UNKNOWN]:
+            hint = did_you_mean(parameter, definition.inputs)
+            reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
+            yield LoadIssue("warning", file, None, "reference", reason)
         if (why := definition.why_no_call_works) is not None:
             yield LoadIssue("error", file, None, "reference", f"{name}: no call of the reference's run can work: {why}")
 
@@ -139,22 +142,27 @@ def _read_tensors(store: BlobStore, path: str) -> Tensors | str:
         return str(error)
 
 
-def _why_unfit(tensors: Tensors, key: str, definition: Definition, workload: Workload, name: str) -> str | None:
-    """Say why a stored tensor is not the input that a definition describes; None where it is."""
-    spec: TensorSpec = definition.inputs[name]
+def _shapes_of(definition: Definition | None, workload: Workload) -> dict[str, tuple[int, ...] | None]:
+    """Return input → its shape, None for a scalar; nothing if an axis is missing, which the loader has reported."""
     try:
-        shapes = dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True))
+        return (
+            dict(zip(definition.inputs, definition.get_input_shapes(workload.axes), strict=True)) if definition else {}
+        )
     except (KeyError, ValueError):
-        return None  # the loader has reported that an axis is missing
+        return {}
+
+
+def _why_unfit(tensors: Tensors, key: str, spec: TensorSpec, shape: tuple[int, ...] | None) -> str | None:
+    """Say why a stored tensor is not the input that a definition describes; None if it is."""
     if key not in tensors:
         return f"there is no such key; the file has {', '.join(list(tensors)[:SHOWN_KEYS]) or 'none'}"
-    found, shape = tensors[key][0], shapes[name]
+    found, stored_as = tensors[key]
     wanted = list(shape or ())
     if spec.dtype == "float4_e2m1" and wanted:
         wanted[-1] //= 2
     if found != wanted and not (shape is None and found == [1]):
         return f"shape {found}, the definition and the axes give {wanted}"
-    dtype, storage = STORED_NAMES.get(tensors[key][1]), DTYPES[spec.dtype]
+    dtype, storage = STORED_NAMES.get(stored_as), DTYPES[spec.dtype]
     as_bytes = dtype == "uint8" and storage.kind == "float" and storage.bits <= 8
     if dtype is not None and dtype != storage.storage and not as_bytes:
         return f"dtype {dtype}, the definition says {storage.storage}"

@@ -95,19 +95,6 @@ def test_results_are_never_overwritten_in_silence(tmp_path, capsys):
     assert list(csv.reader(file.read_text().splitlines())) == [["a", "c"], ["1", "2"], ["3", ""]]
 
 
-def test_solutions_are_listed(tmp_path, capsys):
-    root = write_small_set(tmp_path)
-    assert main(["list", str(root), "--solutions", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["solutions"]
-    assert {row["name"] for row in rows} == {"double_python", "other", "in_cuda"}
-    assert main(["list", str(root), "--solutions", "o*", "--author", "alice"]) == 0
-    out = capsys.readouterr().out
-    assert "other" in out
-    assert "in_cuda" not in out
-    assert main(["list", str(root), "--solutions", "othr"]) == 2
-    assert "did you mean 'other'" in capsys.readouterr().err
-
-
 def test_reports_of_workloads(tmp_path, capsys):
     traces = [make_trace(solution="other", workload=make_workload(uuid)) for uuid in ("aaaa1", "bbbb2")]
     root = write_small_set(tmp_path, traces=traces)

@@ -10,14 +10,51 @@ from typing import Final
 
 from flashinfer_bench.cli.args import open_trace_set
 from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.settings import describe_tolerances, naming_flags, read_config
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_local, add_names, number, whole_number
+from flashinfer_bench.cli.settings import add_settings, describe_tolerances, naming_flags, read_config
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.serve.limits import ServeLimits
 
 NEEDED: Final = ("fastapi", "uvicorn")
 MOST_JOBS: Final = 1_000_000
-"""The engine may hold so many open jobs; the server's own limits, which count tasks, are reached first."""
+"""Open jobs of the engine; the server's own limits, which count tasks, are reached first."""
+LIMITS: Final = {
+    "open_tasks": ("--max-tasks", "tasks that are not over"),
+    "open_tasks_each": ("--max-tasks-each", "the same of one submitter"),
+    "body_bytes": ("--max-body-mb", "megabytes of a request"),
+    "sources": ("--max-sources", "source files of a solution"),
+    "polls": ("--max-polls", "requests that wait at once"),
+    "drain_s": ("--drain", "seconds that running jobs have to end after SIGTERM"),
+    "keep_days": ("--keep-tasks", "days for which a task that is over is remembered"),
+}
+"""Field of the limits → its flag and help."""
+
+
+def declare_serve(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Judge what clients submit over HTTP, and record each verdict; accepted tasks outlive the server.",
+        usage="%(prog)s --local PATH [flags]",
+        example=f"{PROGRAM} serve --local flashinfer-trace --port 8000",
+        execute=execute,
+    )
+    add_local(parser)
+    add_names(parser, "--devices")
+    group = parser.add_argument_group("who may ask")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=whole_number, default=8000, metavar="N", help="0: any (default: %(default)s)")
+    token = "a file with the token that clients need; needed where others can reach the address"
+    group.add_argument("--token-file", metavar="FILE", help=token)
+    allowed = "a name by which clients reach this server; addresses and this machine's name are known"
+    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=allowed)
+    group = parser.add_argument_group("limits")
+    for field, (flag, text) in LIMITS.items():
+        usual = getattr(ServeLimits(), field)
+        usual = usual >> 20 if field == "body_bytes" else usual
+        kind = number if isinstance(usual, float) else whole_number
+        group.add_argument(flag, dest=field, type=kind, default=usual, metavar="N", help=f"{text} (default: {usual:g})")
+    add_settings(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -36,8 +73,7 @@ def execute(args: argparse.Namespace) -> int:
     config = read_config(args)
     trace_set = open_trace_set(args)
     home = choose_home(trace_set, cache_root(os.environ))
-    for line in (*describe_tolerances(trace_set), *home.notes):
-        write_err(line)
+    write_err(*describe_tolerances(trace_set), *home.notes)
     room = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
     with naming_flags(args):
         engine = Engine(trace_set, config, limits=room)
@@ -51,17 +87,8 @@ def read_limits(args: argparse.Namespace) -> ServeLimits:
     Raises:
         Misuse: one is not above zero, or the seconds of the drain are below it.
     """
-    flags = {
-        "open_tasks": "--max-tasks",
-        "open_tasks_each": "--max-tasks-each",
-        "body_mb": "--max-body-mb",
-        "sources": "--max-sources",
-        "polls": "--max-polls",
-        "drain_s": "--drain",
-        "keep_days": "--keep-tasks",
-    }
-    given = {name: getattr(args, name) for name in flags}
-    for name, value in given.items():
-        if value < 0 or (value == 0 and name != "drain_s"):
-            raise Misuse(f"{flags[name]}: a number above 0 is expected")
-    return replace(ServeLimits(), body_bytes=given.pop("body_mb") << 20, **given)
+    given = {field: getattr(args, field) for field in LIMITS}
+    for field, value in given.items():
+        if value < 0 or (value == 0 and field != "drain_s"):
+            raise Misuse(f"{LIMITS[field][0]}: a number above 0 is expected")
+    return replace(ServeLimits(), **{**given, "body_bytes": given["body_bytes"] << 20})

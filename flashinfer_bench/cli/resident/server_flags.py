@@ -6,11 +6,18 @@ import argparse
 from collections.abc import Callable
 from typing import Final
 
-from flashinfer_bench.client import Client
+from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.client import DEFAULT_URL, Client
 from flashinfer_bench.serve.token_file import read_token
 
 RETRY_S: Final = 20.0
-"""A server that does not answer is asked again for so many seconds."""
+"""Seconds for which a server that does not answer is asked again."""
+
+
+def add_server(parser: Parser) -> None:
+    """Add the flags."""
+    parser.add_argument("--server", default=DEFAULT_URL, metavar="URL", help="(default: %(default)s)")
+    parser.add_argument("--token-file", metavar="FILE", help="a file with the server's token")
 
 
 def open_client(args: argparse.Namespace, make_client: Callable[..., Client], **others: str | None) -> Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -134,10 +134,7 @@ class Check:
 class Case:
     """One routine at one set of sizes, with everything that a run of it needs."""
 
-    label: str
-    """The sizes in a few letters; part of the definition's name."""
     op_type: str
-    axes: Mapping[str, int]
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     reference: str
@@ -146,6 +143,8 @@ class Case:
     """Values for constants of both modules. The constant BACKEND is the backend's name."""
     calls: Mapping[str, Code] = field(default_factory=dict)
     """Backend → its code, where this is another function or has constants of its own."""
+    axes: Mapping[str, int] = field(default_factory=dict)
+    """The sizes of shapes; those that are flags of the same name are filled in."""
     cost: Cost
     check: Check = Check()
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -156,6 +155,8 @@ class Case:
     """Lines that -v shows."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Whole numbers from which the inputs were made; -vv shows them."""
+    label: str = ""
+    """The sizes and words that were given; part of the definition's name."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Routine:
 
     family: str
     flags: Sequence[Flag]
-    make_case: Callable[[Namespace], Case]
+    build: Callable[[Namespace], Case]
     """Makes a case of flags, of which `routine` is the name; raises Misuse where flags contradict each other."""
     name: str
     summary: str
@@ -177,6 +178,22 @@ class Routine:
     ahead once. Empty where the module depends on the case."""
     needs_ranks: bool = False
     """Backends run as ranks of mpirun and not in the engine. They have no solution."""
+
+    def make_case(self, args: Namespace) -> Case:
+        """Make a case of flags.
+
+        Raises:
+            Misuse: flags contradict each other.
+        """
+        case = self.build(args)
+        given = [(flag, getattr(args, flag.name)) for flag in self.flags if getattr(args, flag.name) != flag.default]
+        initials = {flag.name: "".join(part[0] for part in flag.name.split("_")) for flag, _ in given}
+        sizes = [f"{initials[flag.name]}{value}" for flag, value in given if flag.kind == "int" and not flag.choices]
+        words = [str(value) for flag, value in given if flag.kind == "text"]
+        shapes = [tensor.shape or "" for tensor in (*case.inputs.values(), *case.outputs.values())]
+        axes = {axis for axis in " ".join(shapes).split() if not axis.isdigit()} - case.axes.keys()
+        filled = {axis: getattr(args, axis) for axis in sorted(axes)}
+        return replace(case, label="_".join([*sizes, *words]), axes={**filled, **case.axes})
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -212,8 +229,3 @@ def require(condition: object, message: str) -> None:
 def round_up(value: int, step: int) -> int:
     """Return the smallest multiple of `step` that is not below a value."""
     return -(-value // step) * step
-
-
-def join(*parts: object) -> str:
-    """Join the parts of a label that say something."""
-    return "_".join(str(part) for part in parts if part not in ("", None, False))

@@ -27,7 +27,6 @@ from flashinfer_bench.routines.case.spec import (
     Routine,
     Tensor,
     from_zero,
-    join,
     read_dtype,
     require,
     size,
@@ -141,7 +140,6 @@ def _case(
     dimensions: tuple[int, int],
     dtypes: tuple[str, str],
     *,
-    marks: str,
     scale: float,
     key_width: int,
     more_bytes: int,
@@ -157,7 +155,6 @@ def _case(
         lengths: queries and keys of each sequence.
         dimensions: of queries and of values.
         dtypes: of queries and of keys.
-        marks: the middle of the label.
         scale: the factor of scores.
         key_width: elements of keys and values that a token has.
         more_bytes: bytes of lengths and page tables.
@@ -170,9 +167,7 @@ def _case(
     outer, inner = (total * size_of(dtype) for total, dtype in zip((sum(queries), sum(keys)), dtypes, strict=True))
     width = args.num_qo_heads * sum(dimensions)
     average = sum(keys) // len(keys)
-    lens, heads = f"b{args.batch_size}_q{args.s_qo}_kv{args.s_kv}", f"h{args.num_qo_heads}_{args.num_kv_heads}"
     return Case(
-        label=join(lens, heads, marks, args.causal and "causal", args.random_actual_seq_len and "random"),
         constants={
             "SM_SCALE": scale,
             "CAUSAL": bool(args.causal) and kind != "decode",
@@ -214,7 +209,7 @@ def make_paged(args: Namespace) -> Case:
     require(kv == q or size_of(kv) == 1, f"--kv_dtype {args.kv_dtype}: as --q_dtype, or fp8")
     queries, keys = lengths = _draw_lengths(args)
     table, pages, table_bytes = _pages(args, keys)
-    axes = {"batch_size": args.batch_size, "num_qo_heads": args.num_qo_heads, "head_dim": qk}
+    axes = {"head_dim": qk}
     refusals, first, indptr = {}, "batch_size", {}
     if size_of(kv) == 1:
         refusals = dict.fromkeys(NO_FP8_CACHE, "an fp8 cache with wider queries is not supported")
@@ -237,7 +232,6 @@ def make_paged(args: Namespace) -> Case:
         lengths,
         (qk, vo),
         (q, kv),
-        marks=f"d{qk}_p{args.page_size}_{q}_{kv}",
         scale=1 / math.sqrt(qk),
         key_width=args.num_kv_heads * (qk + vo),
         more_bytes=table_bytes,
@@ -265,19 +259,17 @@ def make_ragged(args: Namespace) -> Case:
     refusals = _refuse_fa3(qk, vo)
     if (qk, vo) not in ((192, 128), (128, 128)):
         refusals["trtllm-native"] = f"head dimensions {qk} and {vo}: it has 192 and 128, or 128 and 128"
-    heads = {name: getattr(args, name) for name in ("num_qo_heads", "num_kv_heads")}
     return _case(
         args,
         "ragged",
         lengths,
         (qk, vo),
         (q, q),
-        marks=f"d{qk}_{vo}_{q}",
         scale=1 / math.sqrt(qk),
         key_width=args.num_kv_heads * (qk + vo),
         more_bytes=8 * (args.batch_size + 1),
         op_type="gqa_ragged",
-        axes={"queries": sum(queries), "keys": sum(keys), **heads, "head_dim_qk": qk, "head_dim_vo": vo},
+        axes={"queries": sum(queries), "keys": sum(keys), "head_dim_vo": vo},
         inputs={
             "q": Tensor(q, "queries num_qo_heads head_dim_qk"),
             "k": Tensor(q, "keys num_kv_heads head_dim_qk"),
@@ -295,7 +287,7 @@ def make_mla(args: Namespace) -> Case:
 
     The rotated part of the queries is drawn like the rest, so that a kernel that leaves it out is wrong.
     """
-    ckv, kpe, page, batch = args.head_dim_ckv, args.head_dim_kpe, args.page_size, args.batch_size
+    ckv, kpe, page = args.head_dim_ckv, args.head_dim_kpe, args.page_size
     require(page > 0, "--page_size is missing")
     require(ckv is not None, "--head_dim_ckv is missing (512 in DeepSeek)")
     require(kpe is not None, "--head_dim_kpe is missing (64 in DeepSeek)")
@@ -316,14 +308,12 @@ def make_mla(args: Namespace) -> Case:
         lengths,
         (ckv + kpe, ckv),
         (dtype, dtype),
-        marks=f"ckv{ckv}_kpe{kpe}_p{page}",
         scale=scale,
         key_width=ckv + kpe,
         more_bytes=table_bytes,
         variance=(ckv + kpe) * scale**2,
         constants={"CKV_DIM": ckv, "KPE_DIM": kpe, "NOPE_DIM": MLA_NOPE_DIM},
         op_type="mla_paged",
-        axes={"batch_size": batch, "num_qo_heads": args.num_qo_heads, "head_dim_ckv": ckv, "head_dim_kpe": kpe},
         inputs={
             "q": Tensor(dtype, f"{rows} {ckv + kpe}"),
             "kv_cache": Tensor(dtype, f"{pages} {page} {ckv + kpe}"),

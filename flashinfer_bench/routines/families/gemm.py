@@ -23,7 +23,6 @@ from flashinfer_bench.routines.case.spec import (
     Code,
     Routine,
     Tensor,
-    join,
     read_dtype,
     require,
     round_up,
@@ -85,9 +84,8 @@ def make_groupwise(args: Namespace) -> Case:
         inputs["m_indptr"] = Tensor("int32", str(count + 1), offsets([m] * count))
         scales += 4 * (count + 1)
     return Case(
-        label=join(f"m{m}_n{n}_k{k}", grouped and f"g{count}", args.scale_major_mode, out),
         op_type="gemm",
-        axes={"rows": rows, "n": n, "k": k, **({"groups": count} if grouped else {})},
+        axes={"rows": rows, **({"groups": count} if grouped else {})},
         inputs=inputs,
         outputs={"out": Tensor(out, "rows n")},
         reference=args.routine,
@@ -108,9 +106,7 @@ def make_bmm_fp8(args: Namespace) -> Case:
     if "float8_e5m2" in (first, second):
         refusals["cutlass"] = "e5m2 is not supported"
     return Case(
-        label=f"b{batch}_m{m}_n{n}_k{k}_{first}_{second}_{out}",
         op_type="gemm",
-        axes={"batch_size": batch, "m": m, "n": n, "k": k},
         inputs={
             "a": Tensor(first, "batch_size m k"),
             "b": Tensor(second, "batch_size n k"),
@@ -140,9 +136,7 @@ def make_mm_fp4(args: Namespace) -> Case:
     elif n % 128:
         refusals["trtllm"] = f"--n {n} is not a multiple of 128, which its order of weights needs"
     return Case(
-        label=f"m{m}_n{n}_k{k}_{'nvfp4' if args.use_nvfp4 else 'mxfp4'}_{out}",
         op_type="lowbit",
-        axes={"m": m, "n": n, "k": k},
         inputs={
             "a": Tensor("float4_e2m1", "m k"),
             "b": Tensor("float4_e2m1", "n k"),

@@ -28,7 +28,6 @@ from flashinfer_bench.routines.case.spec import (
     Routine,
     Tensor,
     from_zero,
-    join,
     read_dtype,
     real,
     require,
@@ -92,16 +91,14 @@ def _each(experts: int, factor: float) -> Tensor:
     return Tensor("float32", "local_experts", floats([factor] * experts))
 
 
-def _case(args: Namespace, marks: str, local: int, *, constants: Mapping[str, Any], **parts: Any) -> Case:
-    sizes = f"t{args.num_tokens}_h{args.hidden_size}_i{args.intermediate_size}_e{args.num_experts}_k{args.top_k}"
+def _case(args: Namespace, *, constants: Mapping[str, Any], **parts: Any) -> Case:
     common = {
         "GEGLU": args.gated_act == "geglu",
         "ACTIVATION": ACTIVATIONS[args.gated_act],
         "AUTOTUNE": args.autotune,
         "MOST_TOKENS": max(8192, args.num_tokens),
     }
-    axes = {"num_tokens": args.num_tokens, "hidden_size": args.hidden_size, "local_experts": local, **parts.pop("axes")}
-    return Case(label=join(sizes, marks), op_type="moe", axes=axes, constants={**common, **constants}, **parts)
+    return Case(op_type="moe", constants={**common, **constants}, **parts)
 
 
 def _check_routing(args: Namespace) -> int:
@@ -226,13 +223,10 @@ def make_routed(args: Namespace, name: str) -> Case:
         "N_GROUP": args.n_group,
         "TOPK_GROUP": args.topk_group,
     }
-    groups = args.n_group and f"g{args.n_group}_{args.topk_group}"
     refusal = _why_not_routed(args, name)
     return _case(
         args,
-        join(method, groups, local != experts and f"local{local}"),
-        local,
-        axes={"num_experts": experts, "intermediate_size": i},
+        axes={"local_experts": local},
         inputs={
             "routing_logits": Tensor("float32" if is_grouped else "bfloat16", "num_tokens num_experts"),
             "routing_bias": Tensor("float32", "num_experts", bias),
@@ -316,9 +310,7 @@ def make_cutlass(args: Namespace) -> Case:
         inputs["hidden_states_scale"] = Tensor("float8_e4m3fn", shape)
     return _case(
         args,
-        f"{variant}_tp{tp}_ep{ep}_{args.ep_rank}",
-        local,
-        axes={"top_k": args.top_k, "shard": i},
+        axes={"local_experts": local, "shard": i},
         inputs={
             **inputs,
             "token_selected_experts": Tensor("int32", "num_tokens top_k", chosen),

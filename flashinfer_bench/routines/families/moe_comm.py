@@ -26,7 +26,6 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
-    join,
     read_dtype,
     require,
     size,
@@ -126,20 +125,18 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     if missing is None and args.real_math and quant == "fp8_block_scale" and (experts % 4 or args.top_k >= experts):
         missing = "its fp8 experts want a multiple of 4 of them, and --top_k below that"
     flops, weight_bytes = count_work(args)
-    op_type, reference, axes, layers, check, unit = "moe_comm", "dispatch_combine", {}, {}, EXCHANGE, None
+    op_type, reference, layers, check, unit = "moe_comm", "dispatch_combine", {}, EXCHANGE, None
     if args.real_math:
         # Rules that draw weights of experts, and that allow for their rounding, look for "moe".
         op_type, reference, unit = "moe", f"real_{quant}", UNITS[quant]
-        axes, check = {"num_experts": experts, "intermediate_size": inner}, check_experts(unit, args.top_k)
+        check = check_experts(unit, args.top_k)
         factor = Tensor("float32", "num_experts", floats([1 / E2M1_DEVIATION] * experts))
         each = [factor, factor] if quant == "nvfp4" else []
         layers = make_layers(quant, "num_experts", "intermediate_size", (hidden, inner), factors=each)
-    label = f"r{ranks}_t{args.num_tokens}_h{hidden}_e{experts}_k{args.top_k}_{quant or dtype}"
     tokens = Tensor(dtype, "ranks num_tokens hidden_size")
     return Case(
-        label=join(label, args.real_math and f"i{inner}"),
         op_type=op_type,
-        axes={"ranks": ranks, "num_tokens": args.num_tokens, "hidden_size": hidden, "top_k": args.top_k, **axes},
+        axes={"ranks": ranks},
         inputs={
             "hidden_states": tokens,
             "token_selected_experts": Tensor("int32", "ranks num_tokens top_k", chosen),

@@ -24,7 +24,6 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
-    join,
     read_dtype,
     real,
     require,
@@ -62,23 +61,22 @@ def make_norm(args: Namespace) -> Case:
     """Make a case of any norm: what its name says is added to RMSNorm."""
     name, hidden = args.routine, args.hidden_size
     adds = "add" in name
-    axes = {name: getattr(args, name) for name in ("batch_size", "num_heads", "hidden_size") if getattr(args, name)}
-    rows, count = " ".join(axes), args.batch_size * (args.num_heads or 1)
+    rows = f"batch_size {'num_heads ' if args.num_heads else ''}hidden_size"
+    count = args.batch_size * (args.num_heads or 1)
     dtype = read_dtype(args, "input_dtype", HALF)
     elements = count * hidden
-    heads = f"n{args.num_heads}" if args.num_heads else ""
     constants: dict[str, Any] = {"EPS": args.eps, "ENABLE_PDL": args.enable_pdl}
     inputs = {"x": Tensor(dtype, rows), "residual": Tensor(dtype, rows), "weight": Tensor(dtype, "hidden_size")}
-    outputs, marks, check = {"out": Tensor(dtype, rows)}, "", Check(1e-2, 1e-3)
+    outputs, check = {"out": Tensor(dtype, rows)}, Check(1e-2, 1e-3)
     written: float = elements * size_of(dtype)
     if name.endswith("rmsnorm_quant"):
         require(args.num_heads is None, "--num_heads: the quantising norms take two dimensions")
         constants["OUT_DTYPE"] = out = read_dtype(args, "out_dtype", FP8, "fp8_e4m3")
         inputs["scale"] = Tensor("float32", "1", floats([args.scale]))
         outputs = {"out": Tensor(out, rows)}
-        marks, check, written = f"{out}_scale{args.scale:g}", Check(1e-2, 1e-3, FP8_MATCH), elements + 4
+        check, written = Check(1e-2, 1e-3, FP8_MATCH), elements + 4
     elif name.endswith("fp4quant"):
-        inputs["global_scale"], outputs, marks = _quantise_fp4(args, rows, count, constants)
+        inputs["global_scale"], outputs = _quantise_fp4(args, rows, count, constants)
         written = elements / 2 + elements // constants["BLOCK"] + 4
         check = Check(1e-2, 1e-3, FP4_MATCH)
     if adds:
@@ -86,9 +84,7 @@ def make_norm(args: Namespace) -> Case:
     else:
         del inputs["residual"]
     return Case(
-        label=join(f"b{args.batch_size}", heads, f"h{hidden}", args.input_dtype, marks),
         op_type="rmsnorm" if name == "rmsnorm" else "lowbit",
-        axes=axes,
         inputs=inputs,
         outputs=outputs,
         reference=name,
@@ -101,8 +97,8 @@ def make_norm(args: Namespace) -> Case:
 
 def _quantise_fp4(
     args: Namespace, rows: str, count: int, constants: dict[str, Any]
-) -> tuple[Tensor, dict[str, Tensor], str]:
-    """Return the global scale, the outputs and the words of the label; add the constants."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the global scale and the outputs; add the constants."""
     kind, hidden, swizzled = args.out_dtype or "nvfp4", args.hidden_size, bool(args.is_sf_swizzled_layout)
     require(kind in ("nvfp4", "mxfp4"), f"--out_dtype {kind}: this routine takes nvfp4, mxfp4")
     block = 16 if kind == "nvfp4" else 32
@@ -124,7 +120,7 @@ def _quantise_fp4(
         "block_scale": Tensor("float8_e4m3fn" if block == 16 else "uint8", scales),
     }
     global_scale = Tensor("float32", "1", floats([GLOBAL_SCALE if args.use_global_scale else 1.0]))
-    return global_scale, outputs, join(kind, swizzled and "swizzled", args.use_global_scale and "global")
+    return global_scale, outputs
 
 
 _cuda = partial(Routine, "norm", FLAGS, make_norm, support={"cuda": ALL}, module="norm")

@@ -20,7 +20,6 @@ from flashinfer_bench.routines.case.spec import (
     Check,
     Routine,
     Tensor,
-    join,
     read_dtype,
     real,
     require,
@@ -57,11 +56,11 @@ def make_quantisation(args: Namespace) -> Case:
     dtype = read_dtype(args, "input_dtype", HALF)
     batch, block, layout, values = 1, 32, "128x4", "float4_e2m1"
     constants: dict[str, Any] = {}
-    refusals, marks = {}, ""
+    refusals = {}
     if name == "mxfp8_quantize":
         require(args.alignment == 32 or k % args.alignment == 0, f"--alignment {args.alignment} does not divide --k")
         values, swizzled = "float8_e4m3fn", args.is_sf_swizzled_layout and not args.no_sf_swizzled_layout
-        layout = marks = layout if swizzled else "linear"
+        layout = layout if swizzled else "linear"
         constants = {"SWIZZLED": swizzled, "ALIGNMENT": args.alignment, "ENABLE_PDL": args.enable_pdl}
     elif name != "mxfp4_quantize":
         require(args.batch_size or "batched" not in name, "--batch_size is missing")
@@ -76,18 +75,15 @@ def make_quantisation(args: Namespace) -> Case:
             batch = args.batch_size
         else:
             layout = args.sf_layout
-        marks = f"{layout}_v{block}"
     high = 1 if layout == "linear" else int(layout.partition("x")[0])
     scales = str(round_up(m, high) * round_up(k // block, 1 if layout == "linear" else 4))
     matrices = "batch_size " if "batched" in name else ""
-    inputs, count, prefix = {"x": Tensor(dtype, f"{matrices}m k")}, batch * m * k, f"b{batch}" if matrices else ""
+    inputs, count = {"x": Tensor(dtype, f"{matrices}m k")}, batch * m * k
     if name.startswith("nvfp4"):
         inputs["global_scale"] = Tensor("float32", "1", floats([args.global_scale]))
     width = size_of(dtype) + size_of(values) + 1 / block
     return Case(
-        label=join(prefix, f"m{m}_k{k}_{dtype}", marks),
         op_type="lowbit",
-        axes={"m": m, "k": k, **({"batch_size": batch} if matrices else {})},
         inputs=inputs,
         outputs={
             "values": Tensor(values, f"{matrices}m k"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import (
@@ -28,7 +28,6 @@ from flashinfer_bench.routines.case.spec import (
     Tensor,
     direct,
     from_zero,
-    join,
     read_dtype,
     real,
     require,
@@ -76,22 +75,8 @@ def _why_not_rotary(args: Namespace, rotary: int, lane: int) -> str:
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
 
-def _case(args: Namespace, rotary: int, marks: str, refusal: str, **parts: Any) -> Case:
-    sizes = f"b{args.batch_size}_s{args.seq_len}_h{args.num_qo_heads}_kv{args.num_kv_heads}_d{args.head_dim}"
-    return Case(
-        label=join(sizes, f"r{rotary}", args.input_dtype, marks, args.interleave and "interleaved"),
-        refusals={"cuda": refusal} if refusal else {},
-        **parts,
-    )
-
-
 def _positions(args: Namespace) -> Tensor:
     return Tensor("int32", "tokens", int32(list(range(args.seq_len)) * args.batch_size))
-
-
-def _axes(args: Namespace, tokens: int) -> dict[str, int]:
-    names = ("batch_size", "num_qo_heads", "num_kv_heads", "head_dim")
-    return {"tokens": tokens, **{name: getattr(args, name) for name in names}}
 
 
 def make_plain(args: Namespace) -> Case:
@@ -112,11 +97,11 @@ def make_plain(args: Namespace) -> Case:
     constants = {name.upper(): value for name, value in {**options, **stretch, "rotary_dim": rotary}.items()}
     shapes, reference = {"q": "tokens num_qo_heads head_dim", "k": "tokens num_kv_heads head_dim"}, "rope_by_positions"
     where, more = {"pos_ids": _positions(args)}, 4 * tokens
-    refusal, axes = _why_not_rotary(args, rotary, max(8, head // 32)), _axes(args, tokens)
+    refusal = _why_not_rotary(args, rotary, max(8, head // 32))
     if cached:
         shapes = {"q": f"tokens {args.num_qo_heads * head}", "k": f"tokens {args.num_kv_heads * head}"}
         where["cos_sin_cache"], more = Tensor("float32", f"{args.seq_len} {rotary}"), more + 4 * args.seq_len * rotary
-        reference, axes = "rope_with_cache", {"tokens": tokens}
+        reference = "rope_with_cache"
     elif not name.endswith("pos_ids"):
         starts = random_integers(args, 0, MAX_OFFSET, args.batch_size)
         indptr = offsets([args.seq_len] * args.batch_size)
@@ -132,13 +117,9 @@ def make_plain(args: Namespace) -> Case:
     if cached:
         arguments = ("pos_ids", "q", "k", str(head), "cos_sin_cache")
         call = direct(f"flashinfer.{name}", *arguments, is_neox=not args.interleave)
-    return _case(
-        args,
-        rotary,
-        "cache" if cached else "",
-        refusal,
+    return Case(
         op_type="rope",
-        axes=axes,
+        axes={"tokens": tokens},
         inputs={**{side: Tensor(dtype, shape) for side, shape in shapes.items()}, **where},
         outputs={f"{side}_out": Tensor(dtype, shape) for side, shape in shapes.items()},
         reference=reference,
@@ -146,6 +127,7 @@ def make_plain(args: Namespace) -> Case:
         calls={"cuda": call},
         cost=Cost(3 * tokens * heads * rotary, 2 * tokens * heads * head * size_of(dtype) + more),
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
+        refusals={"cuda": refusal} if refusal else {},
     )
 
 
@@ -193,13 +175,9 @@ def make_quantising(args: Namespace) -> Case:
         "ENABLE_PDL": args.enable_pdl,
         "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
     }
-    return _case(
-        args,
-        rope,
-        f"n{nope}_{out}",
-        refusal,
+    return Case(
         op_type="lowbit",
-        axes=_axes(args, tokens),
+        axes={"tokens": tokens},
         inputs={
             **inputs,
             "pos_ids": _positions(args),
@@ -212,6 +190,7 @@ def make_quantising(args: Namespace) -> Case:
         calls={"cuda": Code(f"rope_quantize_fp8{kind}")},
         cost=Cost(3 * tokens * heads * rope, elements * (size_of(dtype) + 1) + args.seq_len * rope * 4 + index_bytes),
         check=Check(1e-2, 1e-3, FP8_MATCH),
+        refusals={"cuda": refusal} if refusal else {},
     )
 
 

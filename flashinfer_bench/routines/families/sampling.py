@@ -28,7 +28,6 @@ from flashinfer_bench.routines.case.spec import (
     Routine,
     Tensor,
     direct,
-    join,
     read_dtype,
     real,
     require,
@@ -78,22 +77,19 @@ def _make_of_rows(args: Namespace, source: str, numbers: Sequence[str]) -> Case:
     rows, entries = Tensor(dtype, "batch_size vocab_size"), args.batch_size * vocabulary
     given = {number: Tensor(NUMBERS[number], None, getattr(args, number)) for number in numbers}
     call = direct(f"flashinfer.sampling.{name}", source, *numbers)
-    marks, constants = [f"{number}{tensor.value}" for number, tensor in given.items()], {}
+    constants = {}
     outputs, check, flops, written = {f"{source}_out": rows}, FILTERED[source], 0, entries * size_of(dtype)
     if name == "softmax":
         outputs, written, flops = {"probs_out": Tensor("float32", "batch_size vocab_size")}, 4 * entries, 5 * entries
-        marks, check = [f"t{args.temperature:g}"], Check(1e-3, 1e-3 / vocabulary)
+        check = Check(1e-3, 1e-3 / vocabulary)
         call = direct(call.function, "logits", "temperature=temperature", enable_pdl=args.enable_pdl)
     elif "sampling" in name:
         outputs, written, check = {"samples": Tensor("int32", "batch_size")}, 4 * args.batch_size, SAMPLED
     if len(numbers) > 1:
         constants = {"JOINT": args.filter_apply_order == "joint"}
-        marks += ["joint"] * constants["JOINT"]
         call = direct(call.function, source, *numbers, filter_apply_order=args.filter_apply_order)
     return Case(
-        label=join(f"b{args.batch_size}_v{vocabulary}_{dtype}", *marks),
         op_type="sampling",
-        axes={"batch_size": args.batch_size, "vocab_size": vocabulary},
         inputs={source: rows, **given},
         outputs=outputs,
         reference=name,
@@ -113,9 +109,8 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
         "target_probs": Tensor("float32", f"batch_size {count + 1} vocab_size"),
     }
     return Case(
-        label=f"b{rows}_v{vocabulary}_n{count}",
         op_type="sampling",
-        axes={"batch_size": rows, "vocab_size": vocabulary, "drafted": count},
+        axes={"drafted": count},
         inputs=inputs,
         outputs={
             "output_token_ids": Tensor("int32", f"batch_size {count + 1}"),
@@ -134,9 +129,7 @@ def make_top_k(args: Namespace) -> Case:
     vocabulary, rows, kept = _vocabulary(args), args.batch_size, args.top_k
     require(kept <= vocabulary, f"--top_k {kept} is more than --vocab_size {vocabulary}")
     return Case(
-        label=f"b{rows}_v{vocabulary}_{dtype}_k{kept}",
         op_type="top_k",
-        axes={"batch_size": rows, "vocab_size": vocabulary, "top_k": kept},
         inputs={"scores": Tensor(dtype, "batch_size vocab_size")},
         outputs={"values": Tensor(dtype, "batch_size top_k"), "indices": Tensor("int64", "batch_size top_k")},
         reference="top_k",
@@ -153,11 +146,11 @@ def make_transform(args: Namespace) -> Case:
     """
     name, dtype = args.routine, read_dtype(args, "input_dtype", FLOATS)
     batch, length, kept, rows = args.batch_size, args.max_len, args.top_k, args.num_rows or args.batch_size
-    axes = {"batch_size": batch, "rows": rows, "max_len": length, "top_k": kept}
+    axes = {"rows": rows}
     scores, lengths = Tensor(dtype, "rows max_len"), Tensor("int32", "rows", int32([length] * rows))
-    label, read = f"r{rows}_l{length}_k{kept}", rows * length * size_of(dtype) + 8 * rows
+    read = rows * length * size_of(dtype) + 8 * rows
     if name == "top_k_page_table_transform":
-        label, axes["num_pages"], read = f"b{batch}_{label}", batch * length, read + 4 * batch * length
+        axes["num_pages"], read = batch * length, read + 4 * batch * length
         inputs = {
             "scores": scores,
             "src_page_table": Tensor("int32", "batch_size max_len"),
@@ -171,7 +164,6 @@ def make_transform(args: Namespace) -> Case:
         inputs = {"scores": scores, "offsets": Tensor("int32", "rows", starts), "lengths": lengths}
         arguments = [*inputs, str(kept)]
     return Case(
-        label=f"{label}_{dtype}",
         op_type="top_k",
         axes=axes,
         inputs=inputs,

@@ -139,7 +139,7 @@ def test_a_case_keeps_its_tolerances_and_run_judges_by_them(tmp_path, capsys):
     assert perf(*shlex.split(BMM), "--backends", "torch", "--save_trace_set", tmp_path) == 0
     sections = yaml.safe_load((tmp_path / TOLERANCES_FILE).read_text())
     assert sections.pop("mine") == {"rtol": 0.5}
-    assert [name.split("_m8")[0] for name in sections] == ["bmm_fp8_b2"]
+    assert [name.split("_m8")[0] for name in sections] == ["bmm_fp8_bs2"]
     settings = recorded(tmp_path)[0].evaluation.extra["run"]["config"]
     assert settings["atol"] > 0.01  # what the bundled settings say
     capsys.readouterr()

@@ -64,6 +64,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
         torch.zeros(1, device=device)
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
+    pool.sees_streams = clock.sees_operations
     readout.add_launch_gap(clock.launch_gap_ns())
     readout.least_span_ns = clock.least_span_ns()
     pool.see_context(clock.chain_gap_ns())
@@ -72,7 +73,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
         build_helpers()
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
-    tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.excess_of, pool.is_starting)
+    tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.is_slowed, pool.is_starting)
     kept = KeptTimes.open(hello, libs, os.environ)
     session = make_session(hello, pool, tools, lambda phase: send_frame(host, {"phase": phase.model_dump()}), kept)
     environment, portion_s = Environment(hardware=hello.hardware, libs=libs), FIRST_PORTION_S

@@ -94,8 +94,8 @@ class SessionTools:
     """Makes a measurement of trials."""
     quiesce: Callable[[], object]
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
-    excess_of: Callable[[WorkerProcess], int] = lambda _worker: 0
-    """Nanoseconds by which each gap between operations is longer in a worker's context than it has to be."""
+    is_slowed: Callable[[WorkerProcess, int, float, bool], bool] = lambda *_: False
+    """Tells by worker, operations and time of a call, and whether it uses several streams, if its context slows it."""
     is_starting: Callable[[], bool] = lambda: False
     """Tells whether a context is being made on a GPU."""
     settle: Callable[[bool], bool] = lambda _host_counts: False

@@ -19,7 +19,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import DealtContents
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.runner.workers.pool import SlowContext, gaps_matter
+from flashinfer_bench.bench.runner.workers.pool import SlowContext
 from flashinfer_bench.bench.runner.workers.timed.batches import BatchTimer, count_batch_calls, count_batch_reads
 from flashinfer_bench.bench.runner.workers.timed.bounds import (
     ClaimContradicted,
@@ -131,7 +131,7 @@ class Measuring:
             calls.setup_samples.clear()
             taken = self._take_samples(calls)
         call_ns, operations = median(taken.spans_ns), max(sample.operations or 1 for sample in taken.samples)
-        if gaps_matter(self.tools.excess_of(worker), operations, call_ns):
+        if self.tools.is_slowed(worker, operations, call_ns, bool(taken.facts.get("streams"))):
             raise SlowContext
         costs_ns, setup_ns = [*calls.costs_ns], calls.setup_ns
         self._make_up(calls, is_quick=call_ns <= QUICK_CALL_NS)

@@ -7,6 +7,8 @@ context that is made beside a measurement moves calls of more than a millisecond
 A worker costs up to a second to start on a GPU, where it makes a context. So the session tells the pool which solutions
 and references come next (`expect`), and the pool keeps warm workers for these: forked ahead, side by side. Each is made
 for one solution from its start, since a sandbox cannot be changed, and has to stand before a context starts threads.
+A solution's context has one connection to the GPU, if it need not be fast: it takes half as long to make and to end.
+If the solution uses several streams, it is judged again in a usual one.
 A context feeds the GPU fast or slowly from its start to its end, which says nothing about a solution. A warm worker for
 calls of several operations is replaced if its context is slower than the best so far. If the longer gaps of a slow
 context prove to matter to another solution, it is judged again in a fast one.
@@ -66,6 +68,8 @@ there, and what they hold, divided by the second."""
 MEMORY_SHARE: Final = 0.6
 """Without a limit in the configuration the workers of all sessions together may hold this share of the machine's
 memory."""
+CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""CUDA's variable for the connections of a context, which streams share."""
 NOT_PRECOMPILED: Final = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 """Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
 
@@ -113,6 +117,8 @@ class Made:
     """When it has to be up."""
     is_awaited: bool = False
     """It is started because somebody waits for it: if it does not start, that is a fault."""
+    is_narrow: bool = False
+    """Its context has one connection to the GPU."""
     attempt: int = 1
     """Workers that were started to get this one with a fast context."""
 
@@ -143,6 +149,8 @@ class WorkerPool:
         self._server, self._run_directory, self._hello = server, run_directory, hello
         self.policies, self._on_ready = policies, on_ready
         self.timing_image: bytes | None = None
+        self.sees_streams = False
+        """The clock tells whether a solution uses several streams."""
         self.precompiling: socket.socket | None = None
         self._precompiles: bool | None = None
         """What `hear_ready` told of that server."""
@@ -301,16 +309,17 @@ class WorkerPool:
         self._wanted = [*map(self._made_for, solutions)]
         while self._wanted and self._wanted[0].digest in held:
             held.remove(self._wanted.pop(0).digest)
-        if adopts in self._wanted and all(warm.files != adopts for warm in self._warm):
+        if adopts in self._wanted:
             self._adopt(adopts)
         self._wanted += [NEW] * (MOST_NEW[self._hello.device] if self._hello.expects_new else 0)
         self.tend()
         self._reap()
 
     def _adopt(self, files: SolutionFiles) -> None:
-        """Let a solution have a worker that was made for a new one, unless there is something compiled for it."""
+        """Let a solution have a worker that was made for a new one, unless it was here before, or has one."""
         made = [warm for warm in self._warm if warm.files == NEW]
-        if made and not self.policies.folder(files.digest).exists():
+        is_known = files.digest in self._want_fast or any(warm.files == files for warm in self._warm)
+        if made and not is_known and not self.policies.folder(files.digest).exists():
             max(made, key=lambda warm: warm.worker.is_ready).files = files
 
     def tend(self) -> None:
@@ -381,7 +390,9 @@ class WorkerPool:
         select.select([warm.worker for warm in starting], [], [], limit_s)
 
     def _start(self, files: SolutionFiles, *, is_awaited: bool = False, attempt: int = 1) -> None:
-        self._warm.append(Made(self._spawn(files), files, time.monotonic() + READY_LIMIT_S, is_awaited, attempt))
+        is_narrow = self.sees_streams and not files.wants_fast and CONNECTIONS not in os.environ
+        worker, deadline = self._spawn(files, is_narrow=is_narrow), time.monotonic() + READY_LIMIT_S
+        self._warm.append(Made(worker, files, deadline, is_awaited, is_narrow, attempt))
 
     def _drop(self, warm: Made) -> None:
         self._warm.remove(warm)
@@ -433,11 +444,20 @@ class WorkerPool:
         is_slow = self._best_gap_ns > 0 and chain_gap_ns > self._best_gap_ns * SLOW_CONTEXT
         return chain_gap_ns - self._best_gap_ns if is_slow else 0
 
-    def excess_of(self, worker: WorkerProcess) -> int:
-        """Return the same of a solution's worker; 0 if a fast context was asked for: no better one is to be had."""
+    def is_slowed(self, worker: WorkerProcess, operations: int, call_ns: float, uses_streams: bool) -> bool:
+        """Tell whether the context of a solution's worker makes its call slower, and a better one is to be had.
+
+        Args:
+            worker: the solution's.
+            operations: that the call launches.
+            call_ns: its time.
+            uses_streams: it launches them on several streams.
+        """
         held = self._held.get(False)
-        is_settled = held is None or held.worker is not worker or held.files.wants_fast
-        return 0 if is_settled else self.excess_ns(worker.ready.chain_gap_ns)
+        if held is None or held.worker is not worker:
+            return False
+        excess_ns = 0 if held.files.wants_fast else self.excess_ns(worker.ready.chain_gap_ns)
+        return gaps_matter(excess_ns, operations, call_ns) or (uses_streams and held.is_narrow)
 
     def end_slow(self) -> None:
         """End the current worker; those of its solution have fast contexts from now on."""
@@ -456,13 +476,16 @@ class WorkerPool:
         folder.chmod(0o755)  # a worker may be of another user; nobody else comes through the folders above
         return folder
 
-    def _spawn(self, files: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
+    def _spawn(
+        self, files: SolutionFiles, precompiled: Precompiled | None = None, *, is_narrow: bool = False
+    ) -> WorkerProcess:
         number = next(self._numbers)
         home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
         own = self._run_directory / f"own-{number}" if files == NEW else None
         server = self._server if precompiled is None else self.precompiling or self._server
         try:
             order = self._make_order(files, home, given, precompiled, own)
+            order["environment"] |= {CONNECTIONS: "1"} if is_narrow else {}
             return WorkerProcess(server, order, home, given=given if self._hello.has_walls else None, own=own)
         except OSError as error:
             message = f"the fork server of workers is gone, or a worker's folders cannot be made: {error}"

@@ -60,20 +60,23 @@ class FakeWorker:
 class Bench:
     """A pool whose workers start as the given kinds, and what a script did with it."""
 
-    def __init__(self, monkeypatch, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, is_resident=False):
+    def __init__(
+        self, monkeypatch, kinds="", *, room=1, device="cpu", sandboxed=True, best=0, sees_streams=False, **hello
+    ):
         self.made, self.heard, self.room, coming = [], [], room, iter(kinds.split())
 
-        def spawn(_pool, files):
+        def spawn(_pool, files, *, is_narrow):
             name = "reference" if files.is_reference else files.digest
-            self.made.append(FakeWorker(next(coming, "fast"), name))
+            self.made.append(FakeWorker(next(coming, "fast"), name + "'" * is_narrow))
             return self.made[-1]
 
         monkeypatch.setattr(WorkerPool, "_spawn", spawn)
         monkeypatch.setattr(WorkerPool, "_most_warm", lambda _: self.room)
         monkeypatch.setattr(WorkerPool, "_most_starting", lambda _, room: room)
         monkeypatch.setattr(worker_pool.select, "select", lambda waited, *_: [one.fileno() for one in waited])
-        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed, is_resident=is_resident)
+        self.pool = open_pool(device, index=1, on_ready=self.heard.append, has_walls=sandboxed, **hello)
         self.pool.see_context(best)
+        self.pool.sees_streams = sees_streams
 
     def run(self, script):
         """Do what the script says; return all workers: `?` is not up yet, `-` told to end, `=` known to be gone."""
@@ -103,7 +106,7 @@ def open_pool(device, sessions=1, index=None, on_ready=lambda _: None, has_walls
 
 
 GPU, OPEN = {"device": "cuda"}, {"sandboxed": False}
-RESIDENT = GPU | {"is_resident": True}
+RESIDENT, NARROW = GPU | {"is_resident": True}, GPU | {"sees_streams": True}
 SCRIPTS = [
     # a context that is slower than the best so far is replaced, a few times, if it is to be fast
     ("slow fast", {"best": FAST}, "take python", "python- python"),
@@ -118,6 +121,9 @@ SCRIPTS = [
     # a resident engine has workers for solutions that nobody has sent yet; what is compiled for one is kept
     ("", RESIDENT | {"room": 3}, "expect one, take one, adopt three, take three", "one- new new new"),
     ("", RESIDENT | {"room": 3}, "expect one, take one, adopt two, take two", "one- new new two"),
+    # a context has one connection, if it need not be fast, and streams are seen
+    ("", NARROW | {"room": 2}, "expect one python", "one'? python?"),
+    ("", NARROW, "take one, end_slow, take one", "one'- one"),
     # the worker of a reference rests on a GPU while solutions run
     ("", GPU, "reference_worker a, rest_reference, rest_reference, reference_worker a", "reference"),
     ("", GPU | OPEN, "reference_worker a, rest_reference, reference_worker a", "reference- reference"),
@@ -179,3 +185,24 @@ def test_nothing_is_precompiled_before_the_server_says_that_it_is_ready(said, cl
 @pytest.mark.parametrize(("operations", "excess_ns", "matters"), [(40, 180, True), (1, 180, False), (40, 0, False)])
 def test_a_slow_context_matters_to_calls_of_several_operations(operations, excess_ns, matters):
     assert gaps_matter(excess_ns, operations, 100_000) is matters
+
+
+@pytest.mark.parametrize(
+    ("given", "gap_ns", "operations", "uses_streams", "slows"),
+    [
+        ({"sees_streams": True}, FAST, 2, True, True),
+        ({"sees_streams": True}, FAST, 2, False, False),
+        ({}, FAST, 2, True, False),
+        ({"best": FAST}, GAPS["slow"], 40, False, True),
+    ],
+)
+def test_a_context_slows_calls_with_long_gaps_and_those_of_several_streams(
+    monkeypatch, given, gap_ns, operations, uses_streams, slows
+):
+    bench = Bench(monkeypatch, **GPU, **given)
+    bench.run("take one")
+    (worker,) = bench.made
+    worker.ready.chain_gap_ns = gap_ns
+    assert bench.pool.is_slowed(worker, operations, 100_000, uses_streams) is slows
+    bench.run("end_slow, take one")
+    assert not bench.pool.is_slowed(bench.made[-1], operations, 100_000, uses_streams)

@@ -1,11 +1,14 @@
-"""What `validate` finds by reading a set, and which flags choose what is told."""
+"""What `validate` finds: by reading a set, and by judging it; which flags choose what is reported."""
 
 import json
 
 import pytest
 
+from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.cli.main import cli as main
-from tests.cli.fake_engine import write_small_set
+from flashinfer_bench.cli.sets import judging
+from flashinfer_bench.errors import ConfigError, DeviceFault
+from tests.cli.fake_engine import FakeEngine, write_small_set
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 
 
@@ -194,3 +197,114 @@ def test_a_report_steers_no_terminal(odd_set, tmp_path, capsys):
     capsys.readouterr()
     assert main(["validate-render", str(file)]) == 0
     assert "\\x1b[2Jthis set has" in capsys.readouterr().out
+
+
+BLOB = {"x": {"type": "safetensors", "path": "blob/gone.safetensors", "tensor_key": "x"}}
+TWO = {"a": "float32[n]", "b": "float32[n]"}
+
+
+@pytest.fixture
+def judge(tmp_path, monkeypatch, capsys):
+    """Judge a set by a fake engine; returns the report, what was said, and the engines."""
+
+    def start(*flags, verdict_of=lambda job: {}, error=None, root=tmp_path, checks="baseline"):
+        made = []
+
+        def make(trace_set, config):
+            if error is not None:
+                raise error
+            made.append(FakeEngine(trace_set, config, verdict_of))
+            return made[-1]
+
+        monkeypatch.setattr(judging, "Benchmark", make)
+        main(["validate", "--local", str(root), "--format", "json", "--checks", checks, *flags])
+        out, err = capsys.readouterr()
+        return json.loads(out), err, made
+
+    return start
+
+
+def test_each_reference_is_judged_as_a_solution_on_every_workload_that_is_whole(judge, tmp_path):
+    definitions = [make_definition(), make_definition("bare"), make_definition("dumped", reference="def f(x): pass\n")]
+    workloads = [make_trace(solution=None, definition=name) for name in ("double", "dumped")]
+    workloads.append(make_trace(solution=None, workload=make_workload("gone", inputs=BLOB)))
+    write_trace_set(tmp_path, definitions=definitions, workloads=workloads, solutions=[make_solution()])
+    report, said, made = judge("--disable-gpu")
+    (job,) = report["jobs"]
+    assert (job["solution"], job["workload"], job["status"]) == ("double__reference", "w0", "PASSED")
+    (issue,) = report["issues"]
+    assert issue["reason"].startswith("double: not judged: 1 of 2 workloads lack their stored inputs")
+    config = made[0].config
+    assert (config.devices, config.timeout_seconds, made[0].saved, made[0].is_ended) == (["cpu"], 900.0, False, True)
+    assert said == "baseline: 1 job on cpu (test device)\n"
+
+
+OUT_OF_TIME = {"status": "TIMEOUT", "log": "the call was still running"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict", "severity", "said"),
+    [
+        (
+            "cpu",
+            {"status": "RUNTIME_ERROR", "log": "boom"},
+            "error",
+            "the reference on workload w0: RUNTIME_ERROR: boom",
+        ),
+        ("cpu", "no such axis", "error", "the reference on workload w0: NO VERDICT: no such axis"),
+        ("cpu", OUT_OF_TIME, "warning", "takes longer than 900 s on a CPU"),
+        ("cuda", OUT_OF_TIME, "error", "the reference on workload w0: TIMEOUT: the call was still running"),
+        ("cpu", DeviceFault("the device is lost"), "error", "given up: the device is lost"),
+    ],
+)
+def test_what_becomes_of_a_verdict_of_a_reference(judge, tmp_path, monkeypatch, kind, verdict, severity, said):
+    monkeypatch.setattr(FakeEngine, "machine", Machine((Device(kind, 0, "test device", "uuid"),), {"python": None}))
+    write_small_set(tmp_path)
+    report, _, made = judge(verdict_of=lambda job: verdict)
+    issue = report["issues"][0]
+    assert (issue["severity"], said in issue["reason"]) == (severity, True)
+    assert made[0].config.timeout_seconds == (900 if kind == "cpu" else 300)
+    if isinstance(verdict, DeviceFault):
+        assert "2 of 2 jobs not judged" in report["issues"][1]["reason"]
+
+
+def test_the_solutions_of_the_baselines_author_are_judged_and_no_others(judge, tmp_path):
+    write_trace_set(write_small_set(tmp_path), solutions=[make_solution("base", author="baseline")])
+    report, _, _ = judge(checks="benchmark")
+    assert [(job["solution"], job["workload"]) for job in report["jobs"]] == [("base", "w0"), ("base", "w1")]
+    report, _, _ = judge("--baseline-author", "nobody", checks="benchmark")
+    assert (report["jobs"], report["issues"]) == ([], [])
+
+
+def test_a_check_ends_after_its_time_or_by_wrong_tolerances_and_says_so(judge, tmp_path, monkeypatch):
+    write_small_set(tmp_path)
+    wrong = "tolerances.yaml: double.atol (line 3): wrong"
+    assert judge(error=ConfigError(wrong))[0]["issues"][0]["reason"] == f"not judged: {wrong}"
+    monkeypatch.setattr(judging, "CHECK_LIMIT_S", -1.0)
+    report, _, made = judge()
+    assert "2 of 2 jobs not judged; a check ends after" in report["issues"][0]["reason"]
+    assert (report["issues"][0]["severity"], made[0].is_ended) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_adapted"),
+    [("a, b", False), ("b, a", True), ("a, *, b", True), ("a, /, *, b", True), ("*rest, b", True), ("**inputs", True)],
+)
+def test_a_reference_with_other_parameters_is_called_by_keyword(parameters, is_adapted):
+    definition = make_definition(inputs=TWO, reference=f"def run({parameters}):\n    return 0\n")
+    assert (len(judging.pack_reference(definition).sources) == 2) is is_adapted
+
+
+@pytest.mark.cpu
+def test_references_and_baselines_are_judged_by_the_engine(tmp_path, capsys):
+    root = write_trace_set(
+        tmp_path,
+        definitions=[make_definition(inputs=TWO, reference="def run(b, a):\n    return a - b\n")],
+        solutions=[make_solution("wrong", author="baseline", source="def run(a, b):\n    return b - a\n")],
+        workloads=[make_trace(solution=None, workload=make_workload(inputs={}))],
+    )
+    code, report = told(capsys, root, "--checks", "baseline,benchmark", "--disable-gpu")
+    assert (code, [job["status"] for job in report["jobs"]]) == (1, ["PASSED", "INCORRECT_NUMERICAL"])
+    (issue,) = report["issues"]
+    assert "double: solution 'wrong' on workload w0: INCORRECT_NUMERICAL: output 'y'" in issue["reason"]
+    assert not (root / "traces").exists()

@@ -1,0 +1,414 @@
+"""`validate`: shows everything that is wrong with a trace set, and what it lacks. `validate-render` shows it again.
+
+Five checks read files, and what was read from them; no code of the set is run. Two more judge (`judging.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, ValidationError
+
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.writing import open_folder
+from flashinfer_bench.base.printable import to_printable
+from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing, load_trace_set, refuse_unknown
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, add_names
+from flashinfer_bench.cli.render import count, some
+from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.check import Asked, find_entry_issues, find_input_issues, find_reference_issues
+from flashinfer_bench.data.definition import normalise_op_type
+from flashinfer_bench.data.evaluation import as_time
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.store import layout
+from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
+from flashinfer_bench.data.store.layout import path_part
+from flashinfer_bench.data.store.trace_lines import AnyTrace, kept_of
+from flashinfer_bench.errors import Misuse
+
+Check = Literal["layout", "definition", "workload", "solution", "trace", "baseline", "benchmark"]
+"""A kind of check. The last two judge solutions, the others read files."""
+CHECKS: Final[tuple[Check, ...]] = get_args(Check)
+FILE_CHECKS: Final = CHECKS[:5]
+FOLDERS: Final[Mapping[str, Check]] = {
+    layout.DEFINITIONS: "definition",
+    layout.TOLERANCES_FILE: "definition",
+    layout.WORKLOADS: "workload",
+    layout.BLOB: "workload",
+    layout.SOLUTIONS: "solution",
+    layout.TRACES: "trace",
+}
+"""Entry of the root → the check that reports it."""
+OUTPUTS: Final = ("stdout", "json", "text")
+REPORT_FILES: Final = {"json": "report.json", "text": "report.txt"}
+"""Output → its file in the output folder."""
+FORMAT_VERSION: Final = 1
+_STRICT: Final = ConfigDict(frozen=True, extra="forbid")
+Word = TypeVar("Word", bound=str)
+
+
+class CheckedIssue(BaseModel):
+    """An issue, with the check that found it."""
+
+    model_config = _STRICT
+
+    check: Check
+    severity: Literal["error", "warning"]
+    file: str
+    line: int | None = None
+    field: str | None = None
+    reason: str
+
+
+class TriedJob(BaseModel):
+    """What became of a job of `baseline` or `benchmark`."""
+
+    model_config = _STRICT
+
+    check: Check
+    definition: str
+    solution: str
+    workload: str
+    """Its uuid."""
+    status: str
+    """A status, or "NO VERDICT"."""
+    seconds: NonNegativeFloat
+    """Wall time of the job; 0 if it has no verdict."""
+
+
+class Coverage(BaseModel):
+    """What a set lacks, by name; nothing of it is wrong."""
+
+    model_config = _STRICT
+
+    baseline_author: str
+    """Author whose solutions are baselines."""
+    without_workloads: list[str]
+    without_baseline: list[str]
+    """Definitions for which the author of baselines has no solution."""
+    not_passed: dict[str, list[str]]
+    """Definition → the uuids of workloads that no solution passed."""
+
+
+class Validation(BaseModel):
+    """All that was found in a set: printed as text, written as JSON, and read again by `validate-render`."""
+
+    model_config = _STRICT
+
+    version: Literal[1] = FORMAT_VERSION
+    roots: list[str]
+    checks: list[Check]
+    definitions: int
+    solutions: int
+    workloads: int
+    traces: int
+    issues: list[CheckedIssue]
+    jobs: list[TriedJob] = []
+    coverage: Coverage
+
+    @property
+    def errors(self) -> int:
+        """Number of issues that are errors."""
+        return sum(issue.severity == "error" for issue in self.issues)
+
+
+def declare_validate(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Show every error and warning of a trace set: file, line, field, reason; and what it does not cover.\n"
+        "Exit codes: 0 no errors, 1 errors, 2 misuse.",
+        example=f"{PROGRAM} validate --local flashinfer-trace",
+        execute=execute,
+    )
+    add_local(parser, flags=("--local", "--dataset"))
+    add_names(parser, "--checks", f"of {', '.join(CHECKS)} (default: the first five)")
+    add_names(parser, "--definitions")
+    add_names(parser, "--op-types")
+    parser.add_argument("--disable-gpu", action="store_true", help="baseline and benchmark judge on the CPU")
+    author = "whose solutions benchmark judges (default: %(default)s)"
+    parser.add_argument("--baseline-author", metavar="NAME", default="baseline", help=author)
+    add_names(parser, "--outputs", "of stdout, json, text (default: stdout; with a folder all)")
+    files = " and ".join(REPORT_FILES.values())
+    parser.add_argument("--output-folder", metavar="DIR", help=f"where {files} are written")
+    add_format(parser)
+
+
+def declare_validate_render(parser: Parser) -> None:
+    """Add the help and the arguments of the command."""
+    parser.describe(
+        "Show a report that `validate --outputs json` wrote, as the text that it would print.\n"
+        "Exit codes are those of validate: 1 if the report has errors.",
+        example=f"{PROGRAM} validate-render report.json",
+        execute=execute_render,
+    )
+    parser.add_argument("report", metavar="REPORT", help="the report.json")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Make the checks, write what they found, and return 1 if there are errors."""
+    checks = _known("--checks", getattr(args, "checks", FILE_CHECKS), CHECKS)
+    outputs = _known("--outputs", getattr(args, "outputs", OUTPUTS if args.output_folder else OUTPUTS[:1]), OUTPUTS)
+    if not args.output_folder and set(outputs) & REPORT_FILES.keys():
+        raise Misuse("--outputs json and text are files: give --output-folder, too")
+    if args.output_folder:
+        try:
+            place = find_output(args.output_folder, args)
+            with open_folder(place.path, place.root):
+                pass
+        except OSError as error:
+            raise Misuse(f"--output-folder: {args.output_folder}: {error.strerror}") from error
+    trace_set = load_trace_set(args)
+    if has_nothing(trace_set):  # that a root has no definitions is an error then
+        empty = [replace(one, severity="error") if one.missing_definition == "" else one for one in trace_set.issues]
+        trace_set.issues = empty
+    validation = _validate(trace_set, checks, args)
+    texts = {"text": render_validation(validation), "json": validation.model_dump_json(indent=2) + "\n"}
+    if "stdout" in outputs:
+        write_out(texts["json" if args.format == "json" else "text"])
+    for output, name in REPORT_FILES.items():
+        if output not in outputs:
+            continue
+        file = Path(args.output_folder) / name
+        find_output(file, args).write(texts[output])
+        write_err(f"report: {file}")
+    return FAILED if validation.errors else RAN
+
+
+def execute_render(args: argparse.Namespace) -> int:
+    """Print a report that `validate` wrote; return 1 if it has errors.
+
+    Raises:
+        Misuse: the file cannot be read, or is no such report.
+    """
+    path = Path(args.report)
+    try:
+        validation = Validation.model_validate_json(read_whole(path, MOST_JSON_BYTES).removeprefix(codecs.BOM_UTF8))
+    except OSError as error:
+        raise Misuse(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Misuse(f"{path}: no report of `validate`: {f'{place}: ' if place else ''}{first['msg']}") from error
+    write_out(render_validation(validation))
+    return FAILED if validation.errors else RAN
+
+
+def render_validation(validation: Validation) -> str:
+    """Lay a report out: errors, warnings, what was judged, what the set lacks, and the counts in the last line."""
+    issues = [LoadIssue(one.severity, Path(one.file), one.line, one.field, one.reason) for one in validation.issues]
+    lines = describe_issues(issues, shown_warnings=len(issues))
+    for check in dict.fromkeys(job.check for job in validation.jobs):
+        statuses = Counter(job.status for job in validation.jobs if job.check == check)
+        told = ", ".join(f"{number} {status}" for status, number in statuses.items())
+        lines.append(f"{check}: {count(statuses.total(), 'job')}: {told}")
+    coverage, total = validation.coverage, count(validation.definitions, "definition")
+    if bare := coverage.without_workloads:
+        lines.append(f"coverage: {len(bare)} of {total} without workloads: {some(bare)}")
+    bare = coverage.without_baseline
+    if 0 < len(bare) < validation.definitions:  # if no definition has one, the set wants none
+        whose = f"without a solution of the baseline author {coverage.baseline_author!r}"
+        lines.append(f"coverage: {len(bare)} of {total} {whose}: {some(bare)}")
+    if coverage.not_passed:
+        of = [f"{name} ({len(listed)})" for name, listed in coverage.not_passed.items()]
+        left = sum(map(len, coverage.not_passed.values()))
+        workloads = f"{left} of {count(validation.workloads, 'workload')}"
+        lines.append(f"coverage: {workloads} that no solution passed: {some(of)}")
+    nouns = ("definition", "solution", "workload", "trace")
+    there = ", ".join(count(getattr(validation, f"{noun}s"), noun) for noun in nouns)
+    errors = validation.errors
+    lines.append(f"{there}: {count(errors, 'error')}, {count(len(validation.issues) - errors, 'warning')}")
+    return "".join(f"{to_printable(line)}\n" for line in lines)
+
+
+def _validate(whole: TraceSet, checks: list[Check], args: argparse.Namespace) -> Validation:
+    """Make the checks of the part of a set that the flags name."""
+    from flashinfer_bench.cli.settings import find_tolerance_issues
+
+    asked = Asked(getattr(args, "definitions", None), op_types=getattr(args, "op_types", None))
+    part = _choose(whole, asked)
+    read = [*whole.issues, *find_tolerance_issues(whole)]
+    found = [(_check_of(issue, whole), issue) for issue in read if asked.is_about(issue, whole)]
+    found += [(check, issue) for check in FILE_CHECKS if check in checks for issue in FURTHER[check](part)]
+    jobs: list[TriedJob] = []
+    for check in CHECKS[5:]:
+        if check in checks:
+            from flashinfer_bench.cli.sets.judging import JudgedSet  # the engine
+
+            judged = JudgedSet(check, part, author=args.baseline_author, cpu_only=args.disable_gpu)
+            jobs += map(TriedJob.model_validate, judged.jobs)
+            found += [(check, issue) for issue in judged.issues]
+    return Validation(
+        roots=list(map(_to_text, whole.roots)),
+        checks=checks,
+        definitions=len(part.definitions),
+        solutions=sum(map(len, part.solutions.values())),
+        workloads=sum(map(len, part.workloads.values())),
+        traces=sum(map(len, part.traces.values())),
+        issues=[
+            CheckedIssue(
+                check=check,
+                severity=issue.severity,
+                file=_to_text(issue.file),
+                line=issue.line,
+                field=issue.field,
+                reason=issue.reason,
+            )
+            for check, issue in found
+            if check in checks
+        ],
+        jobs=jobs,
+        coverage=_find_coverage(part, jobs, args.baseline_author),
+    )
+
+
+def _choose(whole: TraceSet, asked: Asked) -> TraceSet:
+    """Return the set with the chosen definitions alone. One whose file cannot be read may be named, too.
+
+    Raises:
+        DataSetError: a name is unknown.
+    """
+    broken = {issue.file.stem for issue in whole.issues if issue.severity == "error"}
+    op_types = set(map(normalise_op_type, asked.op_types or ()))
+    known = {normalise_op_type(item.op_type) for item in whole.definitions.values()}
+    named = [name for name in asked.definitions or () if path_part(name) not in broken]
+    refuse_unknown(("definition", named, whole.definitions), ("op type", op_types, known))
+    names = {
+        name
+        for name, item in whole.definitions.items()
+        if (not asked.definitions or name in asked.definitions)
+        and (not op_types or normalise_op_type(item.op_type) in op_types)
+    }
+    kept: dict[str, Any] = {
+        field: {name: items for name, items in getattr(whole, field).items() if name in names}
+        for field in ("definitions", "solutions", "workloads", "traces")
+    }
+    return whole if len(names) == len(whole.definitions) else replace(whole, **kept)
+
+
+def _check_of(issue: LoadIssue, trace_set: TraceSet) -> Check:
+    """Tell which check an issue of loading belongs to, by where its file lies."""
+    for root in trace_set.roots:
+        if not issue.is_about_place and issue.file != root and issue.file.is_relative_to(root):
+            return FOLDERS.get(issue.file.relative_to(root).parts[0], "layout")
+    return "layout"
+
+
+def _find_definition_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
+    """Yield what is wrong with references, and each constraint that is never checked, as names in it are unknown."""
+    from flashinfer_bench.bench.evaluators.inputs.constraints import find_strange_names
+
+    yield from find_reference_issues(trace_set, trace_set.definitions.values())
+    for name, definition in trace_set.definitions.items():
+        file = trace_set.definition_files.get(name, trace_set.root or Path())
+        for constraint, strange in find_strange_names(definition).items():
+            hint = did_you_mean(strange[0], [*definition.axes, *definition.inputs]) if len(strange) == 1 else ""
+            told = f"{name}: constraint {constraint!r} is never checked: no axis and no input has the name"
+            yield LoadIssue("warning", file, None, "constraints", f"{told} {', '.join(strange)}{hint}")
+
+
+def _find_workload_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
+    """Yield what is wrong with stored inputs, and a warning for each workload whose axes break a constraint."""
+    from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes
+
+    jobs = [(name, line.workload) for name, group in trace_set.workloads.items() for line in group]
+    yield from find_input_issues(trace_set, jobs)
+    for name, workload in jobs:
+        definition = trace_set.definitions.get(name)
+        broken = find_broken_by_axes(definition, workload) if definition is not None else {}
+        if definition is not None and broken:
+            root = trace_set.blob_root(name, workload.uuid) or Path()
+            file = layout.workloads_path(root, op_type=definition.op_type, definition=name)
+            told = f"workload {workload.uuid} of {name}: constraint {'; '.join(broken.values())}"
+            place = file if file.is_file() else file.parent.parent  # the set may name its files otherwise
+            yield LoadIssue("warning", place, None, None, f"{told}: it is judged nevertheless")
+
+
+def _find_trace_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
+    """Yield a warning for each kind of trace that says nothing of what the set holds now, or cannot be right."""
+    file = (trace_set.root or Path()) / layout.TRACES
+    for name in trace_set.definitions:
+        traces = list(kept_of(trace_set.traces.get(name, [])))
+        solutions = [item.name for item in trace_set.solutions.get(name, [])]
+        workloads = {trace.workload.uuid: trace.workload for trace in trace_set.workloads.get(name, [])}
+        reasons = [
+            *_of_unknown("solution", Counter(trace.solution or "" for trace in traces), solutions),
+            *_of_unknown("workload", Counter(trace.workload.uuid for trace in traces), workloads),
+        ]
+        known = (trace for trace in traces if trace.workload.uuid in workloads)
+        changed = sum(trace.workload.axes != workloads[trace.workload.uuid].axes for trace in known)
+        if changed:
+            reasons.append(f"{_have(changed)} other sizes than the workload of the same uuid has now")
+        timeless = [trace.solution or "" for trace in traces if _is_timeless(trace)]
+        if timeless:
+            told = f"{_have(len(timeless))} PASSED with a latency that no call has, such as 0 or infinity"
+            reasons.append(f"{told}: {some(sorted(set(timeless)))}")
+        yield from (LoadIssue("warning", file, None, None, f"{name}: {reason}") for reason in reasons)
+
+
+FURTHER: Final[Mapping[Check, Callable[[TraceSet], Iterator[LoadIssue]]]] = {
+    "layout": lambda _: iter(()),
+    "definition": _find_definition_issues,
+    "workload": _find_workload_issues,
+    "solution": find_entry_issues,
+    "trace": _find_trace_issues,
+}
+"""Check → what it looks for beside the issues of loading."""
+
+
+def _of_unknown(kind: str, counts: Mapping[str, int], known: Mapping[str, object] | list[str]) -> Iterator[str]:
+    unknown = [name for name in counts if name not in known]
+    if unknown:
+        hint = did_you_mean(unknown[0], known) if len(unknown) == 1 else ""
+        what = f"{kind} {unknown[0]!r}" if len(unknown) == 1 else f"{len(unknown)} {kind}s ({some(unknown)})"
+        total = count(sum(counts[name] for name in unknown), "trace")
+        yield f"{total} of {what}, not there for this definition{hint}"
+
+
+def _is_timeless(trace: AnyTrace) -> bool:
+    performance = trace.evaluation.performance if trace.evaluation is not None else None
+    return performance is not None and as_time(performance.latency_ms) is None
+
+
+def _have(traces: int) -> str:
+    return f"{count(traces, 'trace')} {'has' if traces == 1 else 'have'}"
+
+
+def _find_coverage(trace_set: TraceSet, jobs: Sequence[TriedJob], author: str) -> Coverage:
+    """Find what a set lacks. Its latest traces count, and what `benchmark` has judged now; references do not."""
+    passed = {(job.definition, job.workload) for job in jobs if job.check == "benchmark" and job.status == "PASSED"}
+    for traces in trace_set.traces.values():
+        latest = find_latest(kept_of(traces))
+        passed |= {(trace.definition, trace.workload.uuid) for trace in latest if trace.is_successful()}
+    lines = {name: [trace.workload.uuid for trace in traces] for name, traces in trace_set.workloads.items()}
+    not_passed = {name: [uuid for uuid in uuids if (name, uuid) not in passed] for name, uuids in lines.items()}
+    have = {name for name, group in trace_set.solutions.items() if any(item.author == author for item in group)}
+    return Coverage(
+        baseline_author=author,
+        without_workloads=[name for name in trace_set.definitions if not lines.get(name)],
+        without_baseline=[name for name in trace_set.definitions if name not in have],
+        not_passed={name: uuids for name, uuids in not_passed.items() if uuids},
+    )
+
+
+def _known(flag: str, given: Sequence[str], known: Sequence[Word]) -> list[Word]:
+    """Return the words in the order in which they are known; refuse any other."""
+    wrong = [word for word in given if word not in known]
+    hints = (did_you_mean(word, known) or f"; known: {', '.join(known)}" for word in wrong)
+    if wrong:
+        raise Misuse("\n".join(f"{flag}: unknown {word!r}{hint}" for word, hint in zip(wrong, hints, strict=True)))
+    return [word for word in known if word in given]
+
+
+def _to_text(path: Path) -> str:
+    """Return a path as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(path).decode("utf-8", "replace")

@@ -1,0 +1,213 @@
+"""What commands say of sets: which one is meant, what is wrong in it, what it holds; and of recorded jobs."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.planning.plan import make_plan
+from flashinfer_bench.cli.args import choose_recorded, describe_issues, keep_recorded, read_recorded
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.errors import DataSetError, Misuse
+from tests.cli.fake_engine import MACHINE, write_small_set
+from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+MINE = """
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+
+class Mine(DefaultEvaluator):
+    "Takes everything."
+    @classmethod
+    def can_evaluate(cls, definition):
+        return True
+
+EVALUATORS = [Mine]
+"""
+ENDS = "import os, sys\nprint('bye', file=sys.stderr, flush=True)\nos._exit(3)\n"
+BLOBS = {"gone": "blob/a", "pointer": "blob/b", "there": "blob/c", "pointer-2": "blob/b"}
+NO_SET = "error: no trace set: give --local PATH, or set FIB_DATASET_PATH\n"
+EMPTY = "error: empty: no definition here; a trace set has definitions/<op_type>/<definition>.json\n"
+UNKNOWN = (
+    "error: --definitions: the trace set has no definition 'duoble'; did you mean 'double'?\n"
+    "error: --op-types: the trace set has no op type 'tset'; did you mean 'test'?\n"
+)
+OWN_LISTS = "give one of them"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Sets to name: good ones and broken ones."""
+    root = tmp_path_factory.mktemp("sets")
+    write_small_set(root / "set")
+    write_small_set(root / "bad", files={"definitions/test/broken.json": "{"})
+    torn = write_small_set(root / "torn", files={"tolerances.yaml": "double: {rtol: 0.1}\n"})
+    for file in torn.glob("definitions/test/*.json"):
+        file.write_text("{")
+    write_trace_set(root / "loose", solutions=[make_solution()])
+    (root / "empty").mkdir()
+    write_trace_set(root / "low", definitions=[make_definition("low", op_type="lowbit"), make_definition()])
+    lines = [
+        make_trace(
+            solution=None,
+            workload=make_workload(uuid, inputs={"x": {"type": "safetensors", "path": path, "tensor_key": "x"}}),
+        )
+        for uuid, path in BLOBS.items()
+    ]
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+    stored = write_trace_set(
+        root / "stored",
+        {"blob/b": pointer},
+        definitions=[make_definition()],
+        solutions=[make_solution()],
+        workloads=lines,
+    )
+    save_file({"x": torch.ones(*lines[0].workload.axes.values())}, str(stored / "blob/c"))
+    for name, text in {"mine.py": MINE, "ends.py": ENDS, "mine.yaml": "evaluator_modules: [mine]\n"}.items():
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture
+def call(folder, monkeypatch, capsys):
+    """Type a command beside the sets; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
+    return lambda line: (main(line.split()), *capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        *((command, 2, NO_SET) for command in ("list", "run", "validate", "report summary", "report best")),
+        *((f"{command} empty", 2, EMPTY) for command in ("list", "run", "report summary")),
+        ("list --local a --local b", 2, "error: trace set 'a' does not exist"),
+        ("list --local a --local b", 2, "\nerror: trace set 'b' does not exist"),
+        ("list sett", 2, "; did you mean 'set'?\n"),
+        ("list set/workloads", 2, "error: set/workloads: no definition here; did you mean "),
+        ("list set double", 2, "; for the definition of that name: --definitions double\n"),
+        ("list set other", 2, "; for the solution of that name: --solutions other\n"),
+        ("list set nothing", 2, "holds definitions/\n"),
+        ("run torn", 2, "double.json:1: not JSON"),
+        ("run torn", 2, "error: torn: none of its definitions can be used\n"),
+        ("list set --definitions duoble --op-types tset", 2, UNKNOWN),
+        ("list set --solutions othr", 2, "did you mean 'other'"),
+        ("list set --solutions z*", 2, "error: --solutions: the trace set has nothing like 'z*'\n"),
+        ("list set --workloads --evaluators", 2, OWN_LISTS),
+        ("list set --config x", 2, "give --evaluators too"),
+        ("list set --evaluator-modules x", 2, "give --evaluators too"),
+        ("list bad", 0, "broken.json"),
+        ("run set --dry-run --evaluator-modules ends", 2, "(ends) ended with exit code 3; it said last"),
+        ("run set --dry-run --evaluator-modules ends", 2, "bye"),
+        ("report summary set --workloads zzzz", 2, "error: --workloads: the trace set has no workload with a trace"),
+    ],
+)
+def test_what_is_said_of_a_set(call, line, code, said):
+    found, _, err = call(line)
+    assert (found, said in err) == (code, True), err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "printed"),
+    [
+        ("validate set", 0, "0 errors, 0 warnings\n"),
+        ("validate bad", 1, "broken.json"),
+        ("validate loose", 0, "1 solution, 0 workloads, 0 traces: 0 errors, 2 warnings\n"),
+        ("validate empty", 1, "error: empty: the set has no definitions"),
+        ("validate torn", 1, "1 error, 0 warnings\n"),
+        ("validate stored", 1, "workload gone of double: blob stored/blob/a is not there"),
+        ("validate stored", 1, "workload pointer of double: blob stored/blob/b is a git-lfs pointer"),
+        ("list set", 0, "\ndouble      test             2          3       0\n"),
+        ("list set --workloads", 0, "w1        double      n=8\n"),
+        ("list set --solutions o* --author alice", 0, "\nother     double      alice   python\n"),
+        (
+            "list set --evaluators --config mine.yaml",
+            0,
+            "double      test     Mine       evaluator_modules: mine",
+        ),
+        ("run stored --dry-run --devices cpu", 1, "skipped double: 3 of 4 workloads lack their stored inputs: blob "),
+        ("run stored --dry-run --devices cpu --workloads there", 0, "1 job "),
+    ],
+)
+def test_what_is_printed_of_a_set(call, line, code, printed):
+    found, out, _ = call(line)
+    assert (found, printed in out) == (code, True), out
+
+
+def test_the_environment_names_the_default_set(call, monkeypatch):
+    monkeypatch.setenv("FIB_DATASET_PATH", "set")
+    assert call("list")[0] == 0
+
+
+def test_lists_in_json(call):
+    (item,) = json.loads(call("list set --format json")[1])["definitions"]
+    assert (sorted(item["solutions"]), item["workloads"]) == (["double_python", "in_cuda", "other"], 2)
+    assert len(json.loads(call("list set --workloads --format json")[1])["workloads"]) == 2
+    rows = json.loads(call("list set --solutions --format json")[1])["solutions"]
+    assert {row["name"] for row in rows} == {"double_python", "other", "in_cuda"}
+    low, double = json.loads(call("list low --evaluators --format json")[1])["definitions"]
+    assert (low["evaluator"]["name"], low["evaluator"]["origin"]) == ("LowBitEvaluator", "built-in")
+    assert double["evaluator"]["name"] == "DefaultEvaluator"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def run(x:\n", "main.py: not Python: '(' was never closed (line 1 of the source)"),
+        ("def rum(x):\n    return x\n", "main.py: there is no function 'run'; did you mean 'rum'?"),
+        ("def run():\n    pass\n", "run() cannot be called as double calls it"),
+    ],
+)
+def test_validate_warns_of_what_can_only_fail_to_compile(source, said, capsys, tmp_path):
+    root = write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution(source=source)])
+    assert main(["validate", "--local", str(root)]) == 0
+    assert f"double_python.json: double_python: {said}" in capsys.readouterr().out
+
+
+def test_many_warnings_are_counted_and_errors_never_are(tmp_path):
+    issues = [LoadIssue(kind, tmp_path, index, None, "odd") for kind in ("warning", "error") for index in range(30)]
+    lines = describe_issues(issues)
+    assert [sum(line.startswith(kind) for line in lines) for kind in ("error: ", "warning: ")] == [30, 21]
+    assert "10 more warnings" in lines[-1]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A file of two verdicts, and a workload's line between them."""
+    traces = [make_trace(), make_trace(solution=None), make_trace(solution="other", workload=make_workload("w1"))]
+    path = tmp_path / "traces:3"
+    path.write_text("".join(trace.to_json() + "\n" for trace in traces))
+    return path
+
+
+def names(traces):
+    return [(trace.solution, trace.workload.uuid) for trace in traces]
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "said"),
+    [
+        (":4", Misuse, "has 3 lines; there is no line 4"),
+        (":0", Misuse, "there is no line 0"),
+        (":2", Misuse, "holds no verdict that could be judged again"),
+        ("none", DataSetError, "none"),
+    ],
+)
+def test_a_line_without_a_verdict_is_refused(recorded, line, error, said):
+    with pytest.raises(error, match=said):
+        read_recorded(f"{recorded}{line}")
+
+
+def test_recorded_jobs_are_planned_and_no_others(recorded, tmp_path):
+    """A file may have a colon in its name."""
+    assert names(read_recorded(f"{recorded}:3")) == [("other", "w1")]
+    traces = read_recorded(str(recorded))
+    trace_set = TraceSet.from_path(write_small_set(tmp_path / "set"))
+    plan = make_plan(trace_set, choose_recorded(BenchmarkConfig(), traces), MACHINE)
+    assert len(plan.jobs) == 4
+    kept = keep_recorded(plan, traces)
+    assert [(job.solution.name, job.workload.uuid) for job in kept.jobs] == [("double_python", "w0"), ("other", "w1")]
+    assert [job.index for job in kept.jobs] == [0, 1]
