@@ -27,6 +27,8 @@ STORED_NAMES: Final = {
 }  # fmt: skip
 """The name of a dtype in a safetensors file → the name of the torch dtype."""
 SHOWN_KEYS: Final = 20
+MOST_UNKNOWN: Final = 20
+"""Parameters of one reference that are reported as no inputs."""
 Jobs = Iterable[tuple[str, Workload]]
 """Definition, by name, and workload."""
 Tensors = dict[str, tuple[list[int], str]]
@@ -105,11 +107,11 @@ def find_reference_issues(trace_set: TraceSet, definitions: Iterable[Definition]
     """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
     for definition in definitions:
         name, file = definition.name, trace_set.definition_files.get(definition.name, Path())
-        for parameter in definition.reference_parameters or ():
-            if parameter not in definition.inputs:
-                hint = did_you_mean(parameter, definition.inputs)
-                reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
-                yield LoadIssue("warning", file, None, "reference", reason)
+        unknown = [one for one in definition.reference_parameters or () if one not in definition.inputs]
+        for parameter in unknown[:MOST_UNKNOWN]:
+            hint = did_you_mean(parameter, definition.inputs)
+            reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
+            yield LoadIssue("warning", file, None, "reference", reason)
         if (why := definition.why_no_call_works) is not None:
             yield LoadIssue("error", file, None, "reference", f"{name}: no call of the reference's run can work: {why}")
 

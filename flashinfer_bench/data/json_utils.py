@@ -42,7 +42,9 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
     if not issubclass(model_class, DataModel):
         try:
             return model_class.model_validate_json(read_whole(file, MOST_JSON_BYTES).decode("utf-8-sig"))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
+        except ValueError as error:
             raise DataSetError(f"{file} cannot be used:\n  {error}") from error
     found = [model for model, _ in parse_objects(model_class, file, issues)]
     _raise_errors(file, issues)
@@ -63,7 +65,7 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
     Raises:
         DataSetError: the file is not there, or something in it is wrong.
     """
-    file, issues, found = Path(path), list[LoadIssue](), list[Model | None]()
+    file, issues, found, number = Path(path), list[LoadIssue](), list[Model | None](), 0
     try:
         for number, line, _ in read_lines(file):
             if issubclass(model_class, DataModel):
@@ -73,7 +75,7 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
     except OSError as error:
         raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DataSetError(f"{file}:{len(found) + 1} cannot be used:\n  {error}") from error
+        raise DataSetError(f"{file}:{number} cannot be used:\n  {error}") from error
     _raise_errors(file, issues)
     return [model for model in found if model is not None]
 

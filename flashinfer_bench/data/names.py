@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable
 from heapq import nlargest
 from itertools import islice
+from os.path import commonprefix
 from typing import Final
 
 NAME_CUTOFF: Final = 0.6
@@ -29,16 +30,16 @@ def nearest_name(name: str, known: Iterable[str], *, cutoff: float = NAME_CUTOFF
         return None
     matcher = difflib.SequenceMatcher(b=name.lower())
 
-    def bound(candidate: str) -> float:
+    def bound(candidate: str) -> tuple[float, int]:
         matcher.set_seq1(candidate.lower())
-        return matcher.quick_ratio()
+        return matcher.quick_ratio(), len(commonprefix([candidate, name]))  # noqa: RUF071 - a name is no path
 
     def similarity(candidate: str) -> float:
         matcher.set_seq1(candidate.lower())
         return matcher.ratio()
 
     short = [candidate for candidate in islice(known, MOST_KNOWN) if len(candidate) <= LONGEST]
-    likely = [candidate for candidate in nlargest(COMPARED, short, bound) if bound(candidate) >= cutoff]
+    likely = [candidate for candidate in nlargest(COMPARED, short, bound) if bound(candidate)[0] >= cutoff]
     best = max(likely, key=similarity, default=None)
     return best if best is not None and similarity(best) >= cutoff else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
@@ -40,22 +41,25 @@ class SupportedBindings(str, Enum):
 
 
 def check_source_path(path: str) -> str:
-    """Return the path in its plain form; raise ValueError when it is not a relative path that stays where it starts.
+    """Return the path in its plain form; raise ValueError if it is not a relative path that stays where it starts.
 
     Backslashes, as Windows writes them, become slashes.
     """
     path = path.replace("\\", "/")
-    if not path or _NOT_IN_PATHS.search(path) or path.endswith("/"):
-        raise ValueError(f"{path[:200]!r} is no path of a source file (empty, a folder or a control character)")
-    if path.startswith(("/", "~")) or _DRIVE.match(path):
-        raise ValueError(f"{path[:200]!r} is absolute; sources have relative paths")
     parts = PurePosixPath(path).parts
-    if ".." in parts:
-        raise ValueError(f"{path[:200]!r} has '..'; sources stay in their own folder")
-    if not parts or any(len(part.encode("utf-8", "replace")) > MAX_PATH_PART for part in parts):
-        raise ValueError(f"{path[:200]!r} has an empty name or one longer than {MAX_PATH_PART} bytes")
-    if len(parts) > MAX_PATH_PARTS or len(path.encode("utf-8", "replace")) > MAX_PATH:
-        raise ValueError(f"{path[:200]!r} lies more than {MAX_PATH_PARTS} folders deep, or has over {MAX_PATH} bytes")
+    sizes = [len(part.encode("utf-8", "replace")) for part in (path, *parts)]
+    for is_wrong, reason in (
+        (not parts or _NOT_IN_PATHS.search(path) or path.endswith("/"), "is no path of a source file"),
+        (path.startswith(("/", "~")) or _DRIVE.match(path), "is absolute; sources have relative paths"),
+        (".." in parts, "has '..'; sources stay in their own folder"),
+        (max(sizes[1:], default=0) > MAX_PATH_PART, f"has a name longer than {MAX_PATH_PART} bytes"),
+        (
+            len(parts) > MAX_PATH_PARTS or sizes[0] > MAX_PATH,
+            f"lies more than {MAX_PATH_PARTS} folders deep, or has over {MAX_PATH} bytes",
+        ),
+    ):
+        if is_wrong:
+            raise ValueError(f"{path[:200]!r} {reason}")
     return str(PurePosixPath(path))
 
 
@@ -142,21 +146,18 @@ class Solution(DataModel):
             raise ValueError("there is no source file")
         if len(sources) > MOST_SOURCES:
             raise ValueError(f"there are {len(sources)} sources; a solution has at most {MOST_SOURCES}")
-        seen: set[str] = set()
-        for source in sources:
-            if source.path in seen:
-                raise ValueError(f"{source.path!r} is there twice")
-            seen.add(source.path)
-        for path in sorted(seen):
-            for parent in PurePosixPath(path).parents:
-                if str(parent) in seen:
-                    raise ValueError(f"{str(parent)!r} is a file, and the folder of {path!r}")
+        paths = sorted(source.path for source in sources)
+        for path, following in pairwise(paths):
+            if path == following:
+                raise ValueError(f"{path!r} is there twice")
+        for path in paths:
+            if above := {*map(str, PurePosixPath(path).parents)}.intersection(paths):
+                raise ValueError(f"{above.pop()!r} is a file, and the folder of {path!r}")
         return sources
 
     @model_validator(mode="after")
     def _entry_is_a_source(self) -> Solution:
-        path = self.spec.entry_point.partition("::")[0]
-        paths = [source.path for source in self.sources]
+        path, paths = str(self.get_entry_path()), [source.path for source in self.sources]
         if path not in paths:
             hint = did_you_mean(path, paths)
             raise ValueError(f"entry point {path!r} is none of the sources ({', '.join(paths[:_SHOWN_PATHS])}){hint}")
@@ -172,8 +173,7 @@ class Solution(DataModel):
 
     def get_entry_source(self) -> SourceFile:
         """Give the file that the entry point names."""
-        path = self.spec.entry_point.partition("::")[0]
-        return next(source for source in self.sources if source.path == path)
+        return next(source for source in self.sources if source.path == str(self.get_entry_path()))
 
     def digest(self) -> str:
         """Digest what decides a verdict: definition, sources and spec; not name, author or description."""

@@ -316,7 +316,6 @@ class TraceSet:
             Fault: a file cannot be written.
         """
         added = list(traces)
-        writing.check_traces(self, added)
         writing.write_traces(self, added)
         self.keep_traces(added)
 
@@ -329,7 +328,6 @@ class TraceSet:
             Fault: a file cannot be written.
         """
         added = list(traces)
-        writing.check_workloads(self, added)
         writing.write_workloads(self, added)
         for trace in added:
             self.workloads.setdefault(trace.definition, []).append(trace)

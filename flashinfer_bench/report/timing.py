@@ -93,9 +93,8 @@ def marks_of_run(run: RunRecord) -> list[str]:
     return [mark for mark, held in zip(MARKS, holds, strict=True) if held]
 
 
-def describe_ways(timings: Iterable[Timing]) -> str | None:
+def describe_ways(timings: Sequence[Timing]) -> str | None:
     """Say in a line how all rows were timed, or None where no trace tells."""
-    timings = list(timings)
     totals: Counter[tuple[str, str, str]] = Counter()
     graphs: Counter[tuple[str, str, str]] = Counter()
     for way in (way for timing in timings for way in timing.ways):
@@ -119,9 +118,8 @@ def describe_ways(timings: Iterable[Timing]) -> str | None:
     return f"timed {'; '.join(parts)}"
 
 
-def describe_bounds(timings: Iterable[Timing]) -> str | None:
+def describe_bounds(timings: Sequence[Timing]) -> str | None:
     """Say in a line at which assurance latencies were bound, and by what; None where no trace tells."""
-    timings = list(timings)
     bounds: Counter[str] = sum((Counter(timing.bounds) for timing in timings), Counter())
     assurances = dict.fromkeys(name for timing in timings for name in timing.assurances)
     if not bounds:
@@ -131,9 +129,8 @@ def describe_bounds(timings: Iterable[Timing]) -> str | None:
     return f"latencies bound{levels}: {', '.join(parts)}"
 
 
-def describe_flag(flag: str, timings: Iterable[Timing]) -> str:
+def describe_flag(flag: str, timings: Sequence[Timing]) -> str:
     """Say what a flag means, and how many times have it."""
-    timings = list(timings)
     count = sum(timing.unknown + sum(way.workloads for way in timing.ways) for timing in timings)
     flagged = sum(timing.flags.get(flag, 0) for timing in timings)
     meaning = MEANINGS.get(flag)

@@ -40,7 +40,8 @@ def test_a_job_is_told_once_all_its_workers_passed_and_workers_are_interleaved(j
     assert told[:2] == [None, None]
     record = read_measurement(told[2])
     assert told[2].performance.latency_ms == pytest.approx(1.1)
-    assert (record.interval, record.workers_ms) == ("workers", [1.0, 1.1, 1.2])
+    workers_ms = told[2].extra["measurement"]["workers_ms"]
+    assert (record.interval, workers_ms) == ("workers", [1.0, 1.1, 1.2])
     assert record.bounds[0] < 1.0 < 1.2 < record.bounds[1]
     assert (run.latencies(), run.open) == ([[1.0, 1.1, 1.2]], len(jobs) - 1)
 

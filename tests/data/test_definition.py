@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from pydantic import ValidationError
 
@@ -39,18 +41,16 @@ def test_everything_that_disagrees_is_found_at_once():
     assert sorted(faults) == ["constraints.0", "inputs.x.shape", "outputs.x", "outputs.x.shape"]
 
 
-def test_literal_dimensions_may_be_numbers_or_digits():
-    spec = {"shape": ["n", 4, "2"], "dtype": "float32"}
-    definition = make_definition(inputs={"x": spec})
-    assert definition.get_input_shapes({"n": 3}) == [(3, 4, 2)]
-
-
-def test_a_scalar_has_no_shape_and_a_zero_dimensional_tensor_an_empty_one():
-    definition = make_definition(inputs={"x": "float32[n]", "eps": "float32", "k": "int32[]"})
-    assert definition.get_input_shapes({"n": 3}) == [(3,), None, ()]
-
-
-def test_shapes_need_every_var_axis():
+@pytest.mark.parametrize(
+    ("parts", "shapes"),
+    [
+        ({"inputs": {"x": {"shape": ["n", 4, "2"], "dtype": "float32"}}}, [(3, 4, 2)]),
+        ({"inputs": {"x": "float32[n]", "eps": "float32", "k": "int32[]"}}, [(3,), None, ()]),
+        ({"axes": {"n": None, "m": "ceil_div(n, 2) + 1"}, "inputs": {"x": "float32[m]"}}, [(3,)]),
+    ],
+)
+def test_shapes_follow_from_var_axes(parts, shapes):
+    assert make_definition(outputs={}, **parts).get_input_shapes({"n": 3}) == shapes
     with pytest.raises(ValueError, match="no value for axis n"):
         make_definition().get_output_shapes({})
 
@@ -61,41 +61,28 @@ def test_const_and_var_axes_are_told_apart():
     assert definition.var_axes == ["n"]
 
 
-def test_var_axes_are_bound_from_shapes_in_order():
-    definition = make_definition(axes={"n": None, "h": 4}, inputs={"x": "float32[n, h]", "w": "float32[h]"})
-    assert definition.get_axes_values([(7, 4), (4,)]) == {"n": 7}
+BIAS = {"shape": ["n"], "dtype": "float32", "optional": True}
 
 
-@pytest.mark.parametrize("shapes", [[(7, 5)], [(7,)], [None], [(7, 4), (4,)]])
-def test_shapes_that_do_not_fit_are_refused(shapes):
-    definition = make_definition(axes={"n": None, "h": 4}, inputs={"x": "float32[n, h]"})
-    with pytest.raises(ValueError, match="double"):
-        definition.get_axes_values(shapes)
-
-
-def test_two_inputs_that_bind_one_axis_differently_are_refused():
-    definition = make_definition(inputs={"x": "float32[n]", "y0": "float32[n]"})
-    with pytest.raises(ValueError, match="axis 'n' is 7, got 8"):
-        definition.get_axes_values([(7,), (8,)])
-
-
-def test_axes_are_bound_from_values_with_a_shape_and_scalars_are_passed_over():
-    class Tensor:
-        shape = (5,)
-
-    definition = make_definition(inputs={"x": "float32[n]", "eps": "float32"})
-    assert definition.get_axes_values_from_inputs([Tensor(), 1e-6]) == {"n": 5}
-
-
-def test_an_optional_input_may_be_absent_when_axes_are_bound():
-    bias = {"shape": ["n"], "dtype": "float32", "optional": True}
-    definition = make_definition(inputs={"x": "float32[n]", "bias": bias})
-    assert definition.get_axes_values([(5,), None]) == {"n": 5}
-
-
-def test_an_expression_axis_follows_from_the_others():
-    definition = make_definition(axes={"n": None, "m": "ceil_div(n, 4) + 1"}, outputs={"y": "float32[m]"})
-    assert definition.get_output_shapes({"n": 9}) == [(4,)]
+@pytest.mark.parametrize(
+    ("inputs", "shapes", "found"),
+    [
+        ({"x": "float32[n, h]", "w": "float32[h]"}, [(7, 4), (4,)], {"n": 7}),
+        ({"x": "float32[n]", "bias": BIAS}, [(5,), None], {"n": 5}),
+        ({"x": "float32[n]", "eps": "float32"}, [(5,), None], {"n": 5}),
+        ({"x": "float32[n]", "w": "float32[n]"}, [(7,), (8,)], "axis 'n' is 7, got 8"),
+        *(({"x": "float32[n, h]"}, shapes, "double") for shapes in ([(7, 5)], [(7,)], [None], [(7, 4), (4,)])),
+    ],
+)
+def test_var_axes_are_bound_from_shapes(inputs, shapes, found):
+    definition = make_definition(axes={"n": None, "h": 4}, inputs=inputs)
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            definition.get_axes_values(shapes)
+    else:
+        assert definition.get_axes_values(shapes) == found
+        values = [None if shape is None else SimpleNamespace(shape=shape) for shape in shapes]
+        assert definition.get_axes_values_from_inputs(values) == found
 
 
 def test_a_definition_without_run_is_kept_and_not_runnable():

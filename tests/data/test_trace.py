@@ -91,12 +91,13 @@ def test_solution_and_evaluation_come_together(parts):
         Trace(definition="double", workload=make_workload(), **parts)
 
 
-def test_a_trace_knows_what_it_is():
-    assert make_trace(solution=None).is_workload_trace()
-    assert not make_trace().is_workload_trace()
-    assert make_trace().is_successful()
-    assert not make_trace(status="TIMEOUT").is_successful()
-    assert not make_trace(solution=None).is_successful()
+@pytest.mark.parametrize(
+    ("parts", "is_workload", "is_successful"),
+    [({"solution": None}, True, False), ({}, False, True), ({"status": "TIMEOUT"}, False, False)],
+)
+def test_a_trace_knows_what_it_is(parts, is_workload, is_successful):
+    trace = make_trace(**parts)
+    assert (trace.is_workload_trace(), trace.is_successful()) == (is_workload, is_successful)
 
 
 @pytest.mark.parametrize("value", [True, 3, 0.5, -1])

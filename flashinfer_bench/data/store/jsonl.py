@@ -103,12 +103,10 @@ def append_lines(path: Path, lines: Iterable[str], *, root: Path | None = None) 
     try:
         with open_folder(path.parent, root) as folder, locked_file(folder, path.name, USUAL_LIMIT_S) as file:
             _append(file, folder, path.name, data)
-    except WriteRefused as error:
-        raise Fault(f"cannot append to {path}: {error.strerror}") from error
-    except TimeoutError as error:
-        raise Fault(f"cannot append to {path}: {error.strerror}; wait for that process, or end it") from error
     except OSError as error:
-        raise Fault(f"cannot append to {path}: {error.strerror}; free space or check the permissions") from error
+        hints = {WriteRefused: "", TimeoutError: "; wait for that process, or end it"}
+        hint = hints.get(type(error), "; free space or check the permissions")
+        raise Fault(f"cannot append to {path}: {error.strerror}{hint}") from error
 
 
 def check_append(path: Path, root: Path) -> None:

@@ -42,15 +42,16 @@ def block_of(text: str | None) -> Shown:
 
 def clean(value: Any) -> Any:
     """Return data as pages have it: each text in one line unless it is `Shown`, and numbers with few digits."""
-    if isinstance(value, str):
-        return str(value) if isinstance(value, Shown) else line_of(value)
-    if isinstance(value, dict):
-        return {key: clean(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(item) for item in value]
-    if isinstance(value, float):
+    kind = type(value)
+    if kind is str:
+        return line_of(value)
+    if kind is float:
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    return value
+    if kind is list or kind is tuple:
+        return [clean(item) for item in value]
+    if kind is dict:
+        return {key: clean(item) for key, item in value.items()}
+    return str(value) if kind is Shown else value
 
 
 def to_script(key: str, data: Any) -> str:
