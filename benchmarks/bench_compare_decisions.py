@@ -23,9 +23,10 @@ from statistics import fmean, stdev
 
 from flashinfer_bench import BenchmarkConfig, Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
-from flashinfer_bench.examine.compare.measuring import Measuring, Pairing, measure
-from flashinfer_bench.examine.compare.ratios import LOOKS, decide, ratio_of_pairs
+from flashinfer_bench.examine.compare.measuring import measure
+from flashinfer_bench.examine.compare.ratios import LOOKS, ratio_of_pairs
+from flashinfer_bench.examine.compare.result import Comparison, Row
+from flashinfer_bench.examine.compare.sides import Pairing
 from flashinfer_bench.timing.between_workers import default_spread, learned_spread, sum_squares
 
 KERNELS = {"triton": (8000, 250, 0.02, (1 << 14, 1 << 18)), "chain": (33, 1, 0.02, (1 << 14, 1 << 18))}
@@ -120,7 +121,7 @@ def make_pairings(count: int, kernel: str, steps: int, more: int) -> list[Pairin
     return found
 
 
-def describe(rows: Sequence[Row], comparison: ComparedSides, truth: float | None) -> dict[str, object]:
+def describe(rows: Sequence[Row], comparison: Comparison, truth: float | None) -> dict[str, object]:
     """Return how rows were decided, and how many of their intervals hold the true ratio."""
     ratios = [row.ratio for row in rows if row.ratio is not None]
     middle = fmean(ratio.log_mean for ratio in ratios) if truth is None else log(truth)
@@ -128,7 +129,7 @@ def describe(rows: Sequence[Row], comparison: ComparedSides, truth: float | None
     spreads = [stdev([log(b / a) for a, b in row.pairs_ms]) for row in rows if len(row.pairs_ms) > 1]
     return {
         "comparisons": len(rows),
-        "decisions": dict(Counter(comparison.decide(ratio) for ratio in ratios)),
+        "decisions": dict(Counter(ratio.decide(comparison.threshold) for ratio in ratios)),
         "problems": [row.problem for row in rows if row.problem][:3],
         "ratio": exp(middle),
         "coverage": fmean(held) if held else None,
@@ -157,13 +158,13 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     kernel = args.kernel if device.kind == "cuda" else "chain"
     steps, more, threshold, sizes = KERNELS[kernel] if device.kind == "cuda" else CPU_KERNEL
     pairings = make_pairings(args.comparisons, kernel, steps, more)
-    wanted = Measuring(threshold, args.budget)
     config = BenchmarkConfig.default(devices=["cpu" if device.kind == "cpu" else device.uuid])
     comparison = measure(
         make_set(1 if kernel == "triton" else steps, sizes),
         pairings,
         config,
-        wanted,
+        threshold=threshold,
+        budget_s=args.budget,
         tell=lambda line: print(line, file=sys.stderr),
     )
     copies = [row for row in comparison.rows if row.label.startswith("copy")]
@@ -209,9 +210,9 @@ def _simulated(draw, threshold: float, true: float, count: int) -> dict[str, obj
         for look in LOOKS:
             logs += [log(true) + draw() for _ in range(look - len(logs))]
             ratio = ratio_of_pairs(logs)
-            if decide(ratio, threshold) != "cannot tell yet":
+            if ratio.decide(threshold) != "cannot tell yet":
                 break
-        decisions[decide(ratio, threshold)] += 1
+        decisions[ratio.decide(threshold)] += 1
         held += abs(ratio.log_mean - log(true)) <= (ratio.log_half or 0)
         pairs += len(logs)
     shares = {name: number / count for name, number in decisions.items()}

@@ -30,19 +30,14 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
-from flashinfer_bench.examine.inspect import start as inspect_start
-from flashinfer_bench.examine.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
-from flashinfer_bench.examine.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.examine.inspect.start import InspectSite, InspectSubject, look, with_line_info
-from flashinfer_bench.examine.inspect.summary import (
-    findings_document,
-    profile_document,
-    render_findings,
-    render_profile,
-)
-from flashinfer_bench.examine.inspect.tools import NCU, SANITIZER, find_tool
+from flashinfer_bench.examine.inspect import look as inspect_look
+from flashinfer_bench.examine.inspect.look import look, with_line_info
+from flashinfer_bench.examine.inspect.ncu import list_metrics, plan_ncu, read_profile, render_profile
+from flashinfer_bench.examine.inspect.sanitizer import TYPES, plan_sanitizer, read_findings, render_findings
+from flashinfer_bench.examine.inspect.target import InspectTarget, find_tool
 from flashinfer_bench.sandbox.namespaces import has_own_network
 
+NCU, SANITIZER = "ncu", "compute-sanitizer"
 TRIAL_S = 30
 """Seconds that a tool has with a sandbox, and without."""
 WITHIN = 0.05
@@ -152,9 +147,7 @@ def make_set(solutions, sizes):
         groups.setdefault(solution.definition, []).append(solution)
     trace_set = TraceSet(definitions=definitions, solutions=groups, workloads=workloads)
     subjects = {
-        one.name: InspectSubject(
-            definitions[one.definition], one, workloads[one.definition][0].workload, Path.cwd(), trace_set
-        )
+        one.name: InspectTarget(definitions[one.definition], one, workloads[one.definition][0].workload, trace_set)
         for one in solutions
     }
     return trace_set, subjects
@@ -195,9 +188,8 @@ class Checks:
 
     def look(self, subject, plan, *, sandbox="auto"):
         start = time.monotonic()
-        site = InspectSite(self.device, sandbox, self.cache)
         with HangWatch(plan.program, after_s=plan.steps[0].limit_s - 5) as watch:
-            done = look(subject, plan, site, self.say)
+            done = look(subject, plan, self.device, sandbox=sandbox, cache=self.cache, tell=self.say)
         text = f"\n##### {subject.solution.name} {plan.program} {sandbox}\n"
         for step in done.steps:
             text += f"##### step {step.name} code {step.code} ended {step.ended!r} error {step.error!r}\n"
@@ -231,14 +223,15 @@ def tell_machine(checks):
 
 def check_walls(checks, subjects):
     """Profile a kernel without a sandbox, and with one."""
-    plan = plan_ncu(find_tool(NCU), NcuOptions(set="basic", timeout_s=TRIAL_S))
+    plan = plan_ncu(find_tool(NCU), set="basic", limit_s=TRIAL_S)
     for sandbox in ("off", "auto"):
         if not checks.has_time(f"ncu with --sandbox {sandbox}", 20):
             return
         start = time.monotonic()
         try:
             done = checks.look(subjects["right_cuda"], plan, sandbox=sandbox)
-            found = f"{read_profile(done)[0][0].values.get('duration_us')} us"
+            document, _ = read_profile(subjects["right_cuda"], checks.device, done)
+            found = f"{document['kernels'][0]['duration_us']} us"
         except Exception as error:
             checks.check(False, f"ncu with --sandbox {sandbox}: {str(error)[:600]}")
             if sandbox == "off":
@@ -287,12 +280,11 @@ def check_ncu(checks, trace_set, subjects):
             if not checks.has_time(f"ncu of {trace.solution}", 15):
                 continue
             try:
-                done = checks.look_at(NCU, subject, plan_ncu(program, NcuOptions(), known))
-                kernels, _ = read_profile(done)
+                done = checks.look_at(NCU, subject, plan_ncu(program, known))
+                document, _ = read_profile(subject, checks.device, done)
             except Exception as error:
                 checks.check(False, f"{trace.solution}: {str(error)[:600]}")
                 continue
-            document = profile_document(subject, checks.device, kernels, done)
             checks.write(json.dumps(document, indent=1) + "\n")
             ratio = (document["duration_us"] or 0) / 1e3 / busy_ms
             text = f"{trace.solution}: ncu {document['duration_us']} us, busy {busy_ms * 1e3:.2f} us, ratio {ratio:.4f}"
@@ -315,7 +307,7 @@ def check_sanitizer(checks, subjects):
     checks.say(f"compute-sanitizer with --sandbox {checks.sandbox[SANITIZER]}")
     if not checks.has_time("the other planted faults", 20):
         return
-    inspect_start.lock_device = lambda *_: ()  # nothing else is on the GPU
+    inspect_look.lock_device = lambda *_: ()  # nothing else is on the GPU
     rest = {name: subject for name, subject in subjects.items() if name != "memcheck_cuda"}
     with ThreadPoolExecutor(len(rest)) as threads:
         list(threads.map(lambda item: check_planted(checks, *item), rest.items()))
@@ -334,13 +326,12 @@ def check_planted(checks, name, subject):
         done = checks.look_at(SANITIZER, subject, plan_sanitizer(find_tool(SANITIZER), types, limit_s))
     except Exception as error:
         return checks.check(False, f"{name}: {str(error)[:600]}")
-    findings = read_findings(done, [source.path])
-    problems = find_problems(done, findings)
-    document = findings_document(subject, checks.device, findings, problems, done)
-    checks.say(render_findings(document, findings[:6]).rstrip())
+    document = read_findings(subject, checks.device, done)
+    findings = document["findings"]
+    checks.say(render_findings(document).rstrip())
     if type_ == "right":
-        return checks.check(not findings and not problems, f"{name}: nothing found")
-    places = [(place.file, place.line) for finding in findings for place in finding.places]
+        return checks.check(not findings and not document["problems"], f"{name}: nothing found")
+    places = [(place["file"], place["line"]) for finding in findings for place in finding["places"]]
     text = f"{name}: lines {marked}, found {sorted(set(places), key=str)[:8]} in {language}"
     return checks.check(all((source.path, line) in places for line in marked), text)
 

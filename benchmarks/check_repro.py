@@ -26,7 +26,7 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.data import Solution, TraceSet
 from flashinfer_bench.errors import Fault
-from flashinfer_bench.examine.repro.start import ReproOrder, reproduce
+from flashinfer_bench.examine.repro.start import reproduce
 
 SET = Path("flashinfer-trace")
 WRONG = SET / "wrong"
@@ -105,7 +105,7 @@ def write_down(twin: Solution, uuid: str, folder: Path) -> dict:
     (job,) = engine.plan().jobs
     folder.mkdir(parents=True, exist_ok=True)
     seed = JobSeeds(config.seed).of(job)
-    reproduce(ReproOrder(job, seed, engine.machine.devices[0], engine.config, trace_set, folder), "none")
+    reproduce(engine.context, job, seed, folder, "none")
     return json.loads((folder / "call.json").read_text())
 
 
@@ -134,6 +134,10 @@ def _take_reference(folder: Path, facts: dict) -> None:
     body = f"\n\ntheirs = run\n\n\ndef {symbol}({names}):\n    return theirs({given})\n"
     entry.write_text((folder / "reference.py").read_text() + body)
     (folder / "call.json").write_text(json.dumps({**facts, "style": "value"}))
+    solution = json.loads((folder / "solution.json").read_text())  # how the package's own check calls it
+    solution["spec"]["destination_passing_style"] = False
+    solution["sources"] = [{"path": file, "content": ""}]
+    (folder / "solution.json").write_text(json.dumps(solution))
 
 
 class Python:

@@ -6,12 +6,11 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Callable
+from textwrap import dedent
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter
 
 from flashinfer_bench.agents.tools import (
     flashinfer_bench_list_ncu_options,
@@ -24,21 +23,13 @@ TOOLS: Final[tuple[Callable[..., str], ...]] = (
     flashinfer_bench_run_ncu,
     flashinfer_bench_run_sanitizer,
 )
-NAMES: Final[dict[Any, str]] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-    dict: "object",
-    Path: "string",
-}
-"""Python type → JSON type."""
-ARGUMENT: Final = re.compile(r"^(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
-TYPED: Final = re.compile(r"^(\w+)\s*:\s")
-"""An argument where sections are underlined: its name and its type, what is said of it below."""
-UNDERLINE: Final = re.compile(r"^-{3,}\s*$")
-SECTION: Final = re.compile(r"^(Args|Returns|Raises|Example|Examples|Note|Notes|Yields):\s*$")
+UNDERLINED: Final = re.compile(r"^(\w+)\n-{3,} *$", re.MULTILINE)
+"""Heading of a section as numpy writes it."""
+SECTION: Final = re.compile(
+    r"^(Args|Parameters|Returns|Raises|Examples?|Notes?|Yields|See Also|References): *$", re.MULTILINE
+)
+ARGUMENT: Final = re.compile(r"(\w+)(?: *\([^)]*\))?(?: *:(.*))?")
+"""First line of an argument: its name, and its type in brackets, then its description, or numpy's type."""
 
 
 def get_all_tool_schemas() -> list[dict[str, Any]]:
@@ -74,57 +65,30 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 def type_to_schema(annotation: Any) -> dict[str, Any]:
     """Return the JSON schema of a Python type. A model can write no object of ours, only its name."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        options = [type_to_schema(one) for one in arguments if one is not type(None) and not _is_model(one)]
-        return _join(options) if options else {"type": "object"}
-    if origin is typing.Literal:
-        return {"type": NAMES[type(arguments[0])], "enum": list(arguments)}
-    if annotation is list or (isinstance(origin, type) and issubclass(origin, Sequence)):
-        return {"type": "array", "items": type_to_schema(arguments[0]) if arguments else {}}
-    if isinstance(origin, type) and issubclass(origin, dict):
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = [
+        one
+        for one in (typing.get_args(annotation) if is_union else [annotation])
+        if one is not type(None) and not (isinstance(one, type) and issubclass(one, BaseModel))
+    ]
+    if not options:
         return {"type": "object"}
-    if _is_model(annotation):
-        return {"type": "object"}
-    return {"type": NAMES[annotation]} if annotation in NAMES else {}
+    union: Any = typing.Union[tuple(options)]  # noqa: UP007 - made at run time
+    try:
+        return TypeAdapter(union).json_schema()
+    except PydanticSchemaGenerationError:
+        return {}
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Return what a docstring says before its first section, and of each argument."""
-    before: list[str] = []
-    described: dict[str, str] = {}
-    section, last = "", ""
-    for line, following in pairwise([*text.splitlines(), ""]):
-        heading = SECTION.match(line)
-        if heading:
-            section = heading[1]
-        elif UNDERLINE.match(following):
-            section = line.strip()
-        elif UNDERLINE.match(line):
-            continue
-        elif not section:
-            before.append(line.strip())
-        elif section == "Parameters" and line.strip():
-            argument = TYPED.match(line)
-            if argument:
-                last = argument[1]
-                described[last] = ""
-            elif last:
-                described[last] = f"{described[last]} {line.strip()}".strip()
-        elif section == "Args" and line.strip():
-            argument = ARGUMENT.match(line.strip())
-            if argument and len(line) - len(line.lstrip()) <= 4:
-                last = argument[1]
-                described[last] = argument[2]
-            elif last:
-                described[last] += f" {line.strip()}"
-    return " ".join(filter(None, before)), described
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _join(options: list[dict[str, Any]]) -> dict[str, Any]:
-    unique = [one for index, one in enumerate(options) if one not in options[:index]]
-    return unique[0] if len(unique) == 1 else {"anyOf": unique}
+    before, *rest = SECTION.split(UNDERLINED.sub(r"\1:", text))
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    described = {}
+    for heading in ("Args", "Parameters"):
+        for block in re.split(r"\n(?=\S)", dedent(sections.get(heading, "")).strip()):
+            first, _, more = block.partition("\n")
+            if argument := ARGUMENT.fullmatch(first.strip()):
+                own = (argument[2] or "") if heading == "Args" else ""  # numpy has the type there
+                described[argument[1]] = " ".join(f"{own} {more}".split())
+    return " ".join(before.split()), described

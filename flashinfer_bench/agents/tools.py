@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.examine.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
-from flashinfer_bench.examine.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.examine.inspect.start import InspectSite, look
-from flashinfer_bench.examine.inspect.subject import resolve_subject
-from flashinfer_bench.examine.inspect.summary import (
-    findings_document,
-    plain,
-    profile_document,
-    render_findings,
-    render_profile,
-)
-from flashinfer_bench.examine.inspect.tools import NCU, SANITIZER, find_gpu, find_tool
+from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, look, plain
+from flashinfer_bench.examine.inspect.ncu import list_metrics, plan_ncu, read_profile, render_profile
+from flashinfer_bench.examine.inspect.sanitizer import check_types, plan_sanitizer, read_findings, render_findings
+from flashinfer_bench.examine.inspect.target import InspectTarget, find_gpu, find_tool, resolve_target
 
-ERROR: Final = "ERROR"
 LIST_LIMIT_S: Final = 60.0
 PAGES: Final = ("details", "raw", "source", "session")
-LISTS: Final = ("--list-sets", "--list-sections")
 
 
 def flashinfer_bench_list_ncu_options(ncu_path: str = "ncu") -> str:
@@ -38,7 +28,9 @@ def flashinfer_bench_list_ncu_options(ncu_path: str = "ncu") -> str:
     Returns:
         Both lists as ncu prints them, or a text that begins with ERROR.
     """
-    return _answer(lambda: "\n".join(_list(find_tool(NCU, ncu_path), flag) for flag in LISTS), None)
+    return _answer(
+        lambda: "\n".join(_list(find_tool("ncu", ncu_path), f"--list-{one}") for one in ("sets", "sections"))
+    )
 
 
 def flashinfer_bench_run_ncu(
@@ -79,16 +71,18 @@ def flashinfer_bench_run_ncu(
     def profile() -> str:
         if page not in PAGES:
             raise FlashInferBenchError(f"page {page!r} is unknown; known: {', '.join(PAGES)}")
-        program, gpu = find_tool(NCU, ncu_path), find_gpu(device)
-        subject = resolve_subject(TraceSet.from_path(trace_set_path), solution, workload)
-        options = NcuOptions(
-            set=set, sections=sections or (), kernel_name=kernel_name, page=page, timeout_s=float(timeout)
+        program = find_tool("ncu", ncu_path)
+        plan = plan_ncu(
+            program,
+            list_metrics(program),
+            set=set,
+            sections=sections or (),
+            kernel_name=kernel_name,
+            page=page,
+            limit_s=timeout,
         )
-        done = look(
-            subject, plan_ncu(program, options, list_metrics(program)), InspectSite(gpu, temporary=_folder(tmpdir))
-        )
-        kernels, text = read_profile(done)
-        return f"{render_profile(profile_document(subject, gpu, kernels, done))}\n{text}"
+        document, text = read_profile(*_look(plan, solution, workload, device, trace_set_path, tmpdir))
+        return f"{render_profile(document)}\n{text}"
 
     return _answer(profile, max_lines)
 
@@ -123,57 +117,44 @@ def flashinfer_bench_run_sanitizer(
     """
 
     def check() -> str:
-        types = sanitizer_types or list(TYPES)
-        unknown = [one for one in types if one not in TYPES]
-        if unknown:
-            raise FlashInferBenchError(f"unknown sanitizer types {', '.join(unknown)}; known: {', '.join(TYPES)}")
-        program, gpu = find_tool(SANITIZER, sanitizer_path), find_gpu(device)
-        subject = resolve_subject(TraceSet.from_path(trace_set_path), solution, workload)
-        plan = plan_sanitizer(program, types, float(timeout))
-        done = look(subject, plan, InspectSite(gpu, temporary=_folder(tmpdir)))
-        findings = read_findings(done, [source.path for source in subject.solution.sources])
-        document = findings_document(subject, gpu, findings, find_problems(done, findings), done)
-        said = "\n".join(f"{step.name}:\n{step.text}" for step in done.steps)
-        return f"{render_findings(document, findings)}\n{said}"
+        plan = plan_sanitizer(find_tool("compute-sanitizer", sanitizer_path), check_types(sanitizer_types), timeout)
+        looked = _look(plan, solution, workload, device, trace_set_path, tmpdir)
+        said = "\n".join(f"{step.name}:\n{step.text}" for step in looked[2].steps)
+        return f"{render_findings(read_findings(*looked))}\n{said}"
 
     return _answer(check, max_lines)
 
 
-def _answer(work: Callable[[], str], max_lines: int | None) -> str:
-    """Return the text of some work, or of its error."""
+def _look(
+    plan: ToolPlan,
+    solution: Solution | str,
+    workload: Workload | str,
+    device: str,
+    trace_set_path: str | None,
+    tmpdir: str | None,
+) -> tuple[InspectTarget, Device, Inspected]:
+    gpu = find_gpu(device)
+    target = resolve_target(TraceSet.from_path(trace_set_path), solution, workload)
+    if tmpdir is not None and not Path(tmpdir).is_dir():
+        raise ValueError(f"tmpdir {tmpdir} is no folder")
+    return target, gpu, look(target, plan, gpu, temporary=None if tmpdir is None else Path(tmpdir).absolute())
+
+
+def _answer(work: Callable[[], str], max_lines: int | None = None) -> str:
+    """Return the text of some work, or of its error; at most so many lines, the last of which counts the rest."""
     try:
-        lines = [plain(line) for line in work().splitlines()]
+        lines = plain(work()).splitlines()
     except (FlashInferBenchError, OSError, ValueError, TypeError) as error:
-        return f"{ERROR}: {error}"
-    return "\n".join(cut(lines, max_lines))
-
-
-def cut(lines: Sequence[str], most: int | None) -> list[str]:
-    """Return at most so many lines; the last one tells how many are left out."""
-    if most is None or len(lines) <= most:
-        return list(lines)
-    kept = max(0, most - 1)
-    return [*lines[:kept], f"[{len(lines) - kept} more lines]"]
-
-
-def _folder(named: str | None) -> Path | None:
-    if named is None:
-        return None
-    if not Path(named).is_dir():
-        raise ValueError(f"tmpdir {named} is no folder")
-    return Path(named).absolute()
+        return f"ERROR: {error}"
+    if max_lines is not None and len(lines) > max_lines:
+        kept = max(0, max_lines - 1)
+        lines = [*lines[:kept], f"[{len(lines) - kept} more lines]"]
+    return "\n".join(lines)
 
 
 def _list(program: Path, flag: str) -> str:
     try:
-        done = subprocess.run(
-            [str(program), flag],
-            capture_output=True,
-            text=True,
-            timeout=LIST_LIMIT_S,
-            env=dict(os.environ),
-            check=False,
-        )
+        done = subprocess.run([program, flag], capture_output=True, text=True, timeout=LIST_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         raise FlashInferBenchError(f"{program} {flag} did not end within {LIST_LIMIT_S:g} s") from None
     if done.returncode != 0:

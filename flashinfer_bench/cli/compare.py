@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
-from flashinfer_bench.cli.drafts import describe_draft, read_hints
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
-from flashinfer_bench.cli.flags.compare import BUDGET_S
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.render import (
-    ABSENT,
-    Column,
-    available_width,
-    count,
-    format_latency,
-    render_table,
-    shorten_uuid,
-    wrap_line,
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.parser import (
+    EXIT_CODES,
+    PROGRAM,
+    NameList,
+    Parser,
+    add_local,
+    add_names,
+    add_sandbox,
+    number,
+    share,
 )
-from flashinfer_bench.cli.settings import naming_flags, read_config
-from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.drafts import Draft
-from flashinfer_bench.data.store.jsonl import write_whole
-from flashinfer_bench.data.store.layout import DEFINITIONS
+from flashinfer_bench.cli.settings import add_setting
 from flashinfer_bench.errors import Fault, Misuse
-from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
-from flashinfer_bench.examine.compare.documents import (
-    compare_document,
-    describe_decision,
-    describe_interval,
-    render_junit,
-    render_markdown,
-)
-from flashinfer_bench.examine.compare.measuring import Measuring, measure
-from flashinfer_bench.examine.compare.recorded import compare_recorded
-from flashinfer_bench.examine.compare.sides import Contender, find_sides, pair_up
-from flashinfer_bench.report.decision import THRESHOLD, UNKNOWN
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data import TraceSet
+    from flashinfer_bench.examine.compare.result import Comparison
+    from flashinfer_bench.examine.compare.sides import Contender
 
 MEASURING: Final = ("--budget", "--devices", "--config", "--iterations", "--num-trials", "--sandbox")
 """Flags that say how to measure, and so nothing of recorded traces."""
@@ -49,117 +34,158 @@ OF_SOURCES: Final = ("--definitions", "--entry", "--language")
 """Flags that say what a source file or a folder leaves out, and so nothing of other sides."""
 
 
+def declare_compare(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Say whether B is faster than A, by how much, and how sure that is. A and B are two solutions (names, files\n"
+        "that you edit, folders, packed files), two authors, two sets, or with --recorded two files of traces. They\n"
+        "are timed in turn, A B B A ..., each block in a worker of its own, until each ratio is decided or the budget\n"
+        "is spent.\n"
+        f"{EXIT_CODES} A solution that does not pass is a failure.",
+        usage="%(prog)s A B [--local PATH] [flags]",
+        example=f"{PROGRAM} compare plain_rmsnorm_h4096 torch_rmsnorm_h4096 --local flashinfer-trace",
+        execute="compare:execute",
+    )
+    parser.add_argument("first", metavar="A", help="baseline: the present version, for example")
+    parser.add_argument("second", metavar="B", help="candidate: the new version, for example")
+    add_local(parser)
+    how = parser.add_argument_group("how")
+    how.add_argument("--recorded", action="store_true", help="compare recorded traces; measure nothing")
+    text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
+    how.add_argument("--threshold", type=share, metavar="X", help=text)
+    text = "seconds of measuring, besides the start (default: 60)"
+    how.add_argument("--budget", type=number, metavar="S", help=text)
+    text = "only these workloads: uuids, or their beginnings"
+    how.add_argument("--workloads", "--workload", nargs="+", action=NameList, metavar="UUID", help=text)
+    add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
+    how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
+    add_setting(how, "iterations")
+    add_setting(how, "num_trials", "trials of a block, each with inputs of its own (default: 1)")
+    add_sandbox(how, default=argparse.SUPPRESS)
+    text = "a FILE.py, FILE.cu or FILE.cpp, or a folder of sources: what is not said is found out"
+    drafts = parser.add_argument_group("sources that you edit", text)
+    text = "its definition (default: that of the other side, or told by its parameters or name)"
+    add_names(drafts, "--definitions", text)
+    drafts.add_argument("--entry", metavar="NAME", help="its entry function, or FILE::FUNCTION (default: run)")
+    drafts.add_argument("--language", metavar="L", help="its language (default: told by its ending and imports)")
+    out = parser.add_argument_group("result")
+    text = "exit with 1 where B is slower by more: on a workload, or over all; also the default of --threshold"
+    out.add_argument("--fail-if-slower", type=share, metavar="X", help=text)
+    text = "what goes to stdout (default: %(default)s)"
+    out.add_argument("--format", choices=("table", "json", "md"), default="table", help=text)
+    out.add_argument("--junit", metavar="FILE", help="write JUnit XML, too: a case for each workload")
+    out.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
+
+
 def execute(args: argparse.Namespace) -> int:
-    """Compare, and print what came of it."""
+    """Compare, and print the result."""
+    from flashinfer_bench.cli.args import find_output, is_set_named, open_trace_set
+    from flashinfer_bench.cli.drafts import describe_draft, read_hints
+    from flashinfer_bench.data.store.layout import DEFINITIONS
+    from flashinfer_bench.examine.compare.recorded import compare_recorded
+    from flashinfer_bench.examine.compare.sides import find_sides
+    from flashinfer_bench.report.decision import THRESHOLD
+
     if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
-    threshold = args.threshold or args.fail_if_slower or THRESHOLD
-    _check_order(args)
+    first = args.first
+    second = args.second
+    is_set_first = (Path(first) / DEFINITIONS).is_dir() and not Path(second).exists()
+    if is_set_first and args.local and not Path(args.local[0]).exists():
+        raise Misuse(f"{first} is a set: name it behind the two sides: {second} {args.local[0]} {first}")
     named = open_trace_set(args) if is_set_named(args) else None
     if args.junit:
         find_output(args.junit, args)  # refuses links in a set, before anything is measured
-    first, second = find_sides((args.first, args.second), named, read_hints(args))
-    _tell_drafts(args, named, [one.draft for one in (first, second) if one.draft is not None])
+    sides = find_sides((first, second), named, read_hints(args))
+    drafts = [side.draft for side in sides if side.draft is not None]
+    if not drafts:
+        _refuse(args, OF_SOURCES, "neither side is a source file, or a folder without a manifest")
+    for draft in drafts:
+        if named is not None:  # without a set there is no draft
+            describe_draft(draft, named, is_quiet=args.quiet)
+    threshold = args.threshold or args.fail_if_slower or THRESHOLD
     if args.recorded:
-        _refuse_measuring_flags(args)
-        comparison = compare_recorded(first, second, threshold, args.workloads)
+        _refuse(args, MEASURING, "with --recorded nothing is measured")
+        comparison = compare_recorded(*sides, threshold, args.workloads)
     else:
-        comparison = _measure(args, first, second, threshold, named)
+        comparison = _measure(args, *sides, threshold, named)
     slower = comparison.slower_than(args.fail_if_slower) if args.fail_if_slower else []
     _write(args, comparison, slower)
     return FAILED if slower or comparison.is_failed else RAN
 
 
-def _check_order(args: argparse.Namespace) -> None:
-    """Refuse a set that is named before the two sides: its place is behind them.
-
-    Raises:
-        Misuse: it is.
-    """
-    is_first = (Path(args.first) / DEFINITIONS).is_dir() and not Path(args.second).exists()
-    if is_first and args.local and not Path(args.local[0]).exists():
-        raise Misuse(f"{args.first} is a set: name it behind the two sides: {args.second} {args.local[0]} {args.first}")
-
-
-def _refuse_measuring_flags(args: argparse.Namespace) -> None:
-    given = [flag for flag in MEASURING if getattr(args, flag.lstrip("-").replace("-", "_"), None) is not None]
+def _refuse(args: argparse.Namespace, flags: tuple[str, ...], why: str) -> None:
+    given = [flag for flag in flags if getattr(args, flag.lstrip("-").replace("-", "_"), None) is not None]
     if given:
-        raise Misuse(f"{given[0]}: with --recorded nothing is measured")
-
-
-def _tell_drafts(args: argparse.Namespace, trace_set: TraceSet | None, drafts: Sequence[Draft]) -> None:
-    """Say what was found out of the sides that somebody edits.
-
-    Raises:
-        Misuse: a flag speaks of such a side, and there is none.
-    """
-    given = [flag for flag in OF_SOURCES if getattr(args, flag.lstrip("-"), None) is not None]
-    if given and not drafts:
-        raise Misuse(f"{given[0]}: neither side is a source file, or a folder without a manifest")
-    for draft in drafts:
-        if trace_set is not None:  # without a set there is no draft
-            describe_draft(draft, trace_set, is_quiet=args.quiet)
+        raise Misuse(f"{given[0]}: {why}")
 
 
 def _measure(
     args: argparse.Namespace, first: Contender, second: Contender, threshold: float, named: TraceSet | None
-) -> ComparedSides:
+) -> Comparison:
+    from flashinfer_bench.cli.settings import naming_flags, read_config
+    from flashinfer_bench.examine.compare import measuring
+    from flashinfer_bench.examine.compare.sides import pair_up
+
     pairings = pair_up(first, second)
-    budget = BUDGET_S if args.budget is None else args.budget
     trace_set = named if named is not None else first.trace_set
     if trace_set is None:
         raise Misuse("no trace set with the definition and its workloads: give --local PATH")
-    wanted = Measuring(threshold, budget, tuple(args.workloads) if args.workloads else None)
-    config = read_config(args)
     tell = (lambda _line: None) if args.quiet else write_err
     equal = sum(one.first.digest() == one.second.digest() for one in pairings)
     if equal:
         which = "both sides have" if equal == len(pairings) else f"in {equal} of {len(pairings)} pairs both sides have"
         tell(f"{which} the same sources: that shows how far equal code differs on this machine")
+    config = read_config(args)
+    budget_s = 60.0 if args.budget is None else args.budget
+    how = {"threshold": threshold, "workloads": args.workloads, "tell": tell}
     with naming_flags(args):
-        return measure(trace_set, pairings, config, wanted, tell=tell)
+        return measuring.measure(trace_set, pairings, config, budget_s=budget_s, **how)
 
 
-def _write(args: argparse.Namespace, comparison: ComparedSides, slower: list[str]) -> None:
+def _write(args: argparse.Namespace, comparison: Comparison, slower: list[str]) -> None:
+    from flashinfer_bench.cli.args import find_output
+    from flashinfer_bench.cli.render import available_width
+    from flashinfer_bench.data.store.jsonl import write_whole
+
     sides = (args.first, args.second)
     if args.junit:
         try:
             place = find_output(args.junit, args)
-            write_whole(place.path, render_junit(comparison, slower), root=place.root)
+            write_whole(place.path, comparison.junit(slower), root=place.root)
         except OSError as error:
             raise Fault(f"{args.junit} cannot be written: {error.strerror}") from error
     if args.format == "json":
-        document = compare_document(comparison, sides, slower)
-        write_out(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        write_json(comparison.document(sides, slower))
     elif args.format == "md":
-        write_out(render_markdown(comparison, sides, slower))
+        write_out(comparison.markdown(sides, slower))
     else:
         write_out(render_comparison(comparison, sides, available_width(sys.stdout)))
         for where in slower:
             write_err(f"slower than allowed: {where}")
 
 
-def render_comparison(comparison: ComparedSides, sides: tuple[str, str], width: int) -> str:
+def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
     """Lay the comparison out as a table with notes."""
-    columns = [Column("Workload"), Column("A", True), Column("B", True), Column("B/A", True), Column("B is")]
-    rows = [_cells(row, comparison) for row in comparison.rows]
-    overall = comparison.overall
-    if overall is not None and len(rows) > 1:
-        told = describe_decision(overall, comparison)
-        rows.append(["over all", "", "", describe_interval(overall), told])
+    from flashinfer_bench.cli import render as tables
+    from flashinfer_bench.report.decision import UNKNOWN
+
+    titles = ("Workload", "A", "B", "B/A", "B is")
+    columns = [tables.Column(title, title in ("A", "B", "B/A")) for title in titles]
+    rows = []
+    for row in comparison.rows:
+        cells = [tables.ABSENT] * 3 + [UNKNOWN if row.is_unmeasured else "not compared"]
+        if row.ratio is not None:
+            cells = [*map(tables.format_latency, (row.first_ms, row.second_ms)), *comparison.describe(row.ratio)]
+        rows.append([f"{row.label} {tables.shorten_uuid(row.workload)}".strip(), *cells])
+    if comparison.overall is not None and len(rows) > 1:
+        rows.append(["over all", "", "", *comparison.describe(comparison.overall)])
     pairs = sum(row.ratio.pairs for row in comparison.rows if row.ratio is not None)
-    how = f"measured, {count(pairs, 'pair')} of blocks in {comparison.seconds:.0f} s" if pairs else comparison.how
+    blocks = f"measured, {tables.count(pairs, 'pair')} of blocks in {comparison.seconds:.0f} s"
     notes = [
-        f"A: {sides[0]}; B: {sides[1]}; on {comparison.hardware}; {how}",
+        f"A: {sides[0]}; B: {sides[1]}; on {comparison.hardware}; {blocks if pairs else comparison.how}",
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
         *(f"{row.workload}: {row.problem}" for row in comparison.problems),
     ]
-    return render_table(columns, rows, width) + "\n" + "".join(f"{wrap_line(note, width)}\n" for note in notes)
-
-
-def _cells(row: Row, comparison: ComparedSides) -> list[str]:
-    name = " ".join(filter(None, [row.label, shorten_uuid(row.workload)]))
-    if row.ratio is None:
-        return [name, ABSENT, ABSENT, ABSENT, UNKNOWN if row.is_unmeasured else "not compared"]
-    times = [format_latency(row.first_ms), format_latency(row.second_ms)]
-    return [name, *times, describe_interval(row.ratio), describe_decision(row.ratio, comparison)]
+    lines = "".join(f"{tables.wrap_line(note, width)}\n" for note in notes)
+    return f"{tables.render_table(columns, rows, width)}\n{lines}"

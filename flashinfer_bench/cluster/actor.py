@@ -10,12 +10,12 @@ import hashlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import ray
 
@@ -41,9 +41,8 @@ from flashinfer_bench.data import Solution
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, DeviceFault
 
-GROUPS: Final = {"judge": 1, "others": 1}
-"""Threads of an actor."""
-Method = TypeVar("Method", bound=Callable[..., Any])
+JUDGING: Final = "judging"
+"""The group of the one thread in which `judge` runs, beside that of all other methods."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,6 @@ class Batch:
     """Index of a job → folder of its stored inputs on the host."""
     blobs: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
     """Root and path below it → a file of stored inputs. Empty where all nodes see the host's files."""
-
-
-def in_group(name: str) -> Callable[[Method], Method]:
-    """Have a method of an actor run in the threads of a group."""
-    decorate: Callable[[Method], Method] = ray.method(concurrency_group=name)
-    return decorate
 
 
 class PlaceActor:
@@ -108,7 +101,6 @@ class PlaceActor:
         self._farm: BuildFarm | None = None
         self._batch = Batch((), {}, {})
 
-    @in_group("others")
     def describe(self) -> PlaceFacts:
         """Return the place's facts.
 
@@ -140,20 +132,17 @@ class PlaceActor:
         numbers = [int(gpu) for gpu in ray.get_gpu_ids() if str(gpu).isdigit()] or [found[0].index]
         return replace(found[0], index=numbers[0], node=self._node)  # the number tells places of one node apart
 
-    @in_group("others")
     def why_not_built(self, solutions: Iterable[Solution]) -> list[str | None]:
         """Return what this node lacks for each solution; None where nothing is missing."""
         known, languages = (self._toolchain, self._capabilities), self._facts.languages
         return [languages.get(one.spec.language.value) or why_not_buildable(one, *known) for one in solutions]
 
-    @in_group("others")
     def expect(self, solutions: Sequence[Solution]) -> None:
         """Build solutions of the next batch beside the present one; on a CPU that would disturb it."""
         if self._kind != "cpu":
             self._coming.put(solutions)
             os.write(self._wake, b"\0")
 
-    @in_group("others")
     def end(self, number: int) -> None:
         """End a session; returns when none of its processes is left."""
         self._ended = number
@@ -161,13 +150,11 @@ class PlaceActor:
         with self._judging:
             self._end_session()
 
-    @in_group("others")
     def close(self) -> None:
         """Remove what was laid out; all sessions have ended."""
         self._owned.close()
         sweep_folders()
 
-    @in_group("judge")
     def judge(self, number: int, hello: Hello, batch: Batch) -> Iterator[dict[str, Any]]:
         """Judge a batch; yields the frames that the host's loop hears of a session.
 

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy
 import ray
@@ -37,7 +37,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import News, SessionLost
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.cluster.actor import GROUPS, Batch, Blob, PlaceActor, PlaceFacts
+from flashinfer_bench.cluster.actor import JUDGING, Batch, Blob, PlaceActor, PlaceFacts
 from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.compile import BuildFarm
 from flashinfer_bench.compile.artifact import mark_of
@@ -145,7 +145,7 @@ class Cluster:
         if not self._is_guest:
             connect(settings.address)
         has_gpus = any(node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in ray.nodes())
-        self._kind: Literal["cpu", "cuda"] = settings.kind or ("cuda" if has_gpus else "cpu")
+        self._kind = settings.kind or ("cuda" if has_gpus else "cpu")
         try:
             self._await_first()
         except BaseException:
@@ -308,7 +308,7 @@ class Cluster:
             cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
             share = {"num_gpus": 1, "num_cpus": 0} if self._kind == "cuda" else {"num_cpus": cpus}
             for _ in range((gpus if self._kind == "cuda" else int(cpus >= 1)) - there[uuid]):
-                remote = ray.remote(concurrency_groups=GROUPS)(PlaceActor).options(
+                remote = ray.remote(concurrency_groups={JUDGING: 1})(PlaceActor).options(
                     **share,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(uuid, soft=False),
                     max_restarts=MOST_RESTARTS,
@@ -330,23 +330,17 @@ class Cluster:
                 place.asked = place.actor.describe.remote()
                 continue
             except RayError as error:
-                reason: str | None = _reason(error)
+                reason = _reason(error)
             else:
-                reason = self._why_unfit(facts)
-                if reason is None:
+                if not self._sandboxes or facts.sandbox.mark == self.sandbox.mark:
                     place.facts, self._sandboxes[facts.device] = facts, facts.sandbox
                     yield facts.device
                     continue
+                own = "walls" if facts.sandbox.has_walls else "no walls"
+                reason = f"its workers would have {own}, unlike those of other nodes"
             notice = f"node {place.name} is not used: {reason}"
             if place.node in self._alive and notice not in self._notices:
                 self._notices.append(notice)
-
-    def _why_unfit(self, facts: PlaceFacts) -> str | None:
-        """Say why a place cannot be used beside the others."""
-        if self._sandboxes and facts.sandbox.mark != self.sandbox.mark:
-            own = "walls" if facts.sandbox.has_walls else "no walls"
-            return f"its workers would have {own}, unlike those of other nodes"
-        return None
 
 
 class FarSession:
@@ -433,7 +427,7 @@ class FarSession:
             offered, broken = self._cluster.offer(batch)
             for index, why in broken.items():
                 self._say({"fault": {"job": index, "message": why, "retry": False}})
-            judge = self._place.actor.judge.options(num_returns="streaming")
+            judge = self._place.actor.judge.options(num_returns="streaming", concurrency_group=JUDGING)
             for said in judge.remote(self._number, self._hello, offered) if offered.jobs else ():
                 self._say(ray.get(said))
         except RayError as error:

@@ -1,9 +1,9 @@
 """Calls a solution as a program of its own, for a tool: python -m flashinfer_bench.worker.one_call ORDER
 
-The tool starts it, inside the walls that `inspect` has raised for both. ORDER is a JSON file: how the artifact is
-loaded, the inputs as files of raw bytes, the outputs' shapes, how many calls go before the one that is looked at. What
-became of it is written to the file that the order names as `outcome`: {"called": true}, or {"error": text}. Nothing
-is judged here, and a solution can forge all of it: what a tool finds is a lead, never a verdict.
+The tool starts it, in the sandbox that `inspect` has made for both. ORDER is a JSON file: how the artifact is loaded,
+the file of inputs and outputs, and how many calls precede the one that is inspected. The result is written to the file
+that the order names as `outcome`: {"called": true}, or {"error": text}. Nothing is judged here, and a solution can
+forge all of it: what a tool finds is a lead, never a verdict.
 """
 
 from __future__ import annotations
@@ -23,11 +23,21 @@ from flashinfer_bench.worker.load import load_entry
 
 
 def call_solution(order: Mapping[str, Any]) -> None:
-    """Load the solution, and call it as often as the order says; the last call is in the profiler's range."""
+    """Load the solution, and call it as often as the order says; the last call is in the profiler's range.
+
+    A number of warm-up calls below 0 loads it only.
+    """
     device = torch.device(order["device"])
-    arguments = {name: read_argument(one, device) for name, one in order["arguments"].items()}
-    outputs = {str(at): make_tensor(one, device) for at, one in enumerate(order["outputs"])}
     loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
+    if order["warm_up_calls"] < 0:
+        return
+    values = torch.load(order["values"], weights_only=True, mmap=True)
+    # Each tensor gets an allocation of its own.
+    arguments = {
+        name: one.to(device, copy=True) if isinstance(one, torch.Tensor) else one
+        for name, one in values["arguments"].items()
+    }
+    outputs = {str(at): torch.empty_like(one, device=device) for at, one in enumerate(values["outputs"])}
 
     def lay_out(style: str) -> CallLaunch:
         return CallLaunch(LaidCall(loaded, arguments, outputs, style), Shelf(0), "both")
@@ -36,8 +46,11 @@ def call_solution(order: Mapping[str, Any]) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    launch = lay_out(order["style"])
-    if not order["style_is_settled"]:
+    style, takes = order["style"], loaded.signature
+    if style is None and takes is not None and takes.maximum is not None:
+        style = "value" if takes.minimum <= len(arguments) <= takes.maximum else "dps"
+    launch = lay_out(style or "value")
+    if style is None:
         with suppress(Exception):
             launch()
             synchronize()
@@ -55,22 +68,6 @@ def call_solution(order: Mapping[str, Any]) -> None:
     finally:
         if runtime is not None:
             runtime.cudaProfilerStop()
-
-
-def make_tensor(described: Mapping[str, Any], device: torch.device) -> torch.Tensor:
-    """Return a new tensor of a shape and type."""
-    return torch.empty(described["shape"], dtype=getattr(torch, described["dtype"]), device=device)
-
-
-def read_argument(described: Mapping[str, Any], device: torch.device) -> Any:
-    """Return a number, or a tensor whose bytes lie in a file; each tensor gets an allocation of its own."""
-    if "scalar" in described:
-        return described["scalar"]
-    tensor, size = make_tensor(described, device), Path(described["file"]).stat().st_size
-    if size:
-        raw = torch.from_file(described["file"], shared=False, size=size, dtype=torch.uint8)
-        tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
-    return tensor
 
 
 def main(argv: list[str]) -> int:

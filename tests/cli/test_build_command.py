@@ -67,20 +67,15 @@ def test_a_failure_is_told_with_its_place_and_is_exit_code_1(capsys):
     assert "1 built, 1 FAILED" in out
 
 
-def test_arguments_of_a_python_function_are_counted(capsys):
+def test_what_cannot_be_built_is_told_with_the_reason(capsys):
     save(make_solution("narrow", definition=DEFINITION.name, source="def run(): ...\n"))
-    code, document = call(capsys, "build", "--local", "set", "--solutions", "narrow")
-    assert code == 1
-    assert "cannot be called" in document["solutions"][0]["message"]
-
-
-def test_what_is_missing_here_is_skipped_with_the_reason(capsys):
     save(make_solution("needy", definition=DEFINITION.name, dependencies=["no-such-package-xyz"]))
     code, document = call(capsys, "build", "--local", "set")
-    assert code == 0
-    assert results(document) == {"needy": "skipped", "good": "built"}
-    assert "no-such-package-xyz" in document["solutions"][0]["message"]
-    assert run_command_line(["build", "--local", "set", "--require-built", "--quiet"]) == 1
+    assert (code, results(document)) == (1, {"narrow": "failed", "needy": "skipped", "good": "built"})
+    told = {row["name"]: row["message"] for row in document["solutions"]}
+    assert ("cannot be called" in told["narrow"], "no-such-package-xyz" in told["needy"]) == (True, True)
+    for flags, code in ((), 0), (("--require-built",), 1):
+        assert run_command_line(["build", "--local", "set", "--solutions", "needy", "--quiet", *flags]) == code
 
 
 def test_files_are_built_without_a_set(capsys):
@@ -118,16 +113,8 @@ def test_misuse_builds_nothing(here, argv, message, capsys, monkeypatch):
     assert not (here / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("names", "architectures"),
-    [(["sm_90a", "sm_80"], ("90a", "80")), (["90a", "sm_90a"], ("90a",))],
-    ids=["two", "twice"],
-)
-def test_architectures_are_read_with_and_without_their_prefix(names, architectures):
-    assert choose_target(names).architectures == architectures
-
-
-def test_an_unknown_architecture_is_answered_with_the_nearest():
+def test_architectures_are_read_with_and_without_their_prefix():
+    assert choose_target(["sm_90a", "sm_80", "90a"]).architectures == ("90a", "80")
     with pytest.raises(Misuse, match="did you mean 'sm_90a'"):
         choose_target(["sm90a"])
 
@@ -151,18 +138,30 @@ def test_the_cache_is_shown_and_cleared(here, capsys):
     assert document["removed_bytes"] == artifact["size_bytes"]
 
 
-def test_what_solutions_compiled_when_they_ran_is_cleared_but_not_under_a_run(here, capsys):
-    made = here / "cache" / "jit" / "ab" / "abcd" / "triton" / "kernel.cubin"
+@pytest.mark.parametrize(
+    ("file", "kept", "stays"),
+    [
+        (
+            "jit/ab/abcd/triton/kernel.cubin",
+            "jit_kept_bytes",
+            "what solutions compile when they run stays: a run uses it",
+        ),
+        ("judge/triton-3/kernel.cubin", "judge_kept_bytes", "the kernels that judge stay (1.5 kB): a run uses them"),
+    ],
+)
+def test_what_is_no_artifact_is_cleared_but_not_under_a_run(here, capsys, file, kept, stays):
+    made = here / "cache" / file
     made.parent.mkdir(parents=True)
-    made.write_bytes(b"code")
+    made.write_bytes(b"x" * 1500)
     with ArtifactCache(here / "cache").used():
-        assert call(capsys, "cache", "clear")[1]["compiled_at_run_left"] is True
+        assert call(capsys, "cache", "clear")[1][kept] == 1500
         assert run_command_line(["cache", "clear"]) == 0
-        assert "what solutions compile when they run stays: a run uses it" in capsys.readouterr().out
-    assert call(capsys, "cache", "clear", "--failed")[0] == 0
-    assert made.exists()
-    assert call(capsys, "cache", "clear")[1]["compiled_at_run_left"] is False
-    assert not (here / "cache" / "jit").exists()
+        assert stays in capsys.readouterr().out
+    assert call(capsys, "cache", "clear", "--failed")[1][kept] == 1500
+    run_command_line(["cache", "show"])
+    assert "1.5 kB" in capsys.readouterr().out
+    assert call(capsys, "cache", "clear")[1][kept] == 0
+    assert not (here / "cache" / file.partition("/")[0]).exists()
 
 
 def test_what_solutions_compiled_when_they_ran_counts_in_the_cache_and_its_limit(here, capsys):
@@ -185,23 +184,6 @@ def test_what_solutions_compiled_when_they_ran_counts_in_the_cache_and_its_limit
         assert call(capsys, "cache", "clear", "--keep-gb", "0.000004")[1]["jit_removed_bytes"] == 0
     assert call(capsys, "cache", "clear", "--keep-gb", "0.000004")[1]["jit_removed_bytes"] == 3000
     assert [path.name for path in sorted((here / "cache" / "jit" / "ab").iterdir())] == ["abnew", "abnew.solution"]
-
-
-def test_the_kernels_that_judge_are_shown_and_cleared_but_not_under_a_run(here, capsys):
-    kernel = here / "cache" / "judge" / "triton-3" / "kernel.cubin"
-    kernel.parent.mkdir(parents=True)
-    kernel.write_bytes(b"x" * 1500)
-    assert call(capsys, "cache", "show")[1]["judge_bytes"] == 1500
-    assert run_command_line(["cache", "show"]) == 0
-    assert "kernels that judge: 1.5 kB" in capsys.readouterr().out
-    with ArtifactCache(here / "cache").used():
-        assert call(capsys, "cache", "clear")[1]["judge_kept_bytes"] == 1500
-        assert run_command_line(["cache", "clear"]) == 0
-        assert "the kernels that judge stay (1.5 kB): a run uses them" in capsys.readouterr().out
-    for narrow in (["--failed"], ["--keep-gb", "0"]):
-        assert call(capsys, "cache", "clear", *narrow)[1]["judge_removed_bytes"] == 0
-    assert call(capsys, "cache", "clear")[1]["judge_removed_bytes"] == 1500
-    assert not (here / "cache" / "judge").exists()
 
 
 def test_the_times_of_references_are_listed_and_removed(here, capsys):

@@ -4,8 +4,9 @@ import pytest
 
 from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.machine.build import choose_solutions
-from flashinfer_bench.cli.machine.inspect import choose_subject
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.examine.inspect.target import resolve_target
 from tests.cli.helps import example_of
 from tests.conftest import CHECKOUT
 
@@ -42,8 +43,9 @@ def test_the_example_of_build_names_solutions_of_the_bundled_set(capsys):
 
 @pytest.mark.parametrize("tool", ["ncu", "sanitizer"])
 def test_the_examples_of_inspect_name_a_solution_and_a_workload_of_the_bundled_set(tool, capsys):
-    subject = choose_subject(parse_command_line(example_of(f"inspect {tool}", capsys)))
-    assert subject.solution.definition == subject.definition.name
+    args = parse_command_line(example_of(f"inspect {tool}", capsys))
+    target = resolve_target(TraceSet.from_path(args.local[0]), args.solution, args.workload)
+    assert target.solution.definition == target.definition.name
 
 
 def test_the_examples_of_unpack_and_pack_work_as_printed(tmp_path, capsys):

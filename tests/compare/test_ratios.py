@@ -9,11 +9,7 @@ from flashinfer_bench.examine.compare.ratios import (
     LOOK_LEVELS,
     LOOKS,
     Ratio,
-    decide,
-    is_slower_than,
     join_ratios,
-    pairs_still_needed,
-    ratio_of_intervals,
     ratio_of_pairs,
 )
 from flashinfer_bench.timing.statistics import student_quantile
@@ -39,7 +35,7 @@ def test_the_interval_of_pairs_is_students():
 
 def test_one_pair_has_no_interval_and_decides_nothing():
     ratio = ratio_of_pairs([0.5])
-    assert (ratio.interval, decide(ratio, 0.02), pairs_still_needed(ratio, 0.02)) == (None, "cannot tell yet", 3)
+    assert (ratio.interval, ratio.decide(0.02), ratio.pairs_needed(0.02)) == (None, "cannot tell yet", 3)
 
 
 @pytest.mark.parametrize(
@@ -55,18 +51,11 @@ def test_one_pair_has_no_interval_and_decides_nothing():
     ],
 )
 def test_decisions(middle, half, decision):
-    assert decide(Ratio(middle, half, half / 2, 5, 6), 0.02) == decision
-
-
-def test_the_gate_has_a_threshold_of_its_own():
-    ratio = Ratio(log(1.04), 0.01, 0.005, 5, 6)
-    assert is_slower_than(ratio, 0.03)
-    assert not is_slower_than(ratio, 0.05)
-    assert not is_slower_than(Ratio(log(1.04), 0.05, 0.02, 5, 6), 0.03)
+    assert Ratio(middle, half, half / 2, 5, 6).decide(0.02) == decision
 
 
 def test_more_scatter_needs_more_pairs():
-    few, many = (pairs_still_needed(Ratio(0.0, 1.0, error, 5, 6), 0.02) for error in (0.01, 0.02))
+    few, many = (Ratio(0.0, 1.0, error, 5, 6).pairs_needed(0.02) for error in (0.01, 0.02))
     assert 0 < few < many
 
 
@@ -79,11 +68,6 @@ def test_the_geometric_mean_of_two_workloads_is_known_better_than_each():
     assert both.pairs == 12
 
 
-def test_recorded_intervals_add_up_as_squares():
-    ratio = ratio_of_intervals((1.0, exp(-0.03), exp(0.03)), (2.0, 2 * exp(-0.04), 2 * exp(0.04)))
-    assert (ratio.ratio, ratio.log_half) == (pytest.approx(2.0), pytest.approx(0.05))
-
-
 def simulate(true: float, spread: float, threshold: float, *, count: int) -> list[tuple[str, bool]]:
     """Return what series of pairs were decided as, and whether the last interval held the true ratio."""
     random = Random(1)
@@ -93,9 +77,9 @@ def simulate(true: float, spread: float, threshold: float, *, count: int) -> lis
         for look in LOOKS:
             logs += [random.gauss(log(true), spread) for _ in range(look - len(logs))]
             ratio = ratio_of_pairs(logs)
-            if decide(ratio, threshold) != "cannot tell yet":
+            if ratio.decide(threshold) != "cannot tell yet":
                 break
-        found.append((decide(ratio, threshold), abs(ratio.log_mean - log(true)) <= ratio.log_half))
+        found.append((ratio.decide(threshold), abs(ratio.log_mean - log(true)) <= ratio.log_half))
     return found
 
 
@@ -107,14 +91,15 @@ def simulate(true: float, spread: float, threshold: float, *, count: int) -> lis
         (1.00, 0.030, 0.02, "same", 0.92),  # a noisy one
         (1.00, 0.050, 0.05, "same", 0.96),  # a CPU
         (1.08, 0.050, 0.05, "slower", 0.98),
+        (1.00, 0.220, 0.05, "cannot tell yet", 0.92),  # a CPU under load: all looks are made
     ],
 )
 def test_looking_again_and_again_does_not_make_a_difference(true, spread, threshold, wanted, least):
     found = simulate(true, spread, threshold, count=500)
     assert sum(decision == wanted for decision, _ in found) >= least * len(found)
     assert sum(held for _, held in found) >= 0.92 * len(found)
-    if true == 1:  # a difference where there is none, in less than one of twenty series
-        assert sum(decision in ("faster", "slower") for decision, _ in found) <= 0.05 * len(found)
+    if true == 1:  # a difference where there is none, in about one of twenty series at most
+        assert sum(decision in ("faster", "slower") for decision, _ in found) <= 0.06 * len(found)
 
 
 def test_an_interval_of_95_percent_at_each_look_would_find_differences_that_are_not_there(monkeypatch):
@@ -125,8 +110,3 @@ def test_an_interval_of_95_percent_at_each_look_would_find_differences_that_are_
         decisions = [decision for decision, _ in simulate(1.0, 0.03, 0.02, count=500)]
         wrong.append(sum(decision in ("faster", "slower") for decision in decisions))
     assert wrong[0] > 0.06 * 500 > wrong[1]
-
-
-def test_a_series_that_scatters_too_much_is_rarely_decided_wrongly_though_all_looks_are_made():
-    found = simulate(1.0, 0.22, 0.05, count=400)
-    assert sum(decision in ("faster", "slower") for decision, _ in found) <= 0.08 * len(found)

@@ -6,7 +6,7 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.drafts import DraftHints
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.comparison import ComparedSides
+from flashinfer_bench.examine.compare.result import Comparison
 from flashinfer_bench.examine.compare.sides import find_sides, pair_up
 from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 
@@ -66,18 +66,17 @@ def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(tmp_path
         find_sides(("double_python", str(tmp_path / "mine.py")), TraceSet.from_path(root))
 
 
-def test_two_versions_of_a_file_are_two_sides(root, mine, tmp_path):
-    (old := tmp_path / "double" / "mine.py").parent.mkdir()
-    old.write_text("def run(x):\n    return 2 * x\n")
-    (pairing,) = pair_up(*find_sides((str(old), str(mine)), TraceSet.from_path(root)))
+def test_versions_of_a_file_and_folders_of_sources_are_sides(root, mine, tmp_path):
+    for folder, name, text in (
+        ("double", "mine.py", "def run(x):\n    return 2 * x\n"),
+        ("kernels", "main.py", SOURCE),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+    (pairing,) = pair_up(*find_sides((str(tmp_path / "double" / "mine.py"), str(mine)), TraceSet.from_path(root)))
     assert (pairing.first.name, pairing.second.name, pairing.second.definition) == ("mine", "mine", "double")
     assert pairing.first.digest() != pairing.second.digest()
-
-
-def test_a_folder_of_sources_without_a_manifest_is_a_side(root, mine, tmp_path):
-    (folder := tmp_path / "kernels").mkdir()
-    mine.rename(folder / "main.py")
-    (pairing,) = pair_up(*find_sides(("double_python", str(folder)), TraceSet.from_path(root)))
+    (pairing,) = pair_up(*find_sides(("double_python", str(tmp_path / "kernels")), TraceSet.from_path(root)))
     assert pairing.second.spec.entry_point == "main.py::run"
 
 
@@ -90,7 +89,7 @@ def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
         lines.append(make_trace(solution="mine", workload=make_workload(uuid), evaluation=judged))
     write_trace_set(root, traces=lines)
     found = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1]
-    assert [trace.workload.uuid for trace in found.traces] == ["w1"]
+    assert [one.workload for one in found.results] == ["w1"]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +114,11 @@ def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words,
 def test_the_command_tells_what_it_found_out_and_hands_it_to_the_measurement(root, mine, monkeypatch, capsys):
     handed = []
 
-    def note(_trace_set, pairings, _config, wanted, **_rest):
+    def note(_trace_set, pairings, _config, *, threshold, **_rest):
         handed.extend(pairings)
-        return ComparedSides((), wanted.threshold, "measured", "a CPU")
+        return Comparison((), threshold, "measured", "a CPU")
 
-    monkeypatch.setattr("flashinfer_bench.cli.compare.measure", note)
+    monkeypatch.setattr("flashinfer_bench.examine.compare.measuring.measure", note)
     main(["compare", str(mine), str(mine), "--local", str(root), "--definition", "twice"])
     assert f"{mine}: python, mine.py::run, of twice (as given)" in capsys.readouterr().err
     assert [one.definition for pairing in handed for one in (pairing.first, pairing.second)] == ["twice", "twice"]

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.cli.machine import inspect as command
 from flashinfer_bench.cli.main import cli
+from flashinfer_bench.data import save_json_file
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.examine.inspect import inspector, tools
-from flashinfer_bench.examine.inspect.ncu import NcuOptions, parse_raw, plan_ncu, read_profile
-from flashinfer_bench.examine.inspect.order import Inspected, StepDone
-from flashinfer_bench.examine.inspect.sanitizer import CodePlace, find_problems, join_equal, parse_findings
+from flashinfer_bench.examine.inspect import inspector, target
+from flashinfer_bench.examine.inspect.look import Inspected, StepDone
+from flashinfer_bench.examine.inspect.ncu import parse_raw, plan_ncu, read_profile
+from flashinfer_bench.examine.inspect.sanitizer import describe_finding, parse_findings, read_findings
 from flashinfer_bench.sandbox.namespaces import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.vendor_tools import CSV, write_tools
+from tests.kit.workers import running_template, worker_order
 
 pytestmark = [
     pytest.mark.cpu,
@@ -62,25 +64,17 @@ def _own_cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def programs(monkeypatch, tmp_path):
-    """Programs in the tools' place, on PATH."""
+def _tools(monkeypatch, tmp_path):
+    """Programs in the tools' place, on PATH; they need no GPU."""
     folder = write_tools(tmp_path / "programs", said=MEMCHECK)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr(tools.find_tool, "__kwdefaults__", {"environment": {"PATH": f"{folder}:/usr/bin:/bin"}})
-    return folder
-
-
-@pytest.fixture
-def _cpu_is_a_gpu(monkeypatch):
-    """The programs need no GPU."""
-    monkeypatch.setattr(command, "find_gpu", lambda name: discover_devices(["cpu"])[0])
+    monkeypatch.setattr(target, "find_gpu", lambda name: discover_devices(["cpu"])[0])
 
 
 @pytest.fixture
 def root(tmp_path):
     solutions = [
         make_solution(sources={"kernels/main.cu": "", "main.py": "def run(x):\n    return x * 2\n"}),
-        make_solution("raises", source=RAISES),
     ]
     workloads = [make_trace(workload=make_workload(uuid), solution=None) for uuid in ("first-a", "first-b", "other")]
     return write_trace_set(tmp_path / "set", definitions=[make_definition()], solutions=solutions, workloads=workloads)
@@ -99,59 +93,43 @@ def only_line(capsys):
 
 
 @pytest.mark.parametrize(("tool", "product"), [("ncu", "Nsight Compute"), ("sanitizer", "compute-sanitizer")])
-def test_without_the_tool_one_line_says_which_and_where_it_comes_from(root, monkeypatch, capsys, tool, product):
-    monkeypatch.setattr(tools.find_tool, "__kwdefaults__", {"environment": {"PATH": "/nowhere"}})
-    monkeypatch.setattr(tools, "USUAL_FOLDERS", ())
+def test_what_is_missing_on_the_machine_is_one_line(root, monkeypatch, tmp_path, capsys, tool, product):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(target, "USUAL_FOLDERS", ())
     assert cli(words(root, tool)) == 2
     line = only_line(capsys)
-    assert "is not here" in line
-    assert product in line
-
-
-@pytest.mark.parametrize("tool", ["ncu", "sanitizer"])
-def test_a_path_that_leads_to_no_program_is_named(root, capsys, tool):
+    assert ("is not here" in line, product in line) == (True, True)
     assert cli(words(root, tool, f"--{tool}-path", "/nowhere/tool")) == 2
     assert "/nowhere/tool is not here" in only_line(capsys)
-
-
-@pytest.mark.parametrize("tool", ["ncu", "sanitizer"])
-@pytest.mark.usefixtures("programs")
-def test_without_a_gpu_one_line_says_so(root, monkeypatch, capsys, tool):
-    cpu = discover_devices(["cpu"])
-    monkeypatch.setattr(tools, "discover_devices", lambda names: cpu)
+    monkeypatch.setenv("PATH", f"{write_tools(tmp_path / 'programs')}:/usr/bin:/bin")
+    assert cli(words(root, tool, "--device", "cuda:97")) == 2
+    assert "97" in only_line(capsys)
+    monkeypatch.setattr(target, "discover_devices", lambda names: discover_devices(["cpu"]))
     assert cli(words(root, tool)) == 2
     assert "needs an NVIDIA GPU" in only_line(capsys)
 
 
-@pytest.mark.usefixtures("programs")
-def test_a_gpu_that_is_not_there_is_misuse(root, capsys):
-    assert cli(words(root, "ncu", "--device", "cuda:97")) == 2
-    assert "97" in only_line(capsys)
-
-
-@pytest.mark.usefixtures("programs", "_cpu_is_a_gpu")
+@pytest.mark.usefixtures("_tools")
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "flags", "told"),
     [
-        ({"solution": "double_pyhton"}, "no solution 'double_pyhton'; did you mean 'double_python'"),
-        ({"workload": "first"}, "several workloads of double begin with 'first'"),
-        ({"workload": "fir"}, "no workload 'fir'; it has: first-a, first-b, other"),
-        ({"solution": "nowhere.json"}, "nowhere.json"),
-        ({"workload": "nowhere.json"}, "nowhere.json"),
+        ({"solution": "double_pyhton"}, (), "no solution 'double_pyhton'; did you mean 'double_python'"),
+        ({"workload": "first"}, (), "'first' is the start of several uuids; it has first-a, first-b"),
+        ({"workload": "fir"}, (), "the start of a uuid needs 4 characters"),
+        ({"workload": "9999"}, (), "no workload '9999'; it has first-a, first-b, other"),
+        ({"solution": "nowhere.json"}, (), "nowhere.json"),
+        ({"workload": "nowhere.json"}, (), "nowhere.json"),
+        ({}, ("--definition", "twice"), "no definition 'twice'"),
+        ({}, ("--checks", "memcheck,leaks"), "--checks: unknown leaks; known: memcheck, racecheck"),
     ],
 )
-def test_what_is_not_in_the_set_is_named_with_what_is(root, capsys, change, told):
-    assert cli(words(root, "ncu", **change)) == 2
+def test_wrong_names_are_one_line(root, capsys, change, flags, told):
+    assert cli(words(root, "sanitizer", *flags, **change)) == 2
     assert told in only_line(capsys)
 
 
-def test_a_check_that_nobody_knows_is_told_before_anything_is_looked_for(root, capsys):
-    assert cli(words(root, "sanitizer", "--checks", "memcheck,leaks")) == 2
-    assert "unknown leaks; known: memcheck, racecheck" in only_line(capsys)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("programs", "_cpu_is_a_gpu")
+@pytest.mark.usefixtures("_tools")
 def test_a_profile_as_json(root, capsys):
     flags = ["--l2-cache", "warm", "--kernel-name", "regex:tw.*", "--sections", "SourceCounters", "--sandbox", "off"]
     assert cli(words(root, "ncu", *flags, "--format", "json", workload="other")) == 0
@@ -164,7 +142,7 @@ def test_a_profile_as_json(root, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("programs", "_cpu_is_a_gpu")
+@pytest.mark.usefixtures("_tools")
 def test_findings_as_text_with_file_and_line(root, capsys):
     sandbox = "auto" if has_own_network() else "off"
     assert cli(words(root, "sanitizer", "--checks", "memcheck", "initcheck", "--sandbox", sandbox)) == 1
@@ -177,29 +155,57 @@ def test_findings_as_text_with_file_and_line(root, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("programs", "_cpu_is_a_gpu")
-def test_a_solution_that_raises_is_told_with_its_words_and_no_traceback_of_ours(root, capsys):
-    assert cli(words(root, "ncu", "--sandbox", "off", solution="raises")) == 1
+@pytest.mark.usefixtures("_tools")
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [(RAISES, "the solution failed while ncu looked at it"), (f"{RAISES}run(1)\n", "the solution cannot be imported")],
+)
+def test_a_solution_that_raises_is_told_with_its_words_and_no_traceback_of_ours(root, tmp_path, capsys, source, told):
+    save_json_file(make_solution("raises", source=source), tmp_path / "raises.json")
+    assert cli(words(root, "ncu", "--sandbox", "off", solution=str(tmp_path / "raises.json"))) == 1
     errors = capsys.readouterr().err
-    assert "the solution failed while ncu looked at it" in errors
-    assert "ValueError: not today" in errors
-    assert "inspector.py" not in errors
+    assert (told in errors, "ValueError: not today" in errors, "inspector.py" in errors) == (True, True, False)
 
 
 def test_a_tool_gets_no_walls_without_a_network_of_its_own(monkeypatch):
     monkeypatch.setattr(inspector, "has_own_network", lambda: False)
-    order = SimpleNamespace(hello=SimpleNamespace(has_walls=True), steps=[None])
+    order = SimpleNamespace(hello=SimpleNamespace(has_walls=True))
     assert "--sandbox off" in inspector.inspect(order).problem
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running_template(tmp_path_factory.mktemp("session") / "run") as socket:
+        yield socket
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "words"),
+    [
+        ("echo said; echo more >&2", "said\nmore\n", ""),
+        ("echo said; exit 3", "said\n", "it ended with exit code 3"),
+        ("kill -ABRT $$", "", "it was killed by SIGABRT"),
+        ("setsid sleep 60 & echo $!; sleep 60", None, "it did not end within 3 s"),
+    ],
+)
+def test_a_program_is_told_and_nothing_of_it_is_left(server, tmp_path, script, text, words):
+    order = worker_order(program=["/bin/sh", "-c", script])
+    done = inspector.run_program(server, "a step", order, tmp_path / "home", 100.0 if text is not None else 3.0)
+    assert (done.ended, (tmp_path / "home").exists()) == (words, False)
+    if text is not None:
+        assert done.text == text
+    else:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(done.text), 0)
 
 
 def test_the_plan_of_ncu_asks_only_for_metrics_that_the_gpu_has(tmp_path):
     known = {"gpu__time_duration", "sm__throughput"}
-    profile = plan_ncu(tmp_path / "ncu", NcuOptions(cache="warm", kernel_name="k"), known).steps[0].argv
+    profile = plan_ncu(tmp_path / "ncu", known, cache="warm", kernel_name="k").steps[0].argv
     given = dict(itertools.pairwise(profile))
     assert given["--metrics"] == "gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed"
     assert (given["--cache-control"], given["--kernel-name"], given["--clock-control"]) == ("none", "k", "none")
-    nothing_known = plan_ncu(tmp_path / "ncu", NcuOptions()).steps[0].argv
-    assert "gpu__time_duration.sum" in nothing_known
+    assert "gpu__time_duration.sum" in plan_ncu(tmp_path / "ncu").steps[0].argv
 
 
 STALLS = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -220,16 +226,20 @@ def test_units_stalls_and_the_busiest_tensor_pipe_of_a_raw_page():
     columns = [cells.keys(), [unit for unit, _ in cells.values()], [value for _, value in cells.values()]]
     text = "\n".join(",".join(f'"{cell}"' for cell in row) for row in columns)
     (kernel,) = parse_raw(f"==WARNING== a word\n{text}\nsomething that the solution printed\n")
-    assert kernel.values["duration_us"] == pytest.approx(1234.5)
-    assert kernel.values["tensor_percent"] == 30
-    assert kernel.values["dram_read_bytes"] == pytest.approx(2000)
-    assert kernel.stalls == [("long_scoreboard", 0.75), ("barrier", 0.25)]
-    assert kernel.document()["waves"] is None
+    assert (kernel["name"], kernel["tensor_percent"], kernel["waves"]) == ("k", 30, None)
+    assert (kernel["duration_us"], kernel["dram_read_bytes"]) == pytest.approx((1234.5, 2000))
+    shares = [(one["reason"], one["share"]) for one in kernel["stalls"]]
+    assert shares == [("long_scoreboard", 0.75), ("barrier", 0.25)]
 
 
 @pytest.mark.parametrize("text", ["", "no table", '"ID"', '"ID","Kernel Name"\n"",""\n"0"\n', CSV.splitlines()[1]])
 def test_a_raw_page_without_kernels_has_none(text):
-    assert list(parse_raw(text)) == []
+    assert parse_raw(text) == []
+
+
+CALLED = SimpleNamespace(
+    definition=make_definition(), solution=make_solution(sources={"main.py": ""}), workload=make_workload()
+)
 
 
 @pytest.mark.parametrize(
@@ -244,28 +254,42 @@ def test_a_raw_page_without_kernels_has_none(text):
 def test_why_there_is_no_profile_is_told(step, told):
     done = Inspected(steps=(StepDone(**{"name": "profile", "code": 1, "ended": "", **step}),))
     with pytest.raises(FlashInferBenchError, match=told):
-        read_profile(done)
+        read_profile(CALLED, discover_devices(["cpu"])[0], done)
 
 
-def test_a_race_has_both_places():
-    (race,) = parse_findings("racecheck", RACECHECK, ["main.cu"])
-    assert race.places == (
-        CodePlace("race(float *)", "main.cu", 12, "Write"),
-        CodePlace("race(float *)", "main.cu", 13, "Read"),
-    )
-    assert race.describe().startswith("racecheck: main.cu:12 and main.cu:13: race between accesses")
-
-
-def test_words_of_older_releases_and_places_without_lines_are_read():
-    read, barrier = parse_findings("initcheck", OLDER, ["other.cu"])
-    assert read.places == (CodePlace("sum(float *)", "/cache/main.cu", 12),)
-    assert (read.thread, read.block) == ("(3,0,0)", "(0,0,0)")
-    assert (barrier.where, barrier.places[0].line) == ("in wait(float *)", None)
-
-
-def test_equal_findings_are_one_with_its_count():
-    (finding,) = join_equal(parse_findings("memcheck", MEMCHECK, ["main.cu", "kernels/main.cu"]))
-    assert (finding.count, finding.thread, finding.where) == (2, "(0,0,0)", "kernels/main.cu:7")
+@pytest.mark.parametrize(
+    ("text", "source", "lines"),
+    [
+        (
+            RACECHECK,
+            "main.cu",
+            ["memcheck: main.cu:12 and main.cu:13: race between accesses to shared memory in race(float *)"],
+        ),
+        (
+            OLDER,
+            "other.cu",
+            [
+                "memcheck: /cache/main.cu:12: Uninitialized __global__ memory read of size 4 bytes in sum(float *), "
+                "thread (3,0,0) of block (0,0,0)",
+                "memcheck: in wait(float *): Barrier error detected. Divergent thread(s) in block",
+            ],
+        ),
+        (
+            MEMCHECK,
+            "kernels/main.cu",
+            [
+                "memcheck: kernels/main.cu:7: Invalid __global__ write of size 4 bytes in "
+                "twice(const float *, float *, long), thread (0,0,0) of block (1,0,0) (2 times)"
+            ],
+        ),
+    ],
+    ids=["both places of a race", "an older release", "equal findings are one"],
+)
+def test_findings_are_read_with_their_places(text, source, lines):
+    found = parse_findings("memcheck", text, ["main.cu", source] if source != "other.cu" else [source])
+    assert [describe_finding(one) for one in found] == lines
+    if text is RACECHECK:
+        assert [place["access"] for place in found[0]["places"]] == ["Write", "Read"]
 
 
 @pytest.mark.parametrize(
@@ -281,6 +305,6 @@ def test_equal_findings_are_one_with_its_count():
 )
 def test_a_check_that_did_not_look_is_no_clean_one(step, told):
     done = Inspected(steps=(StepDone(**{"name": "memcheck", "code": 0, "ended": "", **step}),))
-    problems = find_problems(done, list(parse_findings("memcheck", done.steps[0].text, [])))
+    problems = read_findings(CALLED, discover_devices(["cpu"])[0], done)["problems"]
     assert len(problems) == len(told)
     assert all(words in problem for words, problem in zip(told, problems, strict=True))

@@ -77,10 +77,10 @@ def test_a_job_of_two_sets_has_a_decision(old, new, decision, reason):
 
 @pytest.mark.parametrize("latency", [1.0, 1.015, 1.03, 0.9])
 def test_a_change_is_decided_as_the_comparison_of_recorded_traces_is(latency):
-    sides = [Contender("x", "run", (), (timed(ms),)) for ms in (1.0, latency)]
+    sides = [Contender("x", "run", (), tuple(list_results(None, [timed(ms)]))) for ms in (1.0, latency)]
     compared = compare_recorded(*sides, 0.02)
     (found,) = changes([timed(1.0)], [timed(latency)])
-    assert found.decision == compared.decide(compared.rows[0].ratio)
+    assert found.decision == compared.rows[0].ratio.decide(compared.threshold)
     assert (found.ratio.low, found.ratio.high) == pytest.approx(compared.rows[0].ratio.interval)
 
 

@@ -1,25 +1,17 @@
-"""A server's application without a socket: requests are made in the test's own event loop.
-
-Its engine has no processes: it says PASSED, as fast and as often as a test wants.
-"""
+"""A server without a socket: requests are made in the event loop of the test, and sessions only pretend."""
 
 import asyncio
 import inspect
 import json
-import threading
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.engine_state import DeviceState, EngineState
-from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.bench.machine import Device
+from flashinfer_bench import BenchmarkConfig, Engine, EngineLimits
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.errors import QueueFull
+from tests.bench.played import PlayedSession, on_gpu, play
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
-CPU = Device("cpu", 0, "test device", "cpu")
 TOKEN = "a-token-that-nobody-guesses"
 
 
@@ -29,90 +21,34 @@ def write_set(root):
     return write_trace_set(root, definitions=[make_definition()], workloads=lines)
 
 
-class SmallTask:
-    """A task: its verdicts come when the engine's gate is open."""
-
-    def __init__(self, engine, solution, workloads):
-        self.engine, self.solution, self.workloads = engine, solution, workloads
-        self.state, self.faults = "pending", []
-
-    def cancel(self):
-        if self.state in ("pending", "running"):
-            self.state = "cancelled"
-        self.engine.stir()
-
-    async def __aiter__(self):
-        while not self.engine.is_open and self.state != "cancelled":
-            await self.engine.changed.wait()
-        for uuid in self.workloads:
-            if self.state == "cancelled":
-                return
-            self.state = "running"
-            if fault := self.engine.fault:
-                self.faults.append(SimpleNamespace(message=fault))
-                continue
-            yield self.engine.judge(self.solution, uuid)
-            while self.engine.stops_after_one and self.state != "cancelled":
-                await self.engine.changed.wait()
-        self.state = "failed" if self.faults else "completed"
-
-
-class SmallEngine:
-    """Judges at once while it is open."""
-
-    def __init__(self, *, is_open=True, room=1000):
-        self.is_open, self.room, self.fault = is_open, room, None
-        self.stops_after_one, self.judged = False, 0
-        self.submitted, self.callbacks = [], []
-        self.changed = asyncio.Event()
-        self.lock = threading.Lock()
-
-    def submit(self, solution, workloads, *, save_results, **asked):
-        assert not save_results
-        if len(self.submitted) >= self.room:
-            raise QueueFull("the queue is full")
-        task = SmallTask(self, solution, list(workloads))
-        self.submitted.append(SimpleNamespace(task=task, **asked))
-        return task
-
-    def judge(self, solution, uuid):
-        trace = make_trace(solution=solution.name, workload=make_workload(uuid))
-        self.judged += 1
-        for callback in self.callbacks:
-            callback(JobFinished(SimpleNamespace(), trace, CPU, 0.2))
-        return trace
-
-    def open(self):
-        self.is_open = True
-        self.stir()
-
-    def stir(self):
-        woken, self.changed = self.changed, asyncio.Event()
-        woken.set()
-
-    def state(self):
-        waiting = sum(item.task.state == "pending" for item in self.submitted)
-        device = DeviceState(label="cpu", hardware="test device", healthy=True, condition="ready", since="", job=None)
-        counts = {"jobs": {"PASSED": self.judged}, "open_tasks": {}}
-        return EngineState(devices=(device,), queue_size=waiting, rate_per_s=2.5, uptime_s=9, **counts)
-
-    def subscribe(self, callback):
-        self.callbacks.append(callback)
-
-    def close(self):
-        pass
-
-
 class Site:
     """A set on disk, and servers of it, one after the other."""
 
-    def __init__(self, root):
-        self.root = write_set(root)
+    def __init__(self, root, patch):
+        self.root, self.patch = write_set(root), patch
         self.stopped = 0
 
+    def make_engine(self, *, is_open=True, room=1000, gpu=False, **played):
+        """Make an engine whose jobs wait until it is open; `asked` has the keywords of each submission."""
+        play(self.patch, **played)
+        if is_open:
+            PlayedSession.gate.set()
+        config, limits = BenchmarkConfig.default(devices=["cpu"]), EngineLimits(queue=room)
+        engine = Engine(TraceSet.from_path(self.root), config, cache=self.root.parent / "cache", limits=limits)
+        if gpu:
+            on_gpu(engine.context)
+        submit, engine.asked = engine.submit, []
+
+        def note(solution, workloads, **asked):
+            engine.asked.append({"workloads": list(workloads), **asked})
+            return submit(solution, workloads, **asked)
+
+        engine.submit = note
+        return engine
+
     @asynccontextmanager
-    async def serve(self, *, limits=None, token=None, drains=True, engine=None, **engine_parts):
-        """Start a server, of a small engine unless one is given; without `drains` it ends as if it was killed."""
+    async def serve(self, *, limits=None, token=None, drains=True, **engine):
+        """Start a server; without `drains` it ends as if it was killed."""
         import httpx
 
         from flashinfer_bench.serve.app import make_app
@@ -122,8 +58,8 @@ class Site:
         from flashinfer_bench.serve.store import TaskStore
         from flashinfer_bench.serve.tasks import TaskService
 
-        before = asyncio.all_tasks()
-        engine, trace_set = engine or SmallEngine(**engine_parts), TraceSet.from_path(self.root)
+        before, trace_set = asyncio.all_tasks(), TraceSet.from_path(self.root)
+        engine = self.make_engine(**engine)
         store = TaskStore(self.root / ".serve", trace_set, self.root)
         service = TaskService(engine, store, limits or ServeLimits())
         served = Served(trace_set, service, Metrics(engine), token)
@@ -144,6 +80,8 @@ class Site:
                     for task in asyncio.all_tasks() - before:
                         task.cancel()
                 service.close()
+                PlayedSession.gate.set()
+                await asyncio.to_thread(engine.close)
 
     def lines(self):
         """Return all recorded traces."""
@@ -152,22 +90,22 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path):
+def site(tmp_path, monkeypatch):
     for extra in ("httpx", "fastapi", "uvicorn"):
         pytest.importorskip(extra)
-    return Site(tmp_path / "set")
+    return Site(tmp_path / "set", monkeypatch)
 
 
 def submission(name="kernel", **others):
     """Return the body of a submission."""
-    return {"solution": make_solution(name).to_dict(), **others}
+    return {"solution": make_solution(name, source=f"# {name}\ndef run(x):\n    return x * 2\n").to_dict(), **others}
 
 
 async def submit(client, name="kernel", *, headers=None, **others):
-    """Submit a solution; return the answer."""
+    """Submit a solution; return its task."""
     answer = await client.post("/evaluate", json=submission(name, **others), headers=headers)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answer.json()["task_id"]
 
 
 async def wait_for(client, task, timeout=10):

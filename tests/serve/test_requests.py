@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 
-from flashinfer_bench.data import Definition, TraceSet, Workload
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.server import Address, choose_home
@@ -21,48 +21,48 @@ from tests.serve.conftest import TOKEN, submission, submit, wait_for, write_set
 SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="(\\.|[^"\\\n])*"(,[a-z]+="(\\.|[^"\\\n])*")*\})? [-+.0-9e]+')
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"host": "127.0.0.1:8000"}, 200),
-        ({"host": "localhost:9"}, 200),
-        ({"host": "[::1]:8000"}, 200),
-        ({"host": "Bench.Example:8000"}, 200),  # was allowed
-        ({"host": "evil.example"}, 403),
-        ({"host": "evil.example:8000"}, 403),
-        ({"host": "evil.example:8000x"}, 403),
-        ({"host": "127.0.0.1.evil.example"}, 403),
-        ({"host": "127.0.0.1@evil.example"}, 403),
-        ({"host": "[::1"}, 403),
-        ({"host": ""}, 403),
-        ({"origin": "http://localhost"}, 403),
-        ({"origin": "null"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "none"}, 200),
-    ],
-)
-async def test_web_pages_are_kept_out(site, headers, status):
+LET_IN = [
+    {"host": "127.0.0.1:8000"},
+    {"host": "localhost:9"},
+    {"host": "[::1]:8000"},
+    {"host": "Bench.Example:8000"},  # was allowed
+    {"sec-fetch-site": "none"},
+]
+KEPT_OUT = [
+    {"host": "evil.example"},
+    {"host": "evil.example:8000"},
+    {"host": "evil.example:8000x"},
+    {"host": "127.0.0.1.evil.example"},
+    {"host": "127.0.0.1@evil.example"},
+    {"host": "[::1"},
+    {"host": ""},
+    {"origin": "http://localhost"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+]
+
+
+@pytest.mark.parametrize(("given", "status"), [(LET_IN, 200), (KEPT_OUT, 403)])
+async def test_web_pages_are_kept_out(site, given, status):
     async with site.serve() as client:
         client.served.hosts = Address(allowed_hosts=("Bench.Example",)).names
-        for path in ("/definitions", "/health", "/docs"):
-            assert (await client.get(path, headers=headers)).status_code == status
-        answer = await client.post("/evaluate", json=submission(), headers=headers)
-        assert (answer.status_code, len(client.engine.submitted)) == (status, int(status == 200))
+        for headers in given:
+            for path in ("/definitions", "/health", "/docs"):
+                assert (await client.get(path, headers=headers)).status_code == status, headers
+            answer = await client.post("/evaluate", json=submission(), headers=headers)
+            assert (answer.status_code, bool(client.engine.asked)) == (status, status == 200), headers
 
 
-@pytest.mark.parametrize(
-    "given", [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer ", f"Bearer {TOKEN}x", "Bearer ü"]
-)
-async def test_without_the_token_only_health_answers_and_says_little(site, given):
-    headers = {} if given is None else {"authorization": given.encode()}
-
+async def test_without_the_token_only_health_answers_and_says_little(site):
     async with site.serve(token=TOKEN) as client:
-        for path in ("/", "/definitions", "/tasks", "/metrics", "/docs", "/openapi.json"):
-            answer = await client.get(path, headers=headers)
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-        for path in ("/evaluate", "/shutdown"):
-            assert (await client.post(path, json=submission(), headers=headers)).status_code == 401
-        assert (await client.get("/health", headers=headers)).json() == {"status": "ok"}
+        for given in (None, "Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer ", f"Bearer {TOKEN}x", "Bearer ü"):
+            headers = {} if given is None else {"authorization": given.encode()}
+            for path in ("/", "/definitions", "/tasks", "/metrics", "/docs", "/openapi.json"):
+                answer = await client.get(path, headers=headers)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), given
+            for path in ("/evaluate", "/shutdown"):
+                assert (await client.post(path, json=submission(), headers=headers)).status_code == 401
+            assert (await client.get("/health", headers=headers)).json() == {"status": "ok"}
     assert site.stopped == 0
 
 
@@ -106,7 +106,7 @@ async def test_a_body_beyond_the_limit_is_dropped_as_it_comes_and_all_bodies_sha
         go.set()
         assert (await first).status_code == 400
         assert client.served.held_bytes == 0
-        assert (await submit(client))["task_id"]
+        assert await submit(client)
 
 
 def with_sources(*more, **sources):
@@ -119,85 +119,82 @@ def with_fields(**fields):
     return {"solution": {**submission()["solution"], **fields}}
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "words"),
-    [
-        (b"{", 400, "no JSON"),
-        (b"\xff", 400, "no JSON"),
-        (b"[" * 100_000, 400, "nested"),
-        (b'{"a": "\\ud800"}', 400, "surrogate"),
-        (b"[]", 422, "body: "),
-        (b"{}", 422, "solution: Field required"),
-        (b'{"solution": 1}', 422, "solution"),
-        (b'{"solution": {"name": "x"}}', 422, "definition: is missing"),
-        (submission(workload_uuids="w0"), 422, "workload_uuids"),
-        (submission(workload_uuids=[]), 422, "workload_uuids"),
-        (submission(workload_uuids=["w9"]), 404, "no workload 'w9'"),
-        (submission(priority=1.5), 422, "priority"),
-        (submission(priority=True), 422, "priority"),
-        (submission(priority=1001), 422, "priority"),
-        (submission(confirm="maybe"), 422, "confirm"),
-        (submission(submitter=""), 422, "submitter"),
-        (submission(submitter="x" * 201), 422, "submitter"),
-        (with_fields(definition="doubl"), 404, "did you mean 'double'"),
-        (with_fields(name="x" * 201), 422, "200 characters"),
-        (with_sources(a="1", b="2", c="3"), 413, "sources"),
-        (with_sources(a="x" * 5000), 413, "bytes"),
-        (with_sources(**{"../a": "1"}), 422, "'..'"),
-        (with_sources({"path": "secret.py"}), 422, "content"),  # no file of the server is read in its place
-    ],
-)
-async def test_what_cannot_be_judged_is_refused_with_the_reason(site, tmp_path, monkeypatch, body, status, words):
+REFUSED = [
+    (b"{", 400, "no JSON"),
+    (b"\xff", 400, "no JSON"),
+    (b"[" * 100_000, 400, "nested"),
+    (b'{"a": "\\ud800"}', 400, "surrogate"),
+    (b"[]", 422, "body: "),
+    (b"{}", 422, "solution: Field required"),
+    (b'{"solution": 1}', 422, "solution"),
+    (b'{"solution": {"name": "x"}}', 422, "definition: is missing"),
+    (submission(workload_uuids="w0"), 422, "workload_uuids"),
+    (submission(workload_uuids=[]), 422, "workload_uuids"),
+    (submission(workload_uuids=["w9"]), 404, "no workload 'w9'"),
+    (submission(priority=1.5), 422, "priority"),
+    (submission(priority=True), 422, "priority"),
+    (submission(priority=1001), 422, "priority"),
+    (submission(confirm="maybe"), 422, "confirm"),
+    (submission(submitter=""), 422, "submitter"),
+    (submission(submitter="x" * 201), 422, "submitter"),
+    (with_fields(definition="doubl"), 404, "did you mean 'double'"),
+    (with_fields(name="x" * 201), 422, "200 characters"),
+    (with_sources(a="1", b="2", c="3"), 413, "sources"),
+    (with_sources(a="x" * 5000), 413, "bytes"),
+    (with_sources(**{"../a": "1"}), 422, "'..'"),
+    (with_sources({"path": "secret.py"}), 422, "content"),  # no file of the server is read in its place
+]
+
+
+async def test_what_cannot_be_judged_is_refused_with_the_reason(site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret.py").write_text("hush = 1\n")
     (tmp_path / "solution").touch()
-    content = body if isinstance(body, bytes) else json.dumps(body)
-
     async with site.serve(limits=ServeLimits(sources=3, source_bytes=4000)) as client:
-        answer = await client.post("/evaluate", content=content)
-        assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
-        assert ("hush" in answer.text, client.engine.submitted) == (False, [])
+        for body, status, words in REFUSED:
+            answer = await client.post("/evaluate", content=body if isinstance(body, bytes) else json.dumps(body))
+            assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
+            assert "hush" not in answer.text
+        assert client.engine.asked == []
 
 
 NONE = "0" * 32
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
-        ("GET", "/definitions/none", None, 404),
-        ("GET", "/definitions/none/workloads", None, 404),
-        ("GET", "/workloads/none", None, 404),
-        ("GET", "/tasks/none", None, 404),
-        ("GET", f"/tasks/{NONE}", None, 404),
-        ("DELETE", f"/tasks/{NONE}", None, 404),
-        ("GET", f"/tasks/{NONE}/events", None, 404),
-        ("GET", f"/tasks/{NONE}?timeout=x", None, 422),
-        ("GET", f"/tasks/{NONE}?timeout=nan", None, 422),
-        ("GET", f"/tasks/{NONE}?timeout=-1", None, 422),
-        ("GET", "/nothing", None, 404),
-        ("PUT", "/tasks", None, 405),
-        ("POST", "/tasks/batch", {"task_ids": "x"}, 422),
-        ("POST", "/tasks/batch", {"task_ids": [1]}, 422),
-        ("POST", "/tasks/batch", {"task_ids": [], "timeout": "x"}, 422),
-        ("POST", "/tasks/batch", {"task_ids": [], "timeout": -1}, 422),
-        ("POST", "/tasks/batch", {"task_ids": [NONE]}, 404),
-        ("POST", "/tasks/batch", {"task_ids": [NONE] * 1001}, 422),
-    ],
-)
-async def test_what_is_not_there_or_cannot_be_asked_is_said_so(site, method, path, body, status):
+LACKING = [
+    ("GET", "/definitions/none", None, 404),
+    ("GET", "/definitions/none/workloads", None, 404),
+    ("GET", "/workloads/none", None, 404),
+    ("GET", "/tasks/none", None, 404),
+    ("GET", f"/tasks/{NONE}", None, 404),
+    ("DELETE", f"/tasks/{NONE}", None, 404),
+    ("GET", f"/tasks/{NONE}/events", None, 404),
+    ("GET", f"/tasks/{NONE}?timeout=x", None, 422),
+    ("GET", f"/tasks/{NONE}?timeout=nan", None, 422),
+    ("GET", f"/tasks/{NONE}?timeout=-1", None, 422),
+    ("GET", "/nothing", None, 404),
+    ("PUT", "/tasks", None, 405),
+    ("POST", "/tasks/batch", {"task_ids": "x"}, 422),
+    ("POST", "/tasks/batch", {"task_ids": [1]}, 422),
+    ("POST", "/tasks/batch", {"task_ids": [], "timeout": "x"}, 422),
+    ("POST", "/tasks/batch", {"task_ids": [], "timeout": -1}, 422),
+    ("POST", "/tasks/batch", {"task_ids": [NONE]}, 404),
+    ("POST", "/tasks/batch", {"task_ids": [NONE] * 1001}, 422),
+]
+
+
+async def test_what_is_not_there_or_cannot_be_asked_is_said_so(site):
     async with site.serve() as client:
-        assert (await client.request(method, path, json=body)).status_code == status
+        for method, path, body, status in LACKING:
+            assert (await client.request(method, path, json=body)).status_code == status, path
 
 
 async def test_the_set_is_told_as_its_files_have_it(site):
     async with site.serve() as client:
-        (listed,) = (await client.get("/definitions")).json()
-        assert (listed["name"], listed["op_type"], listed["workloads"]) == ("double", "test", 2)
-        definition = Definition.model_validate((await client.get("/definitions/double")).json())
-        assert definition == client.served.trace_set.definitions["double"]
-        workloads = (await client.get("/definitions/double/workloads")).json()
-        assert [Workload.model_validate(one).uuid for one in workloads] == ["w0", "w1"]
+        known = client.served.trace_set
+        workloads = [line.workload.to_dict() for line in known.workloads["double"]]
+        assert (await client.get("/definitions/double")).json() == known.definitions["double"].to_dict()
+        assert (await client.get("/definitions/double/workloads")).json() == workloads
         assert (await client.get("/workloads/w1")).json() == {"definition": "double", "workload": workloads[1]}
 
 
@@ -214,26 +211,26 @@ def read_metrics(text):
 
 async def test_metrics_can_be_parsed_and_count_and_health_tells_devices(site):
     async with site.serve() as client:
-        await wait_for(client, (await submit(client))["task_id"])
+        await wait_for(client, await submit(client))
         answer = await client.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        (device,) = client.engine.state().devices
         expected = {
             'tasks_total{status="completed"}': 1,
             'tasks{status="running"}': 0,
             'jobs_total{status="PASSED"}': 2,
-            'device_up{device="cpu",hardware="test device"}': 1,
-            'device_condition{device="cpu",condition="ready"}': 1,
-            "uptime_seconds": 9,
-            "verdicts_per_second": 2.5,
+            f'device_up{{device="cpu",hardware="{device.hardware}"}}': 1,
+            'device_jobs_total{device="cpu"}': 2,
             "job_seconds_count": 2,
-            "job_seconds_sum": 0.4,
-            'job_seconds_bucket{le="0.1"}': 0,
+            "job_seconds_sum": 1.2,
+            'job_seconds_bucket{le="0.5"}': 0,
             'job_seconds_bucket{le="+Inf"}': 2,
         }
-        assert expected.items() <= read_metrics(answer.text).items()
+        found = read_metrics(answer.text)
+        assert expected.items() <= found.items()
+        assert {"uptime_seconds", "queue_jobs", "verdicts_per_second"} < found.keys()
         health = (await client.get("/health")).json()
-        worker = {"device": "cpu", "healthy": True, "hardware": "test device", "condition": "ready"}
-        assert health == {"status": "ok", "workers": [worker], "queue_size": 0}
+        assert (health["status"], health["queue_size"], health["workers"][0]["hardware"]) == ("ok", 0, device.hardware)
 
 
 async def test_docs_tell_every_route_and_fetch_nothing(site):
@@ -251,7 +248,7 @@ async def test_docs_tell_every_route_and_fetch_nothing(site):
 async def test_every_answer_has_the_id_that_the_log_has(site, caplog):
     async with site.serve() as client:
         with caplog.at_level("INFO", logger="flashinfer_bench.serve"):
-            task = (await submit(client))["task_id"]
+            task = await submit(client)
             answer = await client.get(f"/tasks/{task}")
         (line,) = [record.getMessage() for record in caplog.records if f"GET /tasks/{task}" in record.getMessage()]
         assert answer.headers["x-request-id"] in line

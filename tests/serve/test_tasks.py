@@ -2,17 +2,14 @@
 
 import asyncio
 import json
+import sqlite3
 from collections import Counter
 
 import pytest
 
-pytest.importorskip("fastapi")
-
-from flashinfer_bench import BenchmarkConfig, Engine
 from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.data import TraceSet
 from flashinfer_bench.serve.limits import ServeLimits
-from tests.bench.played import PlayedSession, on_gpu, play
+from tests.bench.played import PlayedSession
 from tests.serve.conftest import submission, submit, wait_for
 
 
@@ -20,32 +17,24 @@ def verdicts(site):
     return Counter((line["evaluation"]["extra"]["run"]["task"], line["workload"]["uuid"]) for line in site.lines())
 
 
-async def test_submit_poll_and_batch_as_agents_know_them(site):
-    async with site.serve() as client:
-        first = await submit(client)
-        assert first["normalized_solution_name"].startswith("kernel_")
-        assert len(first["normalized_solution_name"]) == len("kernel_") + 8
-        second = await submit(client, "other", workload_uuids=["w1"])
-        ids = [first["task_id"], second["task_id"]]
-        told = await wait_for(client, ids[0])
-        assert (told["status"], told["definition"]) == ("completed", "double")
-        assert told["solution"] == first["normalized_solution_name"]
-        assert [trace["workload"]["uuid"] for trace in told["traces"]] == ["w0", "w1"]
-        assert {trace["evaluation"]["status"] for trace in told["traces"]} == {"PASSED"}
-        batch = (await client.post("/tasks/batch", json={"task_ids": ids, "timeout": 10})).json()["tasks"]
-        assert [(task["task_id"], len(task["traces"])) for task in batch] == [(ids[0], 2), (ids[1], 1)]
-        assert verdicts(site) == {(ids[0], "w0"): 1, (ids[0], "w1"): 1, (ids[1], "w1"): 1}
+def execute(site, statement):
+    """Change the database of a server that has ended."""
+    database = sqlite3.connect(site.root / ".serve/tasks.sqlite", isolation_level=None)
+    database.execute(statement)
+    database.close()
 
 
-async def test_a_long_poll_ends_with_its_task_or_its_time(site):
+async def test_long_polls_and_batches_end_with_their_tasks_or_their_time(site):
     async with site.serve(is_open=False) as client:
-        task = (await submit(client))["task_id"]
-        early = await wait_for(client, task, 0.01)
-        assert (early["status"], "traces" in early) == ("pending", False)
-        polls = [asyncio.create_task(wait_for(client, task)) for _ in range(5)]
+        tasks = [await submit(client), await submit(client, "other", workload_uuids=["w1"])]
+        assert "traces" not in await wait_for(client, tasks[0], 0.01)
+        polls = [asyncio.create_task(wait_for(client, tasks[0])) for _ in range(5)]
+        batch = asyncio.create_task(client.post("/tasks/batch", json={"task_ids": tasks, "timeout": 10}))
         await asyncio.sleep(0)
-        client.engine.open()
+        PlayedSession.gate.set()
         assert {(await poll)["status"] for poll in polls} == {"completed"}
+        assert [len(task["traces"]) for task in (await batch).json()["tasks"]] == [2, 1]
+    assert verdicts(site) == {(tasks[0], "w0"): 1, (tasks[0], "w1"): 1, (tasks[1], "w1"): 1}
 
 
 async def test_a_key_that_comes_again_is_the_same_task(site):
@@ -55,15 +44,14 @@ async def test_a_key_that_comes_again_is_the_same_task(site):
         assert await submit(client, submitter="a", headers=headers) == first
         assert await submit(client, submitter="b", headers=headers) != first
         other = await client.post("/evaluate", json=submission("new", submitter="a"), headers=headers)
-        assert other.status_code == 422
-        assert len(client.engine.submitted) == 2
+        assert (other.status_code, len(client.engine.asked)) == (422, 2)
 
 
 async def test_submitter_priority_and_confirm_reach_the_engine(site):
     async with site.serve() as client:
         await submit(client, submitter="a", priority=3, confirm="always")
         await submit(client)
-        found = [(item.submitter, item.priority, item.confirm) for item in client.engine.submitted]
+        found = [(asked["submitter"], asked["priority"], asked["confirm"]) for asked in client.engine.asked]
         assert found == [("a", 3, "always"), ("127.0.0.1", 0, "if_best")]
         listed = (await client.get("/tasks", params={"submitter": "a"})).json()["tasks"]
         assert [(task["submitter"], task["priority"], "traces" in task) for task in listed] == [("a", 3, False)]
@@ -72,31 +60,22 @@ async def test_submitter_priority_and_confirm_reach_the_engine(site):
 
 async def test_a_cancelled_task_stays_cancelled(site):
     async with site.serve(is_open=False) as client:
-        task = (await submit(client))["task_id"]
+        task = await submit(client)
         poll = asyncio.create_task(wait_for(client, task))
         await asyncio.sleep(0)
         assert (await client.delete(f"/tasks/{task}")).json()["status"] == "cancelled"
         assert (await poll)["status"] == "cancelled"
-        client.engine.open()
     async with site.serve() as client:
-        assert client.engine.submitted == []
-        assert (await wait_for(client, task))["status"] == "cancelled"
+        assert ((await wait_for(client, task))["status"], client.engine.asked) == ("cancelled", [])
     assert site.lines() == []
-
-
-async def test_a_fault_is_told_as_the_error_of_its_task(site):
-    async with site.serve() as client:
-        client.engine.fault = "the device was lost"
-        told = await wait_for(client, (await submit(client))["task_id"])
-        assert (told["status"], told["error"]) == ("failed", "the device was lost")
 
 
 async def test_events_tell_each_verdict_and_the_end_also_afterwards(site):
     async with site.serve(is_open=False) as client:
-        task = (await submit(client))["task_id"]
+        task = await submit(client)
         stream = asyncio.create_task(client.get(f"/tasks/{task}/events"))
         await asyncio.sleep(0)
-        client.engine.open()
+        PlayedSession.gate.set()
         for answer in (await stream, await client.get(f"/tasks/{task}/events")):
             assert answer.headers["content-type"].startswith("text/event-stream")
             told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -104,113 +83,82 @@ async def test_events_tell_each_verdict_and_the_end_also_afterwards(site):
             assert (told[0]["status"], told[2]["status"]) == ("PASSED", "completed")
 
 
+async def test_a_fault_is_told_as_the_error_of_its_task(site):
+    async with site.serve(loss=1.0) as client:
+        told = await wait_for(client, await submit(client))
+        assert (told["status"], told["error"]) == ("failed", "the session ended")
+
+
 async def test_what_finds_no_room_is_asked_to_come_again_and_was_never_accepted(site):
-    limits = ServeLimits(open_tasks=3, open_tasks_each=2)
-    async with site.serve(is_open=False, limits=limits, room=3) as client:
-        expected = [("flood", 200), ("flood", 200), ("flood", 429), ("quiet", 200), ("third", 503)]
-        for at, (submitter, status) in enumerate(expected):
+    async with site.serve(is_open=False, limits=ServeLimits(open_tasks=3, open_tasks_each=2), room=4) as client:
+        asked = [("flood", 200), ("flood", 200), ("flood", 429), ("quiet", 503)]  # the engine holds four jobs
+        for at, (submitter, status) in enumerate(asked):
             answer = await client.post("/evaluate", json=submission(f"k{at}", submitter=submitter))
-            assert (answer.status_code, answer.headers.get("retry-after")) == (
-                status,
-                None if status == 200 else "5",
-            )
-    async with site.serve(is_open=False, room=3) as client:  # the engine has no more room than this
-        assert (await client.post("/evaluate", json=submission("more"))).status_code == 503
-        assert len((await client.get("/tasks")).json()["tasks"]) == 3
+            assert (answer.status_code, answer.headers.get("retry-after")) == (status, None if status == 200 else "5")
+        client.service.limits = ServeLimits(open_tasks=2)
+        assert "2 tasks are open" in (await client.post("/evaluate", json=submission(submitter="third"))).text
+        assert len((await client.get("/tasks")).json()["tasks"]) == 2
 
 
 async def test_too_many_waiting_requests_are_refused_and_stop_nobody(site):
     async with site.serve(is_open=False, limits=ServeLimits(polls=50)) as client:
-        task = (await submit(client))["task_id"]
+        task = await submit(client)
         polls = [asyncio.create_task(client.get(f"/tasks/{task}?timeout=15")) for _ in range(60)]
         while sum(poll.done() for poll in polls) < 10:
             await asyncio.sleep(0.01)
         assert {poll.result().status_code for poll in polls if poll.done()} == {429}
         assert (await client.get(f"/tasks/{task}/events")).status_code == 429
-        assert (await client.get("/health")).json()["queue_size"] == 1
-        client.engine.open()
+        assert (await client.get("/health")).json()["queue_size"] > 0
+        PlayedSession.gate.set()
         assert [(await poll).status_code for poll in polls].count(200) == 50
 
 
-async def judge_the_first_workload(site):
-    """Let a server record one of two verdicts, and kill it. Return the task."""
-    async with site.serve(drains=False) as client:
-        client.engine.stops_after_one = True
-        task = (await submit(client))["task_id"]
-        while not (await wait_for(client, task, 0)).get("traces"):
-            await asyncio.sleep(0.01)
-    return task
-
-
-@pytest.mark.parametrize("lost", ["nothing", "the row", "half a line"])
+@pytest.mark.parametrize("lost", ["nothing", "the row", "half a line", "the end"])
 async def test_a_killed_server_loses_and_repeats_nothing(site, lost):
-    task = await judge_the_first_workload(site)
+    def judge_one(job, _name):
+        if lost != "the end" and job.workload["uuid"] == "w0":
+            PlayedSession.gate.clear()
+        return {}
+
+    async with site.serve(drains=False, evaluate=staticmethod(judge_one)) as client:
+        task = await submit(client)
+        while len((await wait_for(client, task, 0)).get("traces", ())) < 1 + (lost == "the end"):
+            await asyncio.sleep(0.01)
     (file,) = (site.root / "traces").rglob("*.jsonl")
     if lost == "half a line":
         file.write_bytes(file.read_bytes()[:-40])
     if lost != "nothing":
         execute(site, "DELETE FROM verdicts")
-    async with site.serve() as client:
+    execute(site, "UPDATE tasks SET state = 'open', ended_at = NULL")
+    async with site.serve(evaluate=staticmethod(lambda *_: {})) as client:
         told = await wait_for(client, task)
         assert (told["status"], len(told["traces"])) == ("completed", 2)
-        left = ["w0", "w1"] if lost == "half a line" else ["w1"]
-        assert client.engine.submitted[0].task.workloads == left
+        left = {"half a line": [["w0", "w1"]], "the end": []}.get(lost, [["w1"]])
+        assert [asked["workloads"] for asked in client.engine.asked] == left
     assert verdicts(site) == {(task, "w0"): 1, (task, "w1"): 1}
 
 
-def execute(site, statement):
-    """Change the database of a server that has ended."""
-    import sqlite3
-
-    database = sqlite3.connect(site.root / ".serve/tasks.sqlite", isolation_level=None)
-    database.execute(statement)
-    database.close()
-
-
-async def test_a_task_whose_every_line_is_there_is_completed_without_the_engine(site):
-    async with site.serve() as client:
-        task = (await submit(client))["task_id"]
-        await wait_for(client, task)
-    execute(site, "UPDATE tasks SET state = 'open', ended_at = NULL")
-    async with site.serve() as client:
-        assert (await wait_for(client, task))["status"] == "completed"
-        assert client.engine.submitted == []
-
-
-async def test_what_waits_for_its_confirmation_is_judged_again_and_recorded_once(site, monkeypatch, tmp_path):
+async def test_what_waits_for_its_confirmation_is_judged_again_and_recorded_once(site):
     """The file has the verdict that counts: that of the confirmation."""
 
     def judge(job, _name):
         return {"extra": {"measurement": {"assurance": job.assurance or "standard"}}}
 
-    def make_engine():
-        play(monkeypatch, evaluate=staticmethod(judge))
-        PlayedSession.gate.set()
-        engine = Engine(TraceSet.from_path(site.root), BenchmarkConfig.default(devices=["cpu"]), cache=tmp_path / "c")
-        on_gpu(engine.context)
-        return engine
-
-    engine = make_engine()
-    engine.subscribe(lambda event: PlayedSession.gate.clear() if isinstance(event, JobFinished) else None)
-    async with site.serve(drains=False, engine=engine) as client:
-        task = (await submit(client, workload_uuids=["w1"]))["task_id"]
+    async with site.serve(drains=False, gpu=True, evaluate=staticmethod(judge)) as client:
+        client.engine.subscribe(lambda event: PlayedSession.gate.clear() if isinstance(event, JobFinished) else None)
+        task = await submit(client, workload_uuids=["w1"])
         while len(PlayedSession.judged) < 2:
             await asyncio.sleep(0.01)
-        assert (await wait_for(client, task, 0))["status"] == "running"
-    assert site.lines() == []
-    PlayedSession.gate.set()
-    await asyncio.to_thread(engine.close)
-    engine = make_engine()
-    async with site.serve(engine=engine) as client:
+        assert ((await wait_for(client, task, 0))["status"], site.lines()) == ("running", [])
+    async with site.serve(gpu=True, evaluate=staticmethod(judge)) as client:
         (trace,) = (await wait_for(client, task))["traces"]
         assert trace["evaluation"]["extra"]["measurement"]["assurance"] == "full"
-    await asyncio.to_thread(engine.close)
     assert verdicts(site) == {(task, "w1"): 1}
 
 
 async def test_a_drain_gives_back_what_waits(site):
     async with site.serve(is_open=False) as client:
-        task = (await submit(client))["task_id"]
+        task = await submit(client)
         poll = asyncio.create_task(wait_for(client, task))
         await asyncio.sleep(0.05)
         assert await client.service.drain(0.05) == 1
@@ -223,7 +171,7 @@ async def test_a_drain_gives_back_what_waits(site):
 
 async def test_old_tasks_are_forgotten_and_their_traces_stay(site):
     async with site.serve() as client:
-        task = (await submit(client))["task_id"]
+        task = await submit(client)
         ended = (await wait_for(client, task))["ended_at"]
     async with site.serve(limits=ServeLimits(keep_days=1)) as client:
         assert (await client.get(f"/tasks/{task}")).status_code == 200
@@ -236,13 +184,11 @@ async def test_old_tasks_are_forgotten_and_their_traces_stay(site):
 
 async def test_while_the_disk_fails_tasks_end_and_their_ends_are_kept_when_it_works_again(site):
     full = "CREATE TEMP TRIGGER full_{0} BEFORE {0} ON {1} BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
-
     async with site.serve(is_open=False) as client:
-        task = (await submit(client))["task_id"]
-        database = client.store._database
+        task, database = await submit(client), client.store._database
         database.execute(full.format("INSERT", "verdicts"))
         database.execute(full.format("UPDATE", "tasks"))
-        client.engine.open()
+        PlayedSession.gate.set()
         told = await wait_for(client, task)
         assert (told["status"], "disk is full" in told["error"]) == ("failed", True)
         assert (await client.get("/tasks")).json()["tasks"][0]["status"] == "failed"

@@ -240,6 +240,8 @@ def test_an_error_and_the_type_of_a_result_are_told_whatever_characters_they_hav
 
 PROGRAMS = {
     "value": ("run = lambda *args: 1", None),
+    "few arguments": ("def run(x):\n    return x", None),
+    "many arguments": ("def run(x, y):\n    y.fill_(x)", None),
     "dps": ("def fill(x, y):\n    y.fill_(x)\nrun = lambda *args: fill(*args)", None),
     "wrong": ("def fail(*args):\n    raise ValueError(len(args))\nrun = lambda *args: fail(*args)", "ValueError: 2"),
 }
@@ -251,9 +253,10 @@ def test_a_program_of_its_own_shows_its_style_by_a_call(tmp_path, monkeypatch, s
     (tmp_path / "main.py").write_text(source)
     outcome, order = tmp_path / "outcome.json", tmp_path / "order.json"
     place = {"directory": str(tmp_path), "entry": "main.py", "symbol": "run", "kind": "python", "device": "cpu"}
-    style = {"style": "value", "style_is_settled": False, "warm_up_calls": 1, "outcome": str(outcome)}
-    values = {"arguments": {"x": {"scalar": 2}}, "outputs": [{"shape": [2], "dtype": "float32"}]}
-    order.write_text(json.dumps(place | style | values))
+    values = tmp_path / "values.pt"
+    torch.save({"arguments": {"x": 2}, "outputs": [torch.empty(2, device="meta")]}, values)
+    style = {"style": None, "warm_up_calls": 1, "outcome": str(outcome), "values": str(values)}
+    order.write_text(json.dumps(place | style))
     assert one_call.main([str(order)]) == (1 if error else 0)
     told = json.loads(outcome.read_text())
     assert told == {"called": True} if error is None else error in told["error"]

@@ -7,12 +7,12 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.base.files.writing import WriteRefused
 from flashinfer_bench.cli.args import Output, find_output, open_trace_set
-from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.parser import PROGRAM
+from flashinfer_bench.cli.output import write_json, write_out
+from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import SupportedLanguages
@@ -24,10 +24,53 @@ from flashinfer_bench.errors import DataSetError, Fault
 LANGUAGES: Final = tuple(language.value for language in SUFFIXES)
 
 
+def declare_new(parser: Parser) -> None:
+    """Add the help and the sub-commands."""
+    parser.describe(
+        "Write a commented skeleton that runs.",
+        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
+    )
+    commands = parser.add_commands()
+    _declare_solution(commands.add_parser("solution", help="a source file for a definition"))
+    _declare_definition(commands.add_parser("definition", help="a definition with a reference and two workloads"))
+
+
+def _declare_solution(parser: Parser) -> None:
+    parser.describe(
+        "Write a source file that is a solution of a definition. In Python it is the reference, so it passes; in\n"
+        "other languages it fills the outputs with zeros, and the reference stands below as a comment.\n"
+        f"{EXIT_CODES}",
+        usage="%(prog)s SET --definition D [--language L] [-o FILE]",
+        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
+        execute=execute_solution,
+    )
+    add_local(parser)
+    parser.add_argument("--definition", "--definitions", required=True, metavar="D", help="its name in the set")
+    parser.add_argument("--language", choices=LANGUAGES, default=LANGUAGES[0], help="default: %(default)s")
+    named = "where to write (default: my_DEFINITION.py, or my_DEFINITION_LANGUAGE with its ending, here)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=named)
+    add_format(parser)
+
+
+def _declare_definition(parser: Parser) -> None:
+    parser.describe(
+        "Write a definition with a reference, and two workloads, into a trace set. The set's folder is made where it\n"
+        f"is missing. {EXIT_CODES}",
+        usage="%(prog)s NAME --local SET [--op-type T]",
+        example=f"{PROGRAM} new definition my_scale --local my-set",
+        execute=execute_definition,
+    )
+    parser.add_argument("name", metavar="NAME", help="of the definition")
+    parser.add_argument("--local", metavar="SET", required=True, help="the trace set's folder, there or not")
+    parser.add_argument("--op-type", "--op-types", metavar="T", default="custom", help="default: %(default)s")
+    add_format(parser)
+
+
 def execute_solution(args: argparse.Namespace) -> int:
     """Write the source file."""
     trace_set = open_trace_set(args)
-    name, definitions = args.definition, trace_set.definitions
+    name = args.definition
+    definitions = trace_set.definitions
     if name not in definitions:
         hint = did_you_mean(name, definitions) or f"; `{PROGRAM} list` shows what there is"
         raise DataSetError(f"--definition: the trace set has no definition {name!r}{hint}")
@@ -36,9 +79,9 @@ def execute_solution(args: argparse.Namespace) -> int:
     file = Path(args.output or f"my_{path_part(name)}{mark}{SUFFIXES[language]}")
     if file.suffix.lower() != SUFFIXES[language]:
         raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
-    _write({find_output(file, args): make_solution_text(definitions[name], language)})
     root = trace_set.roots[0] if trace_set.roots else "SET"
-    _tell(args, [file], ["run", str(root), "--solution", str(file), "--definition", name])
+    following = ["run", str(root), "--solution", str(file), "--definition", name]
+    _write(args, {find_output(file, args): make_solution_text(definitions[name], language)}, following)
     return 0
 
 
@@ -47,40 +90,33 @@ def execute_definition(args: argparse.Namespace) -> int:
     root = Path(args.local)
     plain, lines = make_definition_parts(args.name, args.op_type)
     definition = Definition.model_validate(plain)
-    _refuse_known(root, definition.name)
-    file = definition_path(root, op_type=definition.op_type, definition=definition.name)
-    workloads = workloads_path(root, op_type=definition.op_type, definition=definition.name)
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    _write({Output(file, root): json.dumps(plain, indent=2) + "\n", Output(workloads, root): text})
-    _tell(args, [file, workloads], ["new", "solution", str(root), "--definition", definition.name])
+    # Two definitions of one name are an error, wherever their files lie.
+    known = TraceSet.from_path(root).definition_files.get(definition.name) if root.is_dir() else None
+    if known is not None:
+        raise DataSetError(f"{root} has a definition {definition.name!r} already, in {known}; nothing was written")
+    place = {"op_type": definition.op_type, "definition": definition.name}
+    texts = {
+        Output(definition_path(root, **place), root): json.dumps(plain, indent=2) + "\n",
+        Output(workloads_path(root, **place), root): "".join(f"{json.dumps(line)}\n" for line in lines),
+    }
+    _write(args, texts, ["new", "solution", str(root), "--definition", definition.name])
     return 0
 
 
-def _write(texts: dict[Output, str]) -> None:
-    """Write files that are not there yet."""
+def _write(args: argparse.Namespace, texts: dict[Output, str], following: list[str]) -> None:
+    """Write files that are not there yet; name them, and the command that follows."""
     there = [str(file) for file, _ in texts if os.path.lexists(file)]
     if there:
         raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
     for (file, root), text in texts.items():
         try:
             write_whole(file, text, root=root)
-        except WriteRefused as error:
-            raise DataSetError(f"{file} cannot be written: {error.strerror}") from error
         except OSError as error:
-            raise Fault(f"{file} cannot be written: {error.strerror}") from error
-
-
-def _refuse_known(root: Path, name: str) -> None:
-    """Refuse the name of a definition that the set has, wherever its file lies: two of one name are an error."""
-    file = TraceSet.from_path(root).definition_files.get(name) if root.is_dir() else None
-    if file is not None:
-        raise DataSetError(f"{root} has a definition {name!r} already, in {file}; nothing was written")
-
-
-def _tell(args: argparse.Namespace, files: list[Path], words: list[str]) -> None:
-    following = shlex.join([PROGRAM, *words])
+            kind = DataSetError if isinstance(error, WriteRefused) else Fault
+            raise kind(f"{file} cannot be written: {error.strerror}") from error
+    files = [str(file) for file, _ in texts]
+    command = shlex.join([PROGRAM, *following])
     if args.format == "json":
-        document: dict[str, Any] = {"files": [str(file) for file in files], "next": following}
-        write_out(json.dumps(document, indent=2) + "\n")
+        write_json({"files": files, "next": command})
     else:
-        write_out("".join(f"{file}\n" for file in files) + f"next: {following}\n")
+        write_out("".join(f"{file}\n" for file in files) + f"next: {command}\n")

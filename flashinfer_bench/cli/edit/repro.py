@@ -3,36 +3,63 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
-from flashinfer_bench.base.printable import to_printable
-from flashinfer_bench.bench.benchmark import Benchmark
-from flashinfer_bench.bench.planning.plan import Job, describe_nothing
-from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set, read_recorded
-from flashinfer_bench.cli.drafts import take_drafts
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.parser import PROGRAM
-from flashinfer_bench.cli.settings import naming_flags, read_config
-from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace, TraceSet
-from flashinfer_bench.data.store.layout import TRACES, path_part
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_local, add_names
+from flashinfer_bench.cli.settings import add_settings
 from flashinfer_bench.errors import DataSetError, Misuse
-from flashinfer_bench.examine.repro.start import SCRIPT, ReproOrder, reproduce
 
-FOLDER: Final = "repro"
-"""The beginning of the folder's name where none is given."""
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.planning.plan import Job
+    from flashinfer_bench.data import Evaluation, Trace
+
+
+def declare_repro(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Show why a verdict is what it is: judge the job once more, the solution in its sandbox, and write the call\n"
+        "that decided: inputs, expected and got as safetensors, a map of what fails, and a script (repro.py) that\n"
+        "shows the failure with torch and safetensors alone. A recorded job gets the inputs that it had.\n"
+        "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
+        usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
+        example=f"{PROGRAM} repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
+        execute="edit.repro:execute",
+    )
+    what = "a recorded job; or a solution (its name, or a file) and a workload"
+    parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
+    add_local(parser)
+    parser.set_defaults(takes_sets=False)
+    parser.add_argument(
+        "--dump", metavar="DIR", help="a folder that is new or empty (default: repro-SOLUTION-WORKLOAD)"
+    )
+    add_names(parser, "--definitions", "the definition, where the solution does not tell it")
+    add_names(parser, "--devices", "where it is judged (default: the first device)")
+    parser.add_argument("--entry", metavar="NAME", help="of a source file: its entry function")
+    parser.add_argument("--language", metavar="L", help="of a source file: its language")
+    add_settings(parser)
+    add_format(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Judge, write, tell."""
+    from flashinfer_bench.bench.benchmark import Benchmark
+    from flashinfer_bench.bench.planning.plan import describe_nothing
+    from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
+    from flashinfer_bench.cli.args import choose_recorded, find_output, keep_recorded, open_trace_set
+    from flashinfer_bench.cli.drafts import take_drafts
+    from flashinfer_bench.cli.settings import naming_flags, read_config
+    from flashinfer_bench.data.sets.told import tell
+    from flashinfer_bench.data.store.layout import path_part
+    from flashinfer_bench.examine.repro.start import reproduce
+
     recorded = _read_recorded(args)
     trace_set = open_trace_set(args)
     if not recorded:
-        args.solutions, args.workloads = [args.what[0]], [args.what[1]]
+        args.solutions = [args.what[0]]
+        args.workloads = [args.what[1]]
         take_drafts(args, trace_set)
     config = read_config(args).for_set(trace_set)
     with naming_flags(args):
@@ -42,30 +69,33 @@ def execute(args: argparse.Namespace) -> int:
     if not plan.jobs:
         raise DataSetError(describe_nothing(plan))
     job = plan.jobs[0]
-    _warn_of_changes(job, recorded)
+    for trace in recorded:
+        digest = trace.evaluation and tell(trace.evaluation).run.fingerprint.solution
+        if digest and digest != job.solution.digest():
+            write_err(f"warning: {job.solution.name} has changed since it was judged; its present source is called")
     run_seed, seeds = recorded_seeds(recorded)
-    name = args.dump or f"{FOLDER}-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"
+    name = args.dump or f"repro-{path_part(job.solution.name)}-{path_part(job.workload.uuid)}"
     find_output(name, args)  # refuses links in a set
     folder = _make_folder(name)
-    order = ReproOrder(
-        job=job,
-        seed=JobSeeds(config.seed if run_seed is None else run_seed, seeds).of(job),
-        device=engine.machine.devices[0],
-        config=config,
-        trace_set=trace_set,
-        folder=folder,
-    )
-    evaluation = reproduce(order, _replay_command(args, trace_set, recorded, job), write_err)
-    _tell(args, folder, evaluation, job)
+    sets = [word for root in trace_set.roots for word in ("--local", str(root))]
+    words = ["--replay", args.what[0]]
+    if not recorded:
+        words = ["--solutions", args.what[0], "--workloads", job.workload.uuid]
+    seed = JobSeeds(config.seed if run_seed is None else run_seed, seeds).of(job)
+    replay = shlex.join([PROGRAM, "run", *sets, *words])
+    _tell(args, folder, reproduce(engine.context, job, seed, folder, replay, write_err), job)
     return 0
 
 
 def _read_recorded(args: argparse.Namespace) -> list[Trace]:
-    """Return the recorded job that is meant; none where a solution and a workload are named.
+    """Return the recorded job that is meant; none if a solution and a workload are named.
 
     Raises:
         Misuse: neither is.
     """
+    from flashinfer_bench.cli.args import read_recorded
+    from flashinfer_bench.data.store.layout import TRACES
+
     if len(args.what) == 2:
         return []
     if len(args.what) != 1 or ".jsonl" not in args.what[0]:
@@ -75,20 +105,10 @@ def _read_recorded(args: argparse.Namespace) -> list[Trace]:
     chosen = (wrong or traces)[-1]
     if len(traces) > 1:
         write_err(f"of {len(traces)} verdicts: the last wrong one, {chosen.solution} on {chosen.workload.uuid}")
-    if not bool(args.local):
+    if not args.local:
         roots = [folder.parent for folder in Path(args.what[0]).absolute().parents if folder.name == TRACES]
         args.local = [str(roots[0])] if roots else args.local
     return [chosen]
-
-
-def _warn_of_changes(job: Job, recorded: Sequence[Trace]) -> None:
-    """Say where the solution is no longer the one that was judged."""
-    for trace in recorded:
-        run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
-        marks = run.get("fingerprint") if isinstance(run, dict) else None
-        known = marks.get("solution") if isinstance(marks, dict) else None
-        if known is not None and known != job.solution.digest():
-            write_err(f"warning: {job.solution.name} has changed since it was judged; its present source is called")
 
 
 def _make_folder(name: str) -> Path:
@@ -102,33 +122,25 @@ def _make_folder(name: str) -> Path:
     return folder
 
 
-def _replay_command(args: argparse.Namespace, trace_set: TraceSet, recorded: Sequence[Trace], job: Job) -> str:
-    """Return the command that judges the job once more as a run does."""
-    sets = [word for root in trace_set.roots for word in ("--local", str(root))]
-    if recorded:
-        return shlex.join([PROGRAM, "run", *sets, "--replay", args.what[0]])
-    return shlex.join([PROGRAM, "run", *sets, "--solutions", args.what[0], "--workloads", job.workload.uuid])
-
-
 def _tell(args: argparse.Namespace, folder: Path, evaluation: Evaluation, job: Job) -> None:
+    from flashinfer_bench.base.printable import to_printable
+
     drawn = folder / "map.txt"
     found = drawn.read_text(encoding="utf-8") if drawn.exists() else ""
+    status = evaluation.status.value
+    names = (job.definition.name, job.solution.name, job.workload.uuid)
     if args.format == "json":
         document = {
-            "definition": job.definition.name,
-            "solution": job.solution.name,
-            "workload": job.workload.uuid,
-            "status": evaluation.status.value,
+            **dict(zip(("definition", "solution", "workload"), names, strict=True)),
+            "status": status,
             "message": evaluation.log,
             "map": found,
             "folder": str(folder),
             "files": sorted(str(file) for file in folder.rglob("*") if file.is_file()),
         }
-        write_out(json.dumps(document, indent=2) + "\n")
+        write_json(document)
         return
-    head = f"{job.definition.name} / {job.solution.name} / {job.workload.uuid}: {evaluation.status.value}"
-    right = "it is right this time, so what is written shows no failure\n"
-    note = right if evaluation.status is EvaluationStatus.PASSED else ""
-    text = "\n".join(filter(None, [head, evaluation.log.strip(), "", found, note.strip()]))
+    note = "it is right this time, so what is written shows no failure" if status == "PASSED" else ""
+    text = "\n".join(filter(None, [f"{' / '.join(names)}: {status}", evaluation.log.strip(), "", found, note]))
     write_out("".join(f"{to_printable(line)}\n" for line in text.splitlines()))
-    write_out(f"see it: python {folder / SCRIPT}\n")
+    write_out(f"see it: python {folder / 'repro.py'}\n")

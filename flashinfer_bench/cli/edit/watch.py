@@ -46,7 +46,8 @@ def keep_judging(args: argparse.Namespace, judge: Callable[[argparse.Namespace, 
         args: what was typed; `judge` gets a copy each time.
         judge: judges what the arguments name, and returns the exit code.
     """
-    paths, code = list_draft_paths(args), 0
+    paths = list_draft_paths(args)
+    code = 0
     beside = [Path(args.config)] if args.config else []
     of_set: list[Path] = []
     trace_set: TraceSet | None = None

@@ -1,32 +1,52 @@
-"""`doctor`: shows what this machine can measure, as a table or as JSON. `flashinfer_bench.examine.doctor` measures."""
+"""`doctor`: shows what this machine can measure, as tables or as JSON. `flashinfer_bench.examine.doctor` measures."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.render import Column, Row, available_width, render_table, wrap_line
-from flashinfer_bench.examine.doctor.examination import Asked, Report, examine
-from flashinfer_bench.examine.doctor.machine import GpuAtRest, MachineState
-from flashinfer_bench.examine.doctor.readings import Readings
+from flashinfer_bench.cli.output import write_err, write_json, write_out
+from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format, add_sandbox
+
+if TYPE_CHECKING:
+    from flashinfer_bench.examine.doctor.visit import Report
 
 MARKS: Final = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 
 
-def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = examine) -> int:
+def declare_doctor(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Tell what this machine can measure, by which method, and how far its times can be compared: "
+        "exit code 0 where it can, 1 where something is broken.",
+        example=f"{PROGRAM} doctor --device 0",
+        execute="machine.doctor:execute",
+    )
+    parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
+    add_sandbox(parser, default="auto")
+    parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
+    add_format(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
+    from flashinfer_bench.bench.machine import discover_devices
+    from flashinfer_bench.cli.render import available_width
+    from flashinfer_bench.examine.doctor import visit
+
     device = discover_devices(None if args.device is None else [args.device])[0]
-    asked = Asked(args.device, quick=args.quick, sandbox=args.sandbox)
-    report = examination(device, asked=asked, tell=lambda line: write_err(f"{line} …"))
+    report = visit.examine(
+        device,
+        named=args.device,
+        quick=args.quick,
+        sandbox=args.sandbox,
+        tell=lambda line: write_err(f"{line} …"),
+    )
     if args.format == "json":
-        write_out(json.dumps(report.document(), indent=2) + "\n")
+        write_json(report.document())
     else:
         write_out(render_report(report, available_width(sys.stdout)))
     return report.exit_code
@@ -34,52 +54,53 @@ def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = ex
 
 def render_report(report: Report, width: int) -> str:
     """Lay out the machine, the findings, what to do, and a summary."""
-    machine = render_table([Column("Machine"), Column("")], list(describe_machine(report)), width)
-    rows: list[Row] = [[MARKS[finding.state], finding.topic, finding.text] for finding in report.findings]
+    from flashinfer_bench.cli.render import Column, render_table, wrap_line
+
+    facts = {title: text for title, text in describe_machine(report).items() if text}
+    machine = render_table([Column("Machine"), Column("")], list(facts.items()), width)
+    rows = [[MARKS[finding.state], finding.topic, finding.text] for finding in report.findings]
     findings = render_table([Column("State"), Column("What"), Column("Found")], rows, width)
     advice = [f"{finding.topic}: {finding.advice}" for finding in report.findings if finding.advice]
     lines = ["What to do", *(wrap_line(line, width, 2) for line in advice), ""] if advice else []
     return "\n".join([machine, findings, *lines, wrap_line(report.summary, width) + "\n"])
 
 
-def describe_machine(report: Report) -> Iterator[Row]:
-    """Yield the rows that describe the machine."""
-    machine, readings = report.machine, report.readings
-    yield ["device", f"{machine.device.label}, {machine.device.name}"]
-    if machine.gpu is not None:
-        yield from _describe_gpu(machine, machine.gpu, readings)
-    versions = {name: version for name, version in machine.versions.items() if version is not None}
-    if readings is not None and readings.cuda:
-        versions["CUDA of torch"] = readings.cuda
-    yield ["versions", ", ".join(f"{name} {version}" for name, version in versions.items())]
-    missing = [name for name, version in machine.versions.items() if version is None]
-    if missing:
-        yield ["not installed", ", ".join(missing)]
-    yield ["compilers", ", ".join(f"{name} {place or 'not found'}" for name, place in machine.compilers.items())]
+def describe_machine(report: Report) -> dict[str, str]:
+    """Return title → text of what describes the machine."""
+    machine = report.machine
+    readings = report.readings
+    capability = machine.device.capability
+    gpu = machine.gpu
+    chip = [f"compute capability {capability[0]}.{capability[1]}"] if capability is not None else []
+    if gpu is not None and readings is not None:
+        chip += [f"{readings.processors} SMs", f"L2 {readings.l2_bytes / MIB:.0f} MiB"]
+    if gpu is not None and gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
+        chip.append(f"memory {gpu.memory_bytes / GIB:.1f} GiB, {gpu.memory_used_bytes / GIB:.1f} in use")
+    versions = {**machine.versions, "CUDA of torch": (readings.cuda if readings is not None else None) or ""}
+    return {
+        "device": f"{machine.device.label}, {machine.device.name}",
+        "chip": ", ".join(chip),
+        "clocks": _describe_clocks(report),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "not installed": ", ".join(name for name, version in versions.items() if version is None),
+        "compilers": ", ".join(f"{name} {place or 'not found'}" for name, place in machine.compilers.items()),
+    }
 
 
-def _describe_gpu(machine: MachineState, gpu: GpuAtRest, readings: Readings | None) -> Iterator[Row]:
+def _describe_clocks(report: Report) -> str:
+    """Return clocks, power and temperature at rest, and under load if that was measured."""
+    gpu = report.machine.gpu
+    loaded = report.readings and report.readings.under_load
+    if gpu is None:
+        return ""
     parts = []
-    if machine.device.capability is not None:
-        parts.append(f"compute capability {machine.device.capability[0]}.{machine.device.capability[1]}")
-    if readings is not None:
-        parts += [f"{readings.processors} SMs", f"L2 {readings.l2_bytes / MIB:.0f} MiB"]
-    if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
-        parts.append(f"memory {gpu.memory_bytes / GIB:.1f} GiB, {gpu.memory_used_bytes / GIB:.1f} in use")
-    yield ["chip", ", ".join(parts)]
-    yield ["clocks", _pairs(gpu, readings)]
-
-
-def _pairs(gpu: GpuAtRest, readings: Readings | None) -> str:
-    """Return clocks, power and temperature at rest, and under load where that was measured."""
-    loaded = readings.under_load if readings is not None else None
-    parts = []
-    for name, field, unit, most in (
+    figures: list[tuple[str, str, str, Any]] = [
         ("SM", "sm_mhz", "MHz", gpu.sm_max_mhz),
         ("memory", "memory_mhz", "MHz", gpu.memory_max_mhz),
         ("power", "power_w", "W", gpu.power_limit_w),
         ("temperature", "temperature_c", "°C", None),
-    ):
+    ]
+    for name, field, unit, most in figures:
         values = [getattr(state, field) for state in (gpu.state, loaded) if state is not None]
         known = " to ".join(f"{value:.0f}" for value in values if value is not None)
         if known:

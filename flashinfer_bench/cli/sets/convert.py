@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.args import describe_issues, find_output, has_nothing
-from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.output import write_err, write_json, write_out
 from flashinfer_bench.cli.parser import PROGRAM, Parser, add_format
-from flashinfer_bench.cli.render import count
+from flashinfer_bench.cli.render import count, some
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.new_sets import WrittenSet, convert_set
+from flashinfer_bench.data.store.new_sets import convert_set
 from flashinfer_bench.errors import DataSetError
 
 SHOWN_FILES: Final = 5
 """Files that are passed over are named up to this many."""
-INCOMPLETE: Final = 1
-"""Exit code where something of the source is not in the output."""
+NOUNS: Final = ("definition", "solution", "workload", "trace", "blob")
 
 
 def declare_convert(parser: Parser) -> None:
@@ -37,56 +36,27 @@ def declare_convert(parser: Parser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Read the source, write it, and tell what was written and what was not."""
+    """Read the source, write it, and tell what was written and what was not; return 1 if something is missing."""
     root = Path(args.source)
     trace_set = TraceSet.from_path(root)
-    for line in describe_issues(trace_set.issues, shown_warnings=len(trace_set.issues)):
-        write_err(line)
+    write_err(*describe_issues(trace_set.issues, shown_warnings=len(trace_set.issues)))
     if has_nothing(trace_set):
         raise DataSetError(f"{root} holds nothing that can be converted")
     find_output(args.output, args)  # refuses links in a set
     done = convert_set(trace_set, root, Path(args.output))
-    for line in _describe_rest(done, errors=sum(issue.severity == "error" for issue in trace_set.issues)):
-        write_err(line)
+    lost = [line for line in done.lost if not line.startswith("error: ")]
+    passed_over = list(map(str, done.passed_over))
+    if errors := sum(issue.severity == "error" for issue in trace_set.issues):
+        lost.append(f"what the {count(errors, 'error')} above {'is' if errors == 1 else 'are'} about")
+    if passed_over:
+        files = f"{count(len(passed_over), 'file')} that {'is' if len(passed_over) == 1 else 'are'} no part of a set"
+        lost.append(f"{files}: {some(passed_over, SHOWN_FILES)}")
+    write_err(*(f"not carried over: {line}" for line in lost))
+    numbers = {f"{noun}s": getattr(done, f"{noun}s") for noun in NOUNS}
     if args.format == "json":
-        write_out(json.dumps(_document(done, trace_set), indent=2) + "\n")
+        warnings = [str(issue) for issue in trace_set.issues if issue.severity == "warning"]
+        further = {"lost": done.lost, "passed_over": passed_over, "read_otherwise": warnings}
+        write_json({"output": str(done.output), **numbers, **further})
     else:
-        write_out(f"{done.output}: {_count(done)}\n")
-    return INCOMPLETE if done.lost else 0
-
-
-def _count(done: WrittenSet) -> str:
-    parts = [(done.definitions, "definition"), (done.solutions, "solution"), (done.workloads, "workload")]
-    parts += [(done.traces, "trace"), (done.blobs, "blob")]
-    return ", ".join(count(number, word) for number, word in parts)
-
-
-def _describe_rest(done: WrittenSet, errors: int) -> list[str]:
-    """Return a line for each blob that is missing, and one for files that are no part of a set."""
-    lines = [f"not carried over: {line}" for line in done.lost if not line.startswith("error: ")]
-    if errors:
-        lines.append(
-            f"not carried over: what the {count(errors, 'error')} above {'is' if errors == 1 else 'are'} about"
-        )
-    if done.passed_over:
-        names = ", ".join(str(path) for path in done.passed_over[:SHOWN_FILES])
-        more = f" and {len(done.passed_over) - SHOWN_FILES} more" if len(done.passed_over) > SHOWN_FILES else ""
-        files = count(len(done.passed_over), "file")
-        lines.append(
-            f"not carried over: {files} that {'is' if files == '1 file' else 'are'} no part of a set: {names}{more}"
-        )
-    return lines
-
-
-def _document(done: WrittenSet, trace_set: TraceSet) -> dict[str, object]:
-    return {
-        "output": str(done.output),
-        "definitions": done.definitions,
-        "solutions": done.solutions,
-        "workloads": done.workloads,
-        "traces": done.traces,
-        "blobs": done.blobs,
-        "lost": done.lost,
-        "passed_over": [str(path) for path in done.passed_over],
-        "read_otherwise": [str(issue) for issue in trace_set.issues if issue.severity == "warning"],
-    }
+        write_out(f"{done.output}: {', '.join(map(count, numbers.values(), NOUNS))}\n")
+    return FAILED if done.lost else RAN

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.cli.args import find_output, open_trace_set
-from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.output import write_err, write_json, write_out
 from flashinfer_bench.cli.parser import EXIT_CODES, PROGRAM, Parser, add_format, add_local
 from flashinfer_bench.cli.render import count
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.pack import pack_folder, unpack_solution
-from flashinfer_bench.errors import DataSetError, Fault
+from flashinfer_bench.errors import DataSetError
 
 MANIFEST: Final = """a manifest, solution.yaml in the folder:
   name: my_rmsnorm
@@ -72,11 +70,7 @@ def execute_pack(args: argparse.Namespace) -> int:
         raise DataSetError("\n".join([f"{folder} is not packed:", *(f"  {line}" for line in problems)]))
     file = Path(args.output) if args.output is not None else Path(f"{path_part(solution.name)}.json")
     _check_target(file, solution)
-    try:
-        place = find_output(file, args)
-        write_whole(place.path, solution.to_json(indent=2) + "\n", root=place.root)
-    except OSError as error:
-        raise Fault(f"{file} cannot be written: {error.strerror}") from error
+    find_output(file, args).write(solution.to_json(indent=2) + "\n")
     _tell(args, solution, [file], f"{file}: {solution.name} for {solution.definition}, {_sources(solution)}")
     return 0
 
@@ -127,13 +121,7 @@ def _check_target(file: Path, solution: Solution) -> None:
 
 def _tell(args: argparse.Namespace, solution: Solution, files: list[Path], text: str) -> None:
     if args.format == "json":
-        document: dict[str, Any] = {
-            "name": solution.name,
-            "definition": solution.definition,
-            "author": solution.author,
-            "digest": solution.digest(),
-            "files": [str(path) for path in files],
-        }
-        write_out(json.dumps(document, indent=2) + "\n")
+        names = {name: getattr(solution, name) for name in ("name", "definition", "author")}
+        write_json({**names, "digest": solution.digest(), "files": list(map(str, files))})
     else:
         write_out(text + "\n")

@@ -22,8 +22,7 @@ from math import ceil, exp, log, sqrt
 from statistics import fmean, variance
 from typing import Final
 
-from flashinfer_bench.report import decision
-from flashinfer_bench.report.decision import SLOWER, Decision, join_halves, log_half_of
+from flashinfer_bench.report.decision import Decision, decide, join_halves
 from flashinfer_bench.timing.statistics import student_quantile
 
 LOOKS: Final = (4, 6, 9, 13, 19, 28, 42, 63, 94)
@@ -32,8 +31,10 @@ each interval wider."""
 LOOK_LEVELS: Final = (0.984, 0.990, 0.992, 0.993, 0.994, 0.994, 0.994, 0.994, 0.994)
 """Share of the intervals of each look that hold the true ratio. With these all looks together hold it in about 95 of
 100 series, also where all of them are made; the first look, which mostly decides on a GPU, has the narrowest."""
+LEAST_ERROR: Final = 1e-12
+"""A standard error that stands for 0, by which nothing could be divided."""
 MOST_MORE: Final = 10_000
-"""More pairs than this are not told as a number."""
+"""More pairs than this are not named as a number."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,17 @@ class Ratio:
 
     log_mean: float
     log_half: float | None
-    """Half the width of the interval; None where one pair, or nothing, tells it."""
+    """Half the width of the interval; None if it is unknown, as of one pair."""
     error: float = 0.0
     """Standard error of the logarithm."""
     freedom: float = 0.0
     """Degrees of freedom of that error."""
     pairs: int = 0
-    """Pairs of blocks; 0 where none were made, as of recorded traces."""
+    """Pairs of blocks; 0 for recorded traces."""
 
     @property
     def ratio(self) -> float:
-        """B over A: 1.03 where B takes 3 % longer."""
+        """B over A: 1.03 if B takes 3 % longer."""
         return exp(self.log_mean)
 
     @property
@@ -61,6 +62,28 @@ class Ratio:
         if self.log_half is None:
             return None
         return exp(self.log_mean - self.log_half), exp(self.log_mean + self.log_half)
+
+    def decide(self, threshold: float) -> Decision:
+        """Say what B is beside A, by the rule of all reports."""
+        return decide(self.log_mean, self.log_half, threshold)
+
+    def pairs_needed(self, threshold: float) -> int | None:
+        """Return about how many more pairs would decide; None if no number can be named.
+
+        The interval has to become so narrow that it fits between the ratio and the nearer edge: inside the threshold
+        for "same", or away from 1 for a difference.
+        """
+        if self.pairs < 2 or self.log_half is None:
+            return LOOKS[0] - self.pairs if self.pairs < LOOKS[0] else None
+        edge = log(1 + threshold)
+        place = abs(self.log_mean)
+        room = edge - place if place <= edge else place
+        deviation = self.error * sqrt(self.pairs)
+        if room <= 0 or deviation <= 0:
+            return None
+        wanted = ceil((student_quantile(LOOK_LEVELS[-1], max(self.freedom, 8.0)) * deviation / room) ** 2)
+        more = max(1, wanted - self.pairs)
+        return more if more <= MOST_MORE else None
 
 
 def level_at(pairs: int) -> float:
@@ -100,52 +123,7 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
         return Ratio(mean, None if half is None else half / count)
     if any(one.log_half is None for one in ratios):
         return Ratio(mean, None, pairs=pairs)
-    parts = [one.error**2 / count**2 for one in ratios]
+    parts = [max(one.error, LEAST_ERROR) ** 2 / count**2 for one in ratios]
     total = sum(parts)
-    if total <= 0:
-        return Ratio(mean, 0.0, 0.0, sum(one.freedom for one in ratios), pairs)
     freedom = total**2 / sum(part**2 / one.freedom for part, one in zip(parts, ratios, strict=True))
     return Ratio(mean, student_quantile(level_at(most), freedom) * sqrt(total), sqrt(total), freedom, pairs)
-
-
-def ratio_of_intervals(first: tuple[float, float, float], second: tuple[float, float, float]) -> Ratio:
-    """Return the ratio of two recorded latencies, each with its 95 % interval; their errors add up as squares.
-
-    Args:
-        first: latency, lower and upper bound of A, in any unit.
-        second: those of B, in the same unit.
-    """
-    return Ratio(log(second[0] / first[0]), join_halves([log_half_of(*one) for one in (first, second)]))
-
-
-def decide(ratio: Ratio, threshold: float) -> Decision:
-    """Say what B is beside A, by the rule of all reports."""
-    return decision.decide(ratio.log_mean, ratio.log_half, threshold)
-
-
-def is_slower_than(ratio: Ratio, share: float) -> bool:
-    """Say whether B is slower by more than a share: its interval leaves out 1, and the ratio is beyond the share."""
-    return decide(ratio, share) == SLOWER
-
-
-def pairs_still_needed(ratio: Ratio, threshold: float) -> int | None:
-    """Return about how many more pairs would decide; None where no number can be told.
-
-    The interval has to become so narrow that it fits between the ratio and the nearer edge: inside the threshold for
-    "same", or away from 1 for a difference.
-    """
-    if ratio.pairs < 2 or ratio.log_half is None:
-        return LOOKS[0] - ratio.pairs if ratio.pairs < LOOKS[0] else None
-    edge, place = log(1 + threshold), abs(ratio.log_mean)
-    room = edge - place if place <= edge else place
-    deviation = ratio.error * sqrt(ratio.pairs)
-    if room <= 0 or deviation <= 0:
-        return None
-    wanted = ceil((student_quantile(LOOK_LEVELS[-1], max(ratio.freedom, 8.0)) * deviation / room) ** 2)
-    more = max(1, wanted - ratio.pairs)
-    return more if more <= MOST_MORE else None
-
-
-def is_look(pairs: int) -> bool:
-    """Say whether a series is looked at when it has so many pairs."""
-    return pairs in LOOKS

@@ -6,38 +6,28 @@ an older version, gets the default spread of its kind of device.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from math import log
 
-from flashinfer_bench.data.evaluation import EvaluationStatus
-from flashinfer_bench.data.sets.best import passed_of
-from flashinfer_bench.data.sets.told import tell
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.data.sets.results import Result, group
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.chosen import choose_workloads
-from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row
-from flashinfer_bench.examine.compare.ratios import ratio_of_intervals
-from flashinfer_bench.examine.compare.sides import Contender
+from flashinfer_bench.examine.compare.ratios import Ratio
+from flashinfer_bench.examine.compare.result import Comparison, Row, describe_difference
+from flashinfer_bench.examine.compare.sides import Contender, choose_workloads
 from flashinfer_bench.report.comparable import KINDS, Difference, find_difference, marks_of
-from flashinfer_bench.report.intervals import latency_of, read_interval
-from flashinfer_bench.report.verdict import caveat_of, reason_of
+from flashinfer_bench.report.decision import join_halves
+from flashinfer_bench.report.intervals import half_of
+from flashinfer_bench.report.verdict import caveat_in, reason_of
 
-
-class RecordedPlace(NamedTuple):
-    """What two traces have in common."""
-
-    definition: str
-    label: str
-    """The solution, where the sides are sets or runs; empty for solutions and authors."""
-    workload: str
+Place = tuple[str, str, str]
+"""Definition, workload, and the solution if the sides are sets or runs."""
 
 
 def compare_recorded(
     first: Contender, second: Contender, threshold: float, workloads: Sequence[str] | None = None
-) -> ComparedSides:
-    """Compare what is recorded of two sides.
+) -> Comparison:
+    """Compare the traces of two sides.
 
     Args:
         first: A.
@@ -48,87 +38,57 @@ def compare_recorded(
     Raises:
         DataSetError: nothing can be compared; the first reason is named.
     """
-    sides = [_by_place(one) for one in (first, second)]
-    both = [place for place in sides[0] if place in sides[1]]
+    a = _by_place(first)
+    b = _by_place(second)
+    both = [place for place in a if place in b]
     if not both:
         raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")
-    wanted = choose_workloads(workloads, {place.workload for place in both})
-    places = [place for place in both if place.workload in wanted]
-    rows = [row for place in places for row in _rows(place, sides[0][place], sides[1][place])]
-    refused = [row for row in rows if row.ratio is None]
-    if len(refused) == len(rows):
-        raise DataSetError(f"{first.word} and {second.word}: {refused[0].problem}")
-    found = {trace.evaluation.environment.hardware for trace in first.traces if trace.evaluation is not None}
-    return ComparedSides(tuple(rows), threshold, "recorded", " + ".join(sorted(found)))
+    wanted = choose_workloads(workloads, {workload for _, workload, _ in both})
+    rows = [row for place in both if place[1] in wanted for row in _compare(place, a[place], b[place])]
+    if all(row.ratio is None for row in rows):
+        raise DataSetError(f"{first.word} and {second.word}: {rows[0].problem}")
+    hardware = " + ".join(sorted({one.hardware for one in first.results}))
+    return Comparison(tuple(rows), threshold, "recorded", hardware)
 
 
-def _by_place(side: Contender) -> dict[RecordedPlace, list[AnyTrace]]:
+def _by_place(side: Contender) -> dict[Place, list[Result]]:
     named = side.kind in ("set", "run")
-    grouped: dict[RecordedPlace, list[AnyTrace]] = defaultdict(list)
-    for trace in side.traces:
-        grouped[RecordedPlace(trace.definition, (trace.solution or "") if named else "", trace.workload.uuid)].append(
-            trace
-        )
-    return grouped
+    return group(side.results, lambda one: (one.definition, one.workload, one.solution if named else ""))
 
 
-def _rows(place: RecordedPlace, first: list[AnyTrace], second: list[AnyTrace]) -> Iterable[Row]:
-    """Yield a row for each kind of hardware that both were timed on; one that tells why, where there is none."""
-    a, b = (_fastest_by_hardware(traces) for traces in (first, second))
-    row = Row(place.definition, place.workload, dict(first[0].workload.axes), place.label)
-    for side, found, traces in (("A", a, first), ("B", b, second)):
-        if not found:
-            yield _with_problem(row, _why_no_time(side, traces))
-            return
+def _compare(place: Place, first: list[Result], second: list[Result]) -> Iterator[Row]:
+    """Yield a row for each kind of hardware that both were timed on; one that says why, if there is none."""
+    row = Row(place[0], place[1], dict(first[0].trace.workload.axes), place[2])
+    a, b = (_fastest_by_hardware(results) for results in (first, second))
+    missing = [_why_no_time(side, results) for side, found, results in (("A", a, first), ("B", b, second)) if not found]
     common = [hardware for hardware in a if hardware in b]
     if not common:
-        one, other = next(iter(a)), next(iter(b))
-        yield _with_problem(row, str(NoComparison(place.workload, Difference(KINDS["hardware"], one, other))))
-    for hardware in common:
-        difference = find_difference(*(marks_of(tell(side[hardware]), hardware) for side in (a, b)))
+        other = (
+            ""
+            if missing
+            else describe_difference(place[1], Difference(KINDS["hardware"], next(iter(a)), next(iter(b))))
+        )
+        yield replace(row, problem=next(iter(missing), other))
+    for name in common:
+        pair = (a[name], b[name])
+        difference = find_difference(*(marks_of(one.told, name) for one in pair))
         if difference is not None:
-            yield _with_problem(row, str(NoComparison(place.workload, difference)))
-        else:
-            yield _compared(row, a[hardware], b[hardware])
-
-
-def _with_problem(row: Row, problem: str) -> Row:
-    return replace(row, problem=problem)
-
-
-def _compared(row: Row, first: AnyEvaluation, second: AnyEvaluation) -> Row:
-    a, b = _with_interval(first), _with_interval(second)
-    return replace(row, first_ms=a[0], second_ms=b[0], ratio=ratio_of_intervals(a, b))
-
-
-def _fastest_by_hardware(traces: list[AnyTrace]) -> dict[str, AnyEvaluation]:
-    """Return the passing evaluation with the lowest latency on each kind of hardware; quick looks do not count."""
-    best: dict[str, AnyEvaluation] = {}
-    for trace in passed_of(traces):
-        found = trace.evaluation
-        if found is None or _latency(found) <= 0 or caveat_of(found) is not None:
+            yield replace(row, problem=describe_difference(row.workload, difference))
             continue
-        hardware = found.environment.hardware
-        if hardware not in best or _latency(found) < _latency(best[hardware]):
-            best[hardware] = found
-    return best
+        one, two = (found.latency_ms or 0.0 for found in pair)
+        ratio = Ratio(log(two / one), join_halves(list(map(half_of, pair))))
+        yield replace(row, first_ms=one, second_ms=two, ratio=ratio)
 
 
-def _latency(evaluation: AnyEvaluation) -> float:
-    return latency_of(evaluation) or 0.0
+def _fastest_by_hardware(results: list[Result]) -> dict[str, Result]:
+    """Return the result with the lowest latency on each kind of hardware; quick runs do not count."""
+    ranked = group((one for one in results if one.is_ranked and one.latency_ms), lambda one: one.hardware)
+    return {hardware: min(items, key=lambda one: one.latency_ms or 0.0) for hardware, items in ranked.items()}
 
 
-def _with_interval(evaluation: AnyEvaluation) -> tuple[float, float, float]:
-    """Return a latency with its 95 % interval."""
-    latency, interval = _latency(evaluation), read_interval(evaluation)
-    return (latency, interval.low_ms, interval.high_ms) if interval is not None else (latency, latency, latency)
-
-
-def _why_no_time(side: str, traces: list[AnyTrace]) -> str:
-    evaluation = traces[-1].evaluation
-    if evaluation is None:
-        return f"{side} has no verdict"
-    if evaluation.status is EvaluationStatus.PASSED:
-        why = "it is a quick look" if evaluation.is_quick else caveat_of(evaluation) or "there is none"
+def _why_no_time(side: str, results: list[Result]) -> str:
+    latest = results[-1]
+    if latest.is_passed:
+        why = "it is a quick look" if latest.told.run.quick else caveat_in(latest.measurement) or "there is none"
         return f"the time of {side} does not count: {why}"
-    return f"{side} did not pass: {evaluation.status.value}: {reason_of(evaluation)}".rstrip(": ")
+    return f"{side} did not pass: {latest.status}: {reason_of(latest.evaluation)}".rstrip(": ")

@@ -1,18 +1,12 @@
-"""The process that measures for the doctor: clocks, launch gap, flush and rates of the one device that it sees.
-
-    python -m flashinfer_bench.examine.doctor.probe cuda|cpu         one JSON line on stdout: Readings
-
-`probe_process` starts it; whatever is printed meanwhile goes to stderr.
-"""
+"""Measures the one device that this process sees: clock, launch gap, flush and rates (`readings.py` asks)."""
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -30,21 +24,18 @@ LARGEST_BYTES: Final = 1 << 30
 MEMORY_SHARE: Final = 8
 """A buffer takes at most LARGEST_BYTES, and at most the free memory divided by MEMORY_SHARE."""
 L2_SHARE: Final = 3
-"""The data that has to fit the L2 is the L2's size divided by this. It fits, too, where the L2 has two halves that hold
-the same lines."""
+"""The data that has to fit the L2 is the L2's size divided by this: it fits also if two halves hold the same lines."""
 MATMUL_SIZE: Final = 8192
 MATMULS: Final = 200
-"""Number of matmuls under load. They take about a third of a second on an H200: long enough for a power cap to show."""
+"""Matmuls under load: long enough for a power cap to show."""
 READER: Final = "flashinfer_bench_reader"
-"""Name of the flush's kernel where it is the call that is timed."""
+"""Name of the flush's kernel as the call that is timed."""
 
 
-def main() -> None:
-    """Measure, and write what was found."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
-        os.dup2(2, 1)
-        warnings.simplefilter("ignore")  # what they say of fall-backs stands in the readings
-        out.write(f"{(probe_gpu() if sys.argv[1] == 'cuda' else probe_cpu()).to_json()}\n")
+def answer(kind: str) -> dict[str, Any]:
+    """Measure the device that this process sees (`base/isolated.py`)."""
+    warnings.simplefilter("ignore")  # what they say of fall-backs stands in the readings
+    return asdict(probe_gpu() if kind == "cuda" else probe_cpu())
 
 
 def probe_cpu() -> Readings:
@@ -134,7 +125,3 @@ def make_reader(data: torch.Tensor) -> Callable[[], None]:
     blocks = int(torch.cuda.get_device_properties(data.device).multi_processor_count) * flush.BLOCKS_PER_PROCESSOR
     launch = driver.Launcher(module.kernel(READER), blocks=blocks, threads=flush.FLUSH_THREADS, arguments=2)
     return lambda: launch(torch.cuda.current_stream().cuda_stream, data.data_ptr(), data.nbytes)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,25 @@
-"""What the probe measured: values that cross from its process to ours as JSON."""
+"""The readings of one device, and the process that takes them (`probe.py`).
+
+So the doctor's own process makes no CUDA context and imports no torch.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import dataclass
+from typing import Final
 
+from pydantic import TypeAdapter
+
+from flashinfer_bench.base.exits import describe_exit
+from flashinfer_bench.base.isolated import IsolatedFailure, run_isolated
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.timing.nvml import GpuState
+
+PROBE: Final = "flashinfer_bench.examine.doctor.probe"
+LIMIT_S: Final = 300.0
+"""Seconds after which the process is ended, and has measured nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +69,23 @@ class Readings:
     under_load: GpuState | None = None
     """The GPU amid a burst of matmuls."""
 
-    def to_json(self) -> str:
-        """Return the readings as one line."""
-        return json.dumps(asdict(self))
+
+class ProbeFailed(Exception):
+    """The device could not be measured; the reason is its text."""
 
 
-def readings_from_json(text: str) -> Readings:
-    """Return the readings that `Readings.to_json` wrote.
+def run_probe(device: Device, *, limit_s: float = LIMIT_S) -> Readings:
+    """Measure a device, the only one that the process sees.
 
     Raises:
-        ValueError, TypeError, KeyError: the text is something else.
+        ProbeFailed: it could not measure. The text has the last line that it wrote.
     """
-    fields = json.loads(text)
-    cache, rates, load = (fields[name] for name in ("cache", "rates", "under_load"))
-    parts = {
-        "cache": CacheCheck(**cache) if cache else None,
-        "rates": Rates(**rates) if rates else None,
-        "under_load": GpuState(**{**load, "slowed_by": tuple(load["slowed_by"])}) if load else None,
-    }
-    return Readings(**{**fields, **parts})
+    environment = session_environment(os.environ, device, interpret_triton=False)
+    try:
+        found = run_isolated(PROBE, device.kind, limit_s=limit_s, environment=environment)
+    except IsolatedFailure as failure:
+        if failure.code is None:
+            raise ProbeFailed(f"measuring took more than {limit_s:g} s") from None
+        said = failure.log.rpartition("\n")[2] or "it said nothing"
+        raise ProbeFailed(f"the process that measures {describe_exit(failure.code)}: {said}") from None
+    return TypeAdapter(Readings).validate_python(found)

@@ -1,202 +1,188 @@
-"""The inspector: `answer` carries out an order (`order.py`) in a process of its own (`base/isolated.py`).
+"""The inspector: a process that makes a call's inputs and runs programs around the call (`answer`).
 
-It does what a device session does before a call: forks the template, makes the inputs,
-has a worker load the solution to find out how it is called. Then it runs the steps of the tool, each in the walls of a
-worker for this solution.
+Each program stands in a worker's place: in the sandbox of this solution, with a worker's limits, below a supervisor
+that ends all that it starts. The first program only loads the solution, so that what it compiles at its import is
+compiled outside of the tool.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import select
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.held_folders import hold_folder
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.wire import WireError
+from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.runner.environments import PACKAGE
-from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
-from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact, place_of
 from flashinfer_bench.bench.runner.workers.pool import make_order
-from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.sandbox_policy import PolicyMaker
-from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
-from flashinfer_bench.errors import FlashInferBenchError, SolutionFailure
-from flashinfer_bench.examine.inspect.enclosed import run_enclosed
-from flashinfer_bench.examine.inspect.inputs import write_inputs
-from flashinfer_bench.examine.inspect.order import WORK, Inspected, InspectOrder, StepDone, ToolStep
+from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
+from flashinfer_bench.examine.inspect.look import LOAD_LIMIT_S, WORK, Inspected, InspectOrder, StepDone, ToolStep
 from flashinfer_bench.sandbox.namespaces import has_own_network
-from flashinfer_bench.sandbox.process_tree import fork
-from flashinfer_bench.worker.fork_server import Preparation, let_prepare, start_fork_server
-from flashinfer_bench.worker.protocol import Failed, Loaded
+from flashinfer_bench.worker.fork_server import Preparation, start_fork_server
 
 CALLER: Final = "flashinfer_bench.worker.one_call"
-CALL_FILE, OUTCOME_FILE = "call.json", "outcome.json"
 MOST_OUTCOME_BYTES: Final = 1 << 20
+KEPT_BYTES: Final = 16 << 20
+"""Bytes of output kept from each end."""
+LOOK_S: Final = 1.0
 NO_NETWORK: Final = (
     "the programs of the tool speak over a network of their own, and a process cannot have one here; with "
     "--sandbox off they use the machine's, and the solution has no walls"
 )
 
 
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out an order (`base/isolated.py`)."""
+    return inspect(InspectOrder.model_validate(request)).model_dump(mode="json")
+
+
+def inspect(order: InspectOrder) -> Inspected:
+    """Carry out an order; leaves no process and no file behind."""
+    if order.hello.has_walls and not has_own_network():
+        return Inspected(problem=NO_NETWORK)
+    sys.dont_write_bytecode = True
+    folder, _ = hold_folder("inspect")  # until this process and its forks have ended
+    with start_fork_server(folder, Preparation(), not_for_it=()) as server:  # at its end it removes the folder
+        try:
+            return Inspector(order, server, folder).run()
+        except FlashInferBenchError as error:
+            return Inspected(problem=str(error))
+
+
 class Inspector:
-    """Looks at one solution.
+    """Runs the programs of one order.
 
     Args:
-        order: what to look at.
-        template: where programs are forked.
-        run_directory: everything is written below it.
+        order: the order.
+        server: the socket of the fork server.
+        folder: everything is written below it.
     """
 
-    def __init__(self, order: InspectOrder, template: socket.socket, run_directory: Path) -> None:
+    def __init__(self, order: InspectOrder, server: socket.socket, folder: Path) -> None:
         self._order = order
-        self._template = template
+        self._server = server
         self._policies = PolicyMaker(order.hello, os.environ)
-        self._policies.open_to_workers(run_directory)
-        self._given, self._work = run_directory / "given", run_directory / "work"
-        self._homes = (run_directory / f"home-{number}" for number in range(1 << 16))
-        self._device = "cuda:0" if order.hello.device == "cuda" else "cpu"
-        directory = order.solution.directory
-        self._policy = self._policies.make_policy(
-            order.solution.digest, Path(directory) if directory else None, self._given
-        )
+        self._policies.open_to_workers(folder)
+        self._given = folder / "given"
+        self._work = folder / "work"
+        self._homes = (folder / f"home-{number}" for number in range(1 << 16))
+        solution = order.solution
+        artifact = Path(solution.directory) if solution.directory else None
+        self._policy = self._policies.make_policy(solution.digest, artifact, self._given)
         self._given.mkdir(exist_ok=True)
         self._work.mkdir()
         if self._policy is not None and self._policy.user is not None:
             os.chown(self._work, self._policy.user, self._policy.user)
+        self._call: dict[str, Any] = {}
+        """What the process that calls the solution is told."""
 
-    def look(self) -> tuple[StepDone, ...]:
-        """Run all steps.
+    def run(self) -> Inspected:
+        """Make the inputs, load the solution, and run the programs.
 
         Raises:
-            FlashInferBenchError: there is nothing to look at.
+            FlashInferBenchError: inputs cannot be made, or the artifact was changed.
         """
-        call = in_a_child(self._make_inputs, self._given / "inputs.json")
-        artifact = find_artifact(self._order.solution, lambda: Path(tempfile.mkdtemp(dir=self._given)))
-        artifact = self._policies.hand_over(artifact, self._given)
-        style = self._load(artifact)
-        call |= {"style": style.style, "style_is_settled": style.is_settled}
-        call |= {"device": self._device, "outcome": str(self._work / OUTCOME_FILE)}
-        call |= {"directory": str(artifact.directory), "entry": artifact.entry}
-        call |= {"symbol": artifact.symbol, "kind": artifact.kind}
-        import_path = self._given / "path"
-        import_path.mkdir()
-        (import_path / PACKAGE.name).symlink_to(PACKAGE)  # the folder around the package need not be readable
+        order = self._order
+        solution = self._order.solution
+        device = "cuda:0" if order.hello.device == "cuda" else "cpu"
+        # A process of its own makes them: no context of ours stays on the GPU.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            try:
+                pool.submit(write_inputs, order, device, self._given / "values.pt").result()
+            except BrokenProcessPool:
+                raise WorkloadFault("the inputs cannot be made: their process was killed") from None
+        artifact = find_artifact(solution, lambda: Path(tempfile.mkdtemp(dir=self._given)))
+        self._call = {
+            **place_of(self._policies.hand_over(artifact, self._given)),
+            "device": device,
+            "values": str(self._given / "values.pt"),
+            "outcome": str(self._work / "outcome.json"),
+            "style": {True: "dps", False: "value", None: None}[solution.declared_style],
+        }
+        (self._given / "path").mkdir()
+        (self._given / "path" / PACKAGE.name).symlink_to(PACKAGE)  # the folder around it need not be readable
+        load = ToolStep(name="load", argv=[], calls=True, warm_up_calls=-1, limit_s=LOAD_LIMIT_S, environment={})
+        loaded = self._run(load)
+        if loaded.ended:
+            return Inspected(problem=f"the solution cannot be imported: {loaded.error or loaded.ended}")
         done: list[StepDone] = []
-        for step in self._order.steps:
-            done.append(self._run(step, call, import_path))
+        for step in order.steps:
+            done.append(self._run(step))
             if done[-1].ended and not step.calls:
                 break
-        return tuple(done)
+        return Inspected(steps=tuple(done))
 
-    def _make_inputs(self) -> dict[str, Any]:
-        order, device = self._order, torch.device(self._device)
-        definition, workload = Definition.model_validate(order.definition), Workload.model_validate(order.workload)
-        maker = InputMaker(definition, workload, device, Path(order.blob_root))
-        return write_inputs(maker, order.seed, self._given / "inputs")
-
-    def _load(self, artifact: Artifact) -> CallingStyle:
-        """Have a worker import the solution; return how it is called.
-
-        Raises:
-            SolutionFailure: it cannot be loaded, or called.
-        """
-        order, home = self._order, next(self._homes)
-        place: dict[str, Any] = {"directory": str(artifact.directory), "entry": artifact.entry}
-        place |= {"symbol": artifact.symbol, "kind": artifact.kind, "environment": self._solution_environment()}
-        limit_s = order.hello.timeout_seconds
-        try:
-            with WorkerProcess(self._template, self._worker_order(home), home) as worker:
-                worker.wait_ready()
-                answer = worker.ask("load", Loaded, limit_s, **place)
-        except (WorkerGone, WorkerLate, WireError) as error:
-            why = f"not within {limit_s:g} s" if isinstance(error, WorkerLate) else str(error)
-            raise SolutionFailure("COMPILE_ERROR", f"the solution cannot be imported: {why}") from None
-        if isinstance(answer, Failed):
-            raise SolutionFailure("COMPILE_ERROR", answer.error.traceback or answer.error.message)
-        definition = Definition.model_validate(order.definition)
-        return choose_style(
-            answer.signature,
-            inputs=list(definition.inputs),
-            outputs=list(definition.outputs),
-            declared=order.solution.declared_style,
-            is_python=artifact.kind == "python",
-        )
-
-    def _run(self, step: ToolStep, call: dict[str, Any], import_path: Path) -> StepDone:
-        home, outcome = next(self._homes), self._work / OUTCOME_FILE
+    def _run(self, step: ToolStep) -> StepDone:
+        outcome = Path(self._call["outcome"])
         argv = [word.replace(WORK, str(self._work)) for word in step.argv]
         if step.calls:
             outcome.unlink(missing_ok=True)
-            file = self._given / CALL_FILE
-            file.write_text(json.dumps({**call, "warm_up_calls": step.warm_up_calls}), encoding="utf-8")
+            file = self._given / "call.json"
+            file.write_text(json.dumps({**self._call, "warm_up_calls": step.warm_up_calls}), encoding="utf-8")
             argv += [sys.executable, "-m", CALLER, str(file)]
-        order = self._worker_order(home, for_tool=True)
+        home = next(self._homes)
+        order = make_order(self._order.hello, home)
         order["environment"] |= {
-            **self._solution_environment(),
-            "PYTHONPATH": os.pathsep.join([str(import_path), *filter(None, sys.path)]),
+            **self._policies.environment(self._order.solution.digest),
+            "PYTHONPATH": os.pathsep.join([str(self._given / "path"), *filter(None, sys.path)]),
             "PYTHONSAFEPATH": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             **step.environment,
         }
-        ended = run_enclosed(self._template, {**order, "program": argv}, home, step.limit_s)
-        words = ended.describe(step.limit_s)
-        error = read_error(outcome) if step.calls else ""
-        return StepDone(name=step.name, text=ended.text, code=ended.code, ended=words, error=error)
-
-    def _solution_environment(self) -> dict[str, str]:
-        return self._policies.environment(self._order.solution.digest)
-
-    def _worker_order(self, home: Path, for_tool: bool = False) -> dict[str, Any]:
-        """Return the order for a worker, or for a program in its place."""
-        order = make_order(self._order.hello, home)
-        order["timing"]["clock"] = "cuda_events"
         if self._policy is not None:
-            order["environment"] |= self._policies.environment(self._order.solution.digest)
-            own = [str(home), str(self._work), *self._policy.writable]
+            writable = (str(home), str(self._work), *self._policy.writable)
             readable = (*self._policy.readable, *self._order.readable)
-            policy = replace(self._policy, readable=readable, writable=tuple(own), for_tool=for_tool)
+            policy = replace(self._policy, readable=readable, writable=writable, for_tool=True)
             order |= {"sandbox": policy.to_json(), "shared_modules": str(self._policies.shared_modules)}
-        return order
+        done = run_program(self._server, step.name, {**order, "program": argv}, home, step.limit_s)
+        return done.model_copy(update={"error": read_error(outcome) if step.calls else ""})
 
 
-def in_a_child(make: Callable[[], dict[str, Any]], file: Path) -> dict[str, Any]:
-    """Call a function in a child, which alone makes a context on the device; return what it returned.
+def run_program(server: socket.socket, name: str, order: dict[str, Any], home: Path, limit_s: float) -> StepDone:
+    """Run the order's `program` in a worker's place; nothing of it is left when this returns.
 
-    Raises:
-        FlashInferBenchError: as the function raised.
+    Args:
+        server: the socket of the fork server.
+        name: of the step.
+        order: as a worker's: environment, sandbox, memory limit.
+        home: a folder of the program's own, made here and removed at the end.
+        limit_s: seconds until the program is ended.
     """
-    pid = fork()
-    if pid == 0:
-        told: dict[str, Any] = {"problem": "the process that makes the inputs failed"}
-        with suppress(BaseException):
-            try:
-                told = {"made": make()}
-            except Exception as error:
-                told = {"problem": str(error) if isinstance(error, FlashInferBenchError) else repr(error)}
-            file.write_text(json.dumps(told), encoding="utf-8")
-        os._exit(0)
-    os.waitpid(pid, 0)
-    told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"problem": "the inputs take too much"}
-    if "problem" in told:
-        raise FlashInferBenchError(f"the inputs cannot be made: {told['problem']}")
-    made: dict[str, Any] = told["made"]
-    return made
+    deadline = time.monotonic() + limit_s
+    log = BoundedLog(head_bytes=KEPT_BYTES, tail_bytes=KEPT_BYTES)
+    with WorkerProcess(server, order, home, log=log) as program:
+        program.deafen()
+        while not program.has_ended and (left_s := deadline - time.monotonic()) > 0:
+            select.select([program], [], [], min(LOOK_S, left_s))
+        is_late = not program.has_ended
+        ended = program.end()
+    code = ended.code if ended is not None else None
+    words = f"it did not end within {limit_s:g} s" if is_late else "" if code == 0 else str(ended)
+    return StepDone(name=name, text=log.take(), code=code, ended=words)
 
 
 def read_error(file: Path) -> str:
-    """Return what the solution raised, as the process that called it wrote it; it may have written anything."""
+    """Return the solution's exception, as its process wrote it; that may have written anything."""
     try:
         told = json.loads(read_whole(file, MOST_OUTCOME_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -204,28 +190,24 @@ def read_error(file: Path) -> str:
     return str(told.get("error", "")) if isinstance(told, dict) else ""
 
 
-def inspect(order: InspectOrder) -> Inspected:
-    """Carry out an order; leaves no process and no file behind."""
-    if order.hello.has_walls and order.steps and not has_own_network():
-        return Inspected(problem=NO_NETWORK)
-    sys.dont_write_bytecode = True
-    run_directory, _ = hold_folder("inspect")  # until this process and its forks have ended
-    ours, theirs = socket.socketpair()
-    with ExitStack() as stack:
-        stack.callback(theirs.close)
-        preparation = Preparation(with_triton=order.hello.needs_triton)
-        template = start_fork_server(run_directory, preparation, not_for_it=[ours])
-        let_prepare(template)
-        stack.callback(template.close)  # then the template ends what is left, and removes the folder
-        stack.callback(ours.close)
-        try:
-            return Inspected(steps=Inspector(order, template, run_directory).look())
-        except SolutionFailure as failure:
-            return Inspected(problem=failure.message)
-        except FlashInferBenchError as error:
-            return Inspected(problem=str(error))
+def write_inputs(order: InspectOrder, device: str, file: Path) -> None:
+    """Make inputs as a run does, and write them to a file, with outputs that have shapes and types alone.
 
-
-def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an order (`base/isolated.py`)."""
-    return inspect(InspectOrder.model_validate(order)).model_dump(mode="json")
+    Raises:
+        WorkloadFault: inputs cannot be made, or shapes of outputs are unknown.
+    """
+    definition = Definition.model_validate(order.definition)
+    workload = Workload.model_validate(order.workload)
+    maker = InputMaker(definition, workload, torch.device(device), Path(order.blob_root))
+    try:
+        made = maker.make(order.seed)
+        shapes = definition.get_output_shapes(workload.axes)
+    except Exception as error:  # code of the set's own may make them
+        raise WorkloadFault(f"the inputs cannot be made: {error}") from None
+    values = [one.detach().contiguous().cpu() if isinstance(one, torch.Tensor) else one for one in made]
+    outputs = [
+        torch.empty(storage_shape(tuple(shape or ()), spec.dtype), dtype=torch_dtype(spec.dtype), device="meta")
+        for spec, shape in zip(definition.outputs.values(), shapes, strict=True)
+    ]
+    torch.save({"arguments": dict(zip(definition.inputs, values, strict=True)), "outputs": outputs}, file)
+    file.chmod(0o644)

@@ -1,4 +1,4 @@
-"""compute-sanitizer: the commands, and the findings in what it prints.
+"""compute-sanitizer: the commands, and the findings in its output.
 
 torch's allocator hides writes beyond a tensor, which land in memory that belongs to it. So each tensor gets an
 allocation of its own, with a gap behind it. Outputs are not filled before the call: reading one is a finding.
@@ -7,13 +7,14 @@ allocation of its own, with a gap behind it. Outputs are not filled before the c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from flashinfer_bench.examine.inspect.order import Inspected, ToolStep
-from flashinfer_bench.examine.inspect.tools import ToolPlan
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.examine.inspect.look import Inspected, ToolPlan, ToolStep, make_document, render_document
+from flashinfer_bench.examine.inspect.target import InspectTarget
 
 TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 OWN_FLAGS: Final = {"memcheck": ("--padding", "1024")}
@@ -25,63 +26,26 @@ PLACE: Final = re.compile(
     r"\bat (?:(?P<kernel>\S.*?)\+)?0x[0-9a-fA-F]+(?: in (?P<file>[^\[\]]*?):(?P<line>\d+)(?::(?P<old>[^\[]+))?)?"
     r"(?= \[|\s*$)"
 )
-"""Where something happened. Older releases tell the kernel last."""
+"""A place in the code. Older releases print the kernel last."""
 ACCESS: Final = re.compile(r"\b(Read|Write) access at ")
 THREAD: Final = re.compile(r"by thread (\([\d,]+\)) in block (\([\d,]+\))")
-PASSED_OVER: Final = (
-    *("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY", "Target application returned"),
-    *("This tool", "No attachable"),
+NO_FINDING: Final = re.compile(
+    r"$|COMPUTE-SANITIZER|\w+ SUMMARY|Target application returned|This tool|No attachable|"
+    r"(?P<own>Internal Sanitizer Error|Error: (?!Race)|Warning: (?!Race))"
 )
-"""How lines begin that are no findings."""
-OF_THE_TOOL: Final = re.compile(r"(?:Internal Sanitizer Error|Error: (?!Race)|Warning: (?!Race))")
-"""How a line begins in which the tool speaks of itself."""
+"""Start of a line that is no finding. `own`: the tool speaks of itself."""
 
 
-@dataclass(frozen=True)
-class CodePlace:
-    """Where in the code."""
+def check_types(given: Sequence[str] | None) -> list[str]:
+    """Return the checks to make: those that were named, each once, or all.
 
-    kernel: str
-    file: str = ""
-    """As the compiler knew it; the path of the solution's source where it is one. Empty where it is not known."""
-    line: int | None = None
-    access: str = ""
-    """"Read" or "Write", where it is told."""
-
-
-@dataclass(frozen=True)
-class SanitizerFinding:
-    """One thing that is wrong; many threads may have done it."""
-
-    type: str
-    """One of TYPES."""
-    message: str
-    places: tuple[CodePlace, ...] = ()
-    thread: str = ""
-    block: str = ""
-    """Of the first thread that did it."""
-    count: int = 1
-    """How often it was printed."""
-
-    @property
-    def where(self) -> str:
-        """The first place with a file, in words."""
-        places = [place for place in self.places if place.line is not None] or list(self.places)
-        if not places:
-            return ""
-        return f"{places[0].file}:{places[0].line}" if places[0].line is not None else f"in {places[0].kernel}"
-
-    def describe(self) -> str:
-        """Return the finding as a line for people."""
-        where = " and ".join(dict.fromkeys(replace(self, places=(place,)).where for place in self.places))
-        thread = f", thread {self.thread} of block {self.block}" if self.thread else ""
-        times = f" ({self.count} times)" if self.count > 1 else ""
-        kernel = f" in {self.places[0].kernel}" if self.places and self.places[0].line is not None else ""
-        return f"{self.type}: {where + ': ' if where else ''}{self.message}{kernel}{thread}{times}"
-
-    def document(self) -> dict[str, Any]:
-        """Return the finding as JSON-able values."""
-        return asdict(self)
+    Raises:
+        Misuse: one is unknown.
+    """
+    unknown = [name for name in given or () if name not in TYPES]
+    if unknown:
+        raise Misuse(f"unknown {', '.join(unknown)}; known: {', '.join(TYPES)}")
+    return list(dict.fromkeys(given or TYPES))
 
 
 def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> ToolPlan:
@@ -100,64 +64,51 @@ def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> ToolP
     return ToolPlan(program, steps)
 
 
-def read_findings(done: Inspected, sources: Iterable[str]) -> list[SanitizerFinding]:
-    """Return what all steps found, equal findings once.
-
-    Args:
-        done: what came of the steps.
-        sources: the paths of the solution's sources.
-    """
-    paths = list(sources)
-    return [finding for step in done.steps for finding in join_equal(parse_findings(step.name, step.text, paths))]
-
-
-def find_problems(done: Inspected, findings: Sequence[SanitizerFinding]) -> list[str]:
-    """Return a line for each step that did not do what it should; a crash that a finding explains is none."""
+def read_findings(target: InspectTarget, device: Device, done: Inspected) -> dict[str, Any]:
+    """Return the document of all steps: the findings, equal ones once, and each check that did not look."""
+    sources = [source.path for source in target.solution.sources]
+    findings: list[dict[str, Any]] = []
     problems = []
     for step in done.steps:
-        if any(finding.type == step.name for finding in findings):
-            continue
-        own = [line for line in _marked(step.text) if OF_THE_TOOL.match(line)]
+        found = parse_findings(step.name, step.text, sources)
+        findings += found
+        marked = [line.removeprefix(MARK).strip() for line in step.text.splitlines() if line.startswith(MARK)]
+        own = [line for line in marked if (match := NO_FINDING.match(line)) and match["own"]]
         reason = "; ".join(own) or step.error.strip().rpartition("\n")[2] or step.ended
-        if not reason and MARK not in step.text:
-            reason = "compute-sanitizer said nothing: it did not look at the call"
-        if reason:
+        if not marked:
+            reason = reason or "compute-sanitizer said nothing: it did not look at the call"
+        if reason and not found:  # a finding explains a crash
             problems.append(f"{step.name}: {reason}")
-    return problems
+    types = [step.name for step in done.steps]
+    return make_document("compute-sanitizer", target, device, done, types=types, findings=findings, problems=problems)
 
 
-def parse_findings(type_: str, text: str, sources: Sequence[str]) -> Iterator[SanitizerFinding]:
-    """Yield the findings in what one type printed: a line with one space after the mark begins one, others go on."""
-    current: SanitizerFinding | None = None
+def parse_findings(type_: str, text: str, sources: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the findings in the output of one type: a line with one space after the mark begins one, others go on.
+
+    Args:
+        type_: one of TYPES.
+        text: the output.
+        sources: paths of the solution's sources, which stand for the paths that a compiler knew.
+    """
+    found: list[dict[str, Any]] = []
+    current: dict[str, Any] | None = None
     for line in text.splitlines():
-        if not line.startswith(MARK):
+        words = line.removeprefix(MARK)
+        if words == line:
             continue
-        rest = line.removeprefix(MARK)
-        is_further = rest.startswith("  ")
-        words = rest.strip()
-        if not is_further:
+        if not words.startswith("  "):
+            words = words.strip()
+            current = None if NO_FINDING.match(words) else {"type": type_, "message": _message(words), "places": []}
             if current is not None:
-                yield current
-            is_finding = words and not words.startswith(PASSED_OVER) and not OF_THE_TOOL.match(words)
-            current = SanitizerFinding(type_, _message(words)) if is_finding else None
+                found.append(current | {"thread": "", "block": "", "count": 1})
+                current = found[-1]
         if current is not None:
-            current = _add(current, words, sources)
-    if current is not None:
-        yield current
-
-
-def join_equal(findings: Iterable[SanitizerFinding]) -> list[SanitizerFinding]:
-    """Return findings of the same message and places once, with their count."""
-    joined: dict[tuple[str, tuple[CodePlace, ...]], SanitizerFinding] = {}
-    for finding in findings:
-        key = (finding.message, finding.places)
-        before = joined.get(key)
-        joined[key] = finding if before is None else replace(before, count=before.count + 1)
+            _add(current, words, sources)
+    joined: dict[str, dict[str, Any]] = {}
+    for one in found:  # many threads may have done it
+        joined.setdefault(f"{one['message']} {one['places']}", {**one, "count": 0})["count"] += 1
     return list(joined.values())
-
-
-def _marked(text: str) -> list[str]:
-    return [line.removeprefix(MARK).strip() for line in text.splitlines() if line.startswith(MARK)]
 
 
 def _message(words: str) -> str:
@@ -166,23 +117,44 @@ def _message(words: str) -> str:
     return "race between accesses to shared memory" if message.startswith("Race reported") else message
 
 
-def _add(finding: SanitizerFinding, words: str, sources: Sequence[str]) -> SanitizerFinding:
-    """Add what a line of a finding tells: a place, or the thread."""
+def _add(finding: dict[str, Any], words: str, sources: Sequence[str]) -> None:
+    """Add a line to its finding: a place, or the first thread."""
     thread = THREAD.search(words)
-    if thread:
-        return finding if finding.thread else replace(finding, thread=thread[1], block=thread[2])
     place = PLACE.search(words)
-    if place is None or not (place["kernel"] or place["file"]):
-        return finding
+    if thread and not finding["thread"]:
+        finding["thread"], finding["block"] = thread.groups()
+    if thread or place is None or not (place["kernel"] or place["file"]):
+        return
     access = ACCESS.search(words)
-    kernel = (place["kernel"] or place["old"] or "").strip()
-    line = int(place["line"]) if place["line"] else None
-    file = name_source(place["file"] or "", sources)
-    return replace(finding, places=(*finding.places, CodePlace(kernel, file, line, access[1] if access else "")))
-
-
-def name_source(file: str, sources: Sequence[str]) -> str:
-    """Return the solution's path of a file that a compiler knew by another one; other files keep their names."""
+    file = place["file"] or ""
     parts = PurePosixPath(file).parts
-    fitting = [path for path in sources if parts[-len(PurePosixPath(path).parts) :] == PurePosixPath(path).parts]
-    return max(fitting, key=len, default=file)
+    own = [path for path in sources if parts[-len(PurePosixPath(path).parts) :] == PurePosixPath(path).parts]
+    finding["places"].append(
+        {
+            "kernel": (place["kernel"] or place["old"] or "").strip(),
+            "file": max(own, key=len, default=file),
+            "line": int(place["line"]) if place["line"] else None,
+            "access": access[1] if access else "",
+        }
+    )
+
+
+def render_findings(document: Mapping[str, Any]) -> str:
+    """Return the findings as lines."""
+    lines = []
+    for type_ in document["types"]:
+        own = [describe_finding(one) for one in document["findings"] if one["type"] == type_]
+        is_checked = not any(problem.startswith(f"{type_}:") for problem in document["problems"])
+        lines += own or ([f"{type_}: nothing found"] if is_checked else [])
+    return render_document(document, [*lines, *(f"not checked: {problem}" for problem in document["problems"])])
+
+
+def describe_finding(finding: Mapping[str, Any]) -> str:
+    """Return a finding as a line for people."""
+    places = finding["places"]
+    named = [f"in {one['kernel']}" if one["line"] is None else f"{one['file']}:{one['line']}" for one in places]
+    where = " and ".join(dict.fromkeys(named))
+    kernel = f" in {places[0]['kernel']}" if places and places[0]["line"] is not None else ""
+    thread = f", thread {finding['thread']} of block {finding['block']}" if finding["thread"] else ""
+    times = f" ({finding['count']} times)" if finding["count"] > 1 else ""
+    return f"{finding['type']}: {where + ': ' if where else ''}{finding['message']}{kernel}{thread}{times}"

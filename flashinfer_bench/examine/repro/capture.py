@@ -1,4 +1,4 @@
-"""Keeps the call that decides a verdict: its inputs, what is expected, and what the solution gave."""
+"""Keeps the call that decides a verdict: its inputs, the expected outputs, and the solution's."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ class KeptCall:
     inputs: list[Any] | None = None
     expected: list[torch.Tensor] | None = None
     got: list[torch.Tensor] | None = None
-    """None where the solution gave nothing."""
+    """None if the solution gave nothing."""
     is_final: bool = False
     """Whether it was rejected: then no later call takes its place."""
     was_timed: bool = False
     """Whether it was a call that was timed."""
 
-    def take(self, inputs: list[Any], expected: Sequence[torch.Tensor] | None, got: Any) -> None:
-        """Keep a call, unless one was rejected."""
+    def take(self, inputs: Sequence[Any], expected: Sequence[Any] | None, got: Any, *, is_final: bool = False) -> None:
+        """Keep copies of a call, unless one was rejected."""
         if self.is_final:
             return
-        values = list(got) if isinstance(got, (list, tuple)) else [got]
-        self.inputs = [copy_of(one) for one in inputs]
-        self.expected = None if expected is None else [copy_of(one) for one in expected]
-        self.got = None if got is None else [copy_of(one) for one in values]
+        values = got if got is None or isinstance(got, (list, tuple)) else [got]
+        self.inputs, self.expected, self.got = (
+            None if values is None else [_copy(one) for one in values] for values in (inputs, expected, values)
+        )
+        self.is_final = is_final
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone().cpu() if isinstance(value, torch.Tensor) else value
 
 
 class KeepingKernel:
     """A solution as a callable that keeps each call."""
 
-    def __init__(
-        self, kernel: Any, kept: KeptCall, inputs: list[list[Any]], expected: list[list[torch.Tensor]]
-    ) -> None:
+    def __init__(self, kernel: Any, kept: KeptCall, inputs: list[Any], expected: list[Any]) -> None:
         self._kernel = kernel
         self._kept = kept
         self._known = list(zip(inputs, expected, strict=True))
@@ -52,9 +55,12 @@ class KeepingKernel:
 
     def __call__(self, *args: Any) -> Any:
         """Call the solution, and keep the call."""
+
+        def are_of(inputs: list[Any]) -> bool:
+            return len(inputs) <= len(args) and all(one is other for one, other in zip(inputs, args, strict=False))
+
         # Evaluators of samplers make inputs of their own: what is expected of these is not known.
-        known = next(((one, out) for one, out in self._known if _is_same(one, args)), None)
-        inputs, expected = known if known is not None else (list(args), None)
+        inputs, expected = next((call for call in self._known if are_of(call[0])), (list(args), None))
         self._kept.take(inputs, expected, None)
         got = self._kernel(*args)
         self._kept.take(inputs, expected, got)
@@ -71,8 +77,7 @@ class KeepingChecks(StressChecks):
         """Judge a call."""
         verdict = super().judge(case, call, context)
         if isinstance(verdict, Rejected):
-            self.kept.take(call.inputs, call.expected, call.got)
-            self.kept.is_final = True
+            self.kept.take(call.inputs, call.expected, call.got, is_final=True)
         return verdict
 
 
@@ -92,7 +97,7 @@ def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
             """Judge, and keep the last call. The first of the others is what is expected."""
             kernel = KeepingKernel(sol_runnable, kept, inputs, rest[0])
             verdict: Verdict = super().check_correctness(definition, kernel, inputs, *rest, **named)
-            if isinstance(verdict, Rejected) and not kept.is_final:
+            if isinstance(verdict, Rejected):
                 if kept.expected is None:  # many calls decided together, on inputs that are made of the first ones
                     kept.take(inputs[0], rest[0][0], None)
                 kept.is_final = True
@@ -102,12 +107,12 @@ def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
         def judge_reads(
             cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
         ) -> Verdict:
-            """Judge timed calls one by one, so that the wrong one is kept; then together, as far as all are right."""
+            """Judge timed calls one by one, so that the wrong one is kept; then together, if all are right."""
             for call in calls:
                 verdict: Verdict = super().judge_reads(definition, [call], cfg, context)
                 if isinstance(verdict, Rejected):
-                    kept.take(call.inputs, call.expected, call.got)
-                    kept.is_final = kept.was_timed = True
+                    kept.take(call.inputs, call.expected, call.got, is_final=True)
+                    kept.was_timed = True
                     return verdict
             return super().judge_reads(definition, calls, cfg, context)  # type: ignore[no-any-return]
 
@@ -119,12 +124,3 @@ def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
 
     Keeping.__name__ = evaluator.__name__
     return Keeping
-
-
-def copy_of(value: Any) -> Any:
-    """Return a copy of a tensor on the CPU; any other value as it is."""
-    return value.detach().clone().cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _is_same(inputs: list[Any], args: tuple[Any, ...]) -> bool:
-    return len(inputs) <= len(args) and all(one is other for one, other in zip(inputs, args, strict=False))

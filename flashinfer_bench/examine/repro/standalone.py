@@ -3,9 +3,9 @@
     python repro.py             calls the solution in this process, on the inputs beside this file, and compares
     python repro.py --recorded  compares what it returned when it was judged
 
-Where a file below `solution/` was changed since, only what it returns now counts: mend it until this ends with 0.
-What samplers and indexers return cannot be compared one by one: there flashinfer-bench has to be installed, too, and
-its check is asked. The solution's code runs as it stands below `solution/`, with all that you may do: read it first.
+If a file below `solution/` was changed since, only what it returns now counts: mend it until this ends with 0.
+Outputs of samplers and indexers cannot be compared one by one: then flashinfer-bench has to be installed, too, and its
+check is asked. The solution's code runs as it stands below `solution/`, with all that you may do: read it first.
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be looked for.
 """
 
@@ -27,12 +27,7 @@ from flashinfer_bench.bench.evaluators.compare.rule import find_beyond, match_bi
 
 HERE = Path(__file__).resolve().parent
 SHOWN_ROWS = 8
-"""So many wrong rows are listed."""
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
-    "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
-}  # fmt: skip
-"""The names of dtypes in a safetensors file."""
+"""Most wrong rows that are listed."""
 HALF_BYTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The value of each code of 4 bits. A byte of such floats has two, the lower half first."""
 
@@ -40,54 +35,44 @@ HALF_BYTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2
 def load(name: str, call: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file by name, with the dtypes that they had."""
     file = HERE / f"{name}.safetensors"
+    found = {}
     if not file.exists():
         return {}
     data = bytearray(file.read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
-    found = {}
-    for key, entry in header.items():
-        if key != "__metadata__":
-            first, last = entry["data_offsets"]
-            dtype = DTYPES[entry["dtype"]]
-            piece = data[start + first : start + last]
-            flat = torch.frombuffer(piece, dtype=dtype) if piece else torch.empty(0, dtype=dtype)
-            found[key] = flat.reshape(entry["shape"]).to(call["device"])
     for key, dtype in call["dtypes"].get(name, {}).items():
-        found[key] = found[key].view(getattr(torch, dtype))
-    return {key: found[key] for key in (*call["inputs"], *call["outputs"]) if key in found}
+        first, last = header[key]["data_offsets"]
+        piece = data[start + first : start + last]
+        shape = header[key]["shape"]
+        flat = torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)
+        flat = flat.view(getattr(torch, dtype))
+        found[key] = flat.reshape(shape if flat.numel() == math.prod(shape) else [*shape[:-1], -1]).to(call["device"])
+    return found
 
 
-def read_inputs(call: Any) -> list[Any]:
-    """Return the inputs of the call."""
-    tensors, scalars = load("inputs", call), call["scalars"]
-    return [scalars[name] if name in scalars else tensors[name] for name in call["inputs"]]
-
-
-def call_solution(call: Any, inputs: list[Any], expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def call_solution(call: Any, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Call the solution once; return its outputs by name."""
+    given = {**load("inputs", call), **call["scalars"]}
+    inputs = [given[name] for name in call["inputs"]]
     file, _, symbol = call["entry"].partition("::")
-    for folder in (HERE / "solution", (HERE / "solution" / file).parent):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+    sys.path[:0] = [str((HERE / "solution" / file).parent), str(HERE / "solution")]
     module = importlib.import_module(Path(file).stem)
     setup = getattr(module, "setup", None)
-    known = setup(*inputs[: len(inspect.signature(setup).parameters)]) if callable(setup) else {}
     entry = getattr(module, symbol)
+    known = setup(*inputs[: len(inspect.signature(setup).parameters)]) if callable(setup) else {}
     if call["style"] == "dps":
         outputs = [torch.zeros_like(one) for one in expected.values()]
         entry(*inputs, *outputs, **known)
         return dict(zip(expected, outputs, strict=True))
     returned = entry(*inputs, **known)
     if isinstance(returned, dict):
-        return {name: as_tensor(returned[name], one) for name, one in expected.items()}
+        returned = [returned[name] for name in expected]
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    return {name: as_tensor(value, one) for (name, one), value in zip(expected.items(), values, strict=True)}
-
-
-def as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """Return an output as a tensor; a number is one, too."""
-    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
+    return {
+        name: value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=one.dtype, device=one.device)
+        for (name, one), value in zip(expected.items(), values, strict=True)
+    }
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,18 +86,20 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def find_reasons(name: str, left: torch.Tensor, right: torch.Tensor, failing: torch.Tensor, call: Any) -> list[str]:
     """Say why an output is wrong: by its elements, by its largest error, and by the rule that decided."""
-    rule, count, reasons = call["tolerance"], int(failing.sum()), []
+    rule = call["tolerance"]
+    count = int(failing.sum())
+    reasons = []
     shared = int(((left == right) & ((left == 0) | left.isnan())).sum()) if rule["ignores_shared_zeros"] else 0
     counted = left.numel() - shared
     if count and 1 - count / max(counted, 1) < rule["required_matched_ratio"]:
         reasons.append(f"{count} of {counted} elements differ")
-    strange = failing & ~(left.isfinite() & right.isfinite())
-    if bool(strange.any()):
-        reasons.append(f"{int(strange.sum())} elements are nan or infinite on one side")
     finite = left.isfinite() & right.isfinite()
+    if strange := int((failing & ~finite).sum()):
+        reasons.append(f"{strange} elements are nan or infinite on one side")
     error = torch.where(finite, right - left, 0.0)
     wanted = torch.where(finite, left, 0.0)
-    largest, most = float(error.abs().max()) if error.numel() else 0.0, rule["max_absolute_error"] or math.inf
+    largest = float(error.abs().max()) if error.numel() else 0.0
+    most = rule["max_absolute_error"]
     if rule["required_matched_ratio"] < 1 and wanted.numel():
         most = min(most, max(rule["max_error_cap"] * float(wanted.abs().max()), rule["atol"]))
     if largest > most:
@@ -122,7 +109,8 @@ def find_reasons(name: str, left: torch.Tensor, right: torch.Tensor, failing: to
         share = float(error.norm() / wanted.norm()) if wanted.norm() else 0.0
         where = "the whole output"
         if "row" in found:
-            error, wanted = error.reshape(found["of_rows"], -1), wanted.reshape(found["of_rows"], -1)
+            error = error.reshape(found["of_rows"], -1)
+            wanted = wanted.reshape(found["of_rows"], -1)
             floor = 0.1 * wanted.square().sum(1).mean().sqrt()
             share = float(error[found["row"]].norm() / torch.maximum(wanted[found["row"]].norm(), floor))
             where = f"row {found['row']}"
@@ -137,21 +125,28 @@ def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> boo
     if got.shape != expected.shape or got.dtype != expected.dtype:
         print(f"{name}: {list(got.shape)} {got.dtype}, expected {list(expected.shape)} {expected.dtype}")
         return True
-    left, right = plain(expected), plain(got)
+    left = plain(expected)
+    right = plain(got)
     is_exact = not (expected.dtype.is_floating_point or "float4" in str(expected.dtype))
     limits: Any = SimpleNamespace(**call["tolerance"])
     failing = ~match_bits(expected, got) if is_exact else find_beyond(left, right, limits)
     reasons = find_reasons(name, left, right, failing, call)
     print(f"{name}: {'; '.join(reasons) or f'right, {int(failing.sum())} of {failing.numel()} elements differ'}")
-    columns = failing.shape[-1] if failing.ndim else 1
-    rows = [one.reshape(-1, max(columns, 1)) for one in (failing, *((expected, got) if is_exact else (left, right)))]
-    for row in rows[0].any(dim=1).nonzero().flatten().tolist()[:SHOWN_ROWS]:
-        column = int(rows[0][row].nonzero()[0])
-        values = [told[row, column].item() for told in rows[1:]]
-        wanted, given = (str(one) if is_exact else f"{one:.6g}" for one in values)
-        first = f"at column {column}: expected {wanted}, got {given}"
-        print(f"  row {row}: {int(rows[0][row].sum())} of {columns} differ, first {first}")
+    columns = max(failing.shape[-1] if failing.ndim else 1, 1)
+    values = (expected, got) if is_exact else (left, right)
+    rows, wanted, given = (one.reshape(-1, columns) for one in (failing, *values))
+    for row in rows.any(dim=1).nonzero().flatten().tolist()[:SHOWN_ROWS]:
+        column = int(rows[row].nonzero()[0])
+        pair = f"expected {wanted[row, column].item():.6g}, got {given[row, column].item():.6g}"
+        print(f"  row {row}: {int(rows[row].sum())} of {columns} differ, first at column {column}: {pair}")
     return bool(reasons)
+
+
+def show_all(title: str, expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], call: Any) -> bool:
+    """Print how each output differs; return whether the failure shows."""
+    print(title)
+    shown = [show(name, one, got[name], call) for name, one in expected.items() if name in got]
+    return any(shown)
 
 
 def is_changed() -> bool:
@@ -161,13 +156,7 @@ def is_changed() -> bool:
     return any(not file.is_file() or file.read_bytes() != content for file, content in files)
 
 
-def show_all(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], call: Any) -> bool:
-    """Print how each output differs; return whether the failure shows."""
-    shown = [show(name, one, got[name], call) for name, one in expected.items() if name in got]
-    return any(shown)
-
-
-def ask_judge(call: Any) -> int:
+def ask_judge(call: Any, expected: dict[str, torch.Tensor]) -> int:
     """Have the package's own check judge the solution, in this process; return the exit code."""
     try:
         from flashinfer_bench.examine.repro.judging import judge_again
@@ -175,15 +164,9 @@ def ask_judge(call: Any) -> int:
         print(f"outputs of this kind cannot be compared one by one, and the judge is not here ({error}).")
         print(f"Install flashinfer-bench here, or ask it for a whole verdict: {call['replay']}")
         return 2
-    expected, has_called = load("expected", call), call["is_python"]
-    problem = judge_again(
-        HERE,
-        call,
-        read_inputs(call),
-        list(expected.values()),
-        (lambda inputs: list(call_solution(call, inputs, expected).values())) if has_called else None,
-    )
-    print(problem or "the check finds nothing wrong")
+    given = {**load("inputs", call), **call["scalars"]}
+    problem = judge_again(HERE, call, [given[name] for name in call["inputs"]], list(expected.values()))
+    print(problem or "the check finds nothing wrong", "the failure shows" if problem else "no failure shows", sep="\n")
     return 1 if problem else 0
 
 
@@ -191,27 +174,25 @@ def main() -> int:
     """Call, compare, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recorded", action="store_true", help="compare what the solution returned when it was judged")
-    recorded = parser.parse_args().recorded
+    is_called = not parser.parse_args().recorded
     call = json.loads((HERE / "call.json").read_text(encoding="utf-8"))
     print(f"{call['solution']} of {call['definition']}, workload {call['workload']}: {call['status']}")
     print(f"{call['message']}\n")
-    expected, got = load("expected", call), load("got", call)
+    expected = load("expected", call)
+    got = load("got", call)
     if not call["compares"]:
-        code = ask_judge(call)
-        print(*{0: ["no failure shows"], 1: ["the failure shows"]}.get(code, []), sep="\n")
-        return code
-    shows, is_called = False, not recorded and call["is_python"]
+        return ask_judge(call, expected)
+    shows = False
+    is_called = is_called and call["is_python"]
     if is_called:
         try:
-            fresh = call_solution(call, read_inputs(call), expected)
+            fresh = call_solution(call, expected)
         except Exception as error:
             print(f"the solution failed: {type(error).__name__}: {error}")
             return 1
-        print("what it returns now:")
-        shows = show_all(expected, fresh, call)
+        shows = show_all("what it returns now:", expected, fresh, call)
     if not shows and got and not (is_called and is_changed()):
-        print("what it returned when it was judged:")
-        shows = show_all(expected, got, call)
+        shows = show_all("what it returned when it was judged:", expected, got, call)
     print("the failure shows" if shows else "no failure shows")
     return 1 if shows else 0
 

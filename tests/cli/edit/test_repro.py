@@ -20,8 +20,7 @@ from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.examine.repro.capture import KeepingKernel, KeptCall, keeping
 from flashinfer_bench.examine.repro.judging import judge_again
-from flashinfer_bench.examine.repro.map import draw_map
-from flashinfer_bench.examine.repro.session import compares_single_calls
+from flashinfer_bench.examine.repro.session import compares_single_calls, draw_map
 from flashinfer_bench.examine.repro.standalone import find_reasons, plain
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -99,16 +98,17 @@ def make_sampler():
 def test_what_a_sampler_draws_is_judged_by_its_own_check(tmp_path):
     definition, probs = make_sampler(), torch.full((4, 64), 1 / 64)
     (tmp_path / "definition.json").write_text(definition.model_dump_json())
+    (tmp_path / "solution").mkdir()
     config = BenchmarkConfig.default().resolve_eval_config(definition)
     facts = {"config": config.to_order(), "seed": 1, "blob_root": str(tmp_path), "was_timed": True}
     expected = [torch.zeros(4, dtype=torch.int32)]
-    told = [
-        judge_again(tmp_path, facts, [probs], expected, call)
-        for call in (
-            lambda inputs: [inputs[0].argmax(1).int()],
-            lambda inputs: [torch.multinomial(inputs[0], 1)[:, 0].int()],
-        )
-    ]
+    told = []
+    for body in ("probs.argmax(1).int()", "torch.multinomial(probs, 1)[:, 0].int()"):
+        source = f"import torch\n\n\ndef run(probs):\n    return {body}\n"
+        solution = make_solution("draws", definition="sampler", source=source)
+        (tmp_path / "solution.json").write_text(solution.to_json())
+        (tmp_path / "solution" / "main.py").write_text(source)
+        told.append(judge_again(tmp_path, facts, [probs], expected))
     assert "the draws are too far from the expected distribution" in told[0]
     assert told[1] is None
 
@@ -150,7 +150,7 @@ def test_many_calls_that_are_judged_together_are_told_by_the_first_inputs():
 )
 def test_the_script_knows_the_rules(changes, wrong, reason):
     rule = {"atol": 0.01, "rtol": 0.01, "required_matched_ratio": 1.0, "is_sum": False, "max_error_cap": 2.0}
-    rule |= {"max_absolute_error": None, "ignores_shared_zeros": False, **changes}
+    rule |= {"max_absolute_error": float("inf"), "ignores_shared_zeros": False, **changes}
     evidence = {"output": "y", "limit": 0.1, "row": 0, "of_rows": 2} if "atol" in changes else None
     left, right = torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.tensor(wrong).double()
     failing = find_beyond(left, right, Tolerance(rule["rtol"], rule["atol"]))

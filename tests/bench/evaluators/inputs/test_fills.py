@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.fills import count_unwritten, fill, fill_words
+from flashinfer_bench.bench.evaluators.verdict import check_form
+from tests.kit.make import make_definition
 from tests.kit.nans import FLOATS, make_nans
 
 pytestmark = pytest.mark.cpu
@@ -36,6 +38,11 @@ def test_elements_that_are_nan_by_right_and_were_not_written_are_counted(dtype):
     assert got.isnan().all()
     assert count_unwritten(expected, got) == 10
     assert count_unwritten(filled(dtype), filled(dtype)) == 0  # the reference gives these very bits
+
+
+def test_a_verdict_on_what_was_not_written_names_its_rule():
+    wrong = check_form(make_definition(), [filled(torch.float32)], [torch.full((67,), torch.nan)])
+    assert wrong.integrity == {"rule": "unwritten", "evidence": {"output": "y", "elements": 67}}
 
 
 @pytest.mark.parametrize(("size", "offset"), [(0, 0), (7, 0), (8, 8), (19, 3), (19, 8)])

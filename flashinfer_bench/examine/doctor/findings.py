@@ -1,4 +1,4 @@
-"""From what was read and measured to findings: what works, what to know, what is broken and what to do. Pure."""
+"""Findings of what was read and measured: what works, what to know, what is broken and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from flashinfer_bench.bench.runner.sandbox import Level, Sandbox
+from flashinfer_bench.examine.compare.result import Comparison
 from flashinfer_bench.examine.doctor.machine import MachineState
 from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
-from flashinfer_bench.examine.doctor.self_check import Agreement
 from flashinfer_bench.report.timing import METHODS
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.timing.measurement import reason_of_fallback
@@ -191,7 +191,8 @@ def find_rates(rates: Rates | None, device_name: str) -> Iterator[Finding]:
 
 def find_load(machine: MachineState, readings: Readings) -> Iterator[Finding]:
     """Say what the clocks did under load."""
-    state, gpu = readings.under_load, machine.gpu
+    state = readings.under_load
+    gpu = machine.gpu
     if state is None or state.sm_mhz is None or gpu is None:
         return
     if HEAT & set(state.slowed_by):
@@ -209,22 +210,19 @@ def find_load(machine: MachineState, readings: Readings) -> Iterator[Finding]:
         yield Finding("load", "ok", text)
 
 
-def find_agreement(agreement: Agreement | None, *, on_gpu: bool) -> Iterator[Finding]:
+def find_agreement(twins: Comparison, *, on_gpu: bool) -> Iterator[Finding]:
     """Say whether the same kernel gets the same time twice."""
-    if agreement is None:
-        return
     again = "run it again on a quiet machine"
-    if agreement.problems or not agreement.twins:
-        text = "; ".join(agreement.problems) or "nothing was timed"
+    ratios = [row.ratio.ratio for row in twins.rows if row.ratio is not None]
+    if twins.is_failed or not ratios:
+        text = "; ".join(dict.fromkeys(row.problem for row in twins.problems)) or "nothing was timed"
         yield Finding("A/A", "broken", f"a kernel that is right did not pass: {text}", "see what the message names")
         return
-    text = (
-        f"the same kernel as two solutions, {len(agreement.twins)} times: they differ by {agreement.worst:.1%} at the "
-        f"most; readings spread by up to {agreement.spread:.1%}"
-    )
-    if agreement.worst <= TWINS_AGREE:
+    worst = max(max(ratio, 1 / ratio) - 1 for ratio in ratios)
+    text = f"the same kernel as two solutions, {len(ratios)} times: they differ by {worst:.1%} at the most"
+    if worst <= TWINS_AGREE:
         yield Finding("A/A", "ok", text)
-    elif agreement.worst <= TWINS_DIFFER or not on_gpu:
+    elif worst <= TWINS_DIFFER or not on_gpu:
         why = "smaller differences between solutions mean nothing here" if on_gpu else "a CPU's times are rough"
         yield Finding("A/A", "note", f"{text}; {why}", again)
     else:

@@ -1,0 +1,338 @@
+"""The doctor: findings as a table, the whole visit with parts replaced, and what the command shows."""
+
+import json
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from math import log
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer_bench.bench.machine import Device, discover_devices
+from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.sandbox import Sandbox
+from flashinfer_bench.cli.machine.doctor import render_report
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.examine.compare.ratios import Ratio
+from flashinfer_bench.examine.compare.result import Comparison, Row
+from flashinfer_bench.examine.doctor import findings as of
+from flashinfer_bench.examine.doctor import readings as probing
+from flashinfer_bench.examine.doctor import self_check, visit
+from flashinfer_bench.examine.doctor.machine import GpuAtRest, MachineState, read_machine
+from flashinfer_bench.examine.doctor.readings import CacheCheck, ProbeFailed, Rates, Readings
+from flashinfer_bench.timing.nvml import GpuState
+
+GPU = Device("cuda", 0, "NVIDIA H200", "GPU-test-of-the-doctor", (9, 0))
+CPU = Device("cpu", 0, "test device", "cpu")
+AT_REST = GpuState(345, 3201, 76.0, 31, (), 0)
+UNDER_LOAD = GpuState(1700, 3201, 690.0, 52, ("power_cap",), 0)
+
+
+def machine(device=GPU, *, processes=(), state=AT_REST, **parts):
+    gpu = GpuAtRest(150 << 30, 1 << 30, 1980, 3201, 700.0, processes, state)
+    fields = {
+        "device": device,
+        "gpus": 1,
+        "torch_has_cuda": True,
+        "versions": {"torch": "2.11.0+cu130", "cupti-python": "13.0.1", "triton": None},
+        "compilers": {"nvcc": "/usr/local/cuda/bin/nvcc (13.0)", "C++": None},
+        "languages": {"python": None, "cuda": "there is no C++ compiler; install g++"},
+        "gpu": gpu if device.kind == "cuda" else None,
+    }
+    return MachineState(**{**fields, **parts})
+
+
+def readings(**parts):
+    found = Readings(
+        method="cupti",
+        cuda="13.0",
+        l2_bytes=60 << 20,
+        processors=132,
+        launch_gap_ns=1100,
+        empty_pair_ns=2000,
+        cache=CacheCheck(20_000_000, 4.4, 3.0, 4.3),
+        rates=Rates(4.1, 720.0),
+        under_load=UNDER_LOAD,
+    )
+    return replace(found, **parts)
+
+
+def agreement(*ratios, problem=""):
+    """Twins with these ratios, or a row that has none."""
+    rows = [Row("known_good", "size_1", ratio=Ratio(log(ratio), 0.001, 0.0005, 3, 4)) for ratio in ratios]
+    rows += [Row("known_good", "size_1", problem=problem)] if problem else []
+    return Comparison(tuple(rows), 0.02, "measured", "test device")
+
+
+HOT = replace(AT_REST, slowed_by=("hw_thermal",))
+GAP = {"files": "this kernel's Landlock is of version 0"}
+NOT_INSTALLED = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
+NO_LIBRARY = "CUPTI's library cannot be loaded: libcupti.so.13: cannot open shared object file"
+FORBIDDEN = "CUPTI does not record: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+
+
+def loaded(**parts):
+    return readings(under_load=replace(UNDER_LOAD, **parts))
+
+
+def clock(fallback):
+    return of.find_clock(readings(method="cuda_events", fallback=fallback))
+
+
+FINDINGS = {
+    "no gpu": (of.find_gpu(machine(CPU, gpus=0), None), "note", "the driver knows none", ""),
+    "a cpu build": (of.find_gpu(machine(CPU, gpus=2, torch_has_cuda=False), None), "broken", "is a CPU build", "CUDA"),
+    "hidden": (of.find_gpu(machine(CPU, gpus=2), None), "note", "CUDA_VISIBLE_DEVICES hides them", "unset"),
+    "languages": (of.find_languages(machine()), "ok note", "python can be built", "install g++"),
+    "programs": (
+        of.find_programs({"Triton": None, "Inductor": "it does not work: no compiler; install g++"}),
+        "ok broken",
+        "it does not work: no compiler",
+        "install g++",
+    ),
+    "others": (
+        of.find_neighbours(machine(processes=tuple(range(101, 108)), state=HOT), readings()),
+        "note note",
+        "7 on the GPU (101, 102, 103, 104, 105, …)",
+        "end them",
+    ),
+    "heat at rest": (of.find_neighbours(machine(state=HOT), readings()), "ok note", "at rest: hw_thermal", "cooling"),
+    "nobody": (of.find_neighbours(machine(), loaded()), "ok", "none on the GPU", ""),
+    "a container": (of.find_neighbours(machine(), loaded(other_processes=None)), "ok", "not known: in a container", ""),
+    "not measured": (of.find_neighbours(machine(), None), "ok", "none was seen", ""),
+    "a silent driver": (of.find_neighbours(machine(processes=None), loaded()), "ok", "the driver does not tell", ""),
+    "cupti": (of.find_clock(readings()), "ok", "CUPTI, which records every operation", ""),
+    "no cupti": (
+        clock(NOT_INSTALLED),
+        "note",
+        "CUDA events (CUPTI is not installed. Try 'pip install -U cupti-python'); a pair of CUDA events round nothing "
+        "reads 2.0 us",
+        "install cupti-python",
+    ),
+    "a profiler": (clock("another subscriber of CUPTI"), "note", "another subscriber", "without a profiler"),
+    "no library": (clock(NO_LIBRARY), "note", NO_LIBRARY, "libcupti"),
+    "forbidden": (clock(FORBIDDEN), "note", FORBIDDEN, "NVreg_RestrictProfilingToAdminUsers=0"),
+    "cupti fails": (clock("CUPTI takes no buffers (error 1)"), "note", "(error 1)", "run this again"),
+    "the wall": (of.find_clock(Readings(method="wall", empty_call_ns=230)), "ok", "230 ns", ""),
+    "cold": (of.find_cold(CacheCheck(20_000_000, 4.4, 3.0, 4.3)), "ok", "3.00 TB/s after a flush", ""),
+    "as warm": (of.find_cold(CacheCheck(20_000_000, 4.4, 4.3, 4.3)), "broken", "4.30 TB/s after a flush", "MIG"),
+    "above memory": (of.find_cold(CacheCheck(20_000_000, 9.0, 5.0, 4.3)), "broken", "5.00 TB/s after", "MIG"),
+    "rates": (
+        of.find_rates(Rates(4.1, 300.0), "NVIDIA H200"),
+        "ok note",
+        "4.1 TB/s by a copy, 85% of the vendor's",
+        "",
+    ),
+    "low rates": (of.find_rates(Rates(4.1, 300.0), "NVIDIA H200"), "ok note", "which is low", "throttled"),
+    "a new chip": (of.find_rates(Rates(1.0, 2.0), "a new chip"), "ok ok", "1 TB/s by a copy", ""),
+    "load": (
+        of.find_load(machine(), loaded()),
+        "ok",
+        "1700 of 1980 MHz amid a burst of matmuls, held by the power",
+        "",
+    ),
+    "a low clock": (of.find_load(machine(), loaded(sm_mhz=900)), "note", "900 of 1980", "locked"),
+    "heat": (of.find_load(machine(), loaded(slowed_by=("sw_thermal",))), "note", "under load: sw_thermal", "cooling"),
+    "agree": (of.find_agreement(agreement(1.01, 0.99), on_gpu=True), "ok", "they differ by 1.0%", ""),
+    "nearly": (of.find_agreement(agreement(1.03, 1.0), on_gpu=True), "note", "smaller differences", "quiet"),
+    "differ": (of.find_agreement(agreement(1.0, 0.95), on_gpu=True), "broken", "cannot be compared", "quiet"),
+    "rough": (of.find_agreement(agreement(1.0, 0.5), on_gpu=False), "note", "a CPU's times are rough", "quiet"),
+    "wrong": (of.find_agreement(agreement(problem="RUNTIME_ERROR: boom"), on_gpu=False), "broken", "boom", "see"),
+    "walls": (of.find_confinement(Sandbox("auto", user="own"), "strict"), "ok", "strict can be had", ""),
+    "a note": (of.find_confinement(Sandbox("auto", {}, "own", ("a hint",)), "auto"), "note", "strict can be", "a hint"),
+    "a gap": (of.find_confinement(Sandbox("auto", GAP), "auto"), "note", "files: this kernel", "container"),
+    "a forbidden gap": (of.find_confinement(Sandbox("auto", GAP), "strict"), "broken", "files: this", "container"),
+    "no walls": (of.find_confinement(Sandbox("auto", GAP), "off"), "note", "off: ", "auto"),
+}
+
+
+@pytest.mark.parametrize(("found", "states", "words", "advice"), FINDINGS.values(), ids=FINDINGS)
+def test_each_finding_has_its_state_its_words_and_what_to_do(found, states, words, advice):
+    found = list(found)
+    assert " ".join(finding.state for finding in found) == states
+    assert any(words in finding.text for finding in found)
+    assert any(advice in finding.advice for finding in found) if advice else not any(one.advice for one in found[:1])
+
+
+def test_a_cpu_that_was_asked_for_needs_no_gpu():
+    assert not list(of.find_gpu(machine(CPU, torch_has_cuda=False), "cpu"))
+
+
+@pytest.fixture
+def examined(monkeypatch, tmp_path):
+    """Examine a device with parts replaced: functions, or errors that they raise."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def examine(device=GPU, *, state=None, **parts):
+        usual = {"run_probe": readings(), "time_twins": agreement(1.0), "try_programs": {"Triton": None}}
+        for name, value in {**usual, "read_machine": state or machine(device), **parts}.items():
+
+            def play(_device, value=value):
+                if isinstance(value, Exception):
+                    raise value
+                return value() if callable(value) else value
+
+            monkeypatch.setattr(visit, name, play)
+        return visit.examine(device, tell=told.append)
+
+    told = examine.told = []
+    return examine
+
+
+def broken(report):
+    return [finding.topic for finding in report.findings if finding.state == "broken"]
+
+
+TABLE = """\
+device         cuda:0, NVIDIA H200
+chip           compute capability 9.0, 132 SMs, L2 60 MiB, memory 150.0 GiB, 1.0 in use
+clocks         SM 345 to 1700 of 1980 MHz, memory 3201 to 3201 of 3201 MHz, power 76 to 690 of 700 W, temperature 31 \
+to 52 °C (at rest to under load)
+"""
+
+
+def test_a_visit_of_a_healthy_machine_reads_like_this(examined):
+    report = examined()
+    assert (report.exit_code, broken(report)) == (0, [])
+    assert examined.told == [
+        "looking at the machine",
+        "measuring cuda:0",
+        "timing the same kernels as two solutions each",
+        "building, loading and calling programs of ours",
+    ]
+    document = json.loads(json.dumps(report.document()))
+    assert (document["exit_code"], document["twins"]["overall"]["ratio"]) == (0, 1.0)
+    assert document["findings"][0] == {"topic": "languages", "state": "ok", "text": "python can be built", "advice": ""}
+    text = render_report(report, 100_000)
+    assert text.splitlines()[2:5] == TABLE.splitlines()
+    assert "ok     cold L2           reading 20 MB: 3.00 TB/s after a flush, 4.40 TB/s warm" in text
+    assert text.endswith("\nThis machine can measure, by CUPTI with a cold or a warm L2.\n")
+
+
+def test_what_is_broken_stands_out_and_comes_with_advice(examined):
+    report = examined(time_twins=agreement(1.2))
+    text = render_report(report, 100)
+    assert (report.exit_code, "BROKEN" in text, "  A/A: run it again on a quiet machine" in text) == (1, True, True)
+    assert text.splitlines()[-1] == "This machine cannot measure as it should: see A/A."
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "topic"),
+    [
+        ("run_probe", ProbeFailed("no CUDA"), "measuring"),
+        ("time_twins", DeviceFault("lost"), "A/A"),
+        ("try_programs", DeviceFault("lost"), "programs"),
+    ],
+)
+def test_what_fails_is_a_finding_with_its_words(examined, part, error, topic):
+    report = examined(CPU, state=machine(CPU, gpus=0), **{part: error})
+    assert (report.exit_code, broken(report)) == (1, [topic])
+    assert str(error) in next(finding.text for finding in report.findings if finding.topic == topic)
+
+
+def test_a_gpu_that_another_run_holds_is_not_measured_and_is_free_for_the_engine(examined):
+    with ExitStack() as held:
+        list(lock_device(GPU, held))
+        report = examined(run_probe=AssertionError())
+    assert (report.exit_code, broken(report), report.readings) == (1, ["lock"], None)
+    assert f"cuda:0 is in use by another run (process {os.getpid()})" in [item.text for item in report.findings]
+
+    def check():
+        with ExitStack() as held:
+            list(lock_device(GPU, held, limit_s=0))
+        return agreement(1.0)
+
+    assert broken(examined(time_twins=check)) == []
+
+
+def refuse(*_arguments):
+    raise RuntimeError("no driver")
+
+
+def test_a_machine_without_a_driver_is_looked_at_all_the_same():
+    nvml = SimpleNamespace(NVMLError=RuntimeError, nvmlInit=refuse, nvmlDeviceGetHandleByUUID=refuse)
+    found = read_machine(CPU, nvml=nvml, environment={"PATH": ""})
+    assert (found.gpus, found.gpu, found.versions["driver"]) == (0, None, None)
+    assert found.versions["torch"]
+    assert found.languages["python"] is None
+    assert found.compilers["C++"] is None
+    assert read_machine(GPU, nvml=nvml).gpu is None
+
+
+def test_what_a_driver_does_not_tell_is_not_known():
+    nvml = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlSystemGetCudaDriverVersion=lambda: 13000,
+        nvmlSystemGetDriverVersion=lambda: "580.1",
+        nvmlDeviceGetCount=lambda: 8,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=100, used=7),
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetPowerManagementLimit=refuse,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=5)],
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+    )
+    found = read_machine(GPU, nvml=nvml)
+    assert (found.gpus, found.versions["driver"], found.versions["CUDA of the driver"]) == (8, "580.1", "13.0")
+    assert (found.gpu.memory_used_bytes, found.gpu.sm_max_mhz, found.gpu.power_limit_w) == (7, 1980, None)
+    assert found.gpu.processes == (5,)
+
+
+@pytest.mark.timeout(180)
+def test_a_cpu_is_probed_in_a_process_of_its_own(monkeypatch):
+    found = probing.run_probe(CPU, limit_s=150)
+    assert (found.method, 0 < found.empty_call_ns < 10**7) == ("wall", True)
+    with pytest.raises(ProbeFailed, match=r"more than 0\.01 s"):
+        probing.run_probe(CPU, limit_s=0.01)
+    monkeypatch.setattr(probing, "PROBE", "tests.nowhere")
+    with pytest.raises(ProbeFailed, match=r"exit code 1: .*No module named 'tests.nowhere'"):
+        probing.run_probe(GPU)
+
+
+@pytest.mark.cpu
+@pytest.mark.timeout(180)
+def test_the_engine_passes_both_twins_and_learns_of_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    monkeypatch.setattr(self_check, "TWINS_S", 5.0)
+    found = self_check.time_twins(discover_devices(["cpu"])[0])
+    labels = {row.label for row in found.rows}
+    assert (found.is_failed, len(found.rows), labels) == (False, 4, {"one_kernel", "several_kernels"})
+    assert list((tmp_path / "cache" / "spread").iterdir())
+
+
+@pytest.mark.parametrize(("problem", "code"), [("", 0), ("boom", 1)], ids=["healthy", "broken"])
+def test_the_exit_code_says_whether_this_machine_can_measure(examined, problem, code, capsys):
+    examined(CPU, time_twins=agreement(1.0, problem=problem))
+    assert main(["doctor", "--device", "cpu", "--format", "json"]) == code
+    out, err = capsys.readouterr()
+    assert json.loads(out)["exit_code"] == code
+    assert "measuring cpu …" in err
+    assert main(["doctor", "--device", "99"]) == 2
+    assert "there is no 99" in capsys.readouterr().err
+
+
+@pytest.mark.cpu
+@pytest.mark.timeout(180)
+def test_on_a_cpu_it_says_what_works_and_succeeds(capsys):
+    assert main(["doctor", "--quick", "--device", "cpu"]) == 0
+    assert "This machine can judge kernels, and time them on its CPU." in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_gpu_can_be_measured_on():
+    report = visit.examine(discover_devices(None)[0])
+    assert report.exit_code == 0, report.findings
+    readings = report.readings
+    assert readings.method == "cupti", readings.fallback
+    assert 300 < readings.launch_gap_ns < 5000
+    assert 500 < readings.empty_pair_ns < 10_000
+    assert readings.cache.cold_tb_per_sec < readings.cache.memory_tb_per_sec < readings.cache.warm_tb_per_sec * 1.1
+    assert readings.rates.matmul_tflops > 1
+    assert [abs(row.ratio.log_mean) < 0.04 for row in report.twins.rows] == [True] * 4
