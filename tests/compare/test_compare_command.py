@@ -28,65 +28,46 @@ QUICK = ["--devices", "cpu", "--iterations", "10", "--num-trials", "1", "--budge
 
 
 @pytest.fixture
-def compare(tmp_path, monkeypatch, capsys):
-    """Run the command on `double`; the new solution comes as a folder with a manifest."""
+def root(tmp_path, monkeypatch):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
-    lines = [make_trace(solution=None, workload=make_workload(axes={"n": 4096}))]
-    root = write_trace_set(
-        tmp_path / "set", definitions=[make_definition()], solutions=[make_solution()], workloads=lines
-    )
-
-    def run(source, *flags):
-        new = tmp_path / "new"
-        unpack_solution(make_solution("new", source=source), new)
-        code = main(["compare", "double_python", str(new), "--local", str(root), *QUICK, *flags])
-        return code, json.loads(capsys.readouterr().out)
-
-    return run
+    solutions = [make_solution(), make_solution("another", source=WRONG)]
+    lines = [make_trace(solution=None, workload=make_workload())]
+    parts = {"definitions": [make_definition()], "solutions": solutions, "workloads": lines}
+    return write_trace_set(tmp_path / "set", **parts)
 
 
-def test_a_wrong_kernel_is_not_compared(compare):
-    code, document = compare(WRONG)
-    assert (code, document["overall"]) == (1, None)
+def test_a_wrong_kernel_of_a_folder_is_not_compared(root, tmp_path, capsys):
+    unpack_solution(make_solution("new", source=WRONG), tmp_path / "new")
+    assert main(["compare", "double_python", str(tmp_path / "new"), "--local", str(root), *QUICK]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["overall"] is None
     assert document["rows"][0]["problem"].startswith("B did not pass: INCORRECT_NUMERICAL")
 
 
-@pytest.mark.parametrize(
-    ("other", "is_told"), [("double_python", True), ("another", False)], ids=["the same sources", "other sources"]
-)
-def test_two_sides_with_the_same_sources_are_told(tmp_path, monkeypatch, capsys, other, is_told):
+@pytest.mark.parametrize(("other", "is_told"), [("double_python", True), ("another", False)])
+def test_two_sides_with_the_same_sources_are_told(root, monkeypatch, capsys, other, is_told):
     def measure(*_arguments, **_keywords):
         raise Misuse("nothing is measured here")
 
     monkeypatch.setattr("flashinfer_bench.examine.compare.measuring.measure", measure)
-    solutions = [make_solution(), make_solution("another", source=SLOW)]
-    root = write_trace_set(tmp_path / "set", definitions=[make_definition()], solutions=solutions)
     assert main(["compare", "double_python", other, "--local", str(root), "--devices", "cpu"]) == 2
     assert ("both sides have the same sources" in capsys.readouterr().err) is is_told
-
-
-CPU, GPU = Device("cpu", 0, "a CPU", "cpu"), Device("cuda", 1, "a GPU", "GPU-1")
 
 
 @pytest.mark.parametrize(
     ("given", "trials"),
     [
-        ({}, 1),
         ({"iterations": 7}, 1),
         ({"num_trials": 2}, 2),
-        ({"op_type_config": {"test": EvalConfig(num_trials=4)}}, 4),
         ({"definition_config": {"double": EvalConfig(num_trials=5)}}, 5),
     ],
-    ids=["nothing", "readings", "a flag", "an op type", "a definition"],
 )
 def test_a_block_has_one_trial_unless_the_user_says_otherwise(given, trials):
-    definition = make_definition(op_type="test")
-    found = for_blocks(BenchmarkConfig.default(**given), CPU).resolve_eval_config(definition)
-    usual = BenchmarkConfig.default(**given).resolve_eval_config(definition)
-    assert (found.num_trials, found.profile_baseline) == (trials, False)
-    assert found.beyond(usual).keys() <= {"num_trials"}
-    devices = [for_blocks(BenchmarkConfig.default(devices=["0", "1"]), device).devices for device in (CPU, GPU)]
-    assert devices == [["cpu"], ["GPU-1"]]
+    device = Device("cuda", 1, "a GPU", "GPU-1")
+    blocks = for_blocks(BenchmarkConfig.default(devices=["0", "1"], **given), device)
+    found = blocks.resolve_eval_config(make_definition())
+    assert (found.num_trials, found.profile_baseline, found.assurance) == (trials, False, "full")
+    assert blocks.devices == ["GPU-1"]
 
 
 @pytest.fixture
@@ -144,11 +125,21 @@ def test_wrong_flags_are_misuse(flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("compare")
-def test_repeats_time_each_solution_in_several_workers(tmp_path, capsys):
-    how = ["--devices", "cpu", "--repeat", "2", "--iterations", "5", "--num-trials", "1", "--quiet"]
-    code = main(["run", "--local", str(tmp_path / "set"), *how, "--no-save-results", "--format", "json"])
+def test_repeats_time_each_solution_in_several_workers_and_teach_the_spread(root, tmp_path, capsys):
+    how = [
+        "--devices",
+        "cpu",
+        "--repeat",
+        "2",
+        "--iterations",
+        "5",
+        "--num-trials",
+        "1",
+        "--solutions",
+        "double_python",
+    ]
+    assert main(["run", "--local", str(root), *how, "--no-save-results", "--format", "json", "--quiet"]) == 0
     (job,) = json.loads(capsys.readouterr().out)["jobs"]
-    assert (code, job["status"], job["interval"]) == (0, "PASSED", "workers")
+    assert (job["status"], job["interval"]) == ("PASSED", "workers")
     assert job["interval95_ms"][0] <= job["latency_ms"] <= job["interval95_ms"][1]
     assert list((tmp_path / "cache" / "spread").iterdir())
