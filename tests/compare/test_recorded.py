@@ -82,7 +82,6 @@ def test_two_sets_and_two_files_are_compared_solution_by_solution(write_set):
         (timed(1.0, hardware="NVIDIA H100"), "other hardware: A NVIDIA H200, B NVIDIA H100"),
         (timed(1.0, cache_state="warm"), "another state of the caches: A cold, B warm"),
         (timed(1.0, method="cuda_events"), "another clock: A cupti, B cuda_events"),
-        (timed(1.0, marks={"protocol": "1"}), "another way to call and time: A 2, B 1"),
         (timed(1.0, marks={"sandbox": "none"}), "other walls: A walls, B none"),
         (timed(1.0, marks={"timing": "no graphs"}), "other settings of the timing: A usual, B no graphs"),
     ],
@@ -132,16 +131,9 @@ def test_intervals_that_are_wide_or_have_no_name_decide_nothing(write_set):
     assert 0.01 < found.rows[0].ratio.log_half < 0.03  # the spread between workers
 
 
-def test_names_that_are_nothing_are_told_with_the_nearest(write_set):
-    with pytest.raises(DataSetError, match=r"'aa' is no file.*did you mean"):
-        compare(write_set(aaa=[timed(1.0)], b=[timed(1.0)]), "aa")
-
-
 def test_documents_tell_the_same_and_escape_names(write_set):
     found = compare(write_set(a=[timed(1.0)], b=[timed(1.2)]))
     slower = found.slower_than(0.03)
-    document = found.document(("a", "b"), slower)
-    assert (document["overall"]["decision"], document["slower_than_allowed"]) == ("slower", ["w0", "over all"])
     text = found.markdown(("<script>a|b", "b"), slower)
     assert ("<script>" in text, "slower" in text) == (False, True)
     suite = ElementTree.fromstring(found.junit(slower))
