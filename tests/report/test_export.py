@@ -67,13 +67,12 @@ def test_records_of_another_form_count_as_absent():
         ({"bound": "chain"}, True),
         ({"bound": "batch", "flags": ["unconfirmed"]}, False),
         ({"bound": "none", "flags": ["unconfirmed"]}, None),
-        ({}, None),
     ],
-    ids=["older", "settled", "not settled", "on a CPU", "not told"],
+    ids=["older", "settled", "not settled", "on a CPU"],
 )
 def test_a_row_says_what_bounds_a_latency_and_whether_that_settles_it(record, is_confirmed):
-    (row,) = rows_of(on(record=FULL | {"bound": ""} | record))
-    assert (row["is_confirmed"], row["bound"], row["confirmed"]) == (is_confirmed, record.get("bound"), True)
+    (row,) = rows_of(on(record=FULL | record))
+    assert (row["is_confirmed"], row["bound"], row["confirmed"]) == (is_confirmed, record["bound"], True)
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
