@@ -10,7 +10,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.results import list_results
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.ranking import rank_by_author
-from flashinfer_bench.report.summary import count_statuses, summarise
+from flashinfer_bench.report.summary import summarise
 from tests.cli.fake_engine import write_small_set
 from tests.report.made import CPU, FULL, GPU, STANDARD, UNREAL, on, set_of
 
@@ -20,32 +20,12 @@ OLD = {"method": "cupti", "confirmed": True}
 
 def test_a_row_has_median_latency_geometric_mean_and_what_is_missing():
     traces = [on("a", latency=1.0, speedup=1.0), on("b", latency=2.0, speedup=4.0), on("c", latency=9.0, speedup=2.0)]
-    traces += [on("d", status="TIMEOUT"), on("a", "other", speedup=0.0)]
+    traces += [on("d"), on("d", status="TIMEOUT"), on("a", "other", speedup=0.0)]  # the last verdict counts
     pairs = {("double", "x"): [*"abcde"], ("double", "other"): ["a"], ("double", "never_run"): ["a", "b"]}
     row, other, never = summarise(traces, pairs)
     assert (row.passed, row.judged, row.pending, row.latency_ms, row.speedup) == (3, 4, 1, 2.0, pytest.approx(2.0))
     assert (other.latency_ms, other.speedup, other.pending) == (1.0, None, 0)  # its reference was not measured
     assert (never.solution, never.judged, never.pending) == ("never_run", 0, 2)
-
-
-def test_failures_are_grouped_by_status_and_reason_whatever_their_numbers():
-    failures = {
-        "a": ("RUNTIME_ERROR", "boom"),
-        "b": ("TIMEOUT", "after 3.0 s"),
-        "c": ("RUNTIME_ERROR", "boom"),
-        "d": ("TIMEOUT", "after 12 s"),
-    }
-    (row,) = summarise([on(uuid, status=status, log=log) for uuid, (status, log) in failures.items()])
-    assert [(one.status, one.reason, one.workloads, one.is_exact) for one in row.failures] == [
-        ("RUNTIME_ERROR", "boom", ("a", "c"), True),
-        ("TIMEOUT", "after 3.0 s", ("b", "d"), False),
-    ]
-
-
-def test_the_last_verdict_of_a_job_counts_on_each_hardware():
-    traces = [on("a", status="TIMEOUT"), on("a"), on("b", status="TIMEOUT"), on("a", hardware="other")]
-    assert count_statuses(traces) == {"PASSED": 2, "TIMEOUT": 1}
-    assert [row.hardware for row in summarise(traces)] == ["GPU", "other"]
 
 
 def beside(record=FULL, slower=FULL, **parts):

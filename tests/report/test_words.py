@@ -10,11 +10,9 @@ from flashinfer_bench.data.sets.told import ToldTrace, tell
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
-from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, flags_of, read_timing
+from flashinfer_bench.report.timing import describe_bounds, describe_flag, describe_ways, read_timing
 from flashinfer_bench.report.verdict import REASON_LIMIT, first_reason, to_one_line
-from flashinfer_bench.timing.flags import FLAGS, find_flags
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, Sample, Trial
-from flashinfer_bench.timing.nvml import GpuState
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 from tests.report.made import GPU
 
@@ -72,30 +70,10 @@ def test_a_line_says_by_what_latencies_are_bound_and_at_which_assurance():
     assert describe_bounds([indicative]) == "latencies bound: all by nothing (indicative)"
 
 
-def test_flags_are_counted_in_a_fixed_order():
-    unreal = timed("wall", flags=["noisy"], meaningful=False)
-    timing = read_timing([timed(flags=["noisy"]), timed(flags=["new_one", "host_bound", "noisy"]), unreal])
-    assert dict(timing.flags) == {"host_bound": 1, "noisy": 2, "new_one": 1}
-    assert flags_of([timing]) == ["host_bound", "noisy", "new_one"]
-    assert describe_flag("new_one", [timing]) == "new_one, 1 of 3"
-
-
 def test_measurements_of_foreign_files_cannot_break_a_report():
     foreign = make_evaluation(extra={"measurement": {"method": ["x"], "flags": ["a\x1b"]}})
-    assert dict(read_timing([timed(flags={"a": 1}), foreign]).flags) == {"a\\x1b": 1}
-
-
-def test_every_flag_of_a_measurement_has_a_meaning():
-    found = ("waits_inside", "side_stream", "lines_reset", "operations_vary")
-    facts = {**dict.fromkeys(found, True), "method": "cupti", "enqueue_ns": 10**9, "launch": "graph"}
-    slow = GpuState(1000, 1000, 100.0, 90, ("hw_thermal",), 2)
-    lone = Trial((Sample(span_ns=10**6, enqueue_ns=1),), "count", {"method": "cuda_events", "launch": "stream"})
-    trials = [lone, Trial((Sample(span_ns=10**7, enqueue_ns=1, busy_ns=10**8, operations=1),), "count", facts)]
-    busy = set(find_flags(trials, is_noisy=True, before=slow, after=slow))
-    idle = Trial((Sample(span_ns=0, enqueue_ns=5, busy_ns=0, operations=0),), "count", {"method": "cupti"})
-    # by the session: tests/bench/runner/workers/test_measuring.py, tests/bench/runner/session/test_judged_calls.py
-    added = {"unconfirmed", "same_inputs", "constant_output", "regimes_left_out"}
-    assert busy | added | set(find_flags([idle], is_noisy=False, before=None, after=None)) == set(FLAGS)
+    unreal = timed("wall", flags=["noisy"], meaningful=False)
+    assert read_timing([timed(flags={"a": 1}), foreign, unreal]).flags == {"a\\x1b": 1}
 
 
 def test_verdicts_of_an_older_protocol_and_without_walls_are_marked():
