@@ -24,6 +24,10 @@ def root(tmp_path):
     )
 
 
+def sides_of(root, *words):
+    return find_sides(tuple(map(str, words)), TraceSet.from_path(root))
+
+
 @pytest.fixture
 def mine(tmp_path):
     """A source that fits both."""
@@ -33,8 +37,8 @@ def mine(tmp_path):
 
 @pytest.mark.parametrize("other", ["double_python", "twice_python"])
 def test_a_source_is_of_the_definition_of_the_other_side(root, mine, other):
-    for words in ((str(mine), other), (other, str(mine))):
-        sides = find_sides(words, TraceSet.from_path(root))
+    for words in ((mine, other), (other, mine)):
+        sides = sides_of(root, *words)
         (pairing,) = pair_up(*sides)
         assert {pairing.first.definition, pairing.second.definition} == {other.removesuffix("_python")}
         draft = next(one.draft for one in sides if one.draft is not None)
@@ -48,7 +52,7 @@ def test_a_source_of_another_definition_is_told_at_once(root, tmp_path, monkeypa
         (tmp_path / name).write_text(SOURCE)
     told = rf"of twice \(by the name 'twice_py'\); {first} is of double: give two solutions of one definition"
     with pytest.raises(DataSetError, match=told):
-        find_sides((first, "twice_py.py"), TraceSet.from_path(root))
+        sides_of(root, first, "twice_py.py")
 
 
 def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(root, tmp_path):
@@ -57,27 +61,27 @@ def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(root, tm
     write_trace_set(root, definitions=[other])
     (tmp_path / "mine.py").write_text(two)
     with pytest.raises(DataSetError, match=r"of other \(by its parameters\); double_python is of double"):
-        find_sides(("double_python", str(tmp_path / "mine.py")), TraceSet.from_path(root))
+        sides_of(root, "double_python", tmp_path / "mine.py")
 
 
 def test_versions_of_a_file_and_folders_of_sources_are_sides(root, mine, tmp_path):
     for path in ("double/mine.py", "kernels/main.py"):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text("def run(x):\n    return 2 * x\n")
-    (pairing,) = pair_up(*find_sides((str(tmp_path / "double" / "mine.py"), str(mine)), TraceSet.from_path(root)))
+    (pairing,) = pair_up(*sides_of(root, tmp_path / "double" / "mine.py", mine))
     assert (pairing.first.name, pairing.second.name, pairing.second.definition) == ("mine", "mine", "double")
     assert pairing.first.digest() != pairing.second.digest()
-    (pairing,) = pair_up(*find_sides(("double_python", str(tmp_path / "kernels")), TraceSet.from_path(root)))
+    (pairing,) = pair_up(*sides_of(root, "double_python", tmp_path / "kernels"))
     assert pairing.second.spec.entry_point == "main.py::run"
 
 
 def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
-    plain = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1].solutions[0]
+    plain = sides_of(root, "double_python", mine)[1].solutions[0]
     digests = {"w1": plain.digest(), "w2": "of another source"}
     runs = {uuid: {"run": {"fingerprint": {"solution": digest}}} for uuid, digest in digests.items()}
     lines = [make_trace(solution="mine", workload=make_workload(uuid), extra=extra) for uuid, extra in runs.items()]
     write_trace_set(root, traces=lines)
-    found = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1]
+    found = sides_of(root, "double_python", mine)[1]
     assert [one.workload for one in found.results] == ["w1"]
 
 
@@ -95,7 +99,7 @@ def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words,
     (mine.parent / "empty").mkdir()
     (mine.parent / "notes.txt").write_text("nothing")
     with pytest.raises(DataSetError, match=rf"^.*{re.escape(told)}[^\n]*$"):
-        find_sides(words, TraceSet.from_path(root))
+        sides_of(root, *words)
 
 
 def test_the_command_tells_what_it_found_out(root, mine, capsys):
