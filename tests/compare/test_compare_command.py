@@ -60,7 +60,7 @@ def test_a_block_has_one_trial_unless_the_user_says_otherwise(given, trials):
     device = Device("cuda", 1, "a GPU", "GPU-1")
     blocks = for_blocks(BenchmarkConfig.default(devices=["0", "1"], **given), device)
     found = blocks.resolve_eval_config(make_definition())
-    assert (found.num_trials, found.profile_baseline, found.assurance) == (trials, False, "full")
+    assert (found.num_trials, found.profile_baseline, blocks.assurance) == (trials, False, "full")
     assert blocks.devices == ["GPU-1"]
 
 

@@ -132,9 +132,9 @@ def broken(report):
 
 
 TABLE = """\
-device         cuda:0, NVIDIA H200
-chip           compute capability 9.0, 132 SMs, L2 60 MiB, memory 150.0 GiB, 1.0 in use
-clocks         SM 345 to 1700 of 1980 MHz, memory 3201 to 3201 of 3201 MHz, power 76 to 690 of 700 W, temperature 31 \
+device     cuda:0, NVIDIA H200
+chip       compute capability 9.0, 132 SMs, L2 60 MiB, memory 150.0 GiB, 1.0 in use
+clocks     SM 345 to 1700 of 1980 MHz, memory 3201 to 3201 of 3201 MHz, power 76 to 690 of 700 W, temperature 31 \
 to 52 °C (at rest to under load)
 """
 

@@ -22,7 +22,7 @@ def test_a_row_has_median_latency_geometric_mean_and_what_is_missing():
     traces = [on("a", latency=1.0, speedup=1.0), on("b", latency=2.0, speedup=4.0), on("c", latency=9.0, speedup=2.0)]
     traces += [on("d"), on("d", status="TIMEOUT"), on("a", "other", speedup=0.0)]  # the last verdict counts
     pairs = {("double", "x"): [*"abcde"], ("double", "other"): ["a"], ("double", "never_run"): ["a", "b"]}
-    row, other, never = summarise(traces, pairs)
+    other, row, never = summarise(traces, pairs)
     assert (row.passed, row.judged, row.pending, row.latency_ms, row.speedup) == (3, 4, 1, 2.0, pytest.approx(2.0))
     assert (other.latency_ms, other.speedup, other.pending) == (1.0, None, 0)  # its reference was not measured
     assert (never.solution, never.judged, never.pending) == ("never_run", 0, 2)
