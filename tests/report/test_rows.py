@@ -12,7 +12,7 @@ from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.ranking import rank_by_author
 from flashinfer_bench.report.summary import summarise
 from tests.cli.fake_engine import write_small_set
-from tests.report.made import CPU, FULL, GPU, STANDARD, UNREAL, on, set_of
+from tests.report.made import CPU, FULL, STANDARD, UNREAL, on, set_of
 
 WAITS = {"flags": ["waits_inside"]}
 OLD = {"method": "cupti", "confirmed": True}
@@ -20,10 +20,12 @@ OLD = {"method": "cupti", "confirmed": True}
 
 def test_a_row_has_median_latency_geometric_mean_and_what_is_missing():
     traces = [on("a", latency=1.0, speedup=1.0), on("b", latency=2.0, speedup=4.0), on("c", latency=9.0, speedup=2.0)]
-    traces += [on("d"), on("d", status="TIMEOUT"), on("a", "other", speedup=0.0)]  # the last verdict counts
-    pairs = {("double", "x"): [*"abcde"], ("double", "other"): ["a"], ("double", "never_run"): ["a", "b"]}
+    traces += [on("d"), on("d", status="TIMEOUT"), on("e", status="RUNTIME_ERROR")]  # the last verdict counts
+    traces.append(on("a", "other", speedup=0.0))
+    pairs = {("double", "x"): [*"abcdef"], ("double", "other"): ["a"], ("double", "never_run"): ["a", "b"]}
     other, row, never = summarise(traces, pairs)
-    assert (row.passed, row.judged, row.pending, row.latency_ms, row.speedup) == (3, 4, 1, 2.0, pytest.approx(2.0))
+    assert (row.passed, row.judged, row.pending, row.latency_ms, row.speedup) == (3, 5, 1, 2.0, pytest.approx(2.0))
+    assert [(one.status, one.workloads) for one in row.failures] == [("TIMEOUT", ("d",)), ("RUNTIME_ERROR", ("e",))]
     assert (other.latency_ms, other.speedup, other.pending) == (1.0, None, 0)  # its reference was not measured
     assert (never.solution, never.judged, never.pending) == ("never_run", 0, 2)
 
@@ -36,8 +38,8 @@ def beside(record=FULL, slower=FULL, **parts):
 COUNTS = {
     "no failed one": (beside(status="INCORRECT_NUMERICAL"), "y"),
     "no quick look": (beside(run={"quick": True}), "y"),
-    "no time that means nothing": (beside(UNREAL), "y"),
-    "none that waits as its reference does": (beside(GPU | WAITS, baseline=WAITS), "y"),
+    "no time that means nothing": (beside(UNREAL, STANDARD), "y"),
+    "none that waits as its reference does": (beside(FULL | WAITS, baseline=WAITS), "y"),
     "one that waits alone": (beside(FULL | WAITS), "x"),
     "none that reported far less": (beside(FULL | {"claimed_ms": 0.5}), "y"),
     "one that reported nearly as much": (beside(FULL | {"claimed_ms": 0.95}), "x"),
