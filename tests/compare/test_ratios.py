@@ -25,6 +25,7 @@ def test_the_geometric_mean_of_two_workloads_is_known_better_than_each():
     both = join_ratios([one, one])
     assert (both.log_mean, both.freedom) == pytest.approx((one.log_mean, 2 * one.freedom))
     assert (both.log_half < one.log_half, both.pairs) == (True, 12)
+    assert join_ratios([one, ratio_of_pairs([0.5])]).interval is None
 
 
 def simulate(true: float, spread: float, threshold: float, *, count: int) -> list[tuple[str, bool]]:

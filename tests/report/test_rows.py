@@ -19,7 +19,7 @@ OLD = {"method": "cupti", "confirmed": True}
 
 
 def test_a_row_has_median_latency_geometric_mean_and_what_is_missing():
-    traces = [on("a", latency=1.0, speedup=1.0), on("b", latency=2.0, speedup=4.0), on("c", latency=9.0, speedup=2.0)]
+    traces = [on("a", latency=1.0, speedup=1.0), on("b", latency=2.0, speedup=1.0), on("c", latency=9.0, speedup=8.0)]
     traces += [on("d"), on("d", status="TIMEOUT"), on("e", status="RUNTIME_ERROR")]  # the last verdict counts
     traces.append(on("a", "other", speedup=0.0))
     pairs = {("double", "x"): [*"abcdef"], ("double", "other"): ["a"], ("double", "never_run"): ["a", "b"]}

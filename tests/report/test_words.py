@@ -50,6 +50,7 @@ def timed(method="cupti", *, run=None, **record):
 @pytest.mark.parametrize(
     ("evaluations", "line"),
     [
+        ([timed(launch="graph")], "timed by CUPTI, cold L2, all as replays of CUDA graphs"),
         ([timed(launch="graph"), timed()], "timed by CUPTI, cold L2, 1 of them as replays of CUDA graphs"),
         ([timed("cuda_events", cache_state="warm", fallback=EVENTS_ASKED_FOR)], "timed by CUDA events, warm L2"),
         ([timed("wall", cache_state="warm", launch="")], "timed by the wall clock"),
