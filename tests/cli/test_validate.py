@@ -69,14 +69,9 @@ def test_each_check_warns_of_what_is_its_own(odd_set, capsys):
         issues = [issue for issue in report["issues"] if issue["check"] == check]
         assert len(issues) == len(reasons)
         assert all(reason in issue["reason"] for reason, issue in zip(reasons, issues, strict=True))
+        assert found(told(capsys, odd_set, "--checks", check)[1]) == [(check, "warning")] * len(reasons)
     files = {issue["check"]: issue["file"] for issue in report["issues"]}
     assert files["workload"].endswith("workloads/odd/double.jsonl")
-
-
-@pytest.mark.parametrize("check", REASONS)
-def test_one_check_tells_its_own_findings_only(odd_set, capsys, check):
-    _, report = told(capsys, odd_set, "--checks", check)
-    assert found(report) == [(check, "warning")] * len(REASONS[check])
 
 
 def test_a_reference_with_fewer_parameters_than_inputs_is_an_error(tmp_path, capsys):
@@ -86,6 +81,12 @@ def test_a_reference_with_fewer_parameters_than_inputs_is_an_error(tmp_path, cap
     assert "no call of the reference's run can work" in report["issues"][0]["reason"]
 
 
+def test_a_definition_that_cannot_be_read_may_be_asked_for(tmp_path, capsys):
+    root = write_small_set(tmp_path, files={"definitions/test/broken.json": "{"})
+    code, report = told(capsys, root, "--definitions", "broken")
+    assert (code, found(report), told(capsys, root, "--definitions", "double")[0]) == (1, [("definition", "error")], 0)
+
+
 def test_findings_of_other_definitions_are_left_out(odd_set, capsys):
     _, report = told(capsys, odd_set, "--definitions", "right")
     assert (found(report), report["definitions"], report["traces"]) == ([], 1, 1)
@@ -93,25 +94,17 @@ def test_findings_of_other_definitions_are_left_out(odd_set, capsys):
     assert found(report) == [("layout", "warning"), *[("trace", "warning")] * 4]
 
 
-def test_a_definition_that_cannot_be_read_may_be_asked_for(tmp_path, capsys):
-    root = write_small_set(tmp_path, files={"definitions/test/broken.json": "{"})
-    code, report = told(capsys, root, "--definitions", "broken")
-    assert (code, found(report), report["definitions"]) == (1, [("definition", "error")], 0)
-    assert told(capsys, root, "--definitions", "double")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--checks", "layuot"], "error: --checks: unknown 'layuot'; did you mean 'layout'?"),
-        (["--outputs", "html"], "error: --outputs: unknown 'html'; known: stdout, json, text"),
-        (["--outputs", "stdout,json"], "error: --outputs json and text are files: give --output-folder, too"),
-        (["--definitions", "duoble"], "error: --definitions: the trace set has no definition 'duoble'"),
-        (["--output-folder", "{root}/tolerances.yaml"], "error: --output-folder: "),
+        ("--checks layuot", "error: --checks: unknown 'layuot'; did you mean 'layout'?"),
+        ("--outputs html", "error: --outputs: unknown 'html'; known: stdout, json, text"),
+        ("--outputs stdout,json", "error: --outputs json and text are files: give --output-folder, too"),
+        ("--output-folder {root}/tolerances.yaml", "error: --output-folder: "),
     ],
 )
 def test_misuse_is_exit_code_2(odd_set, capsys, flags, said):
-    assert main(["validate", "--local", str(odd_set), *(flag.format(root=odd_set) for flag in flags)]) == 2
+    assert main(["validate", "--local", str(odd_set), *flags.format(root=odd_set).split()]) == 2
     assert capsys.readouterr().err.startswith(said)
 
 
@@ -134,40 +127,34 @@ def test_coverage_names_what_a_set_lacks(tmp_path, capsys):
         },
     )
     assert main(["validate", "--dataset", str(root)]) == 0
-    assert capsys.readouterr().out.splitlines()[:3] == [
-        "coverage: 1 of 2 definitions without workloads: bare",
-        "coverage: 1 of 2 definitions without a solution of the baseline author 'baseline': bare",
-        "coverage: 2 of 3 workloads that no solution passed: double (2)",
-    ]
+    assert "coverage: 2 of 3 workloads that no solution passed: double (2)\n" in capsys.readouterr().out
 
 
 def test_a_constraint_that_is_never_checked_is_told(tmp_path, capsys):
     root = write_trace_set(tmp_path, definitions=[make_definition(constraints=["k <= 4", "n <= 1 << 20"])])
     assert main(["validate", str(root)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    told = "double: constraint 'k <= 4' is never checked: no axis and no input has the name k"
-    assert [line for line in lines if "constraint" in line] == [
-        f"warning: {_definition_file(root)}: constraints: {told}"
-    ]
-    assert not [line for line in lines if "baseline" in line]  # nobody has written one, so none is missing
+    out = capsys.readouterr().out
+    assert out.count("constraints: ") == 1
+    assert "constraint 'k <= 4' is never checked: no axis and no input has the name k" in out
+    assert "baseline" not in out  # nobody has written one, so none is missing
 
 
-def _definition_file(root):
-    return next((root / "definitions").rglob("double.json"))
-
-
-def test_a_report_is_written_and_shown_again(odd_set, tmp_path, capsys):
+def test_a_report_is_written_and_shown_again_and_steers_no_terminal(odd_set, tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     assert main(["validate", "--dataset", str(odd_set), "--output-folder", str(folder)]) == 0
     out, err = capsys.readouterr()
     assert (folder / "report.txt").read_text() == out
     assert err.splitlines() == [f"report: {folder / 'report.json'}", f"report: {folder / 'report.txt'}"]
-    assert main(["validate-render", str(folder / "report.json")]) == 0
-    assert capsys.readouterr().out == out
     outputs = ["--outputs", "json", "--output-folder", str(tmp_path / "json")]
     assert main(["validate", "--dataset", str(odd_set), *outputs]) == 0
     assert capsys.readouterr().out == ""
     assert [file.name for file in (tmp_path / "json").iterdir()] == ["report.json"]
+    file = folder / "report.json"
+    assert main(["validate-render", str(file)]) == 0
+    assert capsys.readouterr().out == out
+    file.write_text(file.read_text().replace("this set has", "\\u001b[2Jthis set has"))
+    assert main(["validate-render", str(file)]) == 0
+    assert "\\x1b[2Jthis set has" in capsys.readouterr().out
 
 
 def test_a_report_with_errors_is_exit_code_1_when_it_is_shown_again(tmp_path, capsys):
@@ -181,22 +168,12 @@ def test_a_report_with_errors_is_exit_code_1_when_it_is_shown_again(tmp_path, ca
 @pytest.mark.parametrize(
     ("text", "said"),
     [(None, "cannot be read: No such file"), ("[]", "no report of `validate`"), ("{}", "roots: Field required")],
-    ids=["none", "another form", "incomplete"],
 )
 def test_what_is_no_report_is_misuse(tmp_path, capsys, text, said):
     if text is not None:
         (tmp_path / "report.json").write_text(text)
     assert main(["validate-render", str(tmp_path / "report.json")]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_report_steers_no_terminal(odd_set, tmp_path, capsys):
-    assert main(["validate", "--dataset", str(odd_set), "--output-folder", str(tmp_path)]) == 0
-    file = tmp_path / "report.json"
-    file.write_text(file.read_text().replace("this set has", "\\u001b[2Jthis set has"))
-    capsys.readouterr()
-    assert main(["validate-render", str(file)]) == 0
-    assert "\\x1b[2Jthis set has" in capsys.readouterr().out
 
 
 BLOB = {"x": {"type": "safetensors", "path": "blob/gone.safetensors", "tensor_key": "x"}}
@@ -245,12 +222,6 @@ OUT_OF_TIME = {"status": "TIMEOUT", "log": "the call was still running"}
 @pytest.mark.parametrize(
     ("kind", "verdict", "severity", "said"),
     [
-        (
-            "cpu",
-            {"status": "RUNTIME_ERROR", "log": "boom"},
-            "error",
-            "the reference on workload w0: RUNTIME_ERROR: boom",
-        ),
         ("cpu", "no such axis", "error", "the reference on workload w0: NO VERDICT: no such axis"),
         ("cpu", OUT_OF_TIME, "warning", "takes longer than 900 s on a CPU"),
         ("cuda", OUT_OF_TIME, "error", "the reference on workload w0: TIMEOUT: the call was still running"),
@@ -272,8 +243,6 @@ def test_the_solutions_of_the_baselines_author_are_judged_and_no_others(judge, t
     write_trace_set(write_small_set(tmp_path), solutions=[make_solution("base", author="baseline")])
     report, _, _ = judge(checks="benchmark")
     assert [(job["solution"], job["workload"]) for job in report["jobs"]] == [("base", "w0"), ("base", "w1")]
-    report, _, _ = judge("--baseline-author", "nobody", checks="benchmark")
-    assert (report["jobs"], report["issues"]) == ([], [])
 
 
 def test_a_check_ends_after_its_time_or_by_wrong_tolerances_and_says_so(judge, tmp_path, monkeypatch):
@@ -288,7 +257,7 @@ def test_a_check_ends_after_its_time_or_by_wrong_tolerances_and_says_so(judge, t
 
 @pytest.mark.parametrize(
     ("parameters", "is_adapted"),
-    [("a, b", False), ("b, a", True), ("a, *, b", True), ("a, /, *, b", True), ("*rest, b", True), ("**inputs", True)],
+    [("a, b", False), ("b, a", True), ("a, /, *, b", True), ("**inputs", True)],
 )
 def test_a_reference_with_other_parameters_is_called_by_keyword(parameters, is_adapted):
     definition = make_definition(inputs=TWO, reference=f"def run({parameters}):\n    return 0\n")
