@@ -10,17 +10,13 @@ from safetensors.torch import load_file
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
-from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
-from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import EvaluationStatus
-from flashinfer_bench.errors import Misuse
-from flashinfer_bench.examine.repro.capture import KeepingKernel, KeptCall, keeping
+from flashinfer_bench.examine.repro.capture import KeptCall, keeping
 from flashinfer_bench.examine.repro.judging import judge_again
-from flashinfer_bench.examine.repro.session import compares_single_calls, draw_map
+from flashinfer_bench.examine.repro.session import draw_map
 from flashinfer_bench.examine.repro.standalone import find_reasons, plain
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -34,15 +30,12 @@ def test_a_wrong_call_is_written_down_and_the_script_shows_it(tmp_path, capfd, m
     root = write_trace_set(
         tmp_path / "set", definitions=[make_definition()], solutions=[make_solution(source=WRONG)], workloads=lines
     )
-    flags = ["--devices", "cpu", "--iterations", "5"]
-    assert main(["run", str(root), *flags]) == 0
+    assert main(["run", str(root), "--devices", "cpu", "--iterations", "5"]) == 0
     ran = capfd.readouterr().out
     assert "1 of 8 elements differ (only the last element)" in " ".join(ran.split())
     trace = next((root / "traces").rglob("*.jsonl"))
     assert main(["repro", f"{trace}:1", "--dump", "why", "--devices", "cpu"]) == 0
-    out = capfd.readouterr().out
-    assert "double / double_python / w0: INCORRECT_NUMERICAL" in out
-    assert "y [8]: 1 of 8 elements fail" in out
+    assert "y [8]: 1 of 8 elements fail" in capfd.readouterr().out
     folder = tmp_path / "why"
     expected, got = load_file(folder / "expected.safetensors")["y"], load_file(folder / "got.safetensors")["y"]
     assert torch.equal((expected - got).abs() > 0.5, torch.arange(8) == 7)
@@ -52,35 +45,21 @@ def test_a_wrong_call_is_written_down_and_the_script_shows_it(tmp_path, capfd, m
     for name in ("safetensors", "flashinfer_bench"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('torch has to do')\n")
     alone = {"PYTHONPATH": str(tmp_path)}
-    for flag in ([], ["--recorded"]):
-        done = subprocess.run(
-            [sys.executable, str(folder / "repro.py"), *flag], env=alone, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 1
-        assert "the failure shows" in done.stdout
+    command = [sys.executable, str(folder / "repro.py")]
+    for flags in ((), ("--recorded",)):
+        done = subprocess.run([*command, *flags], env=alone, capture_output=True, text=True, check=False)
+        assert (done.returncode, "the failure shows" in done.stdout) == (1, True)
     (folder / "solution" / "main.py").write_text("def run(x):\n    return x * 2\n")
-    for flag, code in ((), 0), (("--recorded",), 1):
-        again = subprocess.run([sys.executable, str(folder / "repro.py"), *flag], capture_output=True, check=False)
+    for flags, code in ((), 0), (("--recorded",), 1):
+        again = subprocess.run([*command, *flags], capture_output=True, check=False)
         assert again.returncode == code, "a solution that was mended shows no failure"
     assert main(["repro", f"{trace}:1", "--dump", "why"]) == 2
 
 
-@pytest.mark.parametrize("what", [["a"], ["a", "b", "c"]])
-def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(what):
-    args = parse_command_line(["repro", *what])
-    with pytest.raises(Misuse, match="give a recorded job"):
-        args.execute(args)
-
-
-def test_the_call_that_was_rejected_stays():
-    kept, one = KeptCall(), [torch.ones(2)]
-    kernel = KeepingKernel(lambda x: [x + 1], kept, [one], [[torch.zeros(2)]])
-    kernel(*one)
-    assert kept.got[0].tolist() == [2, 2]
-    assert kept.expected[0].tolist() == [0, 0]
-    kept.is_final = True
-    kept.take([], None, None)
-    assert kept.got is not None
+@pytest.mark.parametrize("what", ["a", "a b c"])
+def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(what, capsys):
+    assert main(["repro", *what.split()]) == 2
+    assert "give a recorded job" in capsys.readouterr().err
 
 
 def make_sampler():
@@ -113,15 +92,6 @@ def test_what_a_sampler_draws_is_judged_by_its_own_check(tmp_path):
     assert told[1] is None
 
 
-def test_only_what_is_compared_element_by_element_needs_no_judge():
-    of = {
-        evaluator: keeping(evaluator, KeptCall())
-        for evaluator in (DefaultEvaluator, LowBitEvaluator, SamplingEvaluator)
-    }
-    compared = {one.__name__: compares_single_calls(kept, make_sampler()) for one, kept in of.items()}
-    assert compared == {"DefaultEvaluator": True, "LowBitEvaluator": True, "SamplingEvaluator": False}
-
-
 def test_many_calls_that_are_judged_together_are_told_by_the_first_inputs():
     class Draws(SamplingEvaluator):
         @classmethod
@@ -138,7 +108,6 @@ def test_many_calls_that_are_judged_together_are_told_by_the_first_inputs():
 @pytest.mark.parametrize(
     ("changes", "wrong", "reason"),
     [
-        ({}, [1.0, 2.0, 3.0, 4.0], None),
         ({}, [1.0, 2.0, 3.0, 9.0], "1 of 4 elements differ"),
         ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, 5.0], None),
         ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, 99.0], "the largest error is 95, 8 is allowed"),
@@ -163,26 +132,11 @@ def test_the_script_reads_halves_of_bytes():
     assert plain(packed).tolist() == [[0.5, 1.0, -6.0, -0.5]]
 
 
-def test_a_map_shows_what_fails():
-    right = torch.zeros(4, 128)
-    wrong = right.clone()
-    wrong[2, 64:] = 1
-    drawn = draw_map("y", right, wrong, Tolerance(0.1, 0.1)).splitlines()
-    assert drawn[0] == "y [4, 128]: 64 of 512 elements fail, in 1 of 4 rows and 64 of 128 columns"
-    assert drawn[1] == "only row 2 and the last 64 columns"
-    assert drawn[5] == f"       2 {'.' * 32}{'#' * 32}"
-
-
 def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
     right = torch.zeros(1, 100_000)
     wrong = right.clone()
     wrong[0, 50_000:60_000] = 1
     drawn = draw_map("y", right, wrong, Tolerance(0.1, 0.1)).splitlines()
-    assert drawn[2] == (
-        "each sign is 66 of the row's elements, each line begins at the one told: . right, - few, + many, # all wrong"
-    )
     assert drawn[3] == f"       0 {'.' * 64}"
     signs = "".join(line[9:] for line in drawn[3:])
-    assert len(signs) == -(-100_000 // 66)
-    assert len(drawn[3:]) == 24
     assert (signs.index("+"), signs.rindex("#")) == (50_000 // 66, 60_000 // 66 - 1)
