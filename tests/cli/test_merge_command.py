@@ -6,7 +6,6 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 
-
 BLOB = {"x": {"type": "safetensors", "path": "./blob/x.safetensors", "tensor_key": "x"}}
 STORED = make_trace(solution=None, workload=make_workload("stored", inputs=BLOB))
 

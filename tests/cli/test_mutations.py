@@ -61,7 +61,7 @@ def line(*path, to):
 
 
 def write(file, text):
-    return lambda root: (root / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return lambda root: (root / file).write_bytes(text.encode("latin-1"))
 
 
 def cut(file, size):
@@ -80,57 +80,36 @@ def replace(file, old, new):
     return lambda root: (root / file).write_text((root / file).read_text().replace(old, new))
 
 
-SOURCE = {"path": "main.py", "content": "def run(x, scale): pass"}
 ERRORS = {
-    "definition: no name": put(DEFINITION, "name", to=None),
-    "definition: a constant that is text": put(DEFINITION, "axes", "h", "value", to="four"),
     "definition: broken JSON": cut(DEFINITION, 60),
-    "definition: not UTF-8": write(DEFINITION, b"\xff\xfe{}"),
     "reference: does not parse": put(DEFINITION, "reference", to="def run(x:\n"),
-    "workload: a negative axis": line("axes", "n", to=-1),
-    "workload: a misspelt key of inputs": put(WORKLOADS, "workload", to={"uuid": "w0", "axes": {"n": 3}, "inputz": {}}),
-    "workload: a scalar for a tensor": line("inputs", "x", to={"type": "scalar", "value": 1}),
     "workload: another tensor key": line("inputs", "x", "tensor_key", to="z"),
-    "workload: a path out of the set": line("inputs", "x", "path", to="../x.safetensors"),
     "workload: other rows than the file": line("axes", "n", to=5),
     "blob: is cut": cut(BLOB, 90),
     "blob: has a byte too many": append(BLOB, "x"),
     "blob: another dtype": store(x=torch.ones(3, 4, dtype=torch.float64)),
     "solution: an entry point that is no source": put(SOLUTION, "spec", "entry_point", to="other.py::run"),
-    "solution: a source outside": put(SOLUTION, "sources", 0, "path", to="../main.py"),
     "tolerances: broken YAML": write("tolerances.yaml", "definition_config: [\n"),
     "tolerances: a misspelt key": write("tolerances.yaml", "scaled: {attol: 1}\n"),
     "definition: a constant that is no number": replace(DEFINITION, "4", "NaN"),
     "definition: an enormous constant": put(DEFINITION, "axes", "h", "value", to=10**30),
-    "definition: twice": lambda root: shutil.copy(root / DEFINITION, root / "definitions/again.json"),
-    "definition: an output with an input's name": replace(DEFINITION, '"y"', '"x"'),
     "definition: a constraint that does not parse": put(DEFINITION, "constraints", to=["n >"]),
-    "definition: nested without end": write(DEFINITION, "[" * 200_000),
-    "definition: an axis that is made of itself": put(
-        DEFINITION, "axes", "h", to={"type": "expr", "expression": "h + 1"}
-    ),
     "definition: an expression without end": put(DEFINITION, "axes", "h", to={"type": "expr", "expression": "9**9**9"}),
     "reference: has a null byte": put(DEFINITION, "reference", to="def run(x, scale):\n    return x\x00\n"),
     "workload: one line that is null": append(WORKLOADS, "null\n"),
-    "workload: a uuid of another": lambda root: append(WORKLOADS, (root / WORKLOADS).read_text().replace("2.0", "3.0"))(
-        root
-    ),
     "workload: a path with a null byte": line("inputs", "x", "path", to="a\0b"),
     "blob: a pipe": lambda root: ((root / BLOB).unlink(), os.mkfifo(root / BLOB)),
     "blob: a link to itself": lambda root: ((root / BLOB).unlink(), (root / BLOB).symlink_to(root / BLOB)),
-    "blob: a header without end": write(BLOB, b"\xff" * 7 + b"\x7f{}"),
-    "solution: the same source twice": put(SOLUTION, "sources", to=[SOURCE, SOURCE]),
+    "blob: a header without end": write(BLOB, "\xff" * 7 + "\x7f{}"),
     "solution: twice": lambda root: shutil.copy(root / SOLUTION, root / "solutions/again.json"),
 }
 WARNINGS = {
-    "definition: another name": put(DEFINITION, "name", to="other"),
     "definition: no outputs": put(DEFINITION, "outputs", to={}),
     "workload: the only line is cut": cut(WORKLOADS, 40),
     "workload: an unknown definition": put(WORKLOADS, "definition", to="scale"),
     "nothing": lambda root: None,
     "definition: an unknown key": put(DEFINITION, "colour", to="red"),
     "solution: a source that does not parse": put(SOLUTION, "sources", 0, "content", to="def run(x:\n"),
-    "workload: the same line twice": lambda root: append(WORKLOADS, (root / WORKLOADS).read_text())(root),
     "workload: an axis of 0": put(WORKLOADS, "workload", to={"uuid": "w0", "axes": {"n": 0}, "inputs": {}}),
 }
 """What is no error: a solution's own faults are verdicts, and parts may belong to another set, which is not named."""
