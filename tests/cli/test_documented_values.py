@@ -86,15 +86,6 @@ FILED = [
     "{}",
 ]
 TOLERANCES = [{"max_atol": 0, "max_rtol": 0, "max_error_cap": 1e-300}, {"max_atol": 0}, {}]
-FLAGS = (
-    "--warmup-runs 0",
-    "--precision 0.5",
-    "--rtol 1e308",
-    "--atol 1e-300",
-    "--timeout 1000000",
-    "--seed 0",
-    "--quick",
-)
 FAST = ("--devices", "cpu", "--iterations", "2", "--warmup-runs", "0", "--num-trials", "1")
 
 
@@ -144,11 +135,6 @@ def test_a_setting_at_its_edges_is_planned_and_shown(a_set, tmp_path, setting):
     file = tmp_path / "settings.yaml"
     file.write_text(setting)
     check_plans(a_set, "--config", file)
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_a_flag_at_its_edges_is_planned_and_shown(a_set, flag):
-    check_plans(a_set, *flag.split())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.main import cli as main
-from tests.cli.fake_engine import FakeEngine, run_with
+from tests.cli.fake_engine import play_run
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 DEFINITION, WORKLOADS = "definitions/test/scaled.json", "workloads/test/scaled.jsonl"
@@ -124,8 +123,7 @@ def outcomes(good, tmp_path, capfd):
         shutil.copytree(good, root)
         change(root)
         checked = main(["validate", str(root)])
-        args = parse_command_line(["run", str(root), *flags])
-        ran = call(lambda: run_with(FakeEngine, args))
+        ran, _ = play_run([str(root), *flags])
         out, err = capfd.readouterr()
         assert "Traceback" not in out + err
         return checked, ran, out, err

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 import pytest
 
-from flashinfer_bench.agents import extract_solution_to_files
 from flashinfer_bench.cli.entry import run_command_line
 from flashinfer_bench.data import TraceSet, append_jsonl_file, save_json_file
 from flashinfer_bench.errors import DataSetError, Fault
@@ -108,19 +105,3 @@ def test_a_script_writes_behind_no_link_in_a_set(here):
         with pytest.raises(Fault, match="is a link to"):
             append_jsonl_file([make_definition()], path)
     assert {file: file.read_bytes() for file in (here / "home").rglob("*") if file.is_file()} == before
-
-
-def test_the_sources_of_a_solution_land_below_the_folder_alone(here):
-    (here / "base").mkdir()
-    (here / "base" / make_solution().name).symlink_to(here / "home")
-    with pytest.raises(ValueError, match="is a link to"):
-        extract_solution_to_files(make_solution(), here / "base")
-    assert list((here / "home").iterdir()) == []
-
-
-def test_traces_are_put_aside_though_a_link_has_the_name(here, monkeypatch):
-    (here / "other/traces").mkdir(exist_ok=True)
-    trace_set = TraceSet.from_path(here / "other")
-    (here / "other/traces_bak_20260101_000000").symlink_to("/nowhere")
-    moved = trace_set.backup_traces(now=datetime(2026, 1, 1, tzinfo=timezone.utc))
-    assert moved == [here / "other/traces_bak_20260101_000000_1"]

@@ -6,10 +6,9 @@ import re
 import pytest
 
 from flashinfer_bench.bench.events import JobFaulted
-from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.run import resume_command
 from flashinfer_bench.errors import DeviceFault
-from tests.cli.fake_engine import FakeEngine, finished, make_jobs, run_with, write_small_set
+from tests.cli.fake_engine import finished, make_jobs, play_run, write_small_set
 from tests.kit import make_trace, make_workload
 
 FAILED = {"status": "RUNTIME_ERROR", "log": "boom"}
@@ -34,20 +33,14 @@ def run(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("sys.argv", ["flashinfer-bench"])
 
     def start(flags="", verdicts=None, local=root):
-        engines = []
-
         def play(job):
-            found = verdicts(job) if callable(verdicts) else (verdicts or {}).get(job.index, {})
+            found = (verdicts or {}).get(job.index, {})
             is_left_out = isinstance(found, str) and found.startswith("left out")
             return JobFaulted(job, found, is_left_out=True) if is_left_out else found
 
-        def make_engine(trace_set, config, **_):
-            engines.append(FakeEngine(trace_set, config, play))
-            return engines[-1]
-
-        code = call(lambda: run_with(make_engine, parse_command_line(["run", "--local", str(local), *flags.split()])))
+        code, engine = play_run(["--local", str(local), *flags.split()], play)
         out, err = capfd.readouterr()
-        return code, re.sub(r" in \d+:\d\d: ", " in TIME: ", out), err, engines[-1] if engines else None
+        return code, re.sub(r" in \d+:\d\d: ", " in TIME: ", out), err, engine
 
     return start
 
@@ -165,14 +158,26 @@ def test_resume_says_what_it_leaves_out_and_what_it_does_again(run, tmp_path, fl
     assert (found, said in err, printed in out) == (code, True, True), out + err
 
 
-def test_a_replayed_run_gives_the_engine_its_traces_and_saves_nothing(run, tmp_path):
-    traces = [make_trace(), make_trace(solution="other", workload=make_workload("w1"))]
-    (file := tmp_path / "traces.jsonl").write_text("".join(trace.to_json() + "\n" for trace in traces))
-    code, _, err, engine = run(f"--replay {file}")
-    assert (code, len(engine.replayed), engine.saved, "[2/2]" in err) == (0, 2, False, True)
-    code, _, err, engine = run(f"--replay {file} --resume")
-    assert (code, engine) == (2, None)
-    assert "--replay judges what is recorded, which --resume leaves out: give one of them" in err
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ("--replay traces:3", 0, "[2/2]"),
+        ("--replay traces:3:3", 0, "[1/1] double / other / w1"),
+        ("--replay traces:3:4", 2, "has 3 lines; there is no line 4"),
+        ("--replay traces:3:0", 2, "there is no line 0"),
+        ("--replay traces:3:2", 2, "holds no verdict that could be judged again"),
+        ("--replay none", 2, "none"),
+        ("--replay traces:3 --resume", 2, "--replay judges what is recorded, which --resume leaves out: give one of"),
+    ],
+)
+def test_recorded_jobs_are_replayed_and_no_others_and_nothing_is_saved(run, tmp_path, monkeypatch, flags, code, said):
+    """A file may have a colon in its name, and a workload's line between its verdicts."""
+    traces = [make_trace(), make_trace(solution=None), make_trace(solution="other", workload=make_workload("w1"))]
+    (tmp_path / "traces:3").write_text("".join(trace.to_json() + "\n" for trace in traces))
+    monkeypatch.chdir(tmp_path)
+    found, _, err, engine = run(flags)
+    assert (found, said in err) == (code, True), err
+    assert engine is None or (len(engine.replayed), engine.saved) == (int(said[1]), False)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What commands say of sets: which one is meant, what is wrong in it, what it holds; and of recorded jobs."""
+"""What commands say of sets: which one is meant, what is wrong in it, what it holds; and of settings."""
 
 import json
 
@@ -6,13 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.planning.plan import make_plan
-from flashinfer_bench.cli.args import choose_recorded, describe_issues, keep_recorded, read_recorded
+from flashinfer_bench.cli.args import describe_issues
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.data import LoadIssue, TraceSet
-from flashinfer_bench.errors import DataSetError, Misuse
-from tests.cli.fake_engine import MACHINE, write_small_set
+from flashinfer_bench.data import LoadIssue
+from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 MINE = """
@@ -55,22 +52,16 @@ def folder(tmp_path_factory):
     write_trace_set(root / "loose", solutions=[make_solution()])
     (root / "empty").mkdir()
     write_trace_set(root / "low", definitions=[make_definition("low", op_type="lowbit"), make_definition()])
-    lines = [
-        make_trace(
-            solution=None,
-            workload=make_workload(uuid, inputs={"x": {"type": "safetensors", "path": path, "tensor_key": "x"}}),
-        )
-        for uuid, path in BLOBS.items()
-    ]
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+    blob = {"type": "safetensors", "tensor_key": "x"}
+    workloads = [make_workload(uuid, inputs={"x": {**blob, "path": path}}) for uuid, path in BLOBS.items()]
     stored = write_trace_set(
         root / "stored",
-        {"blob/b": pointer},
+        {"blob/b": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"},
         definitions=[make_definition()],
         solutions=[make_solution()],
-        workloads=lines,
+        workloads=[make_trace(solution=None, workload=workload) for workload in workloads],
     )
-    save_file({"x": torch.ones(*lines[0].workload.axes.values())}, str(stored / "blob/c"))
+    save_file({"x": torch.ones(8)}, str(stored / "blob/c"))
     for name, text in FILES.items():
         (root / name).write_text(text)
     return root
@@ -179,42 +170,3 @@ def test_many_warnings_are_counted_and_errors_never_are(tmp_path):
     lines = describe_issues(issues)
     assert [sum(line.startswith(kind) for line in lines) for kind in ("error: ", "warning: ")] == [30, 21]
     assert "10 more warnings" in lines[-1]
-
-
-@pytest.fixture
-def recorded(tmp_path):
-    """A file of two verdicts, and a workload's line between them."""
-    traces = [make_trace(), make_trace(solution=None), make_trace(solution="other", workload=make_workload("w1"))]
-    path = tmp_path / "traces:3"
-    path.write_text("".join(trace.to_json() + "\n" for trace in traces))
-    return path
-
-
-def names(traces):
-    return [(trace.solution, trace.workload.uuid) for trace in traces]
-
-
-@pytest.mark.parametrize(
-    ("line", "error", "said"),
-    [
-        (":4", Misuse, "has 3 lines; there is no line 4"),
-        (":0", Misuse, "there is no line 0"),
-        (":2", Misuse, "holds no verdict that could be judged again"),
-        ("none", DataSetError, "none"),
-    ],
-)
-def test_a_line_without_a_verdict_is_refused(recorded, line, error, said):
-    with pytest.raises(error, match=said):
-        read_recorded(f"{recorded}{line}")
-
-
-def test_recorded_jobs_are_planned_and_no_others(recorded, tmp_path):
-    """A file may have a colon in its name."""
-    assert names(read_recorded(f"{recorded}:3")) == [("other", "w1")]
-    traces = read_recorded(str(recorded))
-    trace_set = TraceSet.from_path(write_small_set(tmp_path / "set"))
-    plan = make_plan(trace_set, choose_recorded(BenchmarkConfig(), traces), MACHINE)
-    assert len(plan.jobs) == 4
-    kept = keep_recorded(plan, traces)
-    assert [(job.solution.name, job.workload.uuid) for job in kept.jobs] == [("double_python", "w0"), ("other", "w1")]
-    assert [job.index for job in kept.jobs] == [0, 1]
