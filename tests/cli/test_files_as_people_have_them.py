@@ -14,7 +14,8 @@ import pytest
 
 from flashinfer_bench.cli.entry import run_command_line
 from flashinfer_bench.data import SafetensorsInput, TraceSet, save_json_file
-from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+from tests.cli.fake_engine import write_small_set
+from tests.kit.make import make_solution, make_trace
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 12345\n"
 FLAGS = ["--devices", "cpu", "--iterations", "2", "--warmup-runs", "0", "--num-trials", "1"]
@@ -31,14 +32,8 @@ FILES = {
 def here(tmp_path, monkeypatch):
     """Work in a folder with a set."""
     monkeypatch.chdir(tmp_path)
-    root = write_trace_set(
-        tmp_path / "set",
-        definitions=[make_definition()],
-        solutions=[make_solution()],
-        workloads=[make_trace(solution=None, workload=make_workload("w0"))],
-    )
-    TraceSet.from_path(root).add_traces([make_trace(evaluation=make_evaluation(), workload=make_workload("w0"))])
-    (root / "tolerances.yaml").write_text("double:\n  atol: 0.01\n")
+    files = {"tolerances.yaml": "double:\n  atol: 0.01\n"}
+    write_small_set(tmp_path / "set", workloads=1, traces=[make_trace()], files=files)
     return tmp_path
 
 

@@ -7,7 +7,8 @@ import pytest
 from flashinfer_bench.cli.entry import run_command_line
 from flashinfer_bench.data import TraceSet, append_jsonl_file, save_json_file
 from flashinfer_bench.errors import DataSetError, Fault
-from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+from tests.cli.fake_engine import write_small_set
+from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload
 
 COMMANDS = {
     "report export": "report export --local set set/out/x.csv",
@@ -35,12 +36,7 @@ def here(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     for name in ("set", "other"):
-        write_trace_set(
-            tmp_path / name,
-            definitions=[make_definition()],
-            solutions=[make_solution()],
-            workloads=[make_trace(solution=None, workload=make_workload("w0"))],
-        )
+        write_small_set(tmp_path / name)
     for link in ("out", "definitions/out", "solutions/me", "traces"):
         (tmp_path / "set" / link).symlink_to(home)
     save_json_file(make_solution(), tmp_path / "packed.json")
