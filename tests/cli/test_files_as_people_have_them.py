@@ -108,7 +108,6 @@ def test_sources_with_a_mark_are_judged_packed_and_validated(here):
     assert (judged["mine"], judged["marked"]) == ("PASSED", "PASSED")
     assert run_command_line(["unpack", "set/solutions/alice/test/double/marked.json", "-d", "folder"]) == 0
     assert (here / "folder/main.py").read_bytes() == source.encode()
-    assert run_command_line(["pack", "folder", "-o", "again.json"]) == 0
 
 
 @pytest.mark.parametrize("folder", ["a b'\"$HOME", "\u2603", "new\nline", "*[x]%s{x}", "b\udcff"])

@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     for name in ("set", "other"):
-        write_small_set(tmp_path / name)
+        write_small_set(tmp_path / name, workloads=1)
     for link in ("out", "definitions/out", "solutions/me", "traces"):
         (tmp_path / "set" / link).symlink_to(home)
     save_json_file(make_solution(), tmp_path / "packed.json")

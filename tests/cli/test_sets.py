@@ -81,10 +81,9 @@ def call(folder, monkeypatch, capsys):
     [
         *((command, 2, NO_SET) for command in ("list", "run", "report best")),
         *((f"{command} empty", 2, EMPTY) for command in ("list", "run")),
-        (
-            "list --local a --local b",
-            2,
-            "error: trace set 'a' does not exist\nerror: trace set 'b' does not exist\n",
+        *(
+            ("list --local a --local b", 2, f"error: trace set '{name}' does not exist; give the folder")
+            for name in "ab"
         ),
         ("list sett", 2, "; did you mean 'set'?\n"),
         ("list set/workloads", 2, "error: set/workloads: no definition here; did you mean "),
