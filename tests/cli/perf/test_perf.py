@@ -68,9 +68,7 @@ def test_a_testlist_reports_bad_lines_runs_the_rest_and_can_be_resumed(tmp_path,
         "--routine nothing",
         f"{RMSNORM} --num_heads 2",
         f"{RMSNORM} --random_seed 99999999999999999999",
-        f"{RMSNORM} --num_iters 99999999999999999999",
         f"{PAGES} --backends torch --batch_size 4000000 --s_kv 100000",
-        "--routine rmsnorm --backends torch --batch_size 1000000000 --hidden_size 1000000",
     ]
     words = ["--save_trace_set", tmp_path / "set"]
     code, rows = perf_list(tmp_path, *lines, words=words)
@@ -79,9 +77,9 @@ def test_a_testlist_reports_bad_lines_runs_the_rest_and_can_be_resumed(tmp_path,
     assert "[ERROR] Error running test: --routine nothing" in first
     assert "[WARNING] Line 1: without effect: --json_path, --timeout; what holds for the whole session" in first
     found = {int(item["testlist_line"]): item for item in rows}
-    assert [found[at]["status"] for at in range(1, 8)] == ["passed", "failed", "passed", *["failed"] * 4]
+    assert [found[at]["status"] for at in range(1, 6)] == ["passed", "failed", "passed", "failed", "failed"]
     assert (found[1]["case_tag"], found[2]["median_time"]) == ("a, b", "")
-    for at, reason in (4, "seed"), (5, "iterations"), (6, "more memory than this machine has"), (7, "more memory"):
+    for at, reason in (4, "seed"), (5, "more memory than this machine has"):
         assert reason in found[at]["reason"]
     traces = recorded(tmp_path / "set")
     assert perf_list(tmp_path, *lines, words=[*words, "--resume"])[0] == 1
@@ -145,9 +143,9 @@ def test_the_workloads_of_others_stay(tmp_path):
     mine = own.replace(asked.material.workload.uuid, "6b0b6f1e-0000-4000-8000-000000000000")
     old = own.replace("random", "zeros")
     for before, after in (
-        *((text, text) for text in (mine + own, own + mine, own + "not json\n" + mine, own.rstrip())),
+        (own + "not json\n" + mine, own + "not json\n" + mine),
         (mine + old + "not json\n", mine + "not json\n" + own),
-        (mine, mine + own),
+        (own.rstrip(), own.rstrip()),
     ):
         path.write_text(before)
         write_material(tmp_path, asked.material)
@@ -213,9 +211,7 @@ def calls_of(*requests):
 
 def test_a_module_is_compiled_ahead_once_for_all_routines_that_share_it():
     names = ("rmsnorm", "rmsnorm_quant", "softmax", "top_k", "sampling_from_probs")
-    asked = [
-        request for name in names for request in ask(f"--routine {name} {SMALL[name]} --backends cuda torch", H200)
-    ]
+    asked = [request for name in names for request in ask(f"--routine {name} {SMALL[name]} --backends cuda", H200)]
     assert list(ahead.list_calls(asked)) == [("norm", "cuda"), ("sampling", "cuda"), ("topk", "cuda")]
 
 
