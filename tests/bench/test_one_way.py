@@ -48,7 +48,7 @@ def by_serve(root):
         with Engine(TraceSet.from_path(site.root), BenchmarkConfig.default(**QUICKLY)) as engine:
             async with site.serve(engine=engine) as client:
                 task = await submit(client, "own")
-                assert (await wait_for(client, task["task_id"]))["status"] == "completed"
+                assert (await wait_for(client, task))["status"] == "completed"
 
     asyncio.run(ask())
 

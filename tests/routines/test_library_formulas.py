@@ -95,4 +95,4 @@ def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, 
     strong = torch.arange(len(bias), dtype=torch.float32) * 100
     assert torch.equal(job.honest(logits, bias, *rest)[0], job.honest(logits, strong, *rest)[0]) != uses
     without = make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes
-    assert job.case.cost.bytes - without == (2 * 16 if uses else 0)
+    assert (job.case.cost.bytes > without) == uses

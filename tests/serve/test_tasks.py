@@ -28,11 +28,11 @@ async def test_long_polls_and_batches_end_with_their_tasks_or_their_time(site):
     async with site.serve(is_open=False) as client:
         tasks = [await submit(client), await submit(client, "other", workload_uuids=["w1"])]
         assert "traces" not in await wait_for(client, tasks[0], 0.01)
-        polls = [asyncio.create_task(wait_for(client, tasks[0])) for _ in range(5)]
+        poll = asyncio.create_task(wait_for(client, tasks[0]))
         batch = asyncio.create_task(client.post("/tasks/batch", json={"task_ids": tasks, "timeout": 10}))
         await asyncio.sleep(0)
         PlayedSession.gate.set()
-        assert {(await poll)["status"] for poll in polls} == {"completed"}
+        assert (await poll)["status"] == "completed"
         assert [len(task["traces"]) for task in (await batch).json()["tasks"]] == [2, 1]
     assert verdicts(site) == {(tasks[0], "w0"): 1, (tasks[0], "w1"): 1, (tasks[1], "w1"): 1}
 
@@ -55,7 +55,6 @@ async def test_submitter_priority_and_confirm_reach_the_engine(site):
         assert found == [("a", 3, "always"), ("127.0.0.1", 0, "if_best")]
         listed = (await client.get("/tasks", params={"submitter": "a"})).json()["tasks"]
         assert [(task["submitter"], task["priority"], "traces" in task) for task in listed] == [("a", 3, False)]
-        assert len((await client.get("/tasks")).json()["tasks"]) == 2
 
 
 async def test_a_cancelled_task_stays_cancelled(site):
