@@ -60,8 +60,7 @@ def test_every_routine_runs_and_is_checked_without_a_gpu(tmp_path):
     assert all(float(item["median_time"]) > 0 < float(item["bytes"]) for item in rows)
 
 
-@pytest.mark.timeout(240)
-def test_a_testlist_reports_bad_lines_runs_the_rest_and_can_be_resumed(tmp_path, capsys):
+def test_a_testlist_reports_bad_lines_and_runs_the_rest(tmp_path, capsys):
     unwanted = tmp_path / "unwanted.jsonl"
     lines = [
         f"{RMSNORM} --case_tag 'a, b' --timeout 5 --json_path={unwanted}",
@@ -70,23 +69,16 @@ def test_a_testlist_reports_bad_lines_runs_the_rest_and_can_be_resumed(tmp_path,
         f"{RMSNORM} --random_seed 99999999999999999999",
         f"{PAGES} --backends torch --batch_size 4000000 --s_kv 100000",
     ]
-    words = ["--save_trace_set", tmp_path / "set"]
-    code, rows = perf_list(tmp_path, *lines, words=words)
-    first = capsys.readouterr().out
-    assert (code, first.count("[PERF] torch          :: median time"), unwanted.exists()) == (1, 2, False)
-    assert "[ERROR] Error running test: --routine nothing" in first
-    assert "[WARNING] Line 1: without effect: --json_path, --timeout; what holds for the whole session" in first
+    code, rows = perf_list(tmp_path, *lines)
+    out = capsys.readouterr().out
+    assert (code, out.count("[PERF] torch          :: median time"), unwanted.exists()) == (1, 2, False)
+    assert "[ERROR] Error running test: --routine nothing" in out
+    assert "[WARNING] Line 1: without effect: --json_path, --timeout; what holds for the whole session" in out
     found = {int(item["testlist_line"]): item for item in rows}
     assert [found[at]["status"] for at in range(1, 6)] == ["passed", "failed", "passed", "failed", "failed"]
     assert (found[1]["case_tag"], found[2]["median_time"]) == ("a, b", "")
-    for at, reason in (4, "seed"), (5, "more memory than this machine has"):
-        assert reason in found[at]["reason"]
-    traces = recorded(tmp_path / "set")
-    assert perf_list(tmp_path, *lines, words=[*words, "--resume"])[0] == 1
-    assert capsys.readouterr().out.count("[PERF]") == 2
-    assert recorded(tmp_path / "set") == traces
-    main(["run", "--local", str(tmp_path / "set"), "--no-save-results", "--quiet", "--iterations", "2"])
-    assert "2 PASSED, 1 without a verdict" in capsys.readouterr().out
+    assert "seed" in found[4]["reason"]
+    assert "more memory than this machine has" in found[5]["reason"]
 
 
 def test_a_slip_beside_a_testlist_ends_it_before_anything_is_opened(tmp_path, capsys):
