@@ -18,7 +18,7 @@ from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.code.formats import by_blocks, by_rows, from_tiles
 from flashinfer_bench.routines.families.moe_comm import EXCHANGE, count_ranks, why_not_here
 from flashinfer_bench.routines.ranks import PHASES, RankInputs, RealExperts, Weighing, pack, time_rounds, unpack
-from tests.routines.judged import make_case
+from tests.routines.judged import JudgedRoutine, make_case
 from tests.routines.small import ask, read_rows
 
 pytestmark = pytest.mark.cpu
@@ -98,6 +98,20 @@ def test_what_comes_back_is_what_the_experts_make_of_it_and_the_slowest_rank_is_
     assert run(quant) == [(times, [])] * RANKS
 
 
+def expand(codes, scales, *factors):
+    """Return the weights of each expert in float32: nvfp4 where factors of the experts are given, else fp8."""
+    if not factors:
+        return list(map(by_blocks, codes, scales))
+    return [by_rows(*one) * factor for *one, factor in zip(codes, scales, *factors, strict=True)]
+
+
+def mix(x, ids, factors, first, second):
+    def compute(tokens, expert):
+        return moe_torch.activate(tokens @ first[expert].T) @ second[expert].T
+
+    return moe_torch.mix(x, ids, factors, len(first), compute)
+
+
 class Library:
     """What flashinfer.fused_moe documents of the calls that are made of it, in plain torch; `error` is its rounding."""
 
@@ -112,25 +126,21 @@ class Library:
             packed = codes.view(torch.uint8)
             size = packed.shape[1], packed.shape[2] // 8
             flat = [from_tiles(one.view(torch.float8_e4m3fn), *size) for one in tiled]
-            layers.append([by_rows(packed[i], flat[i]) * factor[i] for i in range(len(packed))])
+            layers.append(expand(packed, flat, factor))
         assert given["ep_size"] * len(layers[0]) == EXPERTS
-        given["output"].copy_(self._mix(plain, ids, factors, layers, given["ep_rank"] * len(layers[0])))
+        assert bool(((ids >= 0) & (ids < EXPERTS)).all())
+        done = mix(plain, ids - given["ep_rank"] * len(layers[0]), factors, *layers) * self.error
+        given["output"].copy_(done)
 
     def trtllm_fp8_block_scale_routed_moe(self, packed, bias, x, scale, *rest, routing_method_type, **_):
         first, first_scale, second, second_scale, experts, top_k, _, _, inner, start, local, _ = rest
         assert (experts, top_k, inner, local) == (EXPERTS, 3, INTERMEDIATE, EXPERTS // RANKS)
         plain = x.float() * scale.T.repeat_interleave(128, dim=1)
-        layers = [list(map(by_blocks, *pair)) for pair in ((first, first_scale), (second, second_scale))]
         factors = (packed & 0xFFFF).to(torch.int16).view(torch.bfloat16).float()
-        return self._mix(plain, packed >> 16, factors, layers, start).to(torch.bfloat16)
-
-    def _mix(self, x, ids, factors, layers, start):
+        ids = packed >> 16
         assert bool(((ids >= 0) & (ids < EXPERTS)).all())
-
-        def compute(tokens, expert):
-            return moe_torch.activate(tokens @ layers[0][expert].T) @ layers[1][expert].T
-
-        return moe_torch.mix(x, ids - start, factors, len(layers[0]), compute) * self.error
+        done = mix(plain, ids - start, factors, expand(first, first_scale), expand(second, second_scale)) * self.error
+        return done.to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("quant", REAL)
@@ -139,6 +149,20 @@ def test_real_experts_of_all_ranks_make_what_comes_back(quant):
     wrong = run(quant, library=Library(error=1.3))[0][1]
     assert len(wrong) == 2
     assert "of rank 0 are different" in wrong[0]
+
+
+@pytest.mark.parametrize("quant", REAL)
+def test_the_reference_has_real_experts_between_sending_and_returning(quant, tmp_path):
+    job = JudgedRoutine(REAL[quant][0], tmp_path, REAL[quant][1])
+
+    def run(x, ids, factors, *weights):
+        flat = [part.flatten(0, 1) for part in (x, ids, factors)]
+        half = len(weights) // 2
+        done = mix(unpack(pack(flat[0], quant), quant), *flat[1:], expand(*weights[:half]), expand(*weights[half:]))
+        return [done.to(torch.bfloat16).view(x.shape)]
+
+    assert job.status(run) == "PASSED"
+    assert job.status(lambda x, ids, *rest: run(x, (ids + 1) % EXPERTS, *rest)) != "PASSED"
 
 
 SPOILT = {

@@ -44,10 +44,8 @@ def test_the_table_has_the_45_routines_of_the_documents_and_all_are_in_the_sampl
 
 MISUSE = [
     ("", "perf needs a routine or a testlist: flashinfer-bench perf --routine NAME.*--testlist FILE.*--help"),
-    ("--batch_size 4", "--routine is missing; known: .*rmsnorm"),
     ("--routin rmsnorm", "unknown flag --routin; did you mean --routine.* --routine is missing"),
     ("--routine rmsnorm --batch_sise 4", "unknown flag --batch_sise; did you mean --batch_size.*(?s:.)*needs"),
-    ("--routine rmsnorm --hiden-size=4", "unknown flag --hiden-size; did you mean --hidden_size?"),
     ("--testlist list.txt --hiden_size 4 --timeot=3", "unknown flag --timeot; did you mean --timeout"),
     ("--testlist list.txt --top_p nan", "--top_p: needs a finite number, not 'nan'"),
     ("--testlist list.txt --num_iters", "--num_iters: expected one argument"),
@@ -56,7 +54,6 @@ MISUSE = [
     (f"{RMSNORM} --resume", "--save_trace_set"),
     (f"{RMSNORM} --retry_timeouts", "give --resume too"),
     (f"{RMSNORM} --timeout 1e300", "must be above 0 s, and at most 1000000 s"),
-    (f"{RMSNORM} --timeout nan", "--timeout: needs a finite number, not 'nan'"),
     ("--routine apply_rope --rope_scale 0", "--rope_scale 0: must be above 0, from 1e-30 to 1e30"),
     ("--routine top_p_renorm_probs --top_p 1.5", "--top_p 1.5: must be above 0, from 1e-30 to 1"),
     ("--routine min_p_sampling_from_probs --min_p 1", "--min_p 1: must be at least 0, and below 1"),
