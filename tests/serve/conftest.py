@@ -24,7 +24,7 @@ def write_set(root):
 class Site:
     """A set on disk, and servers of it, one after the other."""
 
-    def __init__(self, root, patch=None):
+    def __init__(self, root, patch):
         self.root, self.patch = write_set(root), patch
         self.stopped = 0
 
@@ -47,8 +47,8 @@ class Site:
         return engine
 
     @asynccontextmanager
-    async def serve(self, *, limits=None, token=None, drains=True, engine=None, **played):
-        """Start a server, of pretended sessions if no engine is given; without `drains` it ends as if it was killed."""
+    async def serve(self, *, limits=None, token=None, drains=True, **engine):
+        """Start a server; without `drains` it ends as if it was killed."""
         import httpx
 
         from flashinfer_bench.serve.app import make_app
@@ -59,7 +59,7 @@ class Site:
         from flashinfer_bench.serve.tasks import TaskService
 
         before, trace_set = asyncio.all_tasks(), TraceSet.from_path(self.root)
-        engine = engine or self.make_engine(**played)
+        engine = self.make_engine(**engine)
         store = TaskStore(self.root / ".serve", trace_set, self.root)
         service = TaskService(engine, store, limits or ServeLimits())
         served = Served(trace_set, service, Metrics(engine), token)
