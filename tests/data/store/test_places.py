@@ -1,4 +1,4 @@
-"""Paths below a root: names are never trusted, no two share one; blobs lie in the set, and a failure says what to do."""
+"""Paths below a root: names are never trusted, no two share one; blobs lie in the set, or it is said what to do."""
 
 from __future__ import annotations
 
