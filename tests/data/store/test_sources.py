@@ -78,7 +78,7 @@ def test_manifest_and_sources_make_the_same_solution(paths, content, own, langua
     [
         (
             {},
-            {"main.py": "x\r\n", "sub/b.py": "", ".hidden": "", "__pycache__/a.pyc": b"\xff"},
+            {"main.py": "x\r\n", "sub/b.py": "", ".hidden": "", "__pycache__/a": b"\xff"},
             ["main.py", "sub/b.py"],
         ),
         ({"sources": ["z.py", "main.py"]}, {"main.py": "x\r\n", "z.py": "", "notes.bin": b"\xff"}, ["z.py", "main.py"]),
