@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -44,41 +43,30 @@ def test_everything_that_disagrees_is_found_at_once_up_to_a_limit():
     assert "at most 256 items" in _faults(axes={f"a{number}": "1" for number in range(300)})["axes"]
 
 
-@pytest.mark.parametrize(
-    ("parts", "shapes"),
-    [
-        ({"inputs": {"x": {"shape": ["n", 4, "2"], "dtype": "float32"}}}, [(3, 4, 2)]),
-        ({"inputs": {"x": "float32[n]", "eps": "float32", "k": "int32[]"}}, [(3,), None, ()]),
-        ({"axes": {"n": None, "m": "ceil_div(n, 2) + 1"}, "inputs": {"x": "float32[m]"}}, [(3,)]),
-    ],
-)
-def test_shapes_follow_from_var_axes(parts, shapes):
-    assert make_definition(outputs={}, **parts).get_input_shapes({"n": 3}) == shapes
-    with pytest.raises(ValueError, match="no value for axis n"):
-        make_definition().get_output_shapes({})
-
-
 BIAS = {"shape": ["n"], "dtype": "float32", "optional": True}
 
 
 @pytest.mark.parametrize(
-    ("inputs", "shapes", "found"),
+    ("shapes", "found"),
     [
-        ({"x": "float32[n, h]", "w": "float32[h]"}, [(7, 4), (4,)], {"n": 7}),
-        ({"x": "float32[n]", "bias": BIAS, "eps": "float32"}, [(5,), None, None], {"n": 5}),
-        ({"x": "float32[n]", "w": "float32[n]"}, [(7,), (8,)], "axis 'n' is 7, got 8"),
-        *(({"x": "float32[n, h]"}, shapes, "double") for shapes in ([(7, 5)], [(7,)], [None], [(7, 4), (4,)])),
+        ([(7, 4), None, None], {"n": 7}),
+        ([(7, 4), (8,), None], "axis 'n' is 7, got 8"),
+        ([(7, 5), None, None], "axis 'h' is 4, got 5"),
+        ([(7,), None, None], "should have shape"),
+        ([None, None, None], "should have shape"),
+        ([(7, 4)], "has 3 inputs"),
     ],
 )
-def test_var_axes_are_bound_from_shapes(inputs, shapes, found):
+def test_var_axes_are_bound_from_shapes(shapes, found):
+    inputs = {"x": "float32[n, h]", "bias": BIAS, "eps": "float32"}
     definition = make_definition(axes={"n": None, "h": 4}, inputs=inputs)
     if isinstance(found, str):
         with pytest.raises(ValueError, match=found):
             definition.get_axes_values(shapes)
     else:
         assert definition.get_axes_values(shapes) == found
-        values = [None if shape is None else SimpleNamespace(shape=shape) for shape in shapes]
-        assert definition.get_axes_values_from_inputs(values) == found
+    with pytest.raises(ValueError, match="no value for axis n"):
+        definition.get_output_shapes({})
 
 
 @pytest.mark.parametrize(
@@ -177,11 +165,9 @@ def test_an_unknown_name_is_refused_with_the_nearest_also_among_thousands():
 @pytest.mark.parametrize(
     ("name", "held", "others"),
     [
-        ("uint8", [0, 255, 7.0, True], [-1, 256, 1.5, float("nan"), float("inf"), 1e300]),
+        ("uint8", [0, 255, 7.0, True], [-1, 256, 1.5, float("nan"), float("inf")]),
         ("int32", [-(2**31), 2**31 - 1], [2**31, -(2**31) - 1, float("-inf")]),
-        ("uint64", [2**64 - 1], [2**64, -1, 10**400]),
         ("float16", [65504, float("inf"), float("nan")], [70000.0, 65505, -(10**400)]),
-        ("float8_e4m3fn", [448, float("nan")], [449, float("inf")]),
         ("bool", [True, False], [2, 1, 0.0]),
     ],
 )

@@ -127,7 +127,6 @@ OPERATORS = 'TORCH_LIBRARY(mine, m) { m.def("run(Tensor x) -> Tensor", &run); }'
         (EXPORT, "tvm-ffi", None),
         ('extern "C" int __tvm_ffi_run(void* self) { return 0; }', "tvm-ffi", None),
         (f"#define EXPORT(name) {EXPORT}\nEXPORT(run)", "tvm-ffi", None),
-        (MODULE, "torch", None),
         (MODULE, None, None),
         (OPERATORS, None, None),
         ("void run() {}", "tvm-ffi", "TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, your_function)"),

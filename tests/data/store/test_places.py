@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -42,15 +41,8 @@ def test_plain_names_are_their_own_part_and_long_ones_are_told_apart():
     assert layout.path_part(made) != made  # what a name was turned into is no name of its own
     assert layout.path_part("x" * 300 + "a") != layout.path_part("x" * 300 + "b")
     assert len(layout.path_part("x" * 300)) < 100
-
-
-def test_every_kind_has_its_place():
-    root, names = Path("r"), {"op_type": "gemm", "definition": "d"}
-    assert layout.definition_path(root, **names) == Path("r/definitions/gemm/d.json")
-    assert layout.workloads_path(root, **names) == Path("r/workloads/gemm/d.jsonl")
-    assert layout.solution_path(root, author="a", solution="s", **names) == Path("r/solutions/a/gemm/d/s.json")
-    assert layout.traces_path(root, author="a", **names) == Path("r/traces/a/gemm/d.jsonl")
-    assert layout.blob_path(root, uuid="u", **names) == Path("r/blob/workloads/gemm/d/d_u.safetensors")
+    path = layout.blob_path(Path("r"), op_type="gemm", definition="d", uuid="u")
+    assert path == Path("r/blob/workloads/gemm/d/d_u.safetensors")
 
 
 PATH = "blob/workloads/test/double/a.safetensors"
@@ -111,13 +103,3 @@ def test_what_is_no_blob_is_told_with_what_to_do(tmp_path, path, words):
     put(tmp_path / PATH, POINTER)
     with pytest.raises(WorkloadFault, match=words):
         BlobStore(tmp_path).locate(path, workload="w7")
-
-
-def test_a_blob_that_cannot_be_looked_up_is_not_called_missing(tmp_path, monkeypatch):
-    def fail(path, **_):
-        raise OSError(errno.EMFILE, "Too many open files", str(path))
-
-    put(tmp_path / PATH)
-    monkeypatch.setattr(Path, "stat", fail)
-    with pytest.raises(WorkloadFault, match="cannot be read: Too many open files"):
-        BlobStore(tmp_path).locate(PATH)
