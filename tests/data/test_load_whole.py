@@ -267,19 +267,16 @@ def in_solution(spec=None, **changes):
     return {"solutions/alice/test/double/double_python.json": {**raw, "spec": {**raw["spec"], **(spec or {})}}}
 
 
-def said_of_definition(loaded):
-    one = loaded.definitions["double"]
-    return one.op_type, one.var_axes, one.constraints, one.get_input_shapes({"n": 3})
+def said_of_definition(one):
+    return one.name, one.op_type, one.constraints, *one.get_input_shapes({"n": 3})
 
 
-def said_of_solution(loaded):
-    return [
-        (one.spec.entry_point, one.spec.target_hardware, one.spec.declared_style, one.get_entry_source().content)
-        for one in loaded.solutions["double"]
-    ]
+def said_of_solution(one):
+    return one.spec.entry_point, one.spec.target_hardware, one.spec.declared_style, one.get_entry_source().content
 
 
-USUAL = ("test", ["n"], [], [(3,)])
+SAY = {"definitions": said_of_definition, "solutions": said_of_solution}
+USUAL = ("double", "test", [], (3,))
 EARLY = without(make_trace())
 EARLY["evaluation"] |= {"environment": {"device": "B200", "libs": None}, "log_file": "logs/1.txt", "log": None}
 TWO = [{"path": path, "content": "def go(x): pass"} for path in ("a.py", "b.py")]
@@ -288,35 +285,25 @@ EMPTY = without(line_of(), solution="")
 SOURCE = "def run(x): return x"
 BESIDE = f"{FOLDER}/main.py"
 DIALECTS = {
-    "const without value": (
-        in_definition(axes={"n": {"type": "const"}}),
-        ["axes.n"],
-        said_of_definition,
-        USUAL,
-    ),
+    "const without value": (in_definition(axes={"n": {"type": "const"}}), ["axes.n"], "definitions", [USUAL]),
     "digits and further dtypes": (
         in_definition(inputs={"x": {"shape": ["1", 2, "n"], "dtype": "uint32"}}),
         [],
-        said_of_definition,
-        ("test", ["n"], [], [(1, 2, 3)]),
+        "definitions",
+        [("double", "test", [], (1, 2, 3))],
     ),
-    "null lists": (
-        in_definition("op_type", constraints=None, tags=None, type="test"),
-        [],
-        said_of_definition,
-        USUAL,
-    ),
+    "null lists": (in_definition("op_type", constraints=None, tags=None, type="test"), [], "definitions", [USUAL]),
     "a list": (
         {DEFINITION: json.dumps([make_definition("a").to_dict(), {"axes": 3}, make_definition().to_dict()])},
         ...,
-        lambda loaded: list(loaded.definitions),
-        ["a", "double"],
+        "definitions",
+        [("a", *USUAL[1:]), USUAL],
     ),
     **{
         f"entry {entry}": (
             in_solution({"entry_point": entry, "destination_passing_style": None}),
             ["spec.entry_point"],
-            said_of_solution,
+            "solutions",
             [("main.py::run", ["any"], None, DOUBLE)],
         )
         for entry in ("run", "main.py", "main.py:run")
@@ -324,20 +311,15 @@ DIALECTS = {
     "entry in all sources": (
         in_solution({"entry_point": "go"}, sources=[{"path": "a.py", "content": ""}, TWO[1]]),
         ["spec.entry_point"],
-        said_of_solution,
+        "solutions",
         [("b.py::go", ["any"], None, "def go(x): pass")],
     ),
-    "entry in two sources": (
-        in_solution({"entry_point": "go"}, sources=TWO),
-        ["spec.entry_point"],
-        lambda loaded: loaded.solutions,
-        {},
-    ),
+    "entry in two sources": (in_solution({"entry_point": "go"}, sources=TWO), ["spec.entry_point"], "solutions", []),
     **{
         f"beside {source}": (
             {**in_solution({"binding": "torch", "target_hardware": "H200"}, sources=[source]), BESIDE: SOURCE},
             ["spec"],
-            said_of_solution,
+            "solutions",
             [("main.py::run", ["H200"], None, SOURCE)],
         )
         for source in ("main.py", {"path": "main.py", "content": None})
@@ -345,44 +327,30 @@ DIALECTS = {
     "empty entry": (
         in_solution(sources=[{"path": "main.py", "content": ""}]),
         [None],
-        said_of_solution,
+        "solutions",
         [("main.py::run", ["any"], None, "")],
     ),
-    "empty solution": ({WORKLOADS: [EMPTY]}, [], lambda loaded: loaded.workloads, {"double": [line_of()]}),
-    "bare": (
-        {WORKLOADS: [make_workload("bare")]},
-        ["definition"],
-        lambda loaded: loaded.workloads,
-        {"double": [line_of(uuid="bare")]},
-    ),
-    "custom in workloads": (
-        {WORKLOADS: [without(CUSTOM, "evaluation", solution=None)]},
-        ...,
-        lambda loaded: loaded.workloads,
-        {},
-    ),
-    "early trace": (
-        {TRACES: [EARLY]},
-        [],
-        lambda loaded: "logs/1.txt" in loaded.traces["double"][0].evaluation.log,
-        True,
-    ),
-    "trace of its own file": (
-        {"traces/alice/one.json": make_trace()},
-        [],
-        lambda loaded: loaded.traces,
-        {"double": [make_trace()]},
-    ),
+    "empty solution": ({WORKLOADS: [EMPTY]}, [], "workloads", [line_of()]),
+    "bare": ({WORKLOADS: [make_workload("bare")]}, ["definition"], "workloads", [line_of(uuid="bare")]),
+    "custom": ({WORKLOADS: [without(CUSTOM, "evaluation", solution=None)]}, ..., "workloads", []),
+    "custom in traces": ({TRACES: [CUSTOM]}, [], "traces", [CUSTOM]),
+    "trace of its own file": ({"traces/alice/one.json": make_trace()}, [], "traces", [make_trace()]),
 }
 
 
-@pytest.mark.parametrize(("files", "fields", "say", "said"), DIALECTS.values(), ids=DIALECTS)
-def test_a_dialect_is_read_in_the_form_of_the_format(tmp_path, files, fields, say, said):
+@pytest.mark.parametrize(("files", "fields", "kind", "said"), DIALECTS.values(), ids=DIALECTS)
+def test_a_dialect_is_read_in_the_form_of_the_format(tmp_path, files, fields, kind, said):
     loaded, issues = load(tmp_path, files)
     assert fields is ... or [issue[3] for issue in issues] == fields
-    assert say(loaded) == said
-    again, _ = load(tmp_path / "again", definitions=list(loaded.definitions.values()))
-    assert again.definitions == loaded.definitions
+    read = getattr(loaded, kind)
+    models = list(read.values()) if kind == "definitions" else read.get("double", [])
+    assert [SAY[kind](model) if kind in SAY else model for model in models] == said
+
+
+def test_an_early_trace_names_its_log(tmp_path):
+    loaded, issues = load(tmp_path, {TRACES: [EARLY]})
+    assert issues == []
+    assert "logs/1.txt" in loaded.traces["double"][0].evaluation.log
 
 
 def test_a_workload_without_uuid_gets_the_same_one_each_time(tmp_path):

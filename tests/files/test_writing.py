@@ -33,16 +33,13 @@ TRAPS = {
     "link to a file": {FILE: "-> HOME/keys"},
     "link to nothing": {FILE: "-> HOME/new"},
     "link for the inner folder": {"traces/a": "-> HOME"},
-    "link for the outer folder": {"traces": "-> HOME"},
-    "link to itself": {"traces/a": "-> a"},
     "second name": {FILE: "="},
     "pipe": {FILE: "|"},
-    "folder": {f"{FILE}/": ""},
     "file for a folder": {"traces/a": ""},
     "link for the torn lines": {FILE: '{"cut": ', f"{FILE}.torn": "-> HOME/keys"},
     "second name for the torn lines": {FILE: '{"cut": ', f"{FILE}.torn": "="},
 }
-"""Path → what stands there: a link, a second name of what must not be touched, a pipe, a folder, or a text."""
+"""Path → what stands there: a link, a second name of what must not be touched, a pipe, or a text."""
 
 
 @pytest.fixture
@@ -55,9 +52,7 @@ def lay(root, home, trap):
     for name, what in TRAPS[trap].items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("/"):
-            path.mkdir()
-        elif what.startswith("-> "):
+        if what.startswith("-> "):
             path.symlink_to(what.removeprefix("-> ").replace("HOME", str(home)))
         elif what == "=":
             os.link(home / "keys", path)
@@ -70,7 +65,8 @@ def lay(root, home, trap):
 @pytest.mark.parametrize("trap", TRAPS)
 def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
     lay(root, home, trap)
-    with pytest.raises(DataSetError, match="nothing can be appended"):
+    real = f"traces/a is a link to {home}, " if trap == "link for the inner folder" else ""
+    with pytest.raises(DataSetError, match=f"nothing can be appended to .*{real}"):
         check_append(root / FILE, root)
     with pytest.raises(Fault, match="cannot append"):
         append_line(root / FILE, "{}", root=root)
@@ -81,12 +77,6 @@ def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
     with suppress(OSError):
         write_whole(root / FILE, "{}", root=root)
     assert [(file.name, file.read_text()) for file in home.rglob("*")] == [("keys", TORN)]
-
-
-def test_a_refusal_names_the_real_place(root, home):
-    lay(root, home, "link for the inner folder")
-    with pytest.raises(DataSetError, match=rf"traces/a is a link to {home}, "):
-        check_append(root / FILE, root)
 
 
 def test_the_root_and_what_lies_above_it_may_be_links(tmp_path):
