@@ -46,13 +46,12 @@ def test_sources_and_entry_that_contradict_each_other_are_refused(parts, words):
 
 @pytest.mark.parametrize("declared", [None, True, False])
 def test_style_and_options_survive_a_round_trip(declared):
-    options = {"cflags": ["-O3"], "ld_flags": ["-lcuda"]}
-    solution = make_solution(destination_passing_style=declared, language="cuda", compile_options=options)
+    solution = make_solution(destination_passing_style=declared, compile_options={"cflags": ["-O3"]})
     again = Solution.model_validate_json(solution.to_json())
     assert again == solution
     assert again.spec.declared_style is declared
     assert again.spec.destination_passing_style is (declared is not False)
-    assert solution.to_dict()["spec"]["compile_options"] == options
+    assert again.to_dict()["spec"]["compile_options"] == {"cflags": ["-O3"]}
 
 
 def test_the_digest_covers_sources_and_spec_alone():
