@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -30,16 +31,16 @@ def home(tmp_path):
 
 FILE = "traces/a/x.jsonl"
 TRAPS = {
-    "link to a file": {FILE: "-> HOME/keys"},
-    "link to nothing": {FILE: "-> HOME/new"},
-    "link for the inner folder": {"traces/a": "-> HOME"},
-    "second name": {FILE: "="},
-    "pipe": {FILE: "|"},
-    "file for a folder": {"traces/a": ""},
-    "link for the torn lines": {FILE: '{"cut": ', f"{FILE}.torn": "-> HOME/keys"},
-    "second name for the torn lines": {FILE: '{"cut": ', f"{FILE}.torn": "="},
+    "link to a file": (FILE, Path.symlink_to),
+    "link to nothing": (FILE, lambda path, keys: path.symlink_to(keys.with_name("new"))),
+    "link for a folder": ("traces/a", lambda path, keys: path.symlink_to(keys.parent)),
+    "second name": (FILE, Path.hardlink_to),
+    "pipe": (FILE, lambda path, _: os.mkfifo(path)),
+    "file for a folder": ("traces/a", lambda path, _: path.touch()),
+    "link for the torn lines": (f"{FILE}.torn", Path.symlink_to),
+    "second name for the torn lines": (f"{FILE}.torn", Path.hardlink_to),
 }
-"""Path → what stands there: a link, a second name of what must not be touched, a pipe, or a text."""
+"""Where something stands, and what puts it there by the path and a file that must not be touched."""
 
 
 @pytest.fixture
@@ -49,23 +50,17 @@ def root(tmp_path):
 
 
 def lay(root, home, trap):
-    for name, what in TRAPS[trap].items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if what.startswith("-> "):
-            path.symlink_to(what.removeprefix("-> ").replace("HOME", str(home)))
-        elif what == "=":
-            os.link(home / "keys", path)
-        elif what == "|":
-            os.mkfifo(path)
-        else:
-            path.write_text(what)
+    place, put = TRAPS[trap]
+    (root / place).parent.mkdir(parents=True)
+    if "torn" in trap:
+        (root / FILE).write_text('{"cut": ')
+    put(root / place, home / "keys")
 
 
 @pytest.mark.parametrize("trap", TRAPS)
 def test_what_is_written_below_a_root_never_leaves_it(root, home, trap):
     lay(root, home, trap)
-    real = f"traces/a is a link to {home}, " if trap == "link for the inner folder" else ""
+    real = f"traces/a is a link to {home}, " if trap == "link for a folder" else ""
     with pytest.raises(DataSetError, match=f"nothing can be appended to .*{real}"):
         check_append(root / FILE, root)
     with pytest.raises(Fault, match="cannot append"):
