@@ -276,8 +276,6 @@ def said_of_solution(one):
 
 SAY = {"definitions": said_of_definition, "solutions": said_of_solution}
 USUAL = ("double", "test", [], (3,))
-EARLY = without(make_trace())
-EARLY["evaluation"] |= {"environment": {"device": "B200", "libs": None}, "log_file": "logs/1.txt", "log": None}
 TWO = [{"path": path, "content": "def go(x): pass"} for path in ("a.py", "b.py")]
 CUSTOM = make_trace(workload=make_workload(inputs={"x": {"type": "custom", "seed": 1}}))
 EMPTY = without(line_of(), solution="")
@@ -305,7 +303,7 @@ DIALECTS = {
             "solutions",
             [("main.py::run", ["any"], None, DOUBLE)],
         )
-        for entry in ("run", "main.py", "main.py:run")
+        for entry in ("run", "main.py:run")
     },
     "entry in all sources": (
         in_solution({"entry_point": "go"}, sources=[{"path": "a.py", "content": ""}, TWO[1]]),
@@ -346,12 +344,6 @@ def test_a_dialect_is_read_in_the_form_of_the_format(tmp_path, files, fields, ki
     assert [SAY[kind](model) if kind in SAY else model for model in models] == said
 
 
-def test_an_early_trace_names_its_log(tmp_path):
-    loaded, issues = load(tmp_path, {TRACES: [EARLY]})
-    assert issues == []
-    assert "logs/1.txt" in loaded.traces["double"][0].evaluation.log
-
-
 def test_a_workload_without_uuid_gets_the_same_one_each_time(tmp_path):
     raw = [{"axes": {"n": size}, "inputs": {}} for size in (1, 2)]
     first, again = (load(tmp_path, {WORKLOADS: lines})[0].workloads["double"] for lines in (raw, raw[::-1]))
@@ -364,7 +356,6 @@ def test_a_workload_without_uuid_gets_the_same_one_each_time(tmp_path):
     ("cost", "words"),
     [
         ({"flops": -1, "bytes": 8, "unit": "fp32"}, "flops: Input should be greater than or equal to 0"),
-        ({"flops": 8, "bytes": 10**400, "unit": "fp32"}, "bytes: "),
         (3.5, "Input should be a valid dictionary"),
     ],
 )

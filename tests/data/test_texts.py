@@ -5,22 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from flashinfer_bench.data import Definition, Solution, Trace, load_json_file, load_jsonl_file, save_json_file
-from flashinfer_bench.data.json_utils import append_jsonl_file, save_jsonl_file
+from flashinfer_bench.data import Definition, Solution, Trace, load_json_file, load_jsonl_file
 from flashinfer_bench.data.store.json_text import find_line, parse_json
 from flashinfer_bench.data.yaml_text import parse_yaml
 from flashinfer_bench.errors import DataSetError
-from tests.kit import make_definition, make_solution, make_trace, make_workload
-
-
-@pytest.mark.parametrize("model", [make_definition(), make_solution(), make_trace(), make_workload()], ids=type)
-def test_a_model_survives_its_file_and_lines_replace_or_are_added(tmp_path, model):
-    save_json_file(model, tmp_path / "new" / "model.json")
-    assert load_json_file(type(model), str(tmp_path / "new" / "model.json")) == model
-    for lines in ([model, model], [model]):
-        save_jsonl_file(lines, tmp_path / "a.jsonl")
-    append_jsonl_file([model, model], tmp_path / "a.jsonl")
-    assert load_jsonl_file(type(model), tmp_path / "a.jsonl") == [model] * 3
+from tests.kit import make_definition, make_trace
 
 
 def test_a_file_in_another_dialect_is_read(tmp_path):

@@ -57,8 +57,6 @@ def test_keys_of_its_own_and_odd_texts_survive_the_round_trip(tmp_path, text):
 )
 def test_listed_sources_or_all_that_are_not_hidden_are_packed(tmp_path, listed, sources):
     files = {"main.py": "x\r\n", "sub/b.py": "", ".hidden": b"\xff", "__pycache__/a": b"\xff"}
-    if listed:
-        files["notes.bin"] = b"\xff"
     solution = pack_folder(write(tmp_path, files, {**MANIFEST, **listed})).solution
     assert [(source.path, source.content) for source in solution.sources] == [(path, files[path]) for path in sources]
 
@@ -172,8 +170,8 @@ def test_a_folder_is_a_draft_with_and_without_a_manifest_and_a_packed_file_is_ta
 
 @pytest.mark.parametrize("language", list(SUFFIXES))
 def test_the_skeleton_of_a_solution_can_be_called(language, tmp_path):
-    inputs = {"a": "float32[n]", "scale": "float32", "extra": {"shape": ["n"], "dtype": "int32", "optional": True}}
-    reference = "def run(scale, a, extra=None):\n    return a * scale\n"
+    inputs = {"a": "float32[n]", "scale": "float32"}
+    reference = "def run(scale, a):\n    return a * scale\n"
     definition = make_definition("scaled", inputs=inputs, reference=reference, description='a """text"""\\')
     file = tmp_path / f"mine{SUFFIXES[language]}"
     file.write_text(make_solution_text(definition, language))
