@@ -135,7 +135,6 @@ def test_what_is_written_reads_back_equal_and_invents_nothing():
     assert list(definition.to_dict()) == [
         "name", "op_type", "axes", "inputs", "outputs", "reference", "tags", "constraints", "vendor_key",
     ]  # fmt: skip
-    assert definition.to_dict()["inputs"]["x"] == {"shape": ["n"], "dtype": "float32"}
 
 
 @pytest.mark.cpu
@@ -163,7 +162,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_also_among_thousands():
     ("name", "held", "others"),
     [
         ("uint8", [0, 255, 7.0, True], [-1, 256, 1.5, float("nan"), float("inf")]),
-        ("int32", [-(2**31), 2**31 - 1], [2**31, -(2**31) - 1, float("-inf")]),
         ("float16", [65504, float("inf"), float("nan")], [70000.0, 65505, -(10**400)]),
         ("bool", [True, False], [2, 1, 0.0]),
     ],

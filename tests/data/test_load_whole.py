@@ -67,6 +67,7 @@ ISSUES = {
         [make_trace(), *TORN, make_trace()],
         ["error 2 None not JSON", "error 3 workload missing", "error 4 None "],
     ),
+    "a torn tail": (TRACES, make_trace().to_json()[:100], ["warning 1 None cut off in the middle"]),
     "no evaluation": (TRACES, [line_of()], ["error 1 None has no evaluation"]),
     "an evaluation": (WORKLOADS, [make_trace()], ["warning 1 None dropped"]),
     "misspelt inputs": (WORKLOADS, [MISSPELT_LINE], ["error 1 workload inputs is missing; is 'input' a misspelling"]),
@@ -153,20 +154,6 @@ def test_what_needs_a_broken_definition_is_not_told_again_and_an_unknown_one_is_
     assert all("'double' is not there; did you mean 'doubled'?" in issue[4] for issue in issues)
     assert "2 workloads" in issues[1][4]
     assert [len(group["double"]) for group in (loaded.solutions, loaded.workloads, loaded.traces)] == [1, 2, 3]
-
-
-def test_roots_that_are_none(tmp_path):
-    (tmp_path / "file").write_text("")
-    for name, words in (("none", "does not exist"), ("file", "is not a folder")):
-        with pytest.raises(DataSetError, match=words):
-            TraceSet.from_path(tmp_path / name)
-    assert not (tmp_path / "none").exists()
-    write_trace_set(tmp_path / "outer/inner", definitions=HERE)
-    (issue,) = TraceSet.from_path(tmp_path / "outer").issues
-    assert (
-        f"has no definitions (definitions/<op_type>/<definition>.json); did you mean '{tmp_path}/outer/inner'"
-        in str(issue)
-    )
 
 
 def test_a_folder_that_cannot_be_read_is_an_issue_and_as_root_an_error(tmp_path, monkeypatch):

@@ -114,15 +114,3 @@ def test_a_trace_whose_names_are_no_paths_is_one_line_in_the_set_and_loads_witho
     assert path.resolve().is_relative_to(tmp_path.resolve())
     loaded = TraceSet.from_path(tmp_path)
     assert (loaded.issues, loaded.traces) == ([], {"../../x": [trace]})
-
-
-def test_a_torn_tail_is_a_warning_until_the_next_append_mends_it(tmp_path):
-    write_trace_set(tmp_path, definitions=[make_definition()], traces=[make_trace()])
-    path = tmp_path / "traces/alice/test/double.jsonl"
-    with path.open("a") as handle:
-        handle.write(make_trace().to_json()[:100])
-    (issue,) = TraceSet.from_path(tmp_path).issues
-    assert (issue.severity, issue.line) == ("warning", 2)
-    assert TraceWriter(tmp_path).append(make_trace(status="TIMEOUT"), author="alice", op_type="test") == path
-    loaded = TraceSet.from_path(tmp_path)
-    assert (len(loaded.traces["double"]), loaded.issues) == (2, [])
