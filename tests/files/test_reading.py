@@ -14,7 +14,7 @@ import pytest
 
 from flashinfer_bench.base.files.locks import locked_file, locked_folder
 from flashinfer_bench.base.files.reading import open_stream, read_whole
-from flashinfer_bench.base.files.writing import open_folder, open_new, open_to_append
+from flashinfer_bench.base.files.writing import open_folder
 from flashinfer_bench.data.store import jsonl
 from flashinfer_bench.errors import Fault
 from tests.kit.strange import STRANGE
@@ -55,16 +55,6 @@ READS = "from flashinfer_bench.base.files.reading import read_whole as r; print(
 def test_a_pipe_that_the_user_gives_as_a_descriptor_is_read():
     said = subprocess.run([sys.executable, "-c", READS], input=b"given", capture_output=True, check=True).stdout
     assert said == b"b'given' b''\n"
-
-
-def test_a_pipe_is_neither_appended_to_nor_written_to(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(OSError, match="a pipe"):
-        open_to_append(tmp_path / "pipe")
-    os.close(reader)
-    os.close(open_new(tmp_path / "pipe"))
-    assert (tmp_path / "pipe").is_file()
 
 
 @contextmanager

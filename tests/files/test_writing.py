@@ -38,6 +38,7 @@ TRAPS = {
     "pipe": (FILE, lambda path, _: os.mkfifo(path)),
     "file for a folder": ("traces/a", lambda path, _: path.touch()),
     "link for the torn lines": (f"{FILE}.torn", Path.symlink_to),
+    "pipe for the torn lines": (f"{FILE}.torn", lambda path, _: os.mkfifo(path)),
     "second name for the torn lines": (f"{FILE}.torn", Path.hardlink_to),
 }
 """Where something stands, and what puts it there by the path and a file that must not be touched."""

@@ -43,14 +43,6 @@ def test_nothing_waits_for_what_stands_in_place_of_a_file(tmp_path, words):
         BlobStore(tmp_path).locate(path.name)
 
 
-def test_a_torn_line_is_not_moved_into_a_pipe(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"torn')
-    os.mkfifo(tmp_path / "a.jsonl.torn")
-    with pytest.raises(Fault, match="cannot append"):
-        append_line(tmp_path / "a.jsonl", "{}")
-    assert (tmp_path / "a.jsonl").read_text() == '{"torn'
-
-
 def test_a_file_is_written_whole_though_a_pipe_has_its_staging_name(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonl, "get_ident", lambda: 1)
     os.mkfifo(tmp_path / f".a.json.{os.getpid()}.1.tmp")
