@@ -100,7 +100,10 @@ def test_what_is_read_of_extra_is_the_same_of_a_line_and_of_a_model(extra):
     for read in (read_measurement, read_fingerprint, tell):
         assert read(line.evaluation) == read(trace.evaluation)
     assert read_timing([line.evaluation]) == read_timing([trace.evaluation])
-    assert _decisions([line]) == _decisions([trace])
+    mark = RUN["fingerprint"] | {"hardware": "test device"}
+    job = Job(0, make_definition(), trace.workload, make_solution(), None, mark)
+    config = BenchmarkConfig(timeout_seconds=301)
+    assert RecordedJobs([line]).decide(job, config)[:2] == RecordedJobs([trace]).decide(job, config)[:2]
 
 
 def test_tables_and_plans_of_lines_are_those_of_models():
@@ -109,16 +112,6 @@ def test_tables_and_plans_of_lines_are_those_of_models():
         _check_alike(_lines(trace), trace)
     assert summarise(lines.data, {("double", "old"): ["w"]}) == summarise(TRACES, {("double", "old"): ["w"]})
     assert best_by_workload(lines.data) == best_by_workload(TRACES)
-
-
-def _decisions(traces):
-    recorded, config = RecordedJobs(traces), BenchmarkConfig(timeout_seconds=301)
-    mark = RUN["fingerprint"] | {"hardware": "test device"}
-    jobs = [
-        Job(0, make_definition(trace.definition), trace.workload, make_solution(trace.solution), None, mark)
-        for trace in traces
-    ]
-    return [recorded.decide(job, config)[:2] for job in jobs]
 
 
 def test_a_loaded_set_and_a_merged_one_hold_lines_and_count_them_as_models(tmp_path):
