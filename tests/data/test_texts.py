@@ -12,8 +12,11 @@ from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_trace
 
 
+WHOLE = make_definition().to_json()
+
+
 def test_a_file_in_another_dialect_is_read(tmp_path):
-    (tmp_path / "d.json").write_text(make_definition().to_json().replace('"tags":[]', '"tags":null'))
+    (tmp_path / "d.json").write_text(WHOLE.replace('"tags":[]', '"tags":null'))
     assert load_json_file(Definition, tmp_path / "d.json") == make_definition()
 
 
@@ -27,7 +30,7 @@ def test_a_file_in_another_dialect_is_read(tmp_path):
             ["definition: is missing", "author: is missing", "spec: is missing"],
         ),
         (load_json_file, Trace, None, ["file cannot be read: there is no such file"]),
-        (load_json_file, Definition, f"[{make_definition().to_json()}, {{}}]", ["holds 2 objects"]),
+        (load_json_file, Definition, f"[{WHOLE}, {WHOLE}]", ["holds 2 objects"]),
         (load_jsonl_file, Trace, make_trace().to_json() + "\n{", ["file:2: not JSON"]),
     ],
 )
