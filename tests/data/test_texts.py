@@ -11,7 +11,6 @@ from flashinfer_bench.data.yaml_text import parse_yaml
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_trace
 
-
 WHOLE = make_definition().to_json()
 
 
