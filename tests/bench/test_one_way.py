@@ -22,38 +22,36 @@ pytestmark = pytest.mark.cpu
 PERF = "perf --routine rmsnorm --batch_size 2 --hidden_size 64 --input_dtype bfloat16 --backends torch --num_iters 2"
 
 
-def by_run_all(root):
+def by_run_all(root, _monkeypatch):
     Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(**QUICKLY)).run_all()
 
 
-def by_run(root):
+def by_run(root, _monkeypatch):
     assert run_command_line(["run", "--local", str(root), "--devices", "cpu"]) == 0
 
 
-def by_perf(root):
+def by_perf(root, _monkeypatch):
     assert run_command_line([*PERF.split(), "--output_path", str(root / "out.csv")]) == 0
 
 
-def by_engine(root):
+def by_engine(root, _monkeypatch):
     with Engine(TraceSet.from_path(root), BenchmarkConfig.default(**QUICKLY)) as engine:
         engine.submit("own").result(60)
 
 
-def by_serve(root):
+def by_serve(root, monkeypatch):
     for extra in ("httpx", "fastapi"):
         pytest.importorskip(extra)
 
     async def ask():
-        site = Site(root.parent / "served")
-        with Engine(TraceSet.from_path(site.root), BenchmarkConfig.default(**QUICKLY)) as engine:
-            async with site.serve(engine=engine) as client:
-                task = await submit(client, "own")
-                assert (await wait_for(client, task["task_id"]))["status"] == "completed"
+        async with Site(root.parent / "served", monkeypatch).serve() as client:
+            task = await submit(client, "own")
+            assert (await wait_for(client, task))["status"] == "completed"
 
     asyncio.run(ask())
 
 
-def by_cluster(root):
+def by_cluster(root, _monkeypatch):
     config = BenchmarkConfig.default(**QUICKLY | {"devices": None, "cluster": "ray"})
     with Benchmark(TraceSet.from_path(root), config) as benchmark:
         benchmark.run_all()
@@ -92,6 +90,6 @@ def test_each_door_leads_to_the_harness(door, ray, monkeypatch, tmp_path):
     monkeypatch.setattr(Harness, "submit", note_submit)
     monkeypatch.setattr(TraceRecorder, "make_trace", note_trace)
     write_set(tmp_path / "set", {"own": HONEST})
-    door(tmp_path / "set")
+    door(tmp_path / "set", monkeypatch)
     assert submitted
     assert submitted == recorded == {name for name, _ in PlayedSession.judged}

@@ -7,6 +7,7 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, R
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
+from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -38,10 +39,20 @@ def finished(job, **parts):
     return JobFinished(job, trace, CPU, 0.5)
 
 
-def run_with(make_engine, args):
-    """Call `run` with another engine."""
-    with patch("flashinfer_bench.bench.benchmark.Benchmark", make_engine):
+def play_run(words, verdict_of=lambda job: {}):
+    """Type `run` with a FakeEngine; return the exit code and the last engine, None where it came to none."""
+    engines = []
+
+    def make_engine(trace_set, config, **_):
+        engines.append(FakeEngine(trace_set, config, verdict_of))
+        return engines[-1]
+
+    def execute():
+        args = parse_command_line(["run", *words])
         return args.execute(args)
+
+    with patch("flashinfer_bench.bench.benchmark.Benchmark", make_engine):
+        return call(execute), engines[-1] if engines else None
 
 
 class FakeEngine:
@@ -53,7 +64,7 @@ class FakeEngine:
 
     machine = MACHINE
 
-    def __init__(self, trace_set, config, verdict_of=lambda job: {}, *, keeps_sessions=False):
+    def __init__(self, trace_set, config, verdict_of=lambda job: {}):
         self.trace_set = trace_set
         self.config = config
         self.verdict_of = verdict_of

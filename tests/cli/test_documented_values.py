@@ -14,59 +14,70 @@ from tests.kit import make_definition, make_solution, make_trace, make_workload,
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
 GUIDE = Path(__file__).parents[2] / "docs" / "configuration.md"
-SWITCH = ["true", "false"]
-EVAL_EDGES = {
-    "warmup_runs": ["0", "10000000"],
-    "iterations": ["1", "10000000"],
-    "num_trials": ["1", "10000000"],
-    "precision": ["1e-300", "0.5"],
-    "rtol": ["1e-300", "1000000"],
-    "atol": ["1e-300", "1000000"],
-    "required_matched_ratio": ["1e-300", "1", "null"],
-    "norm_rule": SWITCH,
-    "lost_rows_rule": SWITCH,
-    "regimes_rule": SWITCH,
-    "power_rule": SWITCH,
-    "extra": ["", "{}", "{mine: null}", "{mine: [1, {a: b}]}"],
-}
-RUN_EDGES = {
-    "definitions": ["[double]", "null"],
-    "op_types": ["[test]", "null"],
-    "solutions": ["null"],
-    "authors": ["null"],
-    "workloads": ["[w0]", "null"],
-    "devices": ["[cpu]", "null"],
-    "timeout_seconds": ["1e-300", "1000000"],
-    "time_budget_s": ["1e-300", "1000000"],
-    "baseline_budget_s": ["1e-300", "1000000"],
-    "profile_baseline": SWITCH,
-    "fresh_baselines": SWITCH,
-    "interpret": SWITCH,
-    "use_isolated_runner": SWITCH,
-    "seed": ["0", str(2**63 - 1), "null"],
-    "worker_memory_gb": ["0.25", "1000000", "null"],
-    "build_jobs": ["1", "10000000", "null"],
-    "quick": SWITCH,
-    "l2_cache": ["cold", "warm"],
-    "clock": ["auto", "cuda_events"],
-    "cuda_graphs": SWITCH,
-    "assurance": ["standard", "full"],
-    "confirm": SWITCH,
-    "keep_samples": SWITCH,
-    "sandbox": ["auto", "off"],
-    "cluster": ["null"],
-    "cluster_address": ["null", "10.0.0.1:6379"],
-    "shared_blobs": SWITCH,
-    "trust_definitions": SWITCH,
-    "evaluator_modules": ["[]"],
-    "op_type_config": ["", "{}", "{test: }", "{test: {}}"],
-    "definition_config": ["", "{}", "{double: }", "{double: {}}"],
-}
+OF_A_DEFINITION = """\
+warmup_runs: 0
+warmup_runs: 10000000
+iterations: 1
+iterations: 10000000
+num_trials: 1
+num_trials: 10000000
+precision: 1e-300
+precision: 0.5
+rtol: 1e-300
+rtol: 1000000
+atol: 1e-300
+atol: 1000000
+required_matched_ratio: 1e-300
+required_matched_ratio: 1
+required_matched_ratio: null
+extra:
+extra: {mine: null}
+extra: {mine: [1, {a: b}]}
+""".splitlines()
+"""Settings at their edges, which a section for a definition may have, too."""
+OF_A_RUN = """\
+definitions: [double]
+definitions: null
+op_types: null
+solutions: null
+authors: null
+workloads: [w0]
+workloads: null
+devices: null
+timeout_seconds: 1e-300
+timeout_seconds: 1000000
+time_budget_s: 1e-300
+time_budget_s: 1000000
+baseline_budget_s: 1e-300
+baseline_budget_s: 1000000
+seed: 0
+seed: 9223372036854775807
+seed: null
+worker_memory_gb: 0.25
+worker_memory_gb: 1000000
+worker_memory_gb: null
+build_jobs: 10000000
+build_jobs: null
+l2_cache: warm
+clock: cuda_events
+assurance: full
+sandbox: off
+cluster: null
+cluster_address: null
+cluster_address: 10.0.0.1:6379
+evaluator_modules: []
+op_type_config:
+op_type_config: {test: }
+definition_config:
+definition_config: {double: }
+""".splitlines()
+SWITCHES = [name for name, field in BenchmarkConfig.model_fields.items() if field.annotation is bool]
 SETTINGS = [
-    (key, value, place) for key, values in EVAL_EDGES.items() for value in values for place in ("", "op", "def")
+    *OF_A_DEFINITION,
+    *(f"definition_config: {{double: {{{setting}}}}}" for setting in OF_A_DEFINITION),
+    *OF_A_RUN,
+    *(f"{name}: {value}" for name in SWITCHES for value in ("true", "false")),
 ]
-SETTINGS += [(key, value, "") for key, values in RUN_EDGES.items() for value in values]
-PLACES = {"": "{}", "op": "op_type_config: {{test: {{{}}}}}", "def": "definition_config: {{double: {{{}}}}}"}
 FILED = [
     *(f"{key}: {value}" for key in ("rtol", "atol") for value in ("0", "1e308", "null")),
     "{atol: 0, rtol: 0.0, required_matched_ratio: 1}",
@@ -74,24 +85,7 @@ FILED = [
     "extra:",
     "{}",
 ]
-TOLERANCES = [{"max_atol": 0}, {"max_rtol": 0}, {"max_atol": 0, "max_rtol": 0, "max_error_cap": 1e-300}, {}, None]
-FLAGS = [
-    ("--warmup-runs", "0"),
-    ("--iterations", "1"),
-    ("--num-trials", "1"),
-    ("--precision", "0.5"),
-    ("--rtol", "1e308"),
-    ("--atol", "1e-300"),
-    ("--required-matched-ratio", "1"),
-    ("--timeout", "1000000"),
-    ("--seed", "0"),
-    ("--worker-memory-gb", "1"),
-    ("--build-jobs", "1"),
-    ("--sandbox", "off"),
-    ("--quick",),
-    ("--no-norm-rule",),
-    ("--no-profile-baseline",),
-]
+TOLERANCES = [{"max_atol": 0, "max_rtol": 0, "max_error_cap": 1e-300}, {"max_atol": 0}, {}]
 FAST = ("--devices", "cpu", "--iterations", "2", "--warmup-runs", "0", "--num-trials", "1")
 
 
@@ -133,31 +127,21 @@ def test_every_documented_key_is_here():
     keys = [
         key for line in re.findall(r"^\| (`.*?) \|", GUIDE.read_text(), re.M) for key in re.findall(r"`(\w+)`", line)
     ]
-    assert set(keys) == {*EVAL_EDGES, *RUN_EDGES}
+    assert set(keys) == {setting.partition(":")[0] for setting in SETTINGS}
 
 
-@pytest.mark.parametrize(("key", "value", "place"), SETTINGS)
-def test_a_setting_at_its_edges_is_planned_and_shown(a_set, tmp_path, key, value, place):
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_at_its_edges_is_planned_and_shown(a_set, tmp_path, setting):
     file = tmp_path / "settings.yaml"
-    file.write_text(PLACES[place].format(f"{key}: {value}"))
+    file.write_text(setting)
     check_plans(a_set, "--config", file)
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=" ".join)
-def test_a_flag_at_its_edges_is_planned_and_shown(a_set, flag):
-    check_plans(a_set, *flag)
-
-
-@pytest.mark.parametrize("filed", FILED)
-def test_what_a_set_says_is_planned_and_shown(make_set, filed):
-    root = make_set(filed)
-    check("validate", "--local", root)
-    check_plans(root)
-
-
-@pytest.mark.parametrize("tolerance", TOLERANCES)
-def test_a_tolerance_of_a_workload_is_planned_and_shown(make_set, tolerance):
-    root = make_set(tolerance=tolerance)
+@pytest.mark.parametrize(
+    ("filed", "tolerance"), [*((filed, None) for filed in FILED), *(("atol: 0", tolerance) for tolerance in TOLERANCES)]
+)
+def test_what_a_set_and_a_workload_say_is_planned_and_shown(make_set, filed, tolerance):
+    root = make_set(filed, tolerance)
     check("validate", "--local", root)
     check_plans(root)
 
@@ -177,7 +161,6 @@ def test_a_zero_of_a_set_lasts_through_all_that_python_does_with_a_configuration
         {"timeout_seconds": 1e6, "worker_memory_gb": 1e6, "rtol": 1e308, "atol": 1e308, "build_jobs": 10**7},
         {"time_budget_s": 1e-300, "baseline_budget_s": 1e-300, "precision": 1e-300, "rtol": 1e-300, "seed": 2**63 - 1},
     ],
-    ids=["most", "least"],
 )
 def test_a_whole_run_at_the_edges_gives_a_verdict(make_set, tmp_path, capsys, settings):
     root, file = make_set(), tmp_path / "settings.json"
@@ -198,20 +181,19 @@ def test_a_set_with_a_zero_is_judged_by_every_command(make_set, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
-        ("compare", "a", "b", "--budget", "nan"),
-        ("compare", "a", "b", "--budget", "inf"),
-        ("cache", "clear", "--keep-gb", "inf"),
-        ("run", "--timeout", "inf"),
-        ("serve", "--drain", "nan"),
-        ("serve", "--drain", "-1"),
-        ("serve", "--port", "65536"),
-        ("serve", "--port", "-1"),
-        ("serve", "--port", "9" * 30),
+        "compare a b --local SET --budget nan",
+        "compare a b --local SET --budget inf",
+        "cache clear --keep-gb inf",
+        "run SET --timeout inf",
+        "serve SET --drain nan",
+        "serve SET --drain -1",
+        "serve SET --port 65536",
+        "serve SET --port -1",
     ],
-    ids=" ".join,
 )
-def test_a_number_that_is_none_is_refused(a_set, capsys, words):
-    assert cli([*words, "--local", str(a_set)][: None if words[0] != "cache" else -2]) == 2
-    assert words[-2] in capsys.readouterr().err
+def test_a_number_that_is_none_is_refused(a_set, capsys, line):
+    *words, flag, value = line.replace("SET", str(a_set)).split()
+    assert cli([*words, flag, value]) == 2
+    assert flag in capsys.readouterr().err

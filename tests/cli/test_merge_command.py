@@ -6,9 +6,8 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 
-
-def stored(path):
-    return make_workload("stored", inputs={"x": {"type": "safetensors", "path": path, "tensor_key": "x"}})
+BLOB = {"x": {"type": "safetensors", "path": "./blob/x.safetensors", "tensor_key": "x"}}
+STORED = make_trace(solution=None, workload=make_workload("stored", inputs=BLOB))
 
 
 def write_parts(tmp_path, **second):
@@ -22,17 +21,13 @@ def write_parts(tmp_path, **second):
         workloads=[make_trace(solution=None, workload=make_workload("w0"))],
         traces=[shared],
     )
+    files = {"blob/x.safetensors": b"tensors", "definitions/test/double.json": make_definition(foreign="kept")}
     parts = {
-        "files": {"blob/x.safetensors": b"tensors", "definitions/test/double.json": make_definition(foreign="kept")},
         "solutions": [make_solution("other", author="bob")],
-        "workloads": [
-            make_trace(solution=None, workload=make_workload("w0")),
-            make_trace(solution=None, workload=stored("./blob/x.safetensors")),
-        ],
+        "workloads": [make_trace(solution=None, workload=make_workload("w0")), STORED],
         "traces": [shared, make_trace(solution="other", status="TIMEOUT"), make_trace(solution="gone")],
     }
-    parts["files"] = {**parts["files"], **second.pop("files", {})}
-    return first, write_trace_set(tmp_path / "b", **{**parts, **second})
+    return first, write_trace_set(tmp_path / "b", files | second.pop("files", {}), **(parts | second))
 
 
 def merge(*roots, output):
@@ -46,9 +41,8 @@ def files_of(root):
 def test_what_two_sets_share_is_written_once_and_the_rest_is_kept(tmp_path, capsys):
     output = tmp_path / "new" / "merged"
     assert merge(*write_parts(tmp_path), output=str(output)) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{output}: 1 definition, 2 solutions, 2 workloads, 3 traces, 1 blob\n"
-    assert said.err == ""
+    said = f"{output}: 1 definition, 2 solutions, 2 workloads, 3 traces, 1 blob\n"
+    assert capsys.readouterr() == (said, "")
     assert files_of(output) == [
         "blob/x.safetensors",
         "definitions/test/double.json",
@@ -62,7 +56,6 @@ def test_what_two_sets_share_is_written_once_and_the_rest_is_kept(tmp_path, caps
     ]
     merged = TraceSet.from_path(output)
     assert [issue.reason for issue in merged.issues] == ["kept without effect: foreign"]
-    assert merged.definitions["double"].to_dict()["foreign"] == "kept"
     assert [trace.workload.uuid for trace in merged.workloads["double"]] == ["w0", "stored"]
     assert {(trace.solution, trace.evaluation.status.value) for trace in merged.traces["double"]} == {
         ("double_python", "PASSED"),
@@ -70,18 +63,15 @@ def test_what_two_sets_share_is_written_once_and_the_rest_is_kept(tmp_path, caps
         ("gone", "PASSED"),
     }
     assert (output / "tolerances.yaml").read_text() == "double:\n  rtol: 0.5\n"
-    assert [path.name for path in output.parent.iterdir()] == ["merged"]
 
 
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        ({"files": {"definitions/test/double.json": make_definition(reference="def run(x): return x\n")}}, "differs"),
         ({"solutions": [make_solution(source="def run(x): return x\n")]}, "solution 'double_python' differs"),
         ({"workloads": [make_trace(solution=None, workload=make_workload("w0", axes={"n": 9}))]}, "its uuid belongs"),
         ({"files": {"tolerances.yaml": "double:\n  rtol: 0.25\n"}}, "says something else"),
     ],
-    ids=["definitions", "solutions", "workloads", "tolerances"],
 )
 def test_sets_that_contradict_each_other_are_refused_and_nothing_is_written(tmp_path, capsys, second, said):
     assert merge(*write_parts(tmp_path, **second), output=str(tmp_path / "merged")) == 2
@@ -91,25 +81,16 @@ def test_sets_that_contradict_each_other_are_refused_and_nothing_is_written(tmp_
 
 def test_blobs_of_one_path_that_differ_are_refused(tmp_path, capsys):
     first, second = write_parts(tmp_path)
-    workload = make_trace(solution=None, workload=stored("./blob/x.safetensors"))
-    write_trace_set(first, {"blob/x.safetensors": b"others"}, workloads=[workload])
+    write_trace_set(first, {"blob/x.safetensors": b"others"}, workloads=[STORED])
     assert merge(first, second, output=str(tmp_path / "merged")) == 2
     assert "blob blob/x.safetensors differs between" in capsys.readouterr().err
     assert not (tmp_path / "merged").exists()
 
 
-@pytest.mark.parametrize("there", ["folder", "file", "link"])
-def test_nothing_that_is_there_is_overwritten(tmp_path, capsys, there):
-    output = tmp_path / "merged"
-    if there == "folder":
-        write_trace_set(output, {"notes.txt": "mine"})
-    elif there == "file":
-        output.write_text("mine")
-    else:
-        output.symlink_to(tmp_path / "elsewhere")
+def test_no_link_that_is_there_is_written_through(tmp_path, capsys):
+    (output := tmp_path / "merged").symlink_to(tmp_path / "elsewhere")
     assert merge(*write_parts(tmp_path), output=str(output)) == 2
     assert f"{output} is there already" in capsys.readouterr().err
-    assert not list(tmp_path.glob(".merged*"))
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -129,9 +110,3 @@ def test_a_trace_that_needs_its_model_is_merged_too(tmp_path, capsys):
     first, second = write_parts(tmp_path, traces=[odd, odd])
     assert merge(first, second, output=str(tmp_path / "merged")) == 0
     assert len(TraceSet.from_path(tmp_path / "merged").traces["double"]) == 2
-
-
-def test_sets_without_anything_are_refused(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    assert merge(tmp_path / "empty", output=str(tmp_path / "merged")) == 2
-    assert "there is nothing to merge" in capsys.readouterr().err

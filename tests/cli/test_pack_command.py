@@ -6,74 +6,58 @@ import pytest
 
 from flashinfer_bench.cli.entry import run_command_line
 from flashinfer_bench.data import save_json_file
-from tests.kit.make import make_definition, make_solution
-
-DEFINITION = make_definition()
+from tests.kit.make import make_definition, make_solution, write_trace_set
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    """Work in a folder with a set and a folder of sources."""
+def call(tmp_path, monkeypatch, capsys):
+    """Type a command in a folder with a set and a folder of sources; returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    save_json_file(DEFINITION, tmp_path / "set" / "definitions" / DEFINITION.op_type / f"{DEFINITION.name}.json")
-    save_json_file(make_solution(definition=DEFINITION.name, name="mine"), "mine.json")
+    write_trace_set(tmp_path / "set", definitions=[make_definition()])
+    save_json_file(make_solution("mine"), "mine.json")
     assert run_command_line(["unpack", "mine.json", "-d", "mine"]) == 0
-    return tmp_path
-
-
-def test_a_round_trip_leaves_the_file_as_it_was(here, capsys):
-    before = (here / "mine.json").read_bytes()
-    assert run_command_line(["pack", "mine", "--local", "set"]) == 0
-    assert (here / "mine.json").read_bytes() == before
-    assert "mine.json: mine for" in capsys.readouterr().out
-
-
-def test_json_names_the_files(here, capsys):
     capsys.readouterr()
-    assert run_command_line(["pack", "mine", "-o", "new/x.json", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["files"] == ["new/x.json"]
+    return lambda line: (run_command_line(line.split()), *capsys.readouterr())
 
 
-def test_a_wrong_entry_point_writes_nothing_and_is_misuse(here, capsys):
-    (here / "mine" / "main.py").write_text("def run(): ...\n")
-    assert run_command_line(["pack", "mine", "--local", "set", "-o", "x.json"]) == 2
-    assert "cannot be called" in capsys.readouterr().err
-    assert not (here / "x.json").exists()
+def test_a_round_trip_leaves_the_file_as_it_was(call, tmp_path, monkeypatch):
+    before = (tmp_path / "mine.json").read_bytes()
+    assert "mine.json: mine for" in call("pack mine --local set")[1]
+    assert (tmp_path / "mine.json").read_bytes() == before
+    monkeypatch.chdir(tmp_path / "mine")
+    for line in ("pack .", "pack .", "pack . -o other.json --format json"):
+        code, out, _ = call(line)
+        assert code == 0
+    assert json.loads(out)["files"] == ["other.json"]
+    assert (tmp_path / "mine/mine.json").read_bytes() == (tmp_path / "mine/other.json").read_bytes()
 
 
-def test_a_definition_that_the_set_lacks_is_named(here, capsys):
-    manifest = here / "mine" / "solution.yaml"
-    manifest.write_text(manifest.read_text().replace(f"definition: {DEFINITION.name}", "definition: gone"))
-    assert run_command_line(["pack", "mine", "--local", "set"]) == 2
-    assert "no definition 'gone'" in capsys.readouterr().err
+def test_a_definition_that_the_set_lacks_writes_nothing_and_is_misuse(call, tmp_path):
+    manifest = tmp_path / "mine/solution.yaml"
+    manifest.write_text(manifest.read_text().replace("definition: double", "definition: gone"))
+    code, _, err = call("pack mine --local set -o x.json")
+    assert (code, "no definition 'gone'" in err, (tmp_path / "x.json").exists()) == (2, True, False), err
 
 
-def test_another_file_is_not_overwritten(here, capsys):
-    (here / "notes.json").write_text("{}")
-    assert run_command_line(["pack", "mine", "-o", "notes.json"]) == 2
-    assert (here / "notes.json").read_text() == "{}"
-    assert "name another file with -o" in capsys.readouterr().err
+def test_another_file_is_not_overwritten(call, tmp_path):
+    (tmp_path / "notes.json").write_text("{}")
+    code, _, err = call("pack mine -o notes.json")
+    assert (code, "name another file with -o" in err) == (2, True)
+    assert (tmp_path / "notes.json").read_text() == "{}"
 
 
-def test_a_file_to_unpack_that_is_not_there_is_one_line_with_what_to_give(here, capsys):
-    capsys.readouterr()
-    assert run_command_line(["unpack", "gone.json"]) == 2
-    where = "SET/solutions/<author>/<op_type>/<definition>/<solution>.json"
-    assert capsys.readouterr().err == (
-        f"error: gone.json is no file; unpack takes a solution's file, such as {where}\n"
-    )
-
-
-@pytest.mark.parametrize("argv", [["unpack", "gone.json"], ["pack", "gone"], ["pack", "set"]])
-def test_what_is_not_there_is_misuse(here, argv, capsys):
-    assert run_command_line(argv) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_packing_a_folder_into_itself_twice_gives_the_same_file(here, monkeypatch):
-    monkeypatch.chdir(here / "mine")
-    assert run_command_line(["pack", "."]) == 0
-    once = (here / "mine/mine.json").read_bytes()
-    assert run_command_line(["pack", "."]) == 0
-    assert run_command_line(["pack", ".", "-o", "other.json"]) == 0
-    assert (here / "mine/mine.json").read_bytes() == (here / "mine/other.json").read_bytes() == once
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "unpack gone.json",
+            "gone.json is no file; unpack takes a solution's file, such as "
+            "SET/solutions/<author>/<op_type>/<definition>/<solution>.json\n",
+        ),
+        ("pack gone", ""),
+        ("pack set", ""),
+    ],
+)
+def test_what_is_not_there_is_misuse(call, line, said):
+    code, _, err = call(line)
+    assert (code, err.startswith(f"error: {said}")) == (2, True), err

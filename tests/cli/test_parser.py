@@ -1,30 +1,34 @@
-"""What the command line accepts, and the one line that it says about what it does not."""
+"""What the command line accepts, what it says about what it does not, its helps' examples, completion and sweeps."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.cli.entry import COMMANDS, parse_command_line
+from flashinfer_bench.cli.entry import parse_command_line
+from flashinfer_bench.cli.machine.build import choose_solutions
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.cli.parser import PROGRAM
+from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
 from flashinfer_bench.cli.settings import flag_of, given_overrides
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import Misuse
+from flashinfer_bench.examine.inspect.target import resolve_target
+from tests.cli.fake_engine import write_small_set
 from tests.cli.helps import ALL_COMMANDS, example_of
+from tests.conftest import CHECKOUT
 
-
-def overrides(*argv):
-    return given_overrides(parse_command_line(["run", "--local", "x", *argv]))
-
-
-def test_flags_that_are_not_given_override_nothing():
-    assert overrides() == {}
-
-
-def test_flags_become_configuration_fields():
-    given = overrides(
-        "--timeout", "5", "--rtol", "1e-3", "--no-profile-baseline", "--use-isolated-runner", "--seed", "7"
-    )
-    config = BenchmarkConfig.default(**given)
-    assert (config.timeout_seconds, config.rtol, config.seed) == (5, 1e-3, 7)
-    assert (config.profile_baseline, config.use_isolated_runner) == (False, True)
+SET = CHECKOUT / "flashinfer-trace"
+RMSNORM = SET / "solutions" / "plain" / "rmsnorm" / "rmsnorm_h4096" / "plain_rmsnorm_h4096.json"
+REPORTS = ("summary", "best", "visualize", "history", "diff", "html", "export")
+CACHE = ("show", "clear", "verify", "baselines")
+OFFLINE = (
+    *("run", "list", "validate", "config show", "unpack", "pack"),
+    *(f"report {name}" for name in REPORTS),
+    *(f"cache {name}" for name in CACHE),
+)
 
 
 def test_every_field_has_a_flag_and_a_help(capsys):
@@ -38,28 +42,27 @@ def test_every_field_has_a_flag_and_a_help(capsys):
 
 @pytest.mark.parametrize("argv", [("a", "b"), ("a,b",), ("a, b",), ("a", "--definitions", "b")])
 def test_names_are_separated_by_spaces_or_commas_and_flags_repeat(argv):
-    assert overrides("--definitions", *argv) == {"definitions": ["a", "b"]}
+    given = given_overrides(parse_command_line(["run", "--local", "x", "--definitions", *argv]))
+    assert given == {"definitions": ["a", "b"]}
 
 
-def test_local_may_be_given_more_than_once():
-    assert parse_command_line(["list", "--local", "a", "--local", "b"]).local == ["a", "b"]
+@pytest.mark.parametrize("line", ["list --local a --local b", "list a b", "run a --quiet --local b", "validate a b"])
+def test_sets_may_stand_without_their_flag_and_be_several(line):
+    assert sorted(parse_command_line(line.split()).local) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ("run --iteratons 5", "unknown flag --iteratons; did you mean --iterations?"),
         ("run --iteratons=5", "unknown flag --iteratons; did you mean --iterations?"),
         ("run --use_isolated_runner", "unknown flag --use_isolated_runner; did you mean --use-isolated-runner?"),
         ("run --itera 5", "unknown flag --itera; did you mean --iterations?"),
-        ("run --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
         ("run a --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
         ("run --iterations", "--iterations: expected one argument; see flashinfer-bench run --help"),
         ("run --iterations x", "--iterations: a whole number or 'auto' is needed"),
         ("run --rtol x", "--rtol: Input should be a valid number, unable to parse string as a number"),
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("rnu", "unknown command rnu; did you mean run?"),
-        ("zzz", f"unknown command zzz; known: {', '.join(COMMANDS)}"),
         (
             "report",
             "report needs a command: summary or best or visualize or history or diff or html or export or merge",
@@ -70,9 +73,7 @@ def test_local_may_be_given_more_than_once():
 )
 def test_misuse_is_one_line_and_exit_code_2(argv, line, capsys):
     assert main(argv.split()) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == f"error: {line}\n"
+    assert capsys.readouterr() == ("", f"error: {line}\n")
 
 
 def test_all_unknown_flags_are_told_at_once():
@@ -80,20 +81,98 @@ def test_all_unknown_flags_are_told_at_once():
         parse_command_line(["run", "--iteratons", "5", "--rtoll", "1"])
 
 
-@pytest.mark.parametrize("command", ALL_COMMANDS)
-def test_the_help_of_every_command_has_an_example_that_parses(command, capsys):
-    example = example_of(command, capsys)
-    assert " ".join(example).startswith(command)
-    assert parse_command_line(example).parser.prog == f"flashinfer-bench {command}"
-
-
-def test_help_goes_to_stdout(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["run", "--help"])
-    assert exit_info.value.code == 0
-    assert "--require-passed" in capsys.readouterr().out
-
-
 def test_no_argument_shows_the_help_as_misuse(capsys):
     assert main([]) == 2
     assert "commands:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [*ALL_COMMANDS, "new", "config", "report", "cache", "inspect"])
+def test_the_help_of_every_command_has_an_example_that_parses(command, capsys):
+    example = example_of(command, capsys)
+    assert " ".join(example).startswith(command)
+    assert parse_command_line(example).parser.prog.startswith(f"flashinfer-bench {command}")
+
+
+@pytest.fixture
+def beside_the_set(monkeypatch, tmp_path):
+    (tmp_path / "flashinfer-trace").symlink_to(SET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    (tmp_path / "my_rmsnorm.json").write_text(RMSNORM.read_text())
+
+
+@pytest.mark.usefixtures("beside_the_set")
+@pytest.mark.parametrize("command", OFFLINE)
+def test_an_example_that_needs_no_device_works_as_printed(command, capsys):
+    if command == "pack":
+        main(example_of("unpack", capsys))
+    argv = example_of(command, capsys)
+    assert main([*argv, *(["--dry-run"] if command == "run" else [])]) == 0
+    assert "error" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("beside_the_set")
+def test_the_examples_of_build_and_inspect_name_what_the_bundled_set_has(capsys):
+    items = choose_solutions(parse_command_line(example_of("build", capsys)))
+    assert {item.solution.author for item in items} == {"cuda"}
+    for tool in ("ncu", "sanitizer"):
+        args = parse_command_line(example_of(f"inspect {tool}", capsys))
+        target = resolve_target(TraceSet.from_path(args.local[0]), args.solution, args.workload)
+        assert target.solution.definition == target.definition.name
+
+
+def complete(line, tmp_path):
+    """Return what a shell would offer behind a line that somebody has typed."""
+    variables = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "COMP_LINE": line}
+    variables |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n", "COMP_TYPE": "9"}
+    command = [sys.executable, "-m", "flashinfer_bench"]
+    subprocess.run(command, env=os.environ | variables, check=True, cwd=tmp_path, timeout=60)
+    return {word.strip() for word in (tmp_path / "offered").read_text().split("\n")}
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("rep", {"report", "repro"}),
+        ("report best --b", {"--by"}),
+        ("run set --solutions o", {"other"}),
+        ("run --local set --workloads w", {"w0", "w1"}),
+        ("list set --op-type t", {"test"}),
+        ("run --sandbox s", {"strict"}),
+        ("perf --routine gemm_f", {"gemm_fp8_nt_groupwise"}),
+    ],
+)
+def test_a_shell_is_offered_commands_flags_and_names(line, offered, tmp_path):
+    write_small_set(tmp_path / "set")
+    assert offered <= complete(f"{PROGRAM} {line}", tmp_path)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_script_of_a_shell_asks_the_program(shell, capsys):
+    assert main(["completion", shell]) == 0
+    assert PROGRAM in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "cases"),
+    [
+        ("--m 1,16 --backends a b", ["--backends a b --m 1", "--backends a b --m 16"]),
+        ("--sweep m=1:8:x2", ["--m 1", "--m 2", "--m 4", "--m 8"]),
+        ("--sweep m=2:6:2 --n=1,2", [f"--m {m} --n {n}" for m in (2, 4, 6) for n in (1, 2)]),
+        ("--case_tag a,b", ["--case_tag a,b"]),
+    ],
+)
+def test_sweeps(words, cases):
+    assert [" ".join(case) for case in expand_sweeps(words.split())] == cases
+
+
+def test_each_case_of_a_sweep_is_told_from_the_others():
+    cases = expand_sweeps(["--batch_size", "1,8", "--enable_pdl", "--hidden_size", "64", "--sweep", "num_heads=2:4:2"])
+    assert describe_swept(cases)[3] == "--batch_size 8 --num_heads 4"
+    assert describe_swept(cases[:1]) == [""]
+
+
+@pytest.mark.parametrize("sweep", ["m", "m=5:1", "m=0:8:x2", "colour=1,2", "m=1:9:x1", "m=1:99999", "batch_siz=1,2"])
+def test_sweeps_that_cannot_be(sweep):
+    with pytest.raises(Misuse, match="did you mean 'batch_size'" if "siz" in sweep else "sweep"):
+        expand_sweeps(["--sweep", sweep])

@@ -1,4 +1,4 @@
-"""What commands say of sets: which one is meant, what is wrong in it, what it holds; and of recorded jobs."""
+"""What commands say of sets: which one is meant, what is wrong in it, what it holds; and of settings."""
 
 import json
 
@@ -6,13 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.planning.plan import make_plan
-from flashinfer_bench.cli.args import choose_recorded, describe_issues, keep_recorded, read_recorded
+from flashinfer_bench.cli.args import describe_issues
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.data import LoadIssue, TraceSet
-from flashinfer_bench.errors import DataSetError, Misuse
-from tests.cli.fake_engine import MACHINE, write_small_set
+from flashinfer_bench.data import LoadIssue
+from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 MINE = """
@@ -28,13 +25,19 @@ EVALUATORS = [Mine]
 """
 ENDS = "import os, sys\nprint('bye', file=sys.stderr, flush=True)\nos._exit(3)\n"
 BLOBS = {"gone": "blob/a", "pointer": "blob/b", "there": "blob/c", "pointer-2": "blob/b"}
+FILES = {
+    "mine.py": MINE,
+    "ends.py": ENDS,
+    "mine.yaml": "evaluator_modules: [mine]\n",
+    "typo.yaml": "definition_config: {duoble: {rtol: 1}}\n",
+    "my.yaml": "iterations: 5\nop_type_config:\n  test: {rtol: 0.5, extra: {rounds: 3}}\n",
+}
 NO_SET = "error: no trace set: give --local PATH, or set FIB_DATASET_PATH\n"
 EMPTY = "error: empty: no definition here; a trace set has definitions/<op_type>/<definition>.json\n"
 UNKNOWN = (
     "error: --definitions: the trace set has no definition 'duoble'; did you mean 'double'?\n"
     "error: --op-types: the trace set has no op type 'tset'; did you mean 'test'?\n"
 )
-OWN_LISTS = "give one of them"
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +52,17 @@ def folder(tmp_path_factory):
     write_trace_set(root / "loose", solutions=[make_solution()])
     (root / "empty").mkdir()
     write_trace_set(root / "low", definitions=[make_definition("low", op_type="lowbit"), make_definition()])
-    lines = [
-        make_trace(
-            solution=None,
-            workload=make_workload(uuid, inputs={"x": {"type": "safetensors", "path": path, "tensor_key": "x"}}),
-        )
-        for uuid, path in BLOBS.items()
-    ]
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+    blob = {"type": "safetensors", "tensor_key": "x"}
+    workloads = [make_workload(uuid, inputs={"x": {**blob, "path": path}}) for uuid, path in BLOBS.items()]
     stored = write_trace_set(
         root / "stored",
-        {"blob/b": pointer},
+        {"blob/b": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"},
         definitions=[make_definition()],
         solutions=[make_solution()],
-        workloads=lines,
+        workloads=[make_trace(solution=None, workload=workload) for workload in workloads],
     )
-    save_file({"x": torch.ones(*lines[0].workload.axes.values())}, str(stored / "blob/c"))
-    for name, text in {"mine.py": MINE, "ends.py": ENDS, "mine.yaml": "evaluator_modules: [mine]\n"}.items():
+    save_file({"x": torch.ones(8)}, str(stored / "blob/c"))
+    for name, text in FILES.items():
         (root / name).write_text(text)
     return root
 
@@ -82,30 +79,37 @@ def call(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        *((command, 2, NO_SET) for command in ("list", "run", "validate", "report summary", "report best")),
-        *((f"{command} empty", 2, EMPTY) for command in ("list", "run", "report summary")),
-        ("list --local a --local b", 2, "error: trace set 'a' does not exist"),
-        ("list --local a --local b", 2, "\nerror: trace set 'b' does not exist"),
+        *((command, 2, NO_SET) for command in ("list", "run", "report best")),
+        *((f"{command} empty", 2, EMPTY) for command in ("list", "run")),
+        *(
+            ("list --local a --local b", 2, f"error: trace set '{name}' does not exist; give the folder")
+            for name in "ab"
+        ),
         ("list sett", 2, "; did you mean 'set'?\n"),
         ("list set/workloads", 2, "error: set/workloads: no definition here; did you mean "),
         ("list set double", 2, "; for the definition of that name: --definitions double\n"),
         ("list set other", 2, "; for the solution of that name: --solutions other\n"),
         ("list set nothing", 2, "holds definitions/\n"),
-        ("run torn", 2, "double.json:1: not JSON"),
         ("run torn", 2, "error: torn: none of its definitions can be used\n"),
         ("list set --definitions duoble --op-types tset", 2, UNKNOWN),
-        ("list set --solutions othr", 2, "did you mean 'other'"),
         ("list set --solutions z*", 2, "error: --solutions: the trace set has nothing like 'z*'\n"),
-        ("list set --workloads --evaluators", 2, OWN_LISTS),
+        ("list set --workloads --evaluators", 2, "give one of them"),
         ("list set --config x", 2, "give --evaluators too"),
-        ("list set --evaluator-modules x", 2, "give --evaluators too"),
         ("list bad", 0, "broken.json"),
         ("run set --dry-run --evaluator-modules ends", 2, "(ends) ended with exit code 3; it said last"),
-        ("run set --dry-run --evaluator-modules ends", 2, "bye"),
         ("report summary set --workloads zzzz", 2, "error: --workloads: the trace set has no workload with a trace"),
+        ("config show --precision=0.6", 2, "error: --precision: Input should be "),
+        ("config show --definition double", 2, "give --local PATH"),
+        (
+            "config show set --definition duoble",
+            2,
+            "error: --definition: the trace set has no definition 'duoble'; did",
+        ),
+        ("config show set --config typo.yaml", 2, "did you mean 'double'?"),
+        ("config show --config no.yaml", 2, "error: no.yaml: there is no such file\n"),
     ],
 )
-def test_what_is_said_of_a_set(call, line, code, said):
+def test_what_is_said_of_a_set_and_its_settings(call, line, code, said):
     found, _, err = call(line)
     assert (found, said in err) == (code, True), err
 
@@ -114,7 +118,6 @@ def test_what_is_said_of_a_set(call, line, code, said):
     ("line", "code", "printed"),
     [
         ("validate set", 0, "0 errors, 0 warnings\n"),
-        ("validate bad", 1, "broken.json"),
         ("validate loose", 0, "1 solution, 0 workloads, 0 traces: 0 errors, 2 warnings\n"),
         ("validate empty", 1, "error: empty: the set has no definitions"),
         ("validate torn", 1, "1 error, 0 warnings\n"),
@@ -130,6 +133,7 @@ def test_what_is_said_of_a_set(call, line, code, said):
         ),
         ("run stored --dry-run --devices cpu", 1, "skipped double: 3 of 4 workloads lack their stored inputs: blob "),
         ("run stored --dry-run --devices cpu --workloads there", 0, "1 job "),
+        ("config show", 0, "\niterations "),
     ],
 )
 def test_what_is_printed_of_a_set(call, line, code, printed):
@@ -137,34 +141,27 @@ def test_what_is_printed_of_a_set(call, line, code, printed):
     assert (found, printed in out) == (code, True), out
 
 
-def test_the_environment_names_the_default_set(call, monkeypatch):
-    monkeypatch.setenv("FIB_DATASET_PATH", "set")
-    assert call("list")[0] == 0
-
-
 def test_lists_in_json(call):
     (item,) = json.loads(call("list set --format json")[1])["definitions"]
     assert (sorted(item["solutions"]), item["workloads"]) == (["double_python", "in_cuda", "other"], 2)
-    assert len(json.loads(call("list set --workloads --format json")[1])["workloads"]) == 2
-    rows = json.loads(call("list set --solutions --format json")[1])["solutions"]
-    assert {row["name"] for row in rows} == {"double_python", "other", "in_cuda"}
+    for kind, count in {"workloads": 2, "solutions": 3}.items():
+        assert len(json.loads(call(f"list set --{kind} --format json")[1])[kind]) == count
     low, double = json.loads(call("list low --evaluators --format json")[1])["definitions"]
     assert (low["evaluator"]["name"], low["evaluator"]["origin"]) == ("LowBitEvaluator", "built-in")
     assert double["evaluator"]["name"] == "DefaultEvaluator"
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def run(x:\n", "main.py: not Python: '(' was never closed (line 1 of the source)"),
-        ("def rum(x):\n    return x\n", "main.py: there is no function 'run'; did you mean 'rum'?"),
-        ("def run():\n    pass\n", "run() cannot be called as double calls it"),
-    ],
-)
-def test_validate_warns_of_what_can_only_fail_to_compile(source, said, capsys, tmp_path):
-    root = write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution(source=source)])
-    assert main(["validate", "--local", str(root)]) == 0
-    assert f"double_python.json: double_python: {said}" in capsys.readouterr().out
+def test_every_setting_has_its_value_and_its_origin(call):
+    line = "config show --format json --config my.yaml --atol 0.25"
+    shown, of_set = (json.loads(call(line + more)[1]) for more in ("", " set --definition double"))
+    assert shown["settings"]["iterations"] == of_set["settings"]["iterations"] == {"value": 5, "origin": "my.yaml"}
+    assert shown["settings"]["atol"] == {"value": 0.25, "origin": "flag"}
+    assert shown["settings"]["num_trials"]["origin"] == "default"
+    rtol = {"value": 0.5, "origin": "my.yaml: op_type_config.test"}
+    assert shown["sections"] == {"op_type_config.test": {"rtol": rtol, "extra.rounds": {**rtol, "value": 3}}}
+    assert (of_set["settings"]["rtol"], of_set["settings"]["extra.rounds"]["value"]) == (rtol, 3)
+    flag = json.loads(call(f"{line} set --definition double --rtol 0.125")[1])["settings"]["rtol"]
+    assert flag == {"value": 0.125, "origin": "flag"}
 
 
 def test_many_warnings_are_counted_and_errors_never_are(tmp_path):
@@ -172,42 +169,3 @@ def test_many_warnings_are_counted_and_errors_never_are(tmp_path):
     lines = describe_issues(issues)
     assert [sum(line.startswith(kind) for line in lines) for kind in ("error: ", "warning: ")] == [30, 21]
     assert "10 more warnings" in lines[-1]
-
-
-@pytest.fixture
-def recorded(tmp_path):
-    """A file of two verdicts, and a workload's line between them."""
-    traces = [make_trace(), make_trace(solution=None), make_trace(solution="other", workload=make_workload("w1"))]
-    path = tmp_path / "traces:3"
-    path.write_text("".join(trace.to_json() + "\n" for trace in traces))
-    return path
-
-
-def names(traces):
-    return [(trace.solution, trace.workload.uuid) for trace in traces]
-
-
-@pytest.mark.parametrize(
-    ("line", "error", "said"),
-    [
-        (":4", Misuse, "has 3 lines; there is no line 4"),
-        (":0", Misuse, "there is no line 0"),
-        (":2", Misuse, "holds no verdict that could be judged again"),
-        ("none", DataSetError, "none"),
-    ],
-)
-def test_a_line_without_a_verdict_is_refused(recorded, line, error, said):
-    with pytest.raises(error, match=said):
-        read_recorded(f"{recorded}{line}")
-
-
-def test_recorded_jobs_are_planned_and_no_others(recorded, tmp_path):
-    """A file may have a colon in its name."""
-    assert names(read_recorded(f"{recorded}:3")) == [("other", "w1")]
-    traces = read_recorded(str(recorded))
-    trace_set = TraceSet.from_path(write_small_set(tmp_path / "set"))
-    plan = make_plan(trace_set, choose_recorded(BenchmarkConfig(), traces), MACHINE)
-    assert len(plan.jobs) == 4
-    kept = keep_recorded(plan, traces)
-    assert [(job.solution.name, job.workload.uuid) for job in kept.jobs] == [("double_python", "w0"), ("other", "w1")]
-    assert [job.index for job in kept.jobs] == [0, 1]

@@ -43,7 +43,8 @@ class FakePool:
     def asked(self, name):
         return [size for what, size in self.log if what == name]
 
-    def expect(self, solutions):
+    def expect(self, solutions, *, adopts):
+        assert adopts is None
         self.expected = "".join("*" if len(one.digest) > 1 else one.digest for one in solutions)
 
     def may_precompile(self):
@@ -67,6 +68,7 @@ def open_session():
 
         def opened(**hello):
             usual = {"compiles_ahead": False, "isolated": False, "profile_baseline": True, "device": "cpu"}
+            usual |= {"expects_new": False}
             usual |= {"baseline_budget_s": 2.0, "timing": TimingSettings(), "timeout_seconds": 9.0}
             tools = SessionTools(arena, Readout(None), lambda: None)
             session = DeviceSession(SimpleNamespace(**usual | hello), FakePool(arena), tools, lambda _phase: None)

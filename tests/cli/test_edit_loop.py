@@ -1,0 +1,155 @@
+"""From an edited file to its verdict: `run --solution FILE`, `--watch`, `new`; wildcards."""
+
+import re
+
+import pytest
+
+from flashinfer_bench.cli.edit import watch
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.data import TraceSet
+from tests.cli.fake_engine import play_run, write_small_set
+from tests.kit import DOUBLE
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Work in a folder with a set and a draft, `fast.py`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["flashinfer-bench"])
+    (tmp_path / "fast.py").write_text(DOUBLE)
+    return write_small_set(tmp_path / "set")
+
+
+@pytest.fixture
+def run(root, capsys):
+    """Run the command; returns its exit code, how many jobs it had, and what it said."""
+
+    def start(line, verdict_of=lambda job: {}):
+        code, _ = play_run(["set", *line.split()], verdict_of)
+        out, err = capsys.readouterr()
+        jobs = re.search(r"^(\d+) jobs in \d+:\d\d: ", out, re.M)
+        return code, jobs and int(jobs[1]), out + err
+
+    return start
+
+
+def test_a_draft_is_kept_as_it_is_now_and_judged_only_where_it_is_named(run, root, tmp_path):
+    code, jobs, said = run("--solution fast.py")
+    assert (code, jobs) == (0, 2)
+    assert "fast.py: python, fast.py::run, of double (by its parameters)" in said
+    assert re.search(r"^draft: set/solutions/me/\S+/fast\.json$", said, re.M)
+    (tmp_path / "fast.py").write_text(DOUBLE + "# again\n")
+    for line in ("--solution fast.py", "--solution fast", "--author me"):
+        assert run(line)[:2] == (0, 2)
+    kept = TraceSet.from_path(root).get_solution("fast")
+    assert (kept.author, kept.sources[0].content) == ("me", DOUBLE + "# again\n")
+    code, jobs, said = run("")
+    assert (code, jobs, "skipped double / fast: " in said) == (0, 4, True)
+
+
+def test_nothing_is_written_where_that_is_asked_for(run, root):
+    for flag in ("--no-save-results", "--dry-run"):
+        assert run(f"--solution fast.py {flag}")[0] == 0
+    assert TraceSet.from_path(root).get_solution("fast") is None
+
+
+def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(run, root):
+    named = TraceSet.from_path(root).get_solution("other").model_copy(update={"name": "team/fast.py"})
+    (root / "solutions/named.json").write_text(named.model_dump_json())
+    assert run("--solution team/fast.py")[:2] == (0, 2)
+    assert run("--solution team/slow.py")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "reason"),
+    [
+        ("--entry run", 2, "--entry: say it of one source file"),
+        ("--watch", 2, "--watch judges a file again"),
+        ("--solution my_doubl.cpp", 2, "there is no such file; did you mean 'my_double_cpp.cpp'?"),
+        ("--solution notes.txt", 2, "notes.txt: no source file"),
+        ("--solution other.py", 2, "the set has another solution 'other' (author alice, of double); rename the file"),
+        ("--solution other.py --author alice", 2, "was not made of such a file"),
+        (
+            "--solution wide.py --definition double",
+            0,
+            "warning: wide.py: run(x, y, z) cannot be called as double calls it",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_draft_or_its_flags_is_told(run, tmp_path, line, code, reason):
+    (tmp_path / "other.py").write_text(DOUBLE)
+    (tmp_path / "wide.py").write_text("def run(x, y, z): pass\n")
+    for name in ("my_double_cpp.cpp", "notes.txt"):
+        (tmp_path / name).touch()
+    found, _, said = run(line)
+    assert (found, reason in said) == (code, True), said
+
+
+def test_watching_judges_again_when_the_file_is_saved(run, tmp_path, monkeypatch):
+    file, sources, told = tmp_path / "fast.py", [], []
+
+    def verdict_of(job):
+        sources.append(job.solution.sources[0].content)
+        if len(sources) == 2:
+            file.write_text("def run(x:\n")
+        return KeyboardInterrupt() if len(sources) == 4 else {}
+
+    def tell(text):
+        told.append(text)
+        file.write_text(DOUBLE + "# 3\n")
+
+    monkeypatch.setattr(watch, "write_problems", tell)
+    assert run("--solution fast.py --watch --no-save-results", verdict_of)[0] == 130
+    assert sources == [DOUBLE, DOUBLE, DOUBLE + "# 3\n", DOUBLE + "# 3\n"]
+    assert "not Python" in told[0]
+
+
+def test_a_change_of_what_decides_counts_once_the_file_is_there_and_has_settled(tmp_path):
+    file, other = tmp_path / "a.py", tmp_path / "tolerances.yaml"
+    file.write_text("1")
+    before, looks = watch.take_stamp([file, other]), []
+
+    def sleep(_):
+        looks.append(1)
+        if len(looks) == 1:
+            file.unlink()  # some editors do, before they write
+            other.write_text("{}")
+        if len(looks) == 4:
+            file.write_text("1")
+
+    watch.wait_for_change([file], before, sleep, beside=[other])
+    assert len(looks) == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "jobs"),
+    [("--definition dou*", 4), ("--solutions o*", 2), ("--workload w[1]", 2)],
+)
+def test_names_may_have_wildcards_and_flags_no_s(run, line, jobs):
+    assert run(line)[:2] == (0, jobs)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["definition", "double", "--local", "set", "--op-type", "test"], 2, "nothing was written"),
+        (["definition", "double", "--local", "set", "--op-type", "other"], 2, "has a definition 'double' already"),
+        (
+            ["definition", "my other", "--local", "fresh"],
+            0,
+            "next: flashinfer-bench new solution fresh --definition 'my other'",
+        ),
+        (["solution", "set", "--definition", "dubble"], 2, "did you mean 'double'"),
+        (["solution", "set", "--definition", "double", "-o", "x.cu"], 2, "a python source ends with .py"),
+    ],
+)
+def test_new_says_what_comes_next_and_refuses_what_cannot_be(root, argv, code, said, capsys):
+    assert main(["new", *argv]) == code
+    assert said in "".join(capsys.readouterr())
+
+
+def test_a_skeleton_in_each_language_has_a_name_of_its_own(root, tmp_path):
+    for language in ("python", "cpp", "triton"):
+        assert main(["new", "solution", "set", "--definition", "double", "--language", language]) == 0
+    written = sorted(file.name for file in tmp_path.glob("my_*"))
+    assert written == ["my_double.py", "my_double_cpp.cpp", "my_double_triton.py"]

@@ -1,0 +1,132 @@
+"""`repro`: a wrong call in files, and the script that shows it; what a solution prints in its calls."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance, find_beyond
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.examine.repro.capture import KeepingKernel, KeptCall
+from flashinfer_bench.examine.repro.session import draw_map
+from flashinfer_bench.examine.repro.standalone import find_reasons, plain
+from tests.kit import DOUBLE, make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+DRAWN = "torch.multinomial(probs, 1)[:, 0]"
+WRONG = "def run(x):\n    print('here')\n    y = x * 2\n    y[-1] += 1\n    return y\n"
+
+
+def start_script(folder, *flags):
+    """Return the exit code of a script; its words tell the same."""
+    command = [sys.executable, str(folder / "repro.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ("the failure shows" in done.stdout) == (done.returncode == 1), done.stdout + done.stderr
+    return done.returncode
+
+
+@pytest.mark.cpu
+def test_a_wrong_call_is_written_down_and_the_script_shows_it(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [make_trace(solution=None, workload=make_workload("w0", axes={"n": 8}))]
+    root = write_trace_set(
+        tmp_path / "set", definitions=[make_definition()], solutions=[make_solution(source=WRONG)], workloads=lines
+    )
+    assert main(["run", str(root), "--devices", "cpu", "--iterations", "5"]) == 0
+    trace = next((root / "traces").rglob("*.jsonl"))
+    assert main(["repro", f"{trace}:1", "--dump", "why", "--devices", "cpu"]) == 0
+    assert "y [8]: 1 of 8 elements fail" in capfd.readouterr().out
+    folder = tmp_path / "why"
+    expected, got = load_file(folder / "expected.safetensors")["y"], load_file(folder / "got.safetensors")["y"]
+    assert torch.equal((expected - got).abs() > 0.5, torch.arange(8) == 7)
+    assert torch.equal(load_file(folder / "inputs.safetensors")["x"] * 2, expected)
+    seed = json.loads(trace.read_text().splitlines()[0])["evaluation"]["extra"]["run"]["seed"]
+    assert json.loads((folder / "call.json").read_text())["seed"] == seed
+    for name in ("safetensors", "flashinfer_bench"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('torch has to do')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for source, code in ((WRONG, 1), (DOUBLE, 0)):
+        (folder / "solution" / "main.py").write_text(source)
+        assert start_script(folder) == code
+        assert start_script(folder, "--recorded") == 1
+    assert main(["repro", f"{trace}:1", "--dump", "why"]) == 2  # the folder is not empty
+
+
+def test_the_call_that_was_rejected_stays():
+    kept, one = KeptCall(), [torch.ones(2)]
+    KeepingKernel(lambda x: [x + 1], kept, [one], [[torch.zeros(2)]])(*one)
+    assert (kept.got[0].tolist(), kept.expected[0].tolist()) == ([2, 2], [0, 0])
+    kept.is_final = True
+    kept.take([], None, None)
+    assert kept.got is not None
+
+
+def test_what_is_named_is_a_recorded_job_or_a_solution_and_a_workload(capsys):
+    for what in (["a"], ["a", "b", "c"]):
+        assert main(["repro", *what]) == 2
+        assert "give a recorded job" in capsys.readouterr().err
+
+
+@pytest.mark.cpu
+def test_what_a_sampler_draws_is_judged_by_its_own_check(tmp_path):
+    source = "import torch\n\n\ndef run(probs):\n    return {}\n"
+    right, wrong = (source.format(f"{draws}.int()") for draws in (DRAWN, "probs.argmax(1)"))
+    sampler = make_definition(
+        "sampler",
+        op_type="sampling",
+        axes={"rows": None, "vocab": 64},
+        inputs={"probs": "float32[rows, vocab]"},
+        outputs={"samples": "int32[rows]"},
+        reference=right,
+    )
+    workload = make_workload("w0", axes={"rows": 4}, inputs={"probs": {"type": "random"}})
+    root = write_trace_set(
+        tmp_path / "set",
+        definitions=[sampler],
+        solutions=[make_solution("draws", definition="sampler", source=wrong)],
+        workloads=[make_trace(definition="sampler", solution=None, workload=workload)],
+    )
+    folder = tmp_path / "why"
+    assert main(["repro", "draws", "w0", "--local", str(root), "--dump", str(folder), "--devices", "cpu"]) == 0
+    assert load_file(folder / "inputs.safetensors")["probs"].shape == (4, 64)
+    for source, code in ((wrong, 1), (right, 0)):
+        (folder / "solution" / "main.py").write_text(source)
+        assert start_script(folder) == code
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong", "reason"),
+    [
+        ({}, [1.0, 2.0, 3.0, 9.0], "1 of 4 elements differ"),
+        ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, 5.0], None),
+        ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, 99.0], "the largest error is 95, 8 is allowed"),
+        ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, float("nan")], "1 elements are nan or infinite"),
+        ({"required_matched_ratio": 0.5, "max_absolute_error": 0.5}, [1.0, 2.0, 3.0, 5.0], "0.5 is allowed"),
+        ({"atol": 99.0}, [0.0, 0.0, 3.0, 4.0], "the error of row 0 has 1 times the norm"),
+    ],
+)
+def test_the_script_knows_the_rules(changes, wrong, reason):
+    rule = {"atol": 0.01, "rtol": 0.01, "required_matched_ratio": 1.0, "is_sum": False, "max_error_cap": 2.0}
+    rule |= {"max_absolute_error": float("inf"), "ignores_shared_zeros": False, **changes}
+    evidence = {"output": "y", "limit": 0.1, "row": 0, "of_rows": 2} if "atol" in changes else None
+    left, right = torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.tensor(wrong).double()
+    failing = find_beyond(left, right, Tolerance(rule["rtol"], rule["atol"]))
+    reasons = find_reasons("y", left, right, failing, {"tolerance": rule, "evidence": evidence})
+    assert (reasons == []) if reason is None else reason in reasons[-1]
+
+
+def test_the_script_reads_halves_of_bytes():
+    packed = torch.tensor([[0x21, 0x9F]], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert plain(packed).tolist() == [[0.5, 1.0, -6.0, -0.5]]
+
+
+def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
+    right = torch.zeros(1, 100_000)
+    wrong = right.clone()
+    wrong[0, 50_000:60_000] = 1
+    drawn = draw_map("y", right, wrong, Tolerance(0.1, 0.1)).splitlines()
+    assert drawn[3] == f"       0 {'.' * 64}"
+    signs = "".join(line[9:] for line in drawn[3:])
+    assert (signs.index("+"), signs.rindex("#")) == (50_000 // 66, 60_000 // 66 - 1)

@@ -1,0 +1,240 @@
+"""What is shown: tables, numbers, the progress of a run; and no text of strangers steers a terminal."""
+
+import io
+import threading
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.bench.events import JobFaulted, JobsAdded, JobStarted, Notice, RunStarted
+from flashinfer_bench.cli.output import write_err, write_out, write_problems
+from flashinfer_bench.cli.progress import RunProgress
+from flashinfer_bench.cli.render import (
+    ABSENT,
+    UNLIMITED,
+    Column,
+    available_width,
+    format_duration,
+    format_half,
+    format_latency,
+    format_speedup,
+    render_table,
+    shorten_uuid,
+)
+from flashinfer_bench.cli.verdicts import render_best, render_summary
+from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.report.best import best_by_workload
+from flashinfer_bench.report.summary import summarise
+from tests.cli.fake_engine import CPU, finished, make_jobs
+from tests.kit import make_trace, make_workload
+
+LONG = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
+UNREAL = {"measurement": {"meaningful": False, "reason": "an interpreter ran it"}}
+HOSTILE = "f\x1b]0;title\x07\x1b[2J\u202e\r"
+REASON = "another subscriber of CUPTI is attached"
+
+
+def on(uuid, solution="fast", **parts):
+    parts.setdefault("extra", {"measurement": {"assurance": "full"}})
+    return make_trace(workload=make_workload(uuid), solution=solution, **parts)
+
+
+def timed(uuid, solution, *flags, method="cupti", **more):
+    record = {"method": method, "cache_state": "cold", "launch": "stream", "flags": list(flags), "assurance": "full"}
+    return on(uuid, solution, extra={"measurement": {**record, **more}})
+
+
+TRACES = [
+    on("w0", latency_ms=0.01234, speedup=1.5),
+    on("w1", latency_ms=0.01234, speedup=1.5),
+    on("w0", "wrong", status="INCORRECT_NUMERICAL", log="y[3] is 2.0, expected 1.0"),
+    on("w1", "wrong", status="INCORRECT_NUMERICAL", log="y[7] is 9.0, expected 4.0"),
+    on("w0", "interpreted", latency_ms=12.0, speedup=0.5, extra=UNREAL),
+    on("w1", "interpreted", status="TIMEOUT", log="still running after 300 s"),
+]
+SUMMARY = f"""\
+Definition  Solution     Passed    Latency  Speed-up
+────────────────────────────────────────────────────
+double      fast            2/2  0.0123 ms     1.50x
+double      interpreted     1/2   12.0 ms*    0.50x*
+double      wrong           0/2          {ABSENT}         {ABSENT}
+
+Failures
+  double / interpreted
+    TIMEOUT on 1 of 2 workloads (w1): still running after 300 s
+  double / wrong
+    INCORRECT_NUMERICAL on all 2 workloads: for example, y[3] is 2.0, expected 1.0
+
+latency: median over the passed workloads; speed-up over the reference: geometric mean
+* an interpreter ran it
+"""
+BEST = """\
+Definition  Workload  Axes  Solution    Latency  Speed-up
+─────────────────────────────────────────────────────────
+double      w0        n=8   fast      0.0123 ms     1.50x
+double      w1        n=8   fast      0.0123 ms     1.50x
+"""
+TIMED = [
+    timed("w0", "double_python", "noisy", "host_bound"),
+    timed("w1", "double_python", method="cuda_events", fallback=REASON),
+    timed("w0", "other"),
+]
+TIMED_SUMMARY = f"""\
+Definition  Solution       Passed  Latency  Speed-up  Flags
+───────────────────────────────────────────────────────────
+double      double_python     2/2  1.00 ms     2.00x  a b
+double      other             1/1  1.00 ms     2.00x
+
+latency: median over the passed workloads; speed-up over the reference: geometric mean
+timed 2 of 3 by CUPTI, cold L2; 1 of 3 by CUDA events, cold L2 ({REASON})
+a host_bound, 1 of 3: the host takes longer to launch the call than the GPU to run it
+b noisy, 1 of 3: the readings leave more open than the difference between two workers would
+"""
+
+
+def test_the_summary_and_the_best_read_like_this():
+    assert render_summary(summarise(TRACES), UNLIMITED) == SUMMARY
+    assert render_best(best_by_workload(TRACES), UNLIMITED) == BEST
+
+
+def test_tables_say_how_times_came_about_and_what_is_flagged():
+    assert render_summary(summarise(TIMED), UNLIMITED) == TIMED_SUMMARY
+    assert "timed 1 of 2 by CUPTI" in render_best(best_by_workload(TIMED), UNLIMITED)
+    many = timed("w0", "double_python", *(f"flag_{number}" for number in range(40)))
+    assert "z flag_" in render_summary(summarise([many]), UNLIMITED)
+
+
+def test_a_long_definition_gets_a_line_of_its_own_on_a_narrow_terminal():
+    text = render_summary(summarise([on("w0", definition=LONG)]), 80)
+    assert text.splitlines()[2:4] == [LONG, "  fast       1/1  1.00 ms     2.00x"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 60, "StochasticRoundingEvaluator_and_more_of_it", "  a_name_of_several_words_more"]
+)
+def test_names_fold_and_numbers_do_not(name):
+    text = render_table([Column("Name"), Column("Number", True)], [[name, "123.45"]], 32)
+    assert "123.45" in text
+    assert "".join(line.split()[0] for line in text.splitlines()[2:]) == name.strip()
+    assert max(map(len, text.splitlines())) <= 32
+
+
+def test_several_kinds_of_hardware_get_a_column():
+    other = on("w0", environment={"hardware": "other device", "libs": {}})
+    assert "Hardware" in render_summary(summarise([on("w0"), other]), UNLIMITED)
+    assert "Hardware" not in render_summary(summarise([on("w0")]), UNLIMITED)
+
+
+@pytest.mark.parametrize(
+    ("show", "value", "text"),
+    [
+        (format_latency, None, ABSENT),
+        (format_latency, 0.0012345, "0.00123 ms"),
+        (format_latency, 1234.5, "1234 ms"),
+        (format_half, 0.004, " ±0.4%"),
+        (format_half, 0.996, " ±100% or more"),
+        (format_speedup, 0.0123, "0.012x"),
+        (format_speedup, 250.0, "250x"),
+        (format_duration, 59.7, "1:00"),
+        (format_duration, 3661, "1:01:01"),
+        (shorten_uuid, "01289041-aaaa-bbbb-cccc-000000000000", "01289041"),
+        (shorten_uuid, "963f2f970f2e4f1688595246c239372e", "963f2f97"),
+        (shorten_uuid, "decode_batch_64", "decode_batch_64"),
+    ],
+)
+def test_numbers_and_uuids_read_like_this(show, value, text):
+    assert show(value) == text
+
+
+def test_a_pipe_has_no_width_and_columns_is_respected(monkeypatch):
+    for columns, width in {"nonsense": UNLIMITED, "90": 90}.items():
+        monkeypatch.setenv("COLUMNS", columns)
+        assert available_width(io.StringIO()) == width
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_what_is_written_to_a_terminal_has_lines_and_no_other_control_characters(monkeypatch):
+    streams = Terminal(), Terminal()
+    monkeypatch.setattr("sys.stdout", streams[0])
+    monkeypatch.setattr("sys.stderr", streams[1])
+    write_out(f"one {HOSTILE}\ntwo\n")
+    write_err(f"{HOSTILE}\n  more")
+    write_problems(f"it is {HOSTILE}0 errors\n  at {HOSTILE}")
+    out, err = (stream.getvalue() for stream in streams)
+    assert all(line.isprintable() for text in (out, err) for line in text.split("\n"))
+    assert (out.count("\n"), err.count("\n")) == (2, 4)
+    assert "error: it is f\\x1b]0;title" in err
+
+
+def test_a_result_that_goes_to_a_file_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr("sys.stdout", stream := io.StringIO())
+    write_out(f"{HOSTILE}\n")
+    assert stream.getvalue() == f"{HOSTILE}\n"
+
+
+def test_names_of_files_are_one_line_and_steer_no_terminal():
+    issue = LoadIssue("warning", Path(f"set/{HOSTILE}\nerror: all is well.json"), None, None, "it is no JSON")
+    assert str(issue).isprintable()
+    text = render_table([Column("Name")], [["[red]x[/red]\x1b[2J\n"]], 80)
+    assert text.splitlines()[2] == "[red]x[/red]\\x1b[2J\\n"
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    return make_jobs(tmp_path)
+
+
+def play(events, **settings):
+    """Return the lines that the progress of a run has written."""
+    lines = []
+    with RunProgress(write=lines.append, **settings) as progress:
+        for event in events:
+            progress.show(event)
+    return lines
+
+
+def test_without_a_terminal_there_is_one_line_a_finished_job(jobs):
+    events = [
+        *(RunStarted((CPU,), 3), JobStarted(jobs[0], CPU), finished(jobs[0], latency_ms=0.5, speedup=2.0)),
+        *(JobsAdded(1), JobStarted(jobs[1], CPU), finished(jobs[1], status="TIMEOUT", log="still running\nafter 3 s")),
+        *(Notice("waiting for a lock"), JobFaulted(jobs[2], "the blob is missing\nfetch it")),
+    ]
+    assert play(events) == [
+        "[1/3] double / double_python / w0 on cpu: PASSED 0.500 ms, 2.00x",
+        "[2/4, 1 not passed] double / double_python / w1 on cpu: TIMEOUT: still running",
+        "note: waiting for a lock",
+        "[3/4, 2 not passed] double / other / w0: NO VERDICT: the blob is missing",
+    ]
+    assert play(events, quiet=True) == play(events, beats_only=True) == []
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_silent_run_says_now_and_then_what_it_is_at_and_what_the_limit_is(jobs, started):
+    told, lines = threading.Event(), []
+    progress = RunProgress(write=lambda line: (lines.append(line), told.set()), silence_s=0.1, limit_s=300)
+    with progress:
+        if started:
+            progress.show(JobStarted(jobs[0], CPU))
+        assert told.wait(30)
+    at = "cpu  0:00  double / double_python / w0 (a solution may take 300 s on a workload: --timeout)"
+    assert lines[0].startswith(f"still at work: {at if started else 'no job runs'}")
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_terminal_shows_counts_and_devices_and_equal_failures_once_and_a_dumb_one_lines(jobs, monkeypatch, term):
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "120")
+    faults = [JobFaulted(job, "lost") for job in jobs[:2]]
+    lines = play([RunStarted((CPU,), 4), *faults, JobStarted(jobs[2], CPU)])
+    shown = terminal.getvalue()
+    if term == "dumb":
+        assert (len(lines), shown) == (2, "")
+    else:
+        assert shown.count("NO VERDICT: lost") == 1
+        assert "2/4 jobs  2 no verdict" in shown
+        assert "cpu  double / other / w0" in shown
