@@ -94,9 +94,10 @@ def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nothing_out(root, h
     assert [file.name for file in home.iterdir()] == ["keys"]
 
 
-def test_a_file_that_becomes_a_link_after_a_look_is_refused(root, home, monkeypatch):
-    lay(root, home, "link to a file")
+@pytest.mark.parametrize("trap", ["link to a file", "second name"])
+def test_a_file_that_becomes_a_trap_after_a_look_is_refused(root, home, monkeypatch, trap):
     plain = (home / "keys").lstat()
+    lay(root, home, trap)
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(os, "stat", lambda *_, **__: plain)
         open_to_append(root / FILE, root=root)

@@ -133,6 +133,7 @@ ODD_PARTS = [
 ]
 ODD_EVALUATIONS = [
     {"performance": None},
+    {"correctness": None},
     {"performance": {"latency_ms": -1.0}},
     {"correctness": {"max_relative_error": "NaN"}},
     {"environment": {"device": "H100"}},
