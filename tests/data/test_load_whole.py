@@ -266,7 +266,6 @@ def said_of_solution(one):
 SAY = {"definitions": said_of_definition, "solutions": said_of_solution}
 USUAL = ("double", "test", [], (3,))
 TWO = [{"path": path, "content": "def go(x): pass"} for path in ("a.py", "b.py")]
-CUSTOM = make_trace(workload=make_workload(inputs={"x": {"type": "custom", "seed": 1}}))
 EMPTY = without(line_of(), solution="")
 SOURCE = "def run(x): return x"
 BESIDE = f"{FOLDER}/main.py"
@@ -285,15 +284,12 @@ DIALECTS = {
         "definitions",
         [("a", *USUAL[1:]), USUAL],
     ),
-    **{
-        f"entry {entry}": (
-            in_solution({"entry_point": entry, "destination_passing_style": None}),
-            ["spec.entry_point"],
-            "solutions",
-            [("main.py::run", ["any"], None, DOUBLE)],
-        )
-        for entry in ("run", "main.py:run")
-    },
+    "entry": (
+        in_solution({"entry_point": "main.py:run", "destination_passing_style": None}),
+        ["spec.entry_point"],
+        "solutions",
+        [("main.py::run", ["any"], None, DOUBLE)],
+    ),
     "entry in all sources": (
         in_solution({"entry_point": "go"}, sources=[{"path": "a.py", "content": ""}, TWO[1]]),
         ["spec.entry_point"],
@@ -318,8 +314,7 @@ DIALECTS = {
     ),
     "empty solution": ({WORKLOADS: [EMPTY]}, [], "workloads", [line_of()]),
     "bare": ({WORKLOADS: [make_workload("bare")]}, ["definition"], "workloads", [line_of(uuid="bare")]),
-    "custom": ({WORKLOADS: [without(CUSTOM, "evaluation", solution=None)]}, ..., "workloads", []),
-    "custom in traces": ({TRACES: [CUSTOM]}, [], "traces", [CUSTOM]),
+    "custom": ({WORKLOADS: [line_of(inputs={"x": {"type": "custom", "seed": 1}})]}, ..., "workloads", []),
     "trace of its own file": ({"traces/alice/one.json": make_trace()}, [], "traces", [make_trace()]),
 }
 

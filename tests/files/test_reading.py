@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,27 +83,18 @@ def test_an_append_does_not_wait_for_ever(tmp_path, monkeypatch):
         assert path.read_text() == ""
 
 
-@pytest.fixture(params=[None, errno.ENOLCK])
-def flock(request, monkeypatch):
-    """Whether flock is there; where it is not, it says what it says on such a file system."""
-
-    def refuse(*_):
-        raise OSError(request.param, os.strerror(request.param))
-
-    if request.param is not None:
-        monkeypatch.setattr(fcntl, "flock", refuse)
-    return request.param is None
-
-
-def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, flock):
-    words = "held by another process" if flock else r"\.lock; remove that file if no process writes there"
+@pytest.mark.parametrize("has_flock", [True, False])
+def test_with_and_without_flock_a_folder_and_a_file_have_one_holder(tmp_path, monkeypatch, has_flock):
+    if not has_flock:
+        monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    words = "held by another process" if has_flock else r"\.lock; remove that file if no process writes there"
     with locked_folder(tmp_path, 0.0), pytest.raises(TimeoutError, match=words), locked_folder(tmp_path, 0.0):
         pass
     for line in ('{"a": 1}', '{"b": 1}'):
         jsonl.append_line(tmp_path / "a.jsonl", line, root=tmp_path)
     assert (tmp_path / "a.jsonl").read_text() == '{"a": 1}\n{"b": 1}\n'
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
-    if flock:
+    if has_flock:
         return
     with pytest.raises(OSError, match="has no file locks"), held(tmp_path / "a", needs_flock=True):
         pass
